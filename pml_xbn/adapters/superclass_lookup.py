@@ -1,0 +1,69 @@
+"""From labels to superclasses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+Superclasses = Tensor | Sequence[int] | Mapping[int, int]
+
+
+class SuperclassLookup(nn.Module):
+    """Looks up the superclass of every label, without a wait for the GPU.
+
+    Args:
+        superclasses: a 1-D integer tensor or sequence, indexed by label, or a dict from label to superclass.
+
+    Raises:
+        ValueError: no entries, more than one dimension, or a label or superclass that is negative or no
+            integer.
+
+    Example:
+        >>> lookup = SuperclassLookup({3: 0, 8: 1})
+        >>> lookup(torch.tensor([8, 3, 5]))
+        tensor([ 1,  0, -1])
+    """
+
+    labels: Tensor
+    groups: Tensor
+
+    def __init__(self, superclasses: Superclasses) -> None:
+        super().__init__()
+        if isinstance(superclasses, Mapping):
+            labels = _as_integers(list(superclasses.keys()), "a label of superclasses")
+            groups = _as_integers(list(superclasses.values()), "a value of superclasses")
+        else:
+            groups = _as_integers(superclasses, "superclasses")
+            labels = torch.arange(len(groups), device=groups.device)
+        labels, order = labels.sort()
+        self.register_buffer("labels", labels, persistent=False)
+        self.register_buffer("groups", groups[order], persistent=False)
+
+    def forward(self, labels: Tensor, missing: int = -1) -> Tensor:
+        """Superclass of every label ``(n,)``, ``missing`` where it has none."""
+        position = self._position(labels)
+        return torch.where(self.labels[position] == labels, self.groups[position], missing)
+
+    def is_missing(self, labels: Tensor) -> Tensor:
+        """True ``(n,)`` where a label has no superclass."""
+        return self.labels[self._position(labels)] != labels
+
+    def _position(self, labels: Tensor) -> Tensor:
+        return torch.searchsorted(self.labels, labels).clamp(max=len(self.labels) - 1)
+
+
+def _as_integers(values: Tensor | Sequence[int], what: str) -> Tensor:
+    remedy = "pass a non-negative integer superclass for every label"
+    try:
+        tensor = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"{what} holds {values!r}: {remedy}") from error
+    if tensor.ndim != 1 or len(tensor) == 0:
+        raise ValueError(f"superclasses has shape {tuple(tensor.shape)}: {remedy}, in one dimension")
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+        raise ValueError(f"{what} is {tensor[0].item()!r} ({tensor.dtype}): {remedy}")
+    if (tensor < 0).any():
+        raise ValueError(f"{what} is {int(tensor.min())}: {remedy}")
+    return tensor.to(torch.int64)

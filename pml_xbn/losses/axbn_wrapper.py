@@ -1,0 +1,56 @@
+"""Adaptive Cross Batch Normalization as a drop-in for ``CrossBatchMemory``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from ..adapters import KalmanMomentMatching
+from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
+from .pairs import Miner
+
+
+class AXBNWrapper(AdaptiveCrossBatchMemory):
+    """A cross-batch memory whose rows take a Kalman filter's estimate of the data set's mean and σ.
+
+    Adaptive Cross Batch Normalization, Algorithm 1. With its default noises it is all but XBN: K ≥ 0.999
+    from ten rows a batch on. Raise ``measurement_noise`` to smooth over small batches.
+
+    Args:
+        loss, embedding_size, memory_size, miner: as PML's ``CrossBatchMemory``.
+        process_noise, measurement_noise, initial_variance, gain_update_interval: see
+            :class:`~pml_xbn.adapters.KalmanMomentMatching`.
+        **kwargs: see :class:`AdaptiveCrossBatchMemory`.
+
+    Example:
+        >>> import torch
+        >>> from pytorch_metric_learning.losses import SupConLoss
+        >>> loss_fn = AXBNWrapper(SupConLoss(), embedding_size=16, memory_size=64)
+        >>> loss = loss_fn(torch.randn(8, 16), torch.arange(8) % 4)
+        >>> round(loss_fn.adapter.current_gain, 4)
+        0.9994
+    """
+
+    def __init__(
+        self,
+        loss: nn.Module,
+        embedding_size: int,
+        memory_size: int = 1024,
+        miner: Miner | None = None,
+        *,
+        process_noise: float = 1.0,
+        measurement_noise: float = 0.01,
+        initial_variance: float = 1.0,
+        gain_update_interval: int = 100,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(loss, embedding_size, memory_size, miner, **kwargs)
+        self.adapter = KalmanMomentMatching(
+            process_noise,
+            measurement_noise,
+            initial_variance,
+            gain_update_interval,
+            collect_stats=self.collect_stats,
+        )
+        self.register_memory_hook(self.adapter)

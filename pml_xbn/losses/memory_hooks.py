@@ -1,0 +1,74 @@
+"""The hooks of a memory, run in order, and taken back to where they were when a step fails."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from ..adapters.base_adapter import Refusal
+
+MemoryHook = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor | None]
+
+
+class MemoryHooks:
+    """Hooks in order of registration."""
+
+    def __init__(self) -> None:
+        self._hooks: OrderedDict[int, MemoryHook] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._hooks)
+
+    def register(self, hook: MemoryHook) -> RemovableHandle:
+        if not callable(hook):
+            raise TypeError(
+                f"hook is a {type(hook).__name__}: pass a function or module that takes "
+                "(memory, memory_labels, batch, batch_labels)"
+            )
+        handle = RemovableHandle(self._hooks)
+        self._hooks[handle.id] = hook
+        return handle
+
+    def refusals(self, labels: Tensor) -> list[Refusal]:
+        """What the hooks that check labels have against these."""
+        checks = (getattr(hook, "refusal", None) for hook in self._hooks.values())
+        refusals = (check(labels) for check in checks if check is not None)
+        return [refusal for refusal in refusals if refusal is not None]
+
+    def run(self, rows: Tensor, labels: Tensor, batch: Tensor, batch_labels: Tensor) -> Tensor:
+        """Hands every hook the rows that the one before it left, and returns the last ones."""
+        for hook in self._hooks.values():
+            new_rows = hook(rows, labels, batch, batch_labels)
+            if new_rows is not None:
+                rows = _checked(new_rows, rows, hook)
+        return rows
+
+    @contextmanager
+    def restored_on_error(self) -> Iterator[None]:
+        """Gives the hooks that are modules their state back if the block raises."""
+        modules = [hook for hook in self._hooks.values() if isinstance(hook, nn.Module)]
+        states = [copy.deepcopy(module.state_dict()) for module in modules]
+        try:
+            yield
+        except BaseException:
+            for module, state in zip(modules, states, strict=True):
+                module.load_state_dict(state)
+            raise
+
+
+def _checked(new_rows: Tensor, rows: Tensor, hook: MemoryHook) -> Tensor:
+    name = getattr(hook, "__name__", type(hook).__name__)
+    if not isinstance(new_rows, torch.Tensor):
+        raise TypeError(f"memory hook {name} returned a {type(new_rows).__name__}: return a tensor or None")
+    if new_rows.shape != rows.shape:
+        raise ValueError(
+            f"memory hook {name} returned shape {tuple(new_rows.shape)}: return all "
+            f"{len(rows)} rows in order, shape {tuple(rows.shape)}"
+        )
+    return new_rows.detach().to(rows)

@@ -1,0 +1,50 @@
+"""Super-class cross batch normalization as a drop-in for ``CrossBatchMemory``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from ..adapters import GroupMomentMatching
+from ..adapters.superclass_lookup import Superclasses
+from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
+from .pairs import Miner
+
+
+class SuperClassXBN(AdaptiveCrossBatchMemory):
+    """A cross-batch memory whose rows take the mean and σ of their superclass in the batch.
+
+    SC-XBN, thesis A Study of Cross-Batch Memory, Eq. 4.4. The loss still sees the classes.
+
+    Args:
+        loss, embedding_size, memory_size, miner: as PML's ``CrossBatchMemory``.
+        superclasses: label → superclass, a 1-D integer tensor or sequence indexed by label, or a dict.
+        mean_lambda, std_lambda, normalize_absent: see :class:`~pml_xbn.adapters.GroupMomentMatching`.
+        **kwargs: see :class:`AdaptiveCrossBatchMemory`.
+
+    Example:
+        >>> import torch
+        >>> from pytorch_metric_learning.losses import SupConLoss
+        >>> loss_fn = SuperClassXBN(SupConLoss(), 16, memory_size=64, superclasses=[0, 0, 1, 1])
+        >>> loss = loss_fn(torch.randn(8, 16), torch.arange(8) % 4)
+    """
+
+    def __init__(
+        self,
+        loss: nn.Module,
+        embedding_size: int,
+        memory_size: int = 1024,
+        miner: Miner | None = None,
+        *,
+        superclasses: Superclasses,
+        mean_lambda: float = 0.5,
+        std_lambda: float = 1.0,
+        normalize_absent: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(loss, embedding_size, memory_size, miner, **kwargs)
+        self.adapter = GroupMomentMatching(
+            mean_lambda, std_lambda, normalize_absent, superclasses, collect_stats=self.collect_stats
+        )
+        self.register_memory_hook(self.adapter)
