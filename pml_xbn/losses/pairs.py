@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+from pytorch_metric_learning.miners import MultiSimilarityMiner
 from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor
 
@@ -42,7 +43,10 @@ def mined(
 
     A miner that picks the easiest positive would else always pick that copy, at distance zero.
     """
-    with _without_own_rows(own_rows):
+    # MultiSimilarityMiner takes every pair that is not listed as positive for a negative, and the other
+    # way round, so for it a pair that is neither has to be listed as both.
+    as_both = isinstance(miner, MultiSimilarityMiner)
+    with _without_own_rows(own_rows, as_both):
         indices = miner(embeddings, labels, ref_emb, ref_labels)
     return indices if own_rows is None else _drop_own_rows(indices, own_rows)
 
@@ -69,15 +73,19 @@ def joined(indices: IndicesTuple, given: IndicesTuple, labels: Tensor, rows: Ten
 
 
 def _drop_own_rows(indices: IndicesTuple, own_rows: Tensor) -> IndicesTuple:
-    keep = indices[1] != own_rows[indices[0]]
+    """Takes out what a miner that lists its pairs by other means chose all the same."""
     if len(indices) == 3:
-        return tuple(x[keep] for x in indices)
-    return indices[0][keep], indices[1][keep], indices[2], indices[3]
+        anchors, positives, negatives = indices
+        keep = (positives != own_rows[anchors]) & (negatives != own_rows[anchors])
+        return anchors[keep], positives[keep], negatives[keep]
+    anchors, positives, other_anchors, negatives = indices
+    keep, keep_other = positives != own_rows[anchors], negatives != own_rows[other_anchors]
+    return anchors[keep], positives[keep], other_anchors[keep_other], negatives[keep_other]
 
 
 @contextmanager
-def _without_own_rows(own_rows: Tensor | None) -> Iterator[None]:
-    """Within it, PML lists no pair of an anchor and its own copy.
+def _without_own_rows(own_rows: Tensor | None, as_both: bool = False) -> Iterator[None]:
+    """Within it, PML lists the pair of an anchor and its own copy as neither match nor difference.
 
     PML's losses and miners all list their pairs through one function, which can leave out the diagonal
     of a batch compared with itself but takes no other exception.
@@ -85,16 +93,18 @@ def _without_own_rows(own_rows: Tensor | None) -> Iterator[None]:
     if own_rows is None:
         yield
         return
-    listed = lmu.get_matches_and_diffs
+    list_pairs = lmu.get_matches_and_diffs
 
-    def listed_without_own_rows(labels: Tensor, ref_labels: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        matches, diffs = listed(labels, ref_labels)
+    def list_other_pairs(labels: Tensor, ref_labels: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        matches, diffs = list_pairs(labels, ref_labels)
         if ref_labels is not None:
-            matches[torch.arange(len(own_rows), device=own_rows.device), own_rows] = 0
+            own_pairs = torch.arange(len(own_rows), device=own_rows.device), own_rows
+            matches[own_pairs] = as_both
+            diffs[own_pairs] = as_both
         return matches, diffs
 
-    lmu.get_matches_and_diffs = listed_without_own_rows
+    lmu.get_matches_and_diffs = list_other_pairs
     try:
         yield
     finally:
-        lmu.get_matches_and_diffs = listed
+        lmu.get_matches_and_diffs = list_pairs

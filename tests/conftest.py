@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+# The variables that PML's own tests read.
+TEST_DEVICE = torch.device(os.environ.get("TEST_DEVICE", "cpu"))
+TEST_DTYPES = [
+    getattr(torch, name) for name in os.environ.get("TEST_DTYPES", "float16,float32,float64").split(",")
+]
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def device() -> torch.device:
+    return TEST_DEVICE
+
+
+@pytest.fixture(params=TEST_DTYPES, ids=str)
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    return request.param
