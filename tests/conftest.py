@@ -11,6 +11,9 @@ TEST_DTYPES = [
     getattr(torch, name) for name in os.environ.get("TEST_DTYPES", "float16,float32,float64").split(",")
 ]
 
+# The tensors of the tests are too small to share between threads.
+torch.set_num_threads(1)
+
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:

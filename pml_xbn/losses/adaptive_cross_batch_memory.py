@@ -309,28 +309,28 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
     def _loss_against(self, memory: _Memory, batch: _Batch, given: IndicesTuple | None) -> Tensor:
         rows, labels = memory.embeddings[: memory.num_rows], memory.labels[: memory.num_rows]
+        rows = rows.to(batch.anchors.dtype)
         if len(batch.anchors) == 0 or len(rows) == 0:
             return _zero_loss(batch)
         indices = self._indices(batch, rows, labels, memory.batch_rows if batch.is_own else None)
         if given is not None:
             indices = joined(indices, given, batch.anchor_labels, memory.batch_rows)
-        loss: Tensor = self.loss(batch.anchors, batch.anchor_labels, indices, rows, labels)
-        return loss
+        return self._loss(batch, indices, rows, labels)
 
     def _loss_against_stored(self, batch: _Batch, given: IndicesTuple | None) -> Tensor:
         """The loss against the memory as it is."""
         rows, labels = self.embedding_memory[: self.num_rows], self.label_memory[: self.num_rows]
+        rows = rows.to(batch.anchors.dtype)
         if len(batch.anchors) == 0 or len(rows) == 0:
             return _zero_loss(batch) if given is None else self._loss_of_batch(batch, given)
         indices = self._indices(batch, rows, labels, None)
         if given is not None:
             # Not stored, so the given pairs find their rows of the batch behind those of the memory.
             batch_rows = torch.arange(len(rows), len(rows) + len(batch.refs), device=rows.device)
-            rows = torch.cat([rows, batch.rows.to(rows.dtype)])
+            rows = torch.cat([rows, batch.rows])
             indices = joined(indices, given, batch.anchor_labels, batch_rows)
             labels = torch.cat([labels, batch.ref_labels])
-        loss: Tensor = self.loss(batch.anchors, batch.anchor_labels, indices, rows, labels)
-        return loss
+        return self._loss(batch, indices, rows, labels)
 
     def _loss_of_batch(self, batch: _Batch, given: IndicesTuple | None) -> Tensor:
         """The wrapped loss on the batch alone, as if there were no memory."""
@@ -343,7 +343,16 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             if given is not None:
                 batch_rows = torch.arange(len(batch.refs), device=batch.refs.device)
                 indices = joined(indices, given, batch.anchor_labels, batch_rows)
-        loss: Tensor = self.loss(batch.anchors, batch.anchor_labels, indices, *refs)
+        return self._loss(batch, indices, *refs)
+
+    def _loss(
+        self,
+        batch: _Batch,
+        indices: IndicesTuple | None,
+        rows: Tensor | None,
+        labels: Tensor | None,
+    ) -> Tensor:
+        loss: Tensor = self.loss(batch.anchors, batch.anchor_labels, indices, rows, labels)
         return loss
 
     def _indices(self, batch: _Batch, rows: Tensor, labels: Tensor, own_rows: Tensor | None) -> IndicesTuple:

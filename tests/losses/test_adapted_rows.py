@@ -1,0 +1,119 @@
+"""The rows that every class stores, against a float64 memory built from Python lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from float64 import Adapt, Axbn, GroupXbn, Memory, Xbn
+from pytorch_metric_learning.losses import ContrastiveLoss, CrossBatchMemory, SupConLoss
+from torch import nn
+
+from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
+
+D = 4
+SUPERCLASSES = [0, 1, 1, 0, 1]
+CASES: dict[str, tuple[Callable[..., nn.Module], Callable[[], Adapt], bool]] = {
+    "XBN": (XBNWrapper, Xbn, False),
+    "centre": (lambda *a: XBNWrapper(*a, match_std=False), lambda: Xbn(match_std=False), False),
+    "EMA": (lambda *a: XBNWrapper(*a, momentum=0.5), lambda: Xbn(momentum=0.5), False),
+    "unit norm": (lambda *a: XBNWrapper(*a, normalize_memory=True), Xbn, True),
+    "AXBN": (
+        lambda *a: AXBNWrapper(*a, measurement_noise=30.0, gain_update_interval=3),
+        lambda: Axbn(1.0, 30.0, 1.0, 3),
+        False,
+    ),
+    "PC-XBN": (PerClassXBN, GroupXbn, False),
+    "PC-XBN, absent stay": (
+        lambda *a: PerClassXBN(*a, mean_lambda=0.1, std_lambda=0.3, normalize_absent=False),
+        lambda: GroupXbn(0.1, 0.3, False),
+        False,
+    ),
+    "SC-XBN": (
+        lambda *a: SuperClassXBN(*a, superclasses=SUPERCLASSES),
+        lambda: GroupXbn(group_of=SUPERCLASSES.__getitem__),
+        False,
+    ),
+}
+# (memory size, batch sizes): partial fill, exact fill, wrap with and without overlap, sizes 1 and 2.
+SHAPES = {
+    "partial": (50, [6] * 5),
+    "wraps": (20, [6] * 9),
+    "divides": (18, [6] * 8),
+    "batch is memory": (6, [6] * 4),
+    "ones and twos": (7, [1, 2, 1, 5, 2, 1, 3, 7, 1, 6, 2]),
+    "memory of one": (1, [1, 1, 1]),
+}
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", CASES)
+def test_rows_follow_the_equation(name: str, shape: str, seed: int, device: torch.device) -> None:
+    make, make_adapt, unit_norm = CASES[name]
+    size, batch_sizes = SHAPES[shape]
+    ours = make(ContrastiveLoss(), D, size).to(device)
+    reference = Memory(size, D, make_adapt(), unit_norm)
+    rng = np.random.default_rng(seed)
+    for step, b in enumerate(batch_sizes):
+        batch = rng.normal(step, 1 + rng.random(D), (b, D)).astype(np.float32)
+        labels = rng.integers(0, 5, b)
+        ours(torch.tensor(batch, device=device), torch.tensor(labels, device=device))
+        reference.step(batch.astype(np.float64), labels)
+        assert ours.num_rows == len(reference.rows)
+        stored = ours.embedding_memory[: ours.num_rows].cpu().numpy()
+        np.testing.assert_allclose(stored, reference.rows, rtol=1e-5, atol=1e-5 * (step + 1))
+        assert ours.label_memory[: ours.num_rows].tolist() == reference.labels
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_hooks_see_the_enqueued_rows_of_a_mask(name: str, device: torch.device) -> None:
+    make, make_adapt, unit_norm = CASES[name]
+    ours, reference = make(ContrastiveLoss(), D, 10).to(device), Memory(10, D, make_adapt(), unit_norm)
+    rng = np.random.default_rng(0)
+    for step in range(6):
+        embeddings = rng.normal(step, 1, (9, D)).astype(np.float32)
+        labels = rng.integers(0, 5, 9)
+        mask = rng.random(9) < 0.5
+        ours(torch.tensor(embeddings), torch.tensor(labels), None, torch.tensor(mask))
+        reference.step(embeddings[mask].astype(np.float64), labels[mask])
+        stored = ours.embedding_memory[: ours.num_rows].numpy()
+        np.testing.assert_allclose(stored, reference.rows, rtol=1e-5, atol=1e-5 * (step + 1))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_loss_is_computed_with_the_adapted_rows(name: str, device: torch.device) -> None:
+    """PML's class, given our rows as its memory, returns the same loss and gradient."""
+    ours = CASES[name][0](SupConLoss(), D, 20).to(device)
+    for step in range(5):
+        batch = torch.randn(8, D, device=device) + step
+        labels = torch.arange(8, device=device) % 4
+        first, second = batch.clone().requires_grad_(), batch.clone().requires_grad_()
+        queue_idx, filled = ours.queue_idx, ours.has_been_filled
+        loss = ours(first, labels)
+        loss.backward()
+
+        pml = CrossBatchMemory(SupConLoss(), D, 20).to(device)
+        pml.embedding_memory, pml.label_memory = ours.embedding_memory.clone(), ours.label_memory.clone()
+        pml.queue_idx, pml.has_been_filled = queue_idx, filled
+        expected = pml(second, labels)
+        expected.backward()
+        assert torch.equal(loss, expected)
+        assert torch.equal(first.grad, second.grad)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradient_reaches_the_batch_only(name: str) -> None:
+    ours = CASES[name][0](ContrastiveLoss(neg_margin=2.0), D, 20)
+    weights = torch.randn(D, D, requires_grad=True)
+    for _ in range(4):
+        embeddings = torch.randn(8, D) @ weights
+        embeddings.retain_grad()
+        loss = ours(embeddings, torch.arange(8) % 3)
+        loss.backward()
+        assert embeddings.grad.abs().sum() > 0
+        assert not ours.embedding_memory.requires_grad
+        assert ours.embedding_memory.grad_fn is None
+        assert all(not buffer.requires_grad for buffer in ours.adapter.buffers())

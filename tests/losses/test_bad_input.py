@@ -1,0 +1,205 @@
+"""Every mistake is a ValueError or TypeError that names the value, and changes nothing."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from pytorch_metric_learning import losses, reducers
+from torch import Tensor
+
+from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
+from pml_xbn.losses import AdaptiveCrossBatchMemory
+
+D, M = 4, 10
+CLASSES = {
+    "XBNWrapper": XBNWrapper,
+    "AXBNWrapper": AXBNWrapper,
+    "PerClassXBN": PerClassXBN,
+    "SuperClassXBN": lambda *a, **kw: SuperClassXBN(*a, superclasses=[0, 1, 0], **kw),
+}
+
+
+@pytest.fixture(params=CLASSES)
+def make(request: pytest.FixtureRequest) -> Callable[..., AdaptiveCrossBatchMemory]:
+    return CLASSES[request.param]
+
+
+def rows(n: int = 6, d: int = D) -> Tensor:
+    return torch.randn(n, d)
+
+
+def labels(n: int = 6) -> Tensor:
+    return torch.arange(n) % 3
+
+
+NAN = torch.full((6, D), float("nan"))
+INF_IN_ROW_2 = torch.zeros(6, D).index_fill(0, torch.tensor(2), float("inf"))
+MASK = torch.ones(6, dtype=torch.bool)
+PAIRS = (torch.tensor([0]), torch.tensor([1]), torch.tensor([0]), torch.tensor([2]))
+
+BAD_CALLS = {
+    "wrong embedding size": ((rows(d=7), labels()), r"shape \(6, 7\): pass \(batch_size, 4\)"),
+    "1-D embeddings": ((torch.randn(D), labels(D)), r"shape \(4,\)"),
+    "integer embeddings": ((torch.ones(6, D, dtype=torch.int64), labels()), "dtype torch.int64"),
+    "too few labels": ((rows(), labels(5)), r"labels has shape \(5,\).*\(6,\)"),
+    "2-D labels": ((rows(), labels().unsqueeze(1)), r"labels has shape \(6, 1\)"),
+    "float labels": ((rows(), labels().float()), "labels has dtype torch.float32"),
+    "bool labels": ((rows(), labels().bool()), "labels has dtype torch.bool"),
+    "batch larger than memory": ((rows(11), labels(11)), "11 rows to enqueue do not fit memory_size=10"),
+    "mask of ints": ((rows(), labels(), None, MASK.long()), "enqueue_mask has dtype torch.int64"),
+    "mask of bytes": ((rows(), labels(), None, MASK.byte()), "enqueue_mask has dtype torch.uint8"),
+    "short mask": ((rows(), labels(), None, MASK[:5]), r"enqueue_mask has shape \(5,\)"),
+    "mask enqueues too many": (
+        (rows(12), labels(12), None, torch.arange(12) > 0),
+        "11 rows to enqueue do not fit memory_size=10",
+    ),
+    "mask and indices": ((rows(), labels(), PAIRS, MASK), "mutually exclusive"),
+    "two index tensors": ((rows(), labels(), PAIRS[:2]), "indices_tuple has 2 tensors"),
+    "NaN": ((NAN, labels()), r"NaN or inf in rows \[0, 1, 2, 3, 4, 5\]"),
+    "inf": ((INF_IN_ROW_2, labels()), r"NaN or inf in rows \[2\]"),
+}
+
+
+def contents(loss_fn: AdaptiveCrossBatchMemory) -> str:
+    torch.set_printoptions(threshold=100_000, precision=9)
+    return str(loss_fn.state_dict()) + str((loss_fn.queue_idx, loss_fn.has_been_filled, loss_fn.num_calls))
+
+
+@pytest.mark.parametrize("name", BAD_CALLS)
+def test_bad_call_names_the_value_and_changes_nothing(make: Callable, name: str) -> None:
+    args, message = BAD_CALLS[name]
+    loss_fn = make(losses.ContrastiveLoss(), D, M)
+    for filled in range(3):
+        before = contents(loss_fn)
+        with pytest.raises(ValueError, match=message):
+            loss_fn(*args)
+        assert contents(loss_fn) == before, f"after {filled} good calls"
+        loss_fn(rows(), labels())
+
+
+@pytest.mark.parametrize(
+    "name", ["wrong embedding size", "too few labels", "batch larger than memory", "NaN"]
+)
+def test_fill_memory_checks_its_input_too(make: Callable, name: str) -> None:
+    args, message = BAD_CALLS[name]
+    loss_fn = make(losses.ContrastiveLoss(), D, M)
+    loss_fn(rows(), labels())
+    before = contents(loss_fn)
+    with pytest.raises(ValueError, match=message):
+        loss_fn.fill_memory(*args)
+    assert contents(loss_fn) == before
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (([[0.0] * D], labels(1)), "embeddings is a list"),
+        ((rows(1), [0]), "labels is a list"),
+        ((rows(1), labels(1), None, [True]), "enqueue_mask is a list"),
+    ],
+)
+def test_what_is_no_tensor_is_a_type_error(make: Callable, args: tuple, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        make(losses.ContrastiveLoss(), D, M)(*args)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"embedding_size": 0}, "embedding_size=0"),
+        ({"embedding_size": 4.0}, "embedding_size=4.0"),
+        ({"memory_size": 0}, "memory_size=0"),
+        ({"memory_size": True}, "memory_size=True"),
+        ({"delay": -1}, "delay=-1"),
+        ({"warmup": 1.5}, "warmup=1.5"),
+        ({"batch_loss_weight": -1.0}, "batch_loss_weight=-1.0"),
+        ({"batch_loss_weight": float("nan")}, "batch_loss_weight=nan"),
+        ({"nonfinite": "warn"}, "nonfinite='warn'"),
+        ({"memory_dtype": torch.float16}, "memory_dtype=torch.float16"),
+    ],
+)
+def test_bad_settings(make: Callable, kwargs: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(losses.ContrastiveLoss(), **{"embedding_size": D, "memory_size": M, **kwargs})
+
+
+def test_an_unsupported_loss_is_named_with_what_is_supported(make: Callable) -> None:
+    with pytest.raises(ValueError, match=r"ProxyAnchorLoss cannot be used.*ContrastiveLoss.*SupConLoss"):
+        make(losses.ProxyAnchorLoss(num_classes=3, embedding_size=D), D, M)
+
+    class MyLoss(losses.FastAPLoss):
+        pass
+
+    with pytest.raises(ValueError, match="MyLoss cannot be used"):
+        make(MyLoss(), D, M)
+
+
+def test_losses_that_compare_within_the_batch_are_refused(make: Callable) -> None:
+    with pytest.raises(ValueError, match=r"TripletMarginLoss\(swap=True\)"):
+        make(losses.TripletMarginLoss(swap=True), D, M)
+    with pytest.raises(ValueError, match="ContrastiveLoss with PerAnchorReducer"):
+        make(losses.ContrastiveLoss(reducer=reducers.PerAnchorReducer()), D, M)
+
+
+@pytest.mark.parametrize(
+    "loss", ["CircleLoss", "GeneralizedLiftedStructureLoss", "MultiSimilarityLoss", "NCALoss", "SupConLoss"]
+)
+def test_per_anchor_reducer_works_on_losses_per_anchor(make: Callable, loss: str) -> None:
+    loss_fn = make(getattr(losses, loss)(reducer=reducers.PerAnchorReducer()), D, M)
+    for _ in range(4):
+        assert torch.isfinite(loss_fn(rows(), labels()))
+
+
+@pytest.mark.parametrize(
+    ("superclasses", "message"),
+    [
+        ([0, -1], "superclasses is -1"),
+        ([0.0, 1.0], "float"),
+        ({0: 0, 1: -2}, "value of superclasses is -2"),
+        ({"cat": 0}, "cat"),
+        (torch.zeros(2, 2, dtype=torch.int64), r"shape \(2, 2\)"),
+        ([], r"shape \(0,\)"),
+    ],
+)
+def test_bad_superclasses(superclasses: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SuperClassXBN(losses.ContrastiveLoss(), D, M, superclasses=superclasses)
+
+
+@pytest.mark.parametrize("mapping", [[0, 1], {0: 0, 1: 1}, torch.tensor([0, 1])])
+def test_a_label_without_a_superclass_is_named_and_nothing_changes(mapping: object) -> None:
+    loss_fn = SuperClassXBN(losses.ContrastiveLoss(), D, M, superclasses=mapping)
+    loss_fn(rows(), labels() % 2)
+    for bad in (torch.tensor([0, 1, 5, 7, 5, 0]), torch.tensor([0, 1, 5, 7, -1, 0])):
+        before = contents(loss_fn)
+        named = sorted({5, 7} | ({-1} & set(bad.tolist())))
+        message = rf"labels \[{', '.join(map(str, named))}\] have no superclass"
+        for call in (loss_fn, loss_fn.fill_memory):
+            with pytest.raises(ValueError, match=message):
+                call(rows(), bad)
+            assert contents(loss_fn) == before
+
+
+def test_nonfinite_ignore_turns_the_checks_off() -> None:
+    loss_fn = SuperClassXBN(losses.ContrastiveLoss(), D, M, superclasses=[0, 1], nonfinite="ignore")
+    for _ in range(3):
+        loss_fn(rows(), torch.tensor([0, 1, 5, 7, -1, 0]))
+    assert torch.isfinite(loss_fn.embedding_memory).all()
+    loss_fn(NAN, labels())
+    assert loss_fn.num_calls == 4
+
+
+def test_nonfinite_skip_computes_the_loss_and_stores_nothing(make: Callable) -> None:
+    loss_fn = make(losses.SupConLoss(), D, M, nonfinite="skip")
+    twin = copy.deepcopy(loss_fn)
+    for _ in range(3):
+        embeddings = rows()
+        assert torch.equal(loss_fn(embeddings, labels()), twin(embeddings, labels()))
+        before = contents(loss_fn)
+        loss_fn(INF_IN_ROW_2, labels())
+        loss_fn(NAN, labels(), PAIRS)
+        loss_fn.fill_memory(NAN, labels())
+        assert contents(loss_fn) == before

@@ -1,0 +1,137 @@
+"""Without adaptation, every class is PML's ``CrossBatchMemory``."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pytorch_metric_learning import losses, miners
+from torch import nn
+
+from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
+from pml_xbn.losses import AdaptiveCrossBatchMemory
+
+FOREVER = 10**9
+CLASSES = {
+    "AdaptiveCrossBatchMemory": AdaptiveCrossBatchMemory,
+    "XBNWrapper": XBNWrapper,
+    "AXBNWrapper": AXBNWrapper,
+    "PerClassXBN": PerClassXBN,
+    "SuperClassXBN": lambda *args, **kwargs: SuperClassXBN(*args, superclasses=[0, 0, 1, 1], **kwargs),
+}
+MINERS = {
+    "no miner": lambda: None,
+    "pairs": lambda: miners.PairMarginMiner(pos_margin=0.2, neg_margin=0.8),
+    "triplets": lambda: miners.TripletMarginMiner(margin=0.2),
+    "multi-similarity": lambda: miners.MultiSimilarityMiner(),
+}
+# Half precision is compared with PML in half precision: ours computes in float32.
+TOLERANCE = {
+    torch.float16: {"rtol": 3e-2, "atol": 3e-2},
+    torch.bfloat16: {"rtol": 2e-1, "atol": 2e-1},
+    torch.float32: {"rtol": 1e-6, "atol": 1e-6},
+    torch.float64: {"rtol": 1e-12, "atol": 1e-12},
+}
+
+
+def batches(num: int, size: int, device: torch.device, dtype: torch.dtype) -> list[tuple]:
+    """Batches with two or more rows of every class."""
+    labels = (torch.arange(size, device=device) // 2)[torch.randperm(size)]
+    return [(torch.randn(size, 6, device=device).to(dtype), labels) for _ in range(num)]
+
+
+def assert_same_steps(pml: nn.Module, ours: nn.Module, steps: list[tuple], dtype: torch.dtype) -> None:
+    for seed, (embeddings, labels, *rest) in enumerate(steps):
+        values, gradients = [], []
+        for loss_fn in (pml, ours):
+            batch = embeddings.clone().requires_grad_()
+            torch.manual_seed(seed)  # some losses draw their triplets
+            loss = loss_fn(batch, labels, *rest)
+            loss.backward()
+            values.append(loss.detach().to(dtype))
+            gradients.append(batch.grad)
+        assert gradients[1].dtype == dtype
+        torch.testing.assert_close(values[1], values[0], **TOLERANCE[dtype])
+        torch.testing.assert_close(gradients[1], gradients[0], **TOLERANCE[dtype])
+
+
+def memory_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+@pytest.mark.parametrize("miner", MINERS)
+@pytest.mark.parametrize("loss", losses.CrossBatchMemory.supported_losses())
+@pytest.mark.parametrize("cls", CLASSES)
+def test_delay_beyond_the_run_is_cross_batch_memory(
+    cls: str, loss: str, miner: str, device: torch.device
+) -> None:
+    make_loss = getattr(losses, loss)
+    pml = losses.CrossBatchMemory(make_loss(), 6, 10, MINERS[miner]()).to(device)
+    ours = CLASSES[cls](make_loss(), 6, 10, MINERS[miner](), delay=FOREVER).to(device)
+    # 4 rows a batch, 10 in memory: partly filled, full, and wrapped around with an overlap.
+    assert_same_steps(pml, ours, batches(4, 4, device, torch.float32), torch.float32)
+    assert ours.queue_idx == pml.queue_idx
+    assert ours.has_been_filled == pml.has_been_filled
+    assert torch.equal(ours.embedding_memory, pml.embedding_memory)
+    assert torch.equal(ours.label_memory, pml.label_memory)
+
+
+@pytest.mark.parametrize("loss", ["ContrastiveLoss", "SupConLoss", "TripletMarginLoss"])
+def test_every_dtype(loss: str, device: torch.device, dtype: torch.dtype) -> None:
+    make_loss = getattr(losses, loss)
+    pml = losses.CrossBatchMemory(make_loss(), 6, 30).to(device)
+    ours = XBNWrapper(make_loss(), 6, 30, delay=FOREVER, memory_dtype=memory_dtype(dtype)).to(device)
+    assert_same_steps(pml, ours, batches(5, 8, device, dtype), dtype)
+
+
+@pytest.mark.parametrize("miner", MINERS)
+def test_batch_as_large_as_memory_is_the_wrapped_loss(miner: str, device: torch.device) -> None:
+    inner, chooses = losses.ContrastiveLoss(), MINERS[miner]()
+    ours = XBNWrapper(losses.ContrastiveLoss(), 6, 8, MINERS[miner](), delay=FOREVER)
+    for embeddings, labels in batches(3, 8, device, torch.float32):
+        mined = chooses(embeddings, labels) if chooses else None
+        torch.testing.assert_close(ours(embeddings, labels), inner(embeddings, labels, mined))
+
+
+def test_enqueue_mask(device: torch.device) -> None:
+    """MoCo's call: the keys are stored, the queries are anchors, and nothing is its own copy."""
+    pml = losses.CrossBatchMemory(losses.ContrastiveLoss(), 6, 10)
+    ours = XBNWrapper(losses.ContrastiveLoss(), 6, 10, delay=FOREVER)
+    steps = []
+    for step in range(6):
+        labels = torch.arange(4, device=device).repeat(2) + 4 * step
+        mask = torch.arange(8, device=device) >= 4
+        steps.append((torch.randn(8, 6, device=device), labels, None, mask))
+    assert_same_steps(pml, ours, steps, torch.float32)
+    assert torch.equal(ours.label_memory, pml.label_memory)
+
+
+def test_reset_queue_starts_over(device: torch.device) -> None:
+    pml = losses.CrossBatchMemory(losses.ContrastiveLoss(), 6, 20)
+    ours = XBNWrapper(losses.ContrastiveLoss(), 6, 20, delay=FOREVER)
+    for _ in range(2):
+        assert_same_steps(pml, ours, batches(4, 8, device, torch.float32), torch.float32)
+        pml.reset_queue()
+        ours.reset_queue()
+        assert ours.num_rows == 0
+
+
+def test_memory_without_hooks_is_cross_batch_memory(device: torch.device) -> None:
+    pml = losses.CrossBatchMemory(losses.SupConLoss(), 6, 20)
+    ours = AdaptiveCrossBatchMemory(losses.SupConLoss(), 6, 20)
+    assert_same_steps(pml, ours, batches(6, 8, device, torch.float32), torch.float32)
+
+
+def test_positional_arguments_are_pmls(device: torch.device) -> None:
+    miner = miners.PairMarginMiner()
+    ours = XBNWrapper(losses.SupConLoss(), 6, 20, miner)
+    assert (ours.embedding_size, ours.memory_size, ours.miner) == (6, 20, miner)
+    assert isinstance(ours, losses.CrossBatchMemory)
+
+
+def test_a_subclass_of_a_supported_loss_is_supported(device: torch.device) -> None:
+    class MyContrastiveLoss(losses.ContrastiveLoss):
+        pass
+
+    ours = XBNWrapper(MyContrastiveLoss(), 6, 20)
+    (embeddings, labels) = batches(1, 8, device, torch.float32)[0]
+    assert torch.isfinite(ours(embeddings, labels))

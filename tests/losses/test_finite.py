@@ -1,0 +1,42 @@
+"""Finite input never gives a NaN or inf, in memory, loss or gradient."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from pytorch_metric_learning.losses import ContrastiveLoss, SupConLoss
+
+from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
+
+CLASSES = {
+    "xbn": XBNWrapper,
+    "unit norm": lambda *a: XBNWrapper(*a, normalize_memory=True),
+    "ema": lambda *a: XBNWrapper(*a, momentum=0.9, batch_loss_weight=1.0),
+    "axbn": lambda *a: AXBNWrapper(*a, measurement_noise=10.0),
+    "per-class": lambda *a: PerClassXBN(*a, mean_lambda=0.0, std_lambda=0.0),
+    "super-class": lambda *a: SuperClassXBN(*a, superclasses=[0, 1, 0]),
+}
+
+
+@pytest.mark.parametrize("loss", [SupConLoss, ContrastiveLoss])
+@pytest.mark.parametrize("name", CLASSES)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), memory_size=st.integers(5, 12))
+def test_finite_batches_stay_finite(name: str, loss: type, data: st.DataObject, memory_size: int) -> None:
+    loss_fn = CLASSES[name](loss(), 3, memory_size)
+    # PML's own normalisation overflows beyond the square root of float32's largest number.
+    floats = st.floats(-(2.0**50), 2.0**50, width=32) | st.sampled_from([0.0, 1.0, -1.0])
+    for _ in range(data.draw(st.integers(1, 4))):
+        b = data.draw(st.integers(1, 5))
+        embeddings = torch.from_numpy(data.draw(arrays.arrays("float32", (b, 3), elements=floats)))
+        embeddings.requires_grad_()
+        labels = torch.tensor(data.draw(st.lists(st.integers(0, 2), min_size=b, max_size=b)))
+        value = loss_fn(embeddings, labels)
+        if value.requires_grad:
+            value.backward()
+            assert torch.isfinite(embeddings.grad).all()
+        assert torch.isfinite(value)
+        assert torch.isfinite(loss_fn.embedding_memory).all()

@@ -1,0 +1,148 @@
+"""``delay``, ``warmup``, ``batch_loss_weight``, ``normalize_memory``, ``fill_memory``, ``reset_queue``."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pytorch_metric_learning import losses, miners
+from torch import Tensor
+
+from pml_xbn import AXBNWrapper, XBNWrapper
+from pml_xbn.losses import AdaptiveCrossBatchMemory
+
+D = 3
+
+
+def batch(size: int = 6, shift: float = 0.0) -> tuple[Tensor, Tensor]:
+    return torch.randn(size, D) + shift, torch.arange(size) % 3
+
+
+def contrastive() -> losses.ContrastiveLoss:
+    return losses.ContrastiveLoss(neg_margin=1.5)
+
+
+def test_delay_stores_and_uses_rows_that_it_does_not_adapt() -> None:
+    delayed, plain = XBNWrapper(contrastive(), D, 40, delay=3), losses.CrossBatchMemory(contrastive(), D, 40)
+    for step in range(5):
+        embeddings, labels = batch(shift=step)
+        ours, pmls = delayed(embeddings, labels), plain(embeddings, labels)
+        assert torch.equal(delayed.embedding_memory, plain.embedding_memory) == (step < 3)
+        assert torch.equal(ours, pmls) == (step < 3)
+
+
+def test_the_filter_starts_after_the_delay() -> None:
+    ours = AXBNWrapper(contrastive(), D, 40, measurement_noise=100.0, delay=2)
+    for shift in (50.0, 50.0, 0.0):
+        embeddings, labels = batch(shift=shift)
+        ours(embeddings, labels)
+    torch.testing.assert_close(ours.adapter.mean, embeddings.mean(0))
+
+
+@pytest.mark.parametrize("miner", [None, miners.PairMarginMiner(0.1, 1.0)])
+def test_warmup_is_the_wrapped_loss_and_stores_nothing(miner: miners.BaseMiner | None) -> None:
+    ours, inner = XBNWrapper(contrastive(), D, 40, miner, warmup=2, batch_loss_weight=0.5), contrastive()
+    for step in range(4):
+        embeddings, labels = batch()
+        loss = ours(embeddings, labels)
+        indices = miner(embeddings, labels) if miner else None
+        assert torch.equal(loss, inner(embeddings, labels, indices)) == (step < 2)
+        assert ours.num_rows == 6 * max(0, step - 1)
+
+
+def test_warmup_reaches_both_sides_of_a_pair() -> None:
+    embeddings, labels = batch()
+    gradients = []
+    for loss_fn in (XBNWrapper(contrastive(), D, 40, warmup=1), contrastive()):
+        x = embeddings.clone().requires_grad_()
+        loss_fn(x, labels).backward()
+        gradients.append(x.grad)
+    assert torch.equal(*gradients)
+
+
+def test_warmup_with_a_mask_compares_queries_with_keys() -> None:
+    ours, inner = XBNWrapper(contrastive(), D, 40, warmup=1), contrastive()
+    embeddings, labels = batch(8)
+    mask = torch.arange(8) >= 4
+    expected = inner(embeddings[~mask], labels[~mask], None, embeddings[mask], labels[mask])
+    assert torch.equal(ours(embeddings, labels, None, mask), expected)
+    assert ours.num_rows == 0
+
+
+def test_delay_counts_from_the_end_of_warmup() -> None:
+    ours = AdaptiveCrossBatchMemory(contrastive(), D, 40, warmup=2, delay=3)
+    calls = []
+    ours.register_memory_hook(lambda memory, *_: calls.append(len(memory)))
+    for _ in range(7):
+        ours(*batch())
+    assert calls == [18, 24]
+
+
+@pytest.mark.parametrize("weight", [0.25, 1.0])
+def test_batch_loss_weight_adds_the_wrapped_loss(weight: float) -> None:
+    plain, added = (
+        XBNWrapper(contrastive(), D, 40),
+        XBNWrapper(contrastive(), D, 40, batch_loss_weight=weight),
+    )
+    inner = contrastive()
+    for _ in range(3):
+        embeddings, labels = batch()
+        expected = plain(embeddings, labels) + weight * inner(embeddings, labels)
+        torch.testing.assert_close(added(embeddings, labels), expected)
+
+
+def test_normalize_memory_gives_adapted_rows_unit_norm() -> None:
+    ours = XBNWrapper(contrastive(), D, 40, normalize_memory=True)
+    for _ in range(4):
+        before = ours.num_rows
+        embeddings, labels = batch()
+        ours(embeddings, labels)
+        norms = ours.embedding_memory[:before].norm(dim=1)
+        torch.testing.assert_close(norms, torch.ones(before))
+        assert torch.equal(ours.embedding_memory[before : before + 6], embeddings)
+
+
+def test_fill_memory_stores_rows_as_they_are() -> None:
+    ours = XBNWrapper(contrastive(), D, 10)
+    first, second = batch(6), batch(7, shift=9)
+    ours.fill_memory(*first)
+    assert torch.equal(ours.embedding_memory[:6], first[0])
+    ours.fill_memory(*second)
+    assert (ours.num_rows, ours.queue_idx, ours.num_calls) == (10, 3, 0)
+    assert torch.equal(ours.embedding_memory[:3], second[0][4:])
+    assert torch.equal(ours.embedding_memory[3:6], first[0][3:])
+    assert torch.equal(ours.label_memory[6:], second[1][:4])
+
+
+def test_filled_rows_are_used_and_adapted_by_the_next_call() -> None:
+    ours = XBNWrapper(contrastive(), D, 20)
+    ours.fill_memory(*batch(8, shift=100))
+    embeddings, labels = batch()
+    ours(embeddings, labels)
+    torch.testing.assert_close(ours.embedding_memory[:8].mean(0), embeddings.mean(0), rtol=1e-4, atol=1e-4)
+
+
+def test_fill_memory_keeps_no_graph() -> None:
+    ours = XBNWrapper(contrastive(), D, 20)
+    embeddings, labels = batch()
+    ours.fill_memory(embeddings.requires_grad_(), labels)
+    assert not ours.embedding_memory.requires_grad
+
+
+def test_reset_queue_empties_the_memory_and_keeps_counting() -> None:
+    ours = XBNWrapper(contrastive(), D, 10, warmup=1)
+    for _ in range(3):
+        ours(*batch())
+    ours.reset_queue()
+    assert (ours.num_rows, ours.num_calls, ours.queue_idx, ours.has_been_filled) == (0, 3, 0, False)
+    assert not ours.embedding_memory.any()
+    ours(*batch())
+    assert ours.num_rows == 6
+
+
+def test_settings_are_recordables() -> None:
+    ours = XBNWrapper(contrastive(), D, 10, delay=4)
+    ours(*batch())
+    recorded = {name: getattr(ours, name) for name in ours._record_these}
+    assert recorded["num_rows"] == 6
+    assert recorded["delay"] == 4
+    assert recorded["queue_idx"] == 6
