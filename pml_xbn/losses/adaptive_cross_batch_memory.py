@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from pytorch_metric_learning.losses import CrossBatchMemory
@@ -11,34 +11,13 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.utils.hooks import RemovableHandle
 
+from . import ranks
+from .batch import Batch, Memory, gathered, split
+from .checkpoint import check_same_size, inferred_queue
 from .memory_hooks import MemoryHook, MemoryHooks
 from .pairs import IndicesTuple, Miner, all_pairs, joined, mined
 from .supported import check_supported
-
-_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
-
-
-class _Batch(NamedTuple):
-    """A forward call's input, split into what the loss is computed for and what is stored."""
-
-    anchors: Tensor  # (a, d), with gradient
-    anchor_labels: Tensor  # (a,)
-    refs: Tensor  # (b, d), the embeddings to store, with gradient
-    ref_labels: Tensor  # (b,)
-    is_own: bool  # the anchors are the stored rows
-
-    @property
-    def rows(self) -> Tensor:
-        return self.refs.detach()
-
-
-class _Memory(NamedTuple):
-    """Contents that may become the memory's, once the loss has been computed with them."""
-
-    embeddings: Tensor  # (memory_size, d)
-    labels: Tensor  # (memory_size,)
-    num_rows: int
-    batch_rows: Tensor  # (b,), where the batch stands
+from .validation import check_fits, check_indices, check_integer, check_non_negative
 
 
 class AdaptiveCrossBatchMemory(CrossBatchMemory):
@@ -64,6 +43,11 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         batch_loss_weight: adds that multiple of the wrapped loss on the batch alone (XBM* in Table 2 of
             Adaptive Cross Batch Normalization).
         normalize_memory: give the stored rows unit L2 norm after adaptation (thesis, §4.3.5).
+        gather_distributed: in a run of many ranks, store the rows of all of them, in rank order, so that
+            every rank holds the same memory and adapts it to the moments of the global batch. A rank's
+            loss is that of its own anchors, weighted so that the mean over ranks, which
+            ``DistributedDataParallel`` takes of the gradients, is the mean over all anchors. Not to be
+            combined with PML's ``DistributedLossWrapper``, which gathers too.
         nonfinite: what to do with a batch that holds NaN or inf: ``"raise"`` a ValueError, ``"skip"``
             storing it, or ``"ignore"`` it. The last spares a GPU one wait for the host per call.
         memory_dtype: dtype of the rows, ``torch.float32`` or ``torch.float64``. Losses are computed in
@@ -98,17 +82,17 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         warmup: int = 0,
         batch_loss_weight: float = 0.0,
         normalize_memory: bool = False,
+        gather_distributed: bool = False,
         nonfinite: str = "raise",
         memory_dtype: torch.dtype = torch.float32,
         **kwargs: Any,
     ) -> None:
         check_supported(loss)
-        _check_integer("embedding_size", embedding_size, at_least=1)
-        _check_integer("memory_size", memory_size, at_least=1)
-        _check_integer("delay", delay, at_least=0)
-        _check_integer("warmup", warmup, at_least=0)
-        if not (math.isfinite(batch_loss_weight) and batch_loss_weight >= 0):
-            raise ValueError(f"batch_loss_weight={batch_loss_weight!r}: pass a finite number, 0 or more")
+        check_integer("embedding_size", embedding_size, at_least=1)
+        check_integer("memory_size", memory_size, at_least=1)
+        check_integer("delay", delay, at_least=0)
+        check_integer("warmup", warmup, at_least=0)
+        check_non_negative("batch_loss_weight", batch_loss_weight)
         if nonfinite not in ("raise", "skip", "ignore"):
             raise ValueError(f"nonfinite={nonfinite!r}: pass 'raise', 'skip' or 'ignore'")
         if memory_dtype not in (torch.float32, torch.float64):
@@ -124,6 +108,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         self.warmup = warmup
         self.batch_loss_weight = batch_loss_weight
         self.normalize_memory = normalize_memory
+        self.gather_distributed = gather_distributed
         self.nonfinite = nonfinite
         self.num_calls = 0
         self._hooks = MemoryHooks()
@@ -184,28 +169,32 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             ValueError: input that does not fit, or that holds NaN or inf; nothing has changed.
         """
         self.reset_stats()
-        batch = self._validate(embeddings, labels, indices_tuple, enqueue_mask)
         is_read_only = not (self.training and torch.is_grad_enabled())
-        if is_read_only or not self._has_storable_values(embeddings, batch.ref_labels):
+        batch, is_storable = self._validated(
+            embeddings, labels, indices_tuple, enqueue_mask, is_read_only=is_read_only
+        )
+        if is_read_only or not is_storable:
             return self._loss_against_stored(batch, indices_tuple)
-        if self.num_calls < self.warmup:
-            loss = self._loss_of_batch(batch, indices_tuple)
-            self.num_calls += 1
-            return loss
-        with self._hooks.restored_on_error():
-            memory = self._enqueued(self._adapted(batch), batch)
-            loss = self._loss_against(memory, batch, indices_tuple)
-            if self.batch_loss_weight:
-                loss = loss + self.batch_loss_weight * self._loss_of_batch(batch, indices_tuple)
-        self._commit(memory)
+        memory = None
+        with self._hooks.restored_on_error(), self._ranks_in_step():
+            if self.num_calls < self.warmup:
+                loss = self._loss_of_batch(batch, indices_tuple)
+            else:
+                memory = self._enqueued(self._adapted(batch), batch)
+                loss = self._loss_against(memory, batch, indices_tuple)
+                if self.batch_loss_weight:
+                    loss = loss + self.batch_loss_weight * self._loss_of_batch(batch, indices_tuple)
+        if memory is not None:
+            self._commit(memory)
         self.num_calls += 1
-        return loss
+        return loss if batch.weight == 1 else loss * batch.weight
 
     def fill_memory(self, embeddings: Tensor, labels: Tensor) -> None:
         """Stores rows without computing a loss or adapting what is there.
 
         For instance those of randomly sampled training images, embedded with the warmed-up model
-        (Cross-Batch Memory, §3.3). Call it as often as it takes to fill the memory.
+        (Cross-Batch Memory, §3.3). Call it as often as it takes to fill the memory. With
+        ``gather_distributed`` every rank brings rows, and all ranks store all of them.
 
         Args:
             embeddings: ``(b, d)``, at most ``memory_size`` rows.
@@ -214,8 +203,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         Raises:
             ValueError: as in :meth:`forward`.
         """
-        batch = self._validate(embeddings, labels, None, None)
-        if self._has_storable_values(batch.rows, batch.ref_labels):
+        batch, is_storable = self._validated(embeddings, labels, None, None, is_read_only=False)
+        if is_storable:
             self._commit(self._enqueued(self.embedding_memory[: self.num_rows], batch))
 
     def reset_queue(self) -> None:
@@ -228,48 +217,57 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         self.has_been_filled = False
         self.queue_idx = 0
 
-    # -- one step: validate, adapt, compute the loss, commit --------------------------------------------
+    # -- one step: validate, adapt, compute the loss, commit ------------------------------------------------
 
-    def _validate(
+    def _validated(
         self,
         embeddings: Tensor,
         labels: Tensor,
         indices_tuple: IndicesTuple | None,
         enqueue_mask: Tensor | None,
-    ) -> _Batch:
-        """Checks shapes and dtypes, moves the memory to the batch's device, and splits the batch."""
-        _check_embeddings(embeddings, self.embedding_size)
-        _check_labels(labels, len(embeddings))
-        if indices_tuple is not None and enqueue_mask is not None:
-            raise ValueError("indices_tuple and enqueue_mask are mutually exclusive: pass one of them")
-        if indices_tuple is not None and len(indices_tuple) not in (3, 4):
-            raise ValueError(
-                f"indices_tuple has {len(indices_tuple)} tensors: pass 3 (anchors, positives, negatives) "
-                "or 4 (anchors, positives, anchors, negatives)"
-            )
-        device = embeddings.device
-        embeddings = embeddings.to(torch.promote_types(embeddings.dtype, self.memory_dtype))
-        labels = labels.to(device, torch.int64).contiguous()
-        if enqueue_mask is None:
-            batch = _Batch(embeddings, labels, embeddings, labels, is_own=True)
-        else:
-            _check_mask(enqueue_mask, len(embeddings))
-            mask = enqueue_mask.to(device)
-            batch = _Batch(embeddings[~mask], labels[~mask], embeddings[mask], labels[mask], is_own=False)
-        if len(batch.refs) > self.memory_size:
-            raise ValueError(
-                f"{len(batch.refs)} rows to enqueue do not fit memory_size={self.memory_size}: pass "
-                "smaller batches or build a larger memory"
-            )
-        self.embedding_memory = self.embedding_memory.to(device, self.memory_dtype)
-        self.label_memory = self.label_memory.to(device)
+        *,
+        is_read_only: bool,
+    ) -> tuple[Batch, bool]:
+        """The batch, and whether it may be stored; nothing has changed if this raises.
+
+        On many ranks it raises on all of them, and the batch holds what all of them store.
+        """
+        if is_read_only or not self._shares_rows():
+            batch = self._split(embeddings, labels, indices_tuple, enqueue_mask)
+            return batch, not is_read_only and self._has_storable_values(embeddings, batch)
+        error, sizes, is_storable = None, (0, 0), False
+        try:
+            batch = self._split(embeddings, labels, indices_tuple, enqueue_mask)
+            sizes = len(batch.refs), len(batch.anchors)
+            is_storable = self._has_storable_values(embeddings, batch)
+        except (TypeError, ValueError) as raised:
+            error = raised
+        ref_sizes, anchor_sizes, storable = zip(*ranks.exchange(error, *sizes, is_storable), strict=True)
+        check_fits(sum(ref_sizes), self.memory_size)
+        return gathered(batch, list(ref_sizes), list(anchor_sizes)), all(storable)
+
+    def _split(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: IndicesTuple | None,
+        enqueue_mask: Tensor | None,
+    ) -> Batch:
+        batch = split(embeddings, labels, enqueue_mask, self.embedding_size, self.memory_dtype)
+        if indices_tuple is not None:
+            check_indices(indices_tuple)
+            if enqueue_mask is not None:
+                raise ValueError("indices_tuple and enqueue_mask are mutually exclusive: pass one of them")
+        check_fits(len(batch.refs), self.memory_size)
+        self.embedding_memory = self.embedding_memory.to(batch.rows.device, self.memory_dtype)
+        self.label_memory = self.label_memory.to(batch.rows.device)
         return batch
 
-    def _has_storable_values(self, embeddings: Tensor, labels: Tensor) -> bool:
+    def _has_storable_values(self, embeddings: Tensor, batch: Batch) -> bool:
         """Checks the values, in one wait for the GPU; False if the batch is to be used but not stored."""
         if self.nonfinite == "ignore":
             return True
-        refusals = self._hooks.refusals(labels)
+        refusals = self._hooks.refusals(batch.ref_labels)
         is_finite = torch.isfinite(embeddings).all()
         all_finite, *refused = torch.stack([is_finite, *(flag for flag, _ in refusals)]).tolist()
         for is_refused, (_, message) in zip(refused, refusals, strict=True):
@@ -283,57 +281,57 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             )
         return bool(all_finite)
 
-    def _adapted(self, batch: _Batch) -> Tensor:
+    def _adapted(self, batch: Batch) -> Tensor:
         """The occupied rows, moved to where the current model would put them."""
         rows = self.embedding_memory[: self.num_rows]
         if self.num_calls < self.warmup + self.delay:
             return rows
-        stored_labels = self.label_memory[: self.num_rows]
+        labels = self.label_memory[: self.num_rows]
         with torch.no_grad():
-            new_rows = batch.rows.to(self.memory_dtype)
             # A copy, so that a hook that writes to its input and then fails cannot harm the memory.
-            rows = self._hooks.run(rows.clone(), stored_labels, new_rows, batch.ref_labels)
+            rows = self._hooks.run(rows.clone(), labels, batch.rows, batch.row_labels)
             return normalize(rows) if self.normalize_memory else rows
 
-    def _enqueued(self, rows: Tensor, batch: _Batch) -> _Memory:
+    def _enqueued(self, rows: Tensor, batch: Batch) -> Memory:
         """A new memory of ``rows``, with the batch in the place of the oldest ones."""
-        size = len(batch.refs)
+        size = len(batch.rows)
         batch_rows = torch.arange(self.queue_idx, self.queue_idx + size, device=rows.device)
         batch_rows %= self.memory_size
         # New tensors: the graph of an earlier forward may still need the old ones.
         embeddings = torch.cat([rows, self.embedding_memory[len(rows) :]])
-        embeddings[batch_rows] = batch.rows.to(self.memory_dtype)
+        embeddings[batch_rows] = batch.rows
         labels = self.label_memory.clone()
-        labels[batch_rows] = batch.ref_labels
-        return _Memory(embeddings, labels, min(len(rows) + size, self.memory_size), batch_rows)
+        labels[batch_rows] = batch.row_labels
+        return Memory(embeddings, labels, min(len(rows) + size, self.memory_size), batch_rows)
 
-    def _loss_against(self, memory: _Memory, batch: _Batch, given: IndicesTuple | None) -> Tensor:
+    def _loss_against(self, memory: Memory, batch: Batch, given: IndicesTuple | None) -> Tensor:
         rows, labels = memory.embeddings[: memory.num_rows], memory.labels[: memory.num_rows]
-        rows = rows.to(batch.anchors.dtype)
         if len(batch.anchors) == 0 or len(rows) == 0:
             return _zero_loss(batch)
-        indices = self._indices(batch, rows, labels, memory.batch_rows if batch.is_own else None)
+        rows = rows.to(batch.anchors.dtype)
+        own_rows = batch.own(memory.batch_rows)
+        indices = self._indices(batch, rows, labels, own_rows if batch.is_own else None)
         if given is not None:
-            indices = joined(indices, given, batch.anchor_labels, memory.batch_rows)
+            indices = joined(indices, given, batch.anchor_labels, own_rows)
         return self._loss(batch, indices, rows, labels)
 
-    def _loss_against_stored(self, batch: _Batch, given: IndicesTuple | None) -> Tensor:
+    def _loss_against_stored(self, batch: Batch, given: IndicesTuple | None) -> Tensor:
         """The loss against the memory as it is."""
         rows, labels = self.embedding_memory[: self.num_rows], self.label_memory[: self.num_rows]
-        rows = rows.to(batch.anchors.dtype)
         if len(batch.anchors) == 0 or len(rows) == 0:
             return _zero_loss(batch) if given is None else self._loss_of_batch(batch, given)
+        rows = rows.to(batch.anchors.dtype)
         indices = self._indices(batch, rows, labels, None)
         if given is not None:
             # Not stored, so the given pairs find their rows of the batch behind those of the memory.
             batch_rows = torch.arange(len(rows), len(rows) + len(batch.refs), device=rows.device)
-            rows = torch.cat([rows, batch.rows])
-            indices = joined(indices, given, batch.anchor_labels, batch_rows)
+            rows = torch.cat([rows, batch.refs.detach()])
             labels = torch.cat([labels, batch.ref_labels])
+            indices = joined(indices, given, batch.anchor_labels, batch_rows)
         return self._loss(batch, indices, rows, labels)
 
-    def _loss_of_batch(self, batch: _Batch, given: IndicesTuple | None) -> Tensor:
-        """The wrapped loss on the batch alone, as if there were no memory."""
+    def _loss_of_batch(self, batch: Batch, given: IndicesTuple | None) -> Tensor:
+        """The wrapped loss on this rank's batch alone, as if there were no memory."""
         if len(batch.anchors) == 0 or len(batch.refs) == 0:
             return _zero_loss(batch)
         refs = (None, None) if batch.is_own else (batch.refs, batch.ref_labels)
@@ -346,21 +344,17 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         return self._loss(batch, indices, *refs)
 
     def _loss(
-        self,
-        batch: _Batch,
-        indices: IndicesTuple | None,
-        rows: Tensor | None,
-        labels: Tensor | None,
+        self, batch: Batch, indices: IndicesTuple | None, rows: Tensor | None, labels: Tensor | None
     ) -> Tensor:
         loss: Tensor = self.loss(batch.anchors, batch.anchor_labels, indices, rows, labels)
         return loss
 
-    def _indices(self, batch: _Batch, rows: Tensor, labels: Tensor, own_rows: Tensor | None) -> IndicesTuple:
+    def _indices(self, batch: Batch, rows: Tensor, labels: Tensor, own_rows: Tensor | None) -> IndicesTuple:
         if self.miner is None:
             return all_pairs(batch.anchor_labels, labels, own_rows)
         return mined(self.miner, batch.anchors, batch.anchor_labels, rows, labels, own_rows)
 
-    def _commit(self, memory: _Memory) -> None:
+    def _commit(self, memory: Memory) -> None:
         """Makes the memory that the loss was computed with the one that is stored."""
         self.embedding_memory = memory.embeddings
         self.label_memory = memory.labels
@@ -368,46 +362,41 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         self.queue_idx = (self.queue_idx + len(memory.batch_rows)) % self.memory_size
         self.has_been_filled = memory.num_rows == self.memory_size
 
+    # -- many ranks -----------------------------------------------------------------------------------------
 
-def _zero_loss(batch: _Batch) -> Tensor:
+    def _shares_rows(self) -> bool:
+        return self.gather_distributed and ranks.are_many()
+
+    def _ranks_in_step(self) -> AbstractContextManager[None]:
+        return ranks.fail_together() if self._shares_rows() else nullcontext()
+
+    # -- checkpoints ----------------------------------------------------------------------------------------
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {
+            "queue_idx": self.queue_idx,
+            "has_been_filled": self.has_been_filled,
+            "num_calls": self.num_calls,
+        }
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.queue_idx = state["queue_idx"]
+        self.has_been_filled = state["has_been_filled"]
+        self.num_calls = state["num_calls"]
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        rows = state_dict.get(prefix + "embedding_memory")
+        if rows is not None:
+            check_same_size(rows, self.embedding_memory)
+            if prefix + "_extra_state" not in state_dict:
+                state_dict[prefix + "_extra_state"] = inferred_queue(rows)
+                # What PML's class has no counterpart for starts afresh.
+                for key, value in self.state_dict(prefix=prefix).items():
+                    if not key.startswith((prefix + "loss.", prefix + "miner.")):
+                        state_dict.setdefault(key, value)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _zero_loss(batch: Batch) -> Tensor:
     """What PML's losses return without pairs: zero, with a zero gradient."""
     return (batch.anchors * 0).sum()
-
-
-def _check_integer(name: str, value: int, at_least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-        raise ValueError(f"{name}={value!r}: pass an integer, {at_least} or more")
-
-
-def _check_embeddings(embeddings: Tensor, embedding_size: int) -> None:
-    if not isinstance(embeddings, torch.Tensor):
-        raise TypeError(f"embeddings is a {type(embeddings).__name__}: pass a tensor")
-    if embeddings.ndim != 2 or embeddings.shape[1] != embedding_size:
-        raise ValueError(
-            f"embeddings has shape {tuple(embeddings.shape)}: pass (batch_size, {embedding_size}), or "
-            "build the memory with another embedding_size"
-        )
-    if not embeddings.is_floating_point():
-        raise ValueError(f"embeddings has dtype {embeddings.dtype}: pass a floating dtype")
-
-
-def _check_labels(labels: Tensor, batch_size: int) -> None:
-    if not isinstance(labels, torch.Tensor):
-        raise TypeError(f"labels is a {type(labels).__name__}: pass a tensor")
-    if labels.ndim != 1 or len(labels) != batch_size:
-        raise ValueError(
-            f"labels has shape {tuple(labels.shape)}: pass one label per embedding, shape ({batch_size},)"
-        )
-    if labels.dtype not in _INTEGERS:
-        raise ValueError(f"labels has dtype {labels.dtype}: pass integers, such as torch.int64")
-
-
-def _check_mask(mask: Tensor, batch_size: int) -> None:
-    if not isinstance(mask, torch.Tensor):
-        raise TypeError(f"enqueue_mask is a {type(mask).__name__}: pass a bool tensor")
-    if mask.dtype != torch.bool:
-        raise ValueError(f"enqueue_mask has dtype {mask.dtype}: pass torch.bool, as from mask.bool()")
-    if mask.shape != (batch_size,):
-        raise ValueError(
-            f"enqueue_mask has shape {tuple(mask.shape)}: pass one value per embedding, ({batch_size},)"
-        )

@@ -6,6 +6,7 @@ import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,11 @@ class MemoryHooks:
 
     def __len__(self) -> int:
         return len(self._hooks)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Keeps the handles of a process that unpickles hooks apart from those of the hooks."""
+        self.__dict__.update(state)
+        RemovableHandle.next_id = max(RemovableHandle.next_id, *self._hooks, -1) + 1
 
     def register(self, hook: MemoryHook) -> RemovableHandle:
         if not callable(hook):

@@ -1,0 +1,70 @@
+"""Checks of what the user passes; every error names the value and the remedy."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+
+
+def check_integer(name: str, value: int, at_least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        raise ValueError(f"{name}={value!r}: pass an integer, {at_least} or more")
+
+
+def check_non_negative(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name}={value!r}: pass a finite number, 0 or more")
+
+
+def check_embeddings(embeddings: Tensor, embedding_size: int) -> None:
+    if not isinstance(embeddings, torch.Tensor):
+        raise TypeError(f"embeddings is a {type(embeddings).__name__}: pass a tensor")
+    if embeddings.ndim != 2 or embeddings.shape[1] != embedding_size:
+        raise ValueError(
+            f"embeddings has shape {tuple(embeddings.shape)}: pass (batch_size, {embedding_size}), or "
+            "build the memory with another embedding_size"
+        )
+    if not embeddings.is_floating_point():
+        raise ValueError(f"embeddings has dtype {embeddings.dtype}: pass a floating dtype")
+
+
+def check_labels(labels: Tensor, batch_size: int) -> None:
+    if not isinstance(labels, torch.Tensor):
+        raise TypeError(f"labels is a {type(labels).__name__}: pass a tensor")
+    if labels.ndim != 1 or len(labels) != batch_size:
+        raise ValueError(
+            f"labels has shape {tuple(labels.shape)}: pass one label per embedding, shape ({batch_size},)"
+        )
+    if labels.dtype not in _INTEGERS:
+        raise ValueError(f"labels has dtype {labels.dtype}: pass integers, such as torch.int64")
+
+
+def check_mask(mask: Tensor, batch_size: int) -> None:
+    if not isinstance(mask, torch.Tensor):
+        raise TypeError(f"enqueue_mask is a {type(mask).__name__}: pass a bool tensor")
+    if mask.dtype != torch.bool:
+        raise ValueError(f"enqueue_mask has dtype {mask.dtype}: pass torch.bool, as from mask.bool()")
+    if mask.shape != (batch_size,):
+        raise ValueError(
+            f"enqueue_mask has shape {tuple(mask.shape)}: pass one value per embedding, ({batch_size},)"
+        )
+
+
+def check_indices(indices_tuple: tuple[Tensor, ...]) -> None:
+    if len(indices_tuple) not in (3, 4):
+        raise ValueError(
+            f"indices_tuple has {len(indices_tuple)} tensors: pass 3 (anchors, positives, negatives) "
+            "or 4 (anchors, positives, anchors, negatives)"
+        )
+
+
+def check_fits(num_rows: int, memory_size: int) -> None:
+    if num_rows > memory_size:
+        raise ValueError(
+            f"{num_rows} rows to enqueue do not fit memory_size={memory_size}: pass smaller batches or "
+            "build a larger memory"
+        )
