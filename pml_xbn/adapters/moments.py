@@ -62,11 +62,11 @@ def match_moments(rows: Tensor, source: Moments, target: Moments) -> Tensor:
 def scale_between(source: Moments, target: Moments) -> Tensor:
     r""":math:`\sigma_{target} / \sigma_{source}`, and 1 where the rows have no spread to scale.
 
-    A spread below the rounding error of the mean is none: dividing by it would blow rounding up to the
+    A spread of a few rounding errors of the mean is none: dividing by it would blow rounding up to the
     size of :math:`\sigma_{target}`.
     """
     ratio = target.std / source.std
-    has_spread = source.std > torch.finfo(source.std.dtype).eps * source.mean.abs()
+    has_spread = source.std > 8 * torch.finfo(source.std.dtype).eps * source.mean.abs()
     return torch.where(has_spread & torch.isfinite(ratio), ratio, 1.0)
 
 

@@ -143,7 +143,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         """
         handle = self._hooks.register(hook)
         if isinstance(hook, nn.Module) and all(hook is not module for module in self.modules()):
-            self.add_module(f"memory_hook_{len(self._hooks) - 1}", hook)
+            number = sum(name.startswith("memory_hook_") for name in self._modules)
+            self.add_module(f"memory_hook_{number}", hook)
         return handle
 
     def forward(

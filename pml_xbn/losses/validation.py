@@ -11,7 +11,8 @@ _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
 
 def check_integer(name: str, value: int, at_least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+    is_integer = hasattr(value, "__index__") and not isinstance(value, bool)
+    if not is_integer or value < at_least:
         raise ValueError(f"{name}={value!r}: pass an integer, {at_least} or more")
 
 

@@ -1,0 +1,212 @@
+"""Checkpoints hold the whole state: a run that is saved and resumed is the run that was not."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from pytorch_metric_learning.losses import CrossBatchMemory, SupConLoss
+from pytorch_metric_learning.utils import common_functions as c_f
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
+from pml_xbn.losses import AdaptiveCrossBatchMemory
+
+D, M = 4, 14
+CLASSES: dict[str, Callable[..., nn.Module]] = {
+    "XBNWrapper": XBNWrapper,
+    "AXBNWrapper": lambda *a, **kw: AXBNWrapper(*a, measurement_noise=20.0, gain_update_interval=2, **kw),
+    "PerClassXBN": PerClassXBN,
+    "SuperClassXBN": lambda *a, **kw: SuperClassXBN(*a, superclasses=[0, 0, 1], **kw),
+}
+OPTIONS: dict[str, dict] = {
+    "plain": {},
+    "warmup": {"warmup": 4},
+    "delay": {"delay": 4},
+    "warmup and delay": {"warmup": 2, "delay": 4},
+    "xbm*": {"batch_loss_weight": 0.5},
+    "unit norm": {"normalize_memory": True},
+    "skip": {"nonfinite": "skip"},
+    "ignore": {"nonfinite": "ignore"},
+    "float64": {"memory_dtype": torch.float64},
+}
+RUNS = {
+    f"{cls}, {option}": (lambda m=m, kw=kw: m(SupConLoss(), D, M, **kw))
+    for cls, m in CLASSES.items()
+    for option, kw in OPTIONS.items()
+}
+RUNS |= {
+    "centre": lambda: XBNWrapper(SupConLoss(), D, M, match_std=False),
+    "ema": lambda: XBNWrapper(SupConLoss(), D, M, momentum=0.5),
+    "absent stay": lambda: PerClassXBN(SupConLoss(), D, M, normalize_absent=False),
+}
+
+
+def step(loss_fn: nn.Module, number: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss, gradient, and the memory after step ``number`` of a run that is the same every time."""
+    generator = torch.Generator().manual_seed(number)
+    embeddings = torch.randn(5, D, generator=generator) + number
+    labels = torch.randint(0, 3, (5,), generator=generator)
+    loss = loss_fn(embeddings.requires_grad_(), labels)
+    loss.backward()
+    return loss.detach(), embeddings.grad, loss_fn.embedding_memory.clone()
+
+
+def resumed_in_this_process(saved: str, results: str) -> None:
+    """What the new process of the test below does."""
+    states = torch.load(saved, weights_only=True)
+    out = {}
+    for name, state in states.items():
+        loss_fn = RUNS[name]()
+        loss_fn.load_state_dict(state)
+        out[name] = [step(loss_fn, number) for number in range(5, 10)]
+    torch.save(out, results)
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list]:
+    """Steps 5 to 9 of every run, after steps 0 to 4 were saved and loaded by a new process."""
+    folder = tmp_path_factory.mktemp("resume")
+    states = {}
+    for name, make in RUNS.items():
+        loss_fn = make()
+        for number in range(5):
+            step(loss_fn, number)
+        states[name] = loss_fn.state_dict()
+    torch.save(states, folder / "saved.pt")
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import torch; "
+        "torch.set_num_threads(1); from test_checkpoint import resumed_in_this_process as run; "
+        f"run({str(folder / 'saved.pt')!r}, {str(folder / 'results.pt')!r})"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    return torch.load(folder / "results.pt", weights_only=True)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_resume_in_a_new_process_continues_bit_for_bit(name: str, resumed: dict[str, list]) -> None:
+    loss_fn = RUNS[name]()
+    uninterrupted = [step(loss_fn, number) for number in range(10)][5:]
+    for expected, result in zip(uninterrupted, resumed[name], strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(expected, result, strict=True))
+
+
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["deepcopy", "pickle"]
+)
+def test_a_copy_goes_its_own_way(duplicate: Callable, name: str) -> None:
+    loss_fn = RUNS[name]()
+    for number in range(3):
+        step(loss_fn, number)
+    twin = duplicate(loss_fn)
+    for number in range(3, 6):
+        for a, b in zip(step(loss_fn, number), step(twin, number), strict=True):
+            assert torch.equal(a, b)
+    step(twin, 99)
+    assert twin.num_calls == loss_fn.num_calls + 1
+    assert not torch.equal(twin.embedding_memory, loss_fn.embedding_memory)
+
+
+def add_one(memory: Tensor, *_: Tensor) -> Tensor:
+    return memory + 1
+
+
+def test_hooks_registered_after_unpickling_join_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    loss_fn = AdaptiveCrossBatchMemory(SupConLoss(), D, M)
+    loss_fn.register_memory_hook(add_one)
+    number = next(iter(loss_fn._hooks._hooks))
+    pickled = pickle.dumps(loss_fn)
+    monkeypatch.setattr(RemovableHandle, "next_id", number)  # as a new process may have it
+    twin = pickle.loads(pickled)
+    twin.register_memory_hook(add_one)
+    for _ in range(2):
+        twin(torch.zeros(1, D), torch.tensor([0]))
+    assert torch.equal(twin.embedding_memory[0], torch.full((D,), 2.0))
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_a_memory_of_another_size_is_refused_by_both_numbers(cls: str) -> None:
+    state = CLASSES[cls](SupConLoss(), D, M).state_dict()
+    loss_fn = CLASSES[cls](SupConLoss(), D, 20)
+    step(loss_fn, 0)
+    before = str(loss_fn.state_dict())
+    with pytest.raises(ValueError, match="memory_size=14, not 20"):
+        loss_fn.load_state_dict(state)
+    assert str(loss_fn.state_dict()) == before
+    with pytest.raises(ValueError, match="embedding_size=4, not 6"):
+        CLASSES[cls](SupConLoss(), 6, M).load_state_dict(state)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 7])
+@pytest.mark.parametrize("cls", CLASSES)
+def test_pmls_checkpoint_loads_with_a_warning(cls: str, steps: int) -> None:
+    pml = CrossBatchMemory(SupConLoss(), D, M)
+    for number in range(steps):
+        step(pml, number)
+    loss_fn = CLASSES[cls](SupConLoss(), D, M)
+    filled = min(5 * steps, M)
+    with pytest.warns(UserWarning, match=f"took {filled} of {M} rows to be filled"):
+        loss_fn.load_state_dict(pml.state_dict())
+    assert loss_fn.num_rows == filled
+    assert loss_fn.queue_idx == filled % M
+    assert torch.equal(loss_fn.embedding_memory, pml.embedding_memory)
+    assert torch.equal(loss_fn.label_memory, pml.label_memory)
+    step(loss_fn, 100)
+    assert loss_fn.num_rows == min(filled + 5, M)
+
+
+def test_pmls_checkpoint_inside_a_model_loads_too() -> None:
+    pml, ours = (
+        nn.ModuleDict({"loss": make(SupConLoss(), D, M)}) for make in (CrossBatchMemory, AXBNWrapper)
+    )
+    step(pml["loss"], 0)
+    with pytest.warns(UserWarning, match="took 5 of 14 rows"):
+        ours.load_state_dict(pml.state_dict())
+    assert ours["loss"].num_rows == 5
+
+
+def test_a_checkpoint_that_lacks_a_parameter_is_still_refused() -> None:
+    class Learned(SupConLoss):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
+
+    state = CrossBatchMemory(SupConLoss(), D, M).state_dict()
+    with (
+        pytest.warns(UserWarning, match="queue position"),
+        pytest.raises(RuntimeError, match=r"loss\.weight"),
+    ):
+        XBNWrapper(Learned(), D, M).load_state_dict(state)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_pmls_own_save_and_load_functions_work(cls: str, tmp_path: Path) -> None:
+    """Those that HookContainer calls."""
+    first, second = CLASSES[cls](SupConLoss(), D, M), CLASSES[cls](SupConLoss(), D, M)
+    for number in range(4):
+        step(first, number)
+    c_f.save_dict_of_models({"metric_loss": first}, "1", str(tmp_path))
+    c_f.load_dict_of_models({"metric_loss": second}, "1", str(tmp_path), torch.device("cpu"))
+    for a, b in zip(step(first, 4), step(second, 4), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_saved_state_does_not_change_as_training_goes_on() -> None:
+    loss_fn = AXBNWrapper(SupConLoss(), D, M, measurement_noise=9.0)
+    step(loss_fn, 0)
+    state = loss_fn.state_dict()
+    file = io.BytesIO()
+    torch.save(state, file)
+    for number in range(1, 6):
+        step(loss_fn, number)
+    file.seek(0)
+    assert str(torch.load(file, weights_only=True)) == str(state)

@@ -1,0 +1,233 @@
+"""The defects of PML's ``CrossBatchMemory``: each shown on PML's class, and absent from ours.
+
+The numbers are those of the table in ``docs/host_bugs.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from pytorch_metric_learning import losses, miners, reducers
+from pytorch_metric_learning.distances import DotProductSimilarity, LpDistance
+from pytorch_metric_learning.losses import ContrastiveLoss, CrossBatchMemory
+from torch import Tensor, nn
+
+from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
+
+D = 4
+OURS: dict[str, Callable[..., nn.Module]] = {
+    "XBNWrapper": XBNWrapper,
+    "AXBNWrapper": AXBNWrapper,
+    "PerClassXBN": PerClassXBN,
+    "SuperClassXBN": lambda *a, **kw: SuperClassXBN(*a, superclasses=[0] * 400, **kw),
+}
+
+
+@pytest.fixture(params=OURS)
+def ours(request: pytest.FixtureRequest) -> Callable[..., nn.Module]:
+    return OURS[request.param]
+
+
+def batch(size: int = 4, first_label: int = 0) -> tuple[Tensor, Tensor]:
+    return torch.randn(size, D), torch.arange(size) // 2 + first_label
+
+
+class PairKeeper(ContrastiveLoss):
+    """Keeps the pairs that it is asked to compare."""
+
+    def forward(self, embeddings: Tensor, labels: Tensor, indices_tuple: tuple, *refs: Tensor) -> Tensor:
+        self.indices, self.labels, self.ref_labels = indices_tuple, labels, refs[1]
+        return super().forward(embeddings, labels, indices_tuple, *refs)
+
+    def wrongly_labelled(self) -> int:
+        anchors, positives, others, negatives = self.indices
+        wrong_positives = self.labels[anchors] != self.ref_labels[positives]
+        wrong_negatives = self.labels[others] == self.ref_labels[negatives]
+        return int(wrong_positives.sum() + wrong_negatives.sum())
+
+
+PairKeeper.__name__ = "ContrastiveLoss"  # PML's class goes by the name, which a subclass does not have
+
+
+def test_b1_given_pairs_mean_rows_of_the_batch(ours: Callable) -> None:
+    embeddings, labels = batch()
+    given = miners.BatchHardMiner()(embeddings, labels)
+
+    def wrong_pairs(loss_fn: nn.Module) -> int:
+        loss_fn(*batch(first_label=7))  # so that the batch is not the first in memory
+        # One step before the pairs: PML 2.9 asserts that no pair is both positive and negative.
+        loss_fn.loss.loss_method = lambda mat, indices: loss_fn.loss.zero_losses()
+        loss_fn(embeddings, labels, given)
+        return loss_fn.loss.wrongly_labelled()
+
+    assert wrong_pairs(CrossBatchMemory(PairKeeper(), D, 20)) > 0
+    assert wrong_pairs(ours(PairKeeper(), D, 20)) == 0
+
+
+def test_b2_a_checkpoint_holds_the_queue(ours: Callable) -> None:
+    def rows_after_resume(make: Callable) -> int:
+        first, second = make(PairKeeper(), D, 20), make(PairKeeper(), D, 20)
+        for _ in range(3):
+            first(*batch())
+        second.load_state_dict(first.state_dict())
+        second(*batch())
+        return len(second.loss.ref_labels)
+
+    assert rows_after_resume(CrossBatchMemory) == 4
+    assert rows_after_resume(ours) == 16
+
+
+def test_b3_an_empty_enqueue_mask_fills_nothing(ours: Callable) -> None:
+    nothing = torch.zeros(4, dtype=torch.bool)
+
+    pml = CrossBatchMemory(PairKeeper(), D, 20)
+    pml(*batch(), None, nothing)
+    assert pml.has_been_filled  # with twenty zero vectors of class 0
+
+    loss_fn = ours(PairKeeper(), D, 20)
+    embeddings, labels = batch()
+    loss = loss_fn(embeddings.requires_grad_(), labels, None, nothing)
+    loss.backward()
+    assert loss == 0
+    assert not embeddings.grad.any()
+    assert loss_fn.num_rows == 0
+    loss_fn(*batch())
+    assert len(loss_fn.loss.ref_labels) == 4
+
+
+def test_b4_more_rows_than_memory_are_refused(ours: Callable) -> None:
+    embeddings, labels = batch(12)
+    mask = torch.arange(12) >= 2
+
+    pml = CrossBatchMemory(ContrastiveLoss(), D, 8)
+    pml(embeddings, labels, None, mask)
+    assert (pml.queue_idx, pml.has_been_filled) == (2, False)  # eight rows written, two of them used
+
+    with pytest.raises(ValueError, match="10 rows to enqueue do not fit memory_size=8"):
+        ours(ContrastiveLoss(), D, 8)(embeddings, labels, None, mask)
+
+
+def test_b5_a_batch_of_one_is_not_compared_with_itself(ours: Callable) -> None:
+    def num_positives(loss_fn: nn.Module) -> int:
+        loss_fn(*batch(4))
+        loss_fn(*batch(1, first_label=9))
+        return len(loss_fn.loss.indices[0])
+
+    assert num_positives(CrossBatchMemory(PairKeeper(), D, 20)) == 1
+    assert num_positives(ours(PairKeeper(), D, 20)) == 0
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda: losses.TripletMarginLoss(swap=True, margin=1.0),
+        lambda: ContrastiveLoss(reducer=reducers.PerAnchorReducer()),
+    ],
+)
+def test_b6_losses_of_the_batch_alone_are_refused_when_built(ours: Callable, loss: Callable) -> None:
+    pml = CrossBatchMemory(loss(), D, 20)
+    pml(*batch())
+    with pytest.raises(IndexError):
+        pml(*batch())
+    with pytest.raises(ValueError, match="pass"):
+        ours(loss(), D, 20)
+
+
+def test_b7_half_precision_under_autocast(ours: Callable) -> None:
+    layer = nn.Linear(D, D)
+
+    def steps(loss_fn: nn.Module) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            for _ in range(3):
+                loss = loss_fn(layer(torch.randn(4, D)), batch()[1])
+        loss.backward()
+        return loss_fn.embedding_memory
+
+    # PML's rows become half precision; on CUDA its index_put raises.
+    assert steps(CrossBatchMemory(losses.SupConLoss(), D, 20)).dtype == torch.bfloat16
+    assert steps(ours(losses.SupConLoss(), D, 20)).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "distance", [DotProductSimilarity(normalize_embeddings=False), LpDistance(normalize_embeddings=False)]
+)
+def test_b8_two_forwards_before_one_backward(ours: Callable, distance: nn.Module) -> None:
+    def gradient(loss_fn: nn.Module) -> Tensor:
+        embeddings = torch.randn(8, D, requires_grad=True)
+        labels = batch()[1]
+        (loss_fn(embeddings[:4], labels) + loss_fn(embeddings[4:], labels)).backward()
+        return embeddings.grad
+
+    def loss() -> nn.Module:
+        return ContrastiveLoss(pos_margin=0.0, neg_margin=9.0, distance=distance)
+
+    if distance.is_inverted:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            gradient(CrossBatchMemory(loss(), D, 20))
+    assert torch.isfinite(gradient(ours(loss(), D, 20))).all()
+
+
+def test_b9_evaluation_reads_only(ours: Callable) -> None:
+    def rows_after_evaluation(loss_fn: nn.Module) -> int:
+        loss_fn(*batch())
+        loss_fn.eval()
+        loss_fn(*batch())
+        loss_fn.train()
+        with torch.no_grad():
+            loss_fn(*batch())
+        loss_fn(*batch())
+        return len(loss_fn.loss.ref_labels)
+
+    assert rows_after_evaluation(CrossBatchMemory(PairKeeper(), D, 20)) == 16
+    assert rows_after_evaluation(ours(PairKeeper(), D, 20)) == 8
+
+
+def test_b10_the_easiest_positive_is_not_the_anchor(ours: Callable) -> None:
+    def loss_of_second_step(make: Callable) -> float:
+        easy = miners.BatchEasyHardMiner(pos_strategy="easy", neg_strategy="hard")
+        loss_fn = make(ContrastiveLoss(pos_margin=0.0, neg_margin=0.0), D, 20, easy)
+        loss_fn(*batch())
+        return loss_fn(*batch()).item()
+
+    assert loss_of_second_step(CrossBatchMemory) == 0
+    assert loss_of_second_step(ours) > 0
+
+
+def test_b11_labels_keep_their_value(ours: Callable) -> None:
+    def first_label(loss_fn: nn.Module) -> int:
+        loss_fn(*batch(first_label=300))
+        embeddings, labels = batch()
+        loss_fn(embeddings, labels.to(torch.uint8))
+        return int(loss_fn.label_memory[0])
+
+    assert first_label(CrossBatchMemory(ContrastiveLoss(), D, 20)) == 44
+    assert first_label(ours(ContrastiveLoss(), D, 20)) == 300
+
+
+def test_b12_what_does_not_fit_is_named(ours: Callable) -> None:
+    pml = CrossBatchMemory(ContrastiveLoss(), D, 8)
+    with pytest.raises(AssertionError, match=r"^$"):
+        pml(*batch(9))
+    with pytest.raises(RuntimeError, match=r"shape mismatch"):
+        pml(torch.randn(4, 3), torch.arange(4))
+    loss_fn = ours(ContrastiveLoss(), D, 8)
+    with pytest.raises(ValueError, match=r"9 rows to enqueue do not fit memory_size=8"):
+        loss_fn(*batch(9))
+    with pytest.raises(ValueError, match=r"shape \(4, 3\): pass \(batch_size, 4\)"):
+        loss_fn(torch.randn(4, 3), torch.arange(4))
+
+
+def test_b13_rows_stay_in_float32(ours: Callable) -> None:
+    def dtype_after_one_half_batch(loss_fn: nn.Module) -> torch.dtype:
+        loss_fn(*batch())
+        embeddings, labels = batch()
+        loss_fn(embeddings.bfloat16(), labels)
+        return loss_fn.embedding_memory.dtype
+
+    assert dtype_after_one_half_batch(CrossBatchMemory(losses.SupConLoss(), D, 20)) == torch.bfloat16
+    assert dtype_after_one_half_batch(ours(losses.SupConLoss(), D, 20)) == torch.float32
+
+
+# B14, rows that differ between ranks, needs ranks: tests/distributed/test_ranks.py.

@@ -1,0 +1,100 @@
+"""Rows and statistics in float32 or better, gradients in the caller's dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from pytorch_metric_learning.losses import ContrastiveLoss, SupConLoss
+from torch import nn
+
+from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
+
+D = 5
+CLASSES: dict[str, Callable[..., nn.Module]] = {
+    "XBNWrapper": XBNWrapper,
+    "AXBNWrapper": lambda *a, **kw: AXBNWrapper(*a, measurement_noise=9.0, **kw),
+    "PerClassXBN": PerClassXBN,
+    "SuperClassXBN": lambda *a, **kw: SuperClassXBN(*a, superclasses=[0, 0, 1], **kw),
+}
+HALF = [torch.float16, torch.bfloat16]
+
+
+@pytest.fixture(params=CLASSES)
+def make(request: pytest.FixtureRequest) -> Callable[..., nn.Module]:
+    return CLASSES[request.param]
+
+
+@pytest.mark.parametrize("half", HALF, ids=str)
+def test_half_batches_are_stored_and_adapted_as_in_float32(
+    make: Callable, half: torch.dtype, device: torch.device
+) -> None:
+    in_half, in_full = make(SupConLoss(), D, 20).to(device), make(SupConLoss(), D, 20).to(device)
+    labels = torch.arange(8, device=device) % 3
+    for step in range(5):
+        embeddings = (torch.randn(8, D, device=device) + step).to(half)
+        first, second = embeddings.requires_grad_(), embeddings.detach().float().requires_grad_()
+        loss, expected = in_half(first, labels), in_full(second, labels)
+        loss.backward()
+        expected.backward()
+        assert torch.equal(loss, expected)
+        assert first.grad.dtype == half
+        assert torch.equal(first.grad, second.grad.to(half))
+        assert in_half.embedding_memory.dtype == torch.float32
+        assert torch.equal(in_half.embedding_memory, in_full.embedding_memory)
+
+
+@pytest.mark.parametrize("half", HALF, ids=str)
+def test_autocast_does_not_reach_rows_and_statistics(
+    make: Callable, half: torch.dtype, device: torch.device
+) -> None:
+    if half == torch.float16 and device.type == "cpu":
+        pytest.skip("float16 autocast needs a GPU")
+    inside, outside = make(SupConLoss(), D, 20).to(device), make(SupConLoss(), D, 20).to(device)
+    labels = torch.arange(8, device=device) % 3
+    layer = nn.Linear(D, D).to(device)
+    for _ in range(5):
+        with torch.autocast(device.type, half):
+            embeddings = layer(torch.randn(8, D, device=device))
+            assert embeddings.dtype == half
+            loss = inside(embeddings, labels)
+        loss.backward()
+        outside(embeddings.detach(), labels)
+        assert torch.isfinite(layer.weight.grad).all()
+        assert torch.equal(inside.embedding_memory, outside.embedding_memory)
+
+
+def test_float64_keeps_its_precision_where_asked_for(make: Callable, device: torch.device) -> None:
+    ours = make(ContrastiveLoss(), D, 20, memory_dtype=torch.float64).to(device)
+    embeddings = torch.randn(4, D, device=device, dtype=torch.float64)
+    loss = ours(embeddings.requires_grad_(), torch.arange(4, device=device) % 3)
+    assert loss.dtype == ours.embedding_memory.dtype == torch.float64
+    assert torch.equal(ours.embedding_memory[:4], embeddings.detach())
+    ours.reset_queue()
+    assert ours.embedding_memory.dtype == torch.float64
+
+
+def test_float64_batches_meet_a_float32_memory_in_float64(make: Callable, device: torch.device) -> None:
+    ours = make(ContrastiveLoss(), D, 20).to(device)
+    for _ in range(4):
+        embeddings = torch.randn(4, D, device=device, dtype=torch.float64, requires_grad=True)
+        loss = ours(embeddings, torch.arange(4, device=device) % 3)
+        loss.backward()
+        assert loss.dtype == embeddings.grad.dtype == torch.float64
+        assert ours.embedding_memory.dtype == torch.float32
+
+
+def test_rows_stay_float32_when_the_model_is_made_half(make: Callable) -> None:
+    ours = make(ContrastiveLoss(), D, 20)
+    ours(torch.randn(4, D), torch.arange(4) % 3)
+    ours.half()
+    ours(torch.randn(4, D).half(), torch.arange(4) % 3)
+    assert ours.embedding_memory.dtype == torch.float32
+
+
+def test_small_integers_of_every_dtype_are_labels(make: Callable) -> None:
+    ours = make(ContrastiveLoss(), D, 20)
+    for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
+        ours(torch.randn(3, D), torch.arange(3, dtype=dtype))
+        assert ours.label_memory.dtype == torch.int64

@@ -1,0 +1,108 @@
+"""In ``eval()``, and without gradients, the memory is read and never written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from pytorch_metric_learning import miners
+from pytorch_metric_learning.losses import ContrastiveLoss
+from pytorch_metric_learning.reducers import MeanReducer
+from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
+from torch import Tensor, nn
+
+from pml_xbn import AXBNWrapper
+
+D = 4
+
+
+@contextmanager
+def evaluating(loss_fn: nn.Module) -> Iterator[None]:
+    loss_fn.eval()
+    yield
+    loss_fn.train()
+
+
+MODES: dict[str, Callable] = {
+    "eval": evaluating,
+    "no_grad": lambda _: torch.no_grad(),
+    "inference_mode": lambda _: torch.inference_mode(),
+}
+
+
+@pytest.fixture(params=MODES)
+def reading(request: pytest.FixtureRequest) -> Callable:
+    return MODES[request.param]
+
+
+def make(miner: object = None) -> AXBNWrapper:
+    loss = ContrastiveLoss(neg_margin=1.5, reducer=MeanReducer())
+    return AXBNWrapper(loss, D, 12, miner, measurement_noise=5.0)
+
+
+def batch(size: int = 5) -> tuple[Tensor, Tensor]:
+    return torch.randn(size, D), torch.arange(size) % 3
+
+
+@pytest.mark.parametrize("miner", [None, miners.PairMarginMiner(0.1, 1.3)])
+@pytest.mark.parametrize("steps", [1, 4])
+def test_loss_is_that_against_the_stored_rows(reading: Callable, miner: object, steps: int) -> None:
+    loss_fn = make(miner)
+    for _ in range(steps):
+        loss_fn(*batch())
+    before = str(loss_fn.state_dict())
+    rows, labels = loss_fn.embedding_memory[: loss_fn.num_rows], loss_fn.label_memory[: loss_fn.num_rows]
+    embeddings, new_labels = batch()
+    with reading(loss_fn):
+        loss = loss_fn(embeddings, new_labels)
+    pairs = lmu.get_all_pairs_indices(new_labels, labels)
+    if miner is not None:
+        pairs = miner(embeddings, new_labels, rows, labels)
+    torch.testing.assert_close(loss, loss_fn.loss(embeddings, new_labels, pairs, rows, labels))
+    assert str(loss_fn.state_dict()) == before
+
+
+def test_a_memory_without_rows_gives_zero(reading: Callable) -> None:
+    loss_fn = make(miners.BatchHardMiner())
+    with reading(loss_fn):
+        assert loss_fn(*batch()) == 0
+
+
+def test_given_pairs_are_compared_with_the_batch(reading: Callable) -> None:
+    loss_fn = make()
+    loss_fn(*batch())
+    rows, labels = loss_fn.embedding_memory[:5], loss_fn.label_memory[:5]
+    embeddings, new_labels = batch()
+    given = lmu.get_all_pairs_indices(new_labels)
+    with reading(loss_fn):
+        loss = loss_fn(embeddings, new_labels, given)
+    with_memory = lmu.get_all_pairs_indices(new_labels, labels)
+    shifted = (given[0], given[1] + 5, given[2], given[3] + 5)
+    both = tuple(torch.cat(pair) for pair in zip(with_memory, shifted, strict=True))
+    refs, ref_labels = torch.cat([rows, embeddings]), torch.cat([labels, new_labels])
+    torch.testing.assert_close(loss, loss_fn.loss(embeddings, new_labels, both, refs, ref_labels))
+
+
+def test_evaluation_between_steps_changes_no_later_step(reading: Callable) -> None:
+    disturbed, plain = make(), make()
+    for _ in range(6):
+        embeddings, labels = batch()
+        with reading(disturbed):
+            disturbed(*batch())
+        assert torch.equal(disturbed(embeddings, labels), plain(embeddings, labels))
+    assert torch.equal(disturbed.embedding_memory, plain.embedding_memory)
+
+
+def test_given_triplets_and_pairs_are_converted(reading: Callable) -> None:
+    """Pairs join a miner's triplets, and triplets its pairs."""
+    embeddings, labels = batch()
+    triplets = lmu.get_all_triplets_indices(labels)
+    pairs = lmu.get_all_pairs_indices(labels)
+    for given, miner in ((triplets, None), (pairs, miners.TripletMarginMiner(margin=2.0))):
+        loss_fn = make(miner)
+        for _ in range(2):
+            assert torch.isfinite(loss_fn(embeddings, labels, given))
+        with reading(loss_fn):
+            assert torch.isfinite(loss_fn(embeddings, labels, given))
