@@ -233,9 +233,12 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
         On many ranks it raises on all of them, and the batch holds what all of them store.
         """
-        if is_read_only or not self._shares_rows():
+        if is_read_only:
+            return self._split(embeddings, labels, indices_tuple, enqueue_mask), False
+        if not self._shares_rows():
             batch = self._split(embeddings, labels, indices_tuple, enqueue_mask)
-            return batch, not is_read_only and self._has_storable_values(embeddings, batch)
+            check_fits(len(batch.refs), self.memory_size)
+            return batch, self._has_storable_values(embeddings, batch)
         error, sizes, is_storable = None, (0, 0), False
         try:
             batch = self._split(embeddings, labels, indices_tuple, enqueue_mask)
@@ -259,7 +262,6 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             check_indices(indices_tuple)
             if enqueue_mask is not None:
                 raise ValueError("indices_tuple and enqueue_mask are mutually exclusive: pass one of them")
-        check_fits(len(batch.refs), self.memory_size)
         self.embedding_memory = self.embedding_memory.to(batch.rows.device, self.memory_dtype)
         self.label_memory = self.label_memory.to(batch.rows.device)
         return batch

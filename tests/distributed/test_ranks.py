@@ -1,0 +1,129 @@
+"""Two and three ranks hold one memory, and train as one process on the global batch does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+import rank_worker
+import torch
+from rank_worker import CLASSES, D, M, batch_of, make_loss, train
+
+TIMEOUT = 150  # seconds, for a machine that is busy
+
+Results = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module", params=[2, 3], ids=["2 ranks", "3 ranks"])
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """What each of the ranks saw."""
+    world_size = request.param
+    folder = tmp_path_factory.mktemp("ranks")
+    worker = rank_worker.__file__
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, worker, str(rank), str(world_size), str(folder)],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world_size)
+    ]
+    deadline = time.monotonic() + TIMEOUT
+    try:
+        errors = [p.communicate(timeout=max(1, deadline - time.monotonic()))[1] for p in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [p.returncode for p in processes] == [0] * world_size, "\n".join(errors)
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(world_size)]
+
+
+RUNS = [(name, equal, masked) for name in CLASSES for equal in (True, False) for masked in (False, True)]
+
+
+@pytest.mark.parametrize(("name", "equal", "masked"), RUNS)
+def test_ranks_hold_the_memory_of_one_process(ranks: Results, name: str, equal: bool, masked: bool) -> None:
+    key = f"{name}, {'equal' if equal else 'unequal'}{', masked' if masked else ''}"
+    alone = train(CLASSES[name](make_loss(), D, M), None, len(ranks), equal, masked)
+    for step, expected in enumerate(alone):
+        first, *others = (rank[key][step] for rank in ranks)
+        for field in ("rows", "labels"):
+            assert all(torch.equal(first[field], other[field]) for other in others)
+            torch.testing.assert_close(first[field], expected[field], rtol=1e-6, atol=1e-6)
+        assert {rank[key][step]["queue_idx"] for rank in ranks} == {expected["queue_idx"]}
+
+
+@pytest.mark.parametrize(("name", "equal", "masked"), RUNS)
+def test_mean_gradient_is_that_of_one_process(ranks: Results, name: str, equal: bool, masked: bool) -> None:
+    key = f"{name}, {'equal' if equal else 'unequal'}{', masked' if masked else ''}"
+    alone = train(CLASSES[name](make_loss(), D, M), None, len(ranks), equal, masked)
+    for step, expected in enumerate(alone):
+        for rank in ranks:
+            gradient = rank[key][step]["gradient"]
+            torch.testing.assert_close(gradient, expected["gradient"], rtol=1e-5, atol=1e-6)
+
+
+def test_a_rank_that_raises_makes_all_raise_its_message(ranks: Results) -> None:
+    own = {
+        "nan": (1, "ValueError", "embeddings has NaN or inf in rows [2]"),
+        "shape": (0, "ValueError", "embeddings has shape (4, 3)"),
+        "type": (0, "TypeError", "embeddings is a NoneType"),
+        "fill": (1, "ValueError", "embeddings has NaN or inf in rows [2]"),
+        "loss": (0, "OSError", "disk on fire"),
+    }
+    for rank, results in enumerate(ranks):
+        heard = results["failures"]["heard"]
+        for case, (failing_rank, error, message) in own.items():
+            if rank == failing_rank:
+                assert heard[case].startswith(f"{error}: {message}")
+            else:
+                relayed = "ValueError" if error == "ValueError" else "RuntimeError"
+                start = f"{relayed}: rank {failing_rank} failed with {error}: {message}"
+                assert heard[case].startswith(start)
+        assert f"{10 * len(ranks)} rows to enqueue do not fit memory_size=17" in heard["too many"]
+
+
+def test_after_a_failure_all_go_on_as_if_it_had_not_been(ranks: Results) -> None:
+    assert all(rank["failures"]["unchanged"] for rank in ranks)
+    assert_same_memory([rank["failures"]["after"] for rank in ranks])
+
+
+def test_a_batch_that_one_rank_skips_is_stored_by_none(ranks: Results) -> None:
+    assert_same_memory([rank["skipped"] for rank in ranks])
+    assert ranks[0]["skipped"]["num_rows"] == 4 * len(ranks)
+
+
+def test_fill_memory_gathers_in_rank_order(ranks: Results) -> None:
+    expected = torch.cat([batch_of(rank, 0, 3 + rank)[0] for rank in range(len(ranks))])
+    assert_same_memory([rank["filled"] for rank in ranks])
+    assert torch.equal(ranks[0]["filled"]["rows"][: len(expected)], expected)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_inside_pmls_distributed_wrapper_they_are_its_memory(ranks: Results, name: str) -> None:
+    for rank in ranks:
+        pml, ours = rank["pml"], rank[f"{name} inside"]
+        for field in ("rows", "labels", "losses", "gradients"):
+            torch.testing.assert_close(ours[field], pml[field])
+
+
+def test_b14_pmls_ranks_differ_and_ours_do_not(ranks: Results) -> None:
+    first, second = ranks[0]["pml"], ranks[1]["pml"]
+    assert not torch.equal(first["rows"], second["rows"])
+    # Other rows, not only another order: 17 is no multiple of the global batch.
+    assert not torch.equal(first["rows"].sort(dim=0).values, second["rows"].sort(dim=0).values)
+    assert_same_memory([rank["XBNWrapper, equal"][-1] for rank in ranks])
+
+
+def assert_same_memory(memories: list[dict[str, Any]]) -> None:
+    first, *others = memories
+    for other in others:
+        assert torch.equal(first["rows"], other["rows"])
+        assert torch.equal(first["labels"], other["labels"])
+        assert first["queue_idx"] == other["queue_idx"]

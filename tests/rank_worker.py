@@ -1,0 +1,182 @@
+"""One rank of the distributed tests: runs every scenario and saves what it saw."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+from pytorch_metric_learning.losses import ContrastiveLoss, CrossBatchMemory, SupConLoss
+from pytorch_metric_learning.reducers import MeanReducer
+from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
+from torch import Tensor, distributed, nn
+
+from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
+
+D, M = 4, 17
+CLASSES: dict[str, Callable[..., nn.Module]] = {
+    "XBNWrapper": XBNWrapper,
+    "AXBNWrapper": lambda *a, **kw: AXBNWrapper(*a, measurement_noise=20.0, gain_update_interval=2, **kw),
+    "PerClassXBN": PerClassXBN,
+    "SuperClassXBN": lambda *a, **kw: SuperClassXBN(*a, superclasses=[0, 0, 1], **kw),
+}
+STEPS = 8
+
+
+def make_loss() -> nn.Module:
+    return SupConLoss(reducer=MeanReducer())
+
+
+def batch_of(rank: int, step: int, size: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    inputs = torch.randn(size, D, generator=generator) + step
+    return inputs, torch.arange(size) % 3
+
+
+def sizes_of(step: int, world_size: int, equal: bool) -> list[int]:
+    """Rows that every rank brings; one brings none now and then."""
+    return [4] * world_size if equal else [(rank + step) % 4 + (rank == 0) for rank in range(world_size)]
+
+
+def gradient_of(model: nn.Linear) -> Tensor:
+    """The gradient that DistributedDataParallel would leave."""
+    gradient = model.weight.grad.clone()
+    if distributed.is_initialized():
+        distributed.all_reduce(gradient)
+        gradient /= distributed.get_world_size()
+    return gradient
+
+
+def memory_of(loss_fn: nn.Module) -> dict[str, Any]:
+    return {
+        "rows": loss_fn.embedding_memory.clone(),
+        "labels": loss_fn.label_memory.clone(),
+        "queue_idx": loss_fn.queue_idx,
+        "num_rows": getattr(loss_fn, "num_rows", None),
+    }
+
+
+def train(
+    loss_fn: nn.Module, rank: int | None, world_size: int, equal: bool, masked: bool = False
+) -> list[dict[str, Any]]:
+    """Trains a linear model, as one rank, or on the batches of all if ``rank`` is None."""
+    torch.manual_seed(0)
+    model = nn.Linear(D, D, bias=False)
+    history = []
+    for step in range(STEPS):
+        sizes = sizes_of(step, world_size, equal)
+        ranks = range(world_size) if rank is None else [rank]
+        batches = [batch_of(r, step, sizes[r]) for r in ranks]
+        masks = [torch.arange(sizes[r]) % 2 == 1 for r in ranks]
+        inputs, labels, mask = (torch.cat(x) for x in (*zip(*batches, strict=True), masks))
+        model.zero_grad()
+        loss_fn(model(inputs), labels, None, mask if masked else None).backward()
+        history.append({**memory_of(loss_fn), "gradient": gradient_of(model)})
+    return history
+
+
+def message_of(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+class FailingLoss(SupConLoss):
+    fails = False
+
+    def forward(self, *args: Any) -> Tensor:
+        if self.fails:
+            raise OSError("disk on fire")
+        return super().forward(*args)
+
+
+def failures(rank: int) -> dict[str, Any]:
+    """What every rank hears when one fails, and that the next step works for all."""
+    loss_fn = AXBNWrapper(FailingLoss(), D, M, measurement_noise=9.0, gather_distributed=True)
+    loss_fn(*batch_of(rank, 0, 4))
+    before = str(loss_fn.state_dict())
+    inputs, labels = batch_of(rank, 1, 4)
+    bad = inputs.clone()
+    if rank == 1:
+        bad[2] = float("nan")
+    heard = {
+        "nan": message_of(lambda: loss_fn(bad, labels)),
+        "shape": message_of(lambda: loss_fn(inputs[:, : 3 if rank == 0 else D], labels)),
+        "type": message_of(lambda: loss_fn(inputs if rank else None, labels)),
+        "too many": message_of(lambda: loss_fn(*batch_of(rank, 1, 10))),
+        "fill": message_of(lambda: loss_fn.fill_memory(bad, labels)),
+    }
+    loss_fn.loss.fails = rank == 0
+    heard["loss"] = message_of(lambda: loss_fn(inputs, labels))
+    loss_fn.loss.fails = False
+    unchanged = str(loss_fn.state_dict()) == before
+    loss_fn(inputs, labels)
+    return {"heard": heard, "unchanged": unchanged, "after": memory_of(loss_fn)}
+
+
+def skipped(rank: int) -> dict[str, Any]:
+    loss_fn = XBNWrapper(SupConLoss(), D, M, gather_distributed=True, nonfinite="skip")
+    loss_fn(*batch_of(rank, 0, 4))
+    inputs, labels = batch_of(rank, 1, 4)
+    if rank == 1:
+        inputs[0, 0] = float("inf")
+    loss_fn(inputs, labels)
+    return memory_of(loss_fn)
+
+
+def filled(rank: int) -> dict[str, Any]:
+    loss_fn = XBNWrapper(SupConLoss(), D, M, gather_distributed=True)
+    loss_fn.fill_memory(*batch_of(rank, 0, 3 + rank))
+    return memory_of(loss_fn)
+
+
+def inside_pmls_wrapper(make: Callable[..., nn.Module], rank: int, **kwargs: Any) -> dict[str, Any]:
+    memory = make(ContrastiveLoss(), D, M, **kwargs)
+    loss_fn = DistributedLossWrapper(memory)
+    losses, gradients = [], []
+    for step in range(5):
+        inputs, labels = batch_of(rank, step, 4)
+        loss = loss_fn(inputs.requires_grad_(), labels)
+        loss.backward()
+        losses.append(loss.detach())
+        gradients.append(inputs.grad)
+    return {**memory_of(memory), "losses": torch.stack(losses), "gradients": torch.stack(gradients)}
+
+
+def main(rank: int, world_size: int, folder: str) -> None:
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/rendezvous",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=60),
+    )
+    results: dict[str, Any] = {
+        f"{name}, {'equal' if equal else 'unequal'}{', masked' if masked else ''}": train(
+            make(make_loss(), D, M, gather_distributed=True), rank, world_size, equal, masked
+        )
+        for name, make in CLASSES.items()
+        for equal in (True, False)
+        for masked in (False, True)
+    }
+    results["failures"] = failures(rank)
+    results["skipped"] = skipped(rank)
+    results["filled"] = filled(rank)
+    results["pml"] = inside_pmls_wrapper(CrossBatchMemory, rank)
+    for name, make in CLASSES.items():
+        results[f"{name} inside"] = inside_pmls_wrapper(make, rank, delay=10**9)
+        inside_pmls_wrapper(make, rank)
+    torch.save(results, f"{folder}/rank{rank}.pt")
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
