@@ -208,6 +208,28 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         if is_storable:
             self._commit(self._enqueued(self.embedding_memory[: self.num_rows], batch))
 
+    def add_to_memory(self, embeddings: Tensor, labels: Tensor, batch_size: int) -> None:
+        """PML's name for :meth:`fill_memory`."""
+        self.fill_memory(embeddings[:batch_size], labels[:batch_size])
+
+    def create_indices_tuple(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        E_mem: Tensor,  # noqa: N803
+        L_mem: Tensor,  # noqa: N803
+        input_indices_tuple: IndicesTuple | None,
+        do_remove_self_comparisons: bool,
+    ) -> IndicesTuple:
+        """PML's method for subclasses: pairs of the batch stored last with the given rows."""
+        own_rows = self.curr_batch_idx
+        indices = self._indices(
+            embeddings, labels, E_mem, L_mem, own_rows if do_remove_self_comparisons else None
+        )
+        if input_indices_tuple is None:
+            return indices
+        return joined(indices, input_indices_tuple, labels, own_rows)
+
     def reset_queue(self) -> None:
         """Empties the memory. Calls stay counted and adapters keep their estimates."""
         rows = torch.zeros(self.memory_size, self.embedding_size, dtype=self.memory_dtype)
@@ -313,7 +335,9 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             return _zero_loss(batch)
         rows = rows.to(batch.anchors.dtype)
         own_rows = batch.own(memory.batch_rows)
-        indices = self._indices(batch, rows, labels, own_rows if batch.is_own else None)
+        indices = self._indices(
+            batch.anchors, batch.anchor_labels, rows, labels, own_rows if batch.is_own else None
+        )
         if given is not None:
             indices = joined(indices, given, batch.anchor_labels, own_rows)
         return self._loss(batch, indices, rows, labels)
@@ -324,7 +348,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         if len(batch.anchors) == 0 or len(rows) == 0:
             return _zero_loss(batch) if given is None else self._loss_of_batch(batch, given)
         rows = rows.to(batch.anchors.dtype)
-        indices = self._indices(batch, rows, labels, None)
+        indices = self._indices(batch.anchors, batch.anchor_labels, rows, labels, None)
         if given is not None:
             # Not stored, so the given pairs find their rows of the batch behind those of the memory.
             batch_rows = torch.arange(len(rows), len(rows) + len(batch.refs), device=rows.device)
@@ -352,10 +376,12 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         loss: Tensor = self.loss(batch.anchors, batch.anchor_labels, indices, rows, labels)
         return loss
 
-    def _indices(self, batch: Batch, rows: Tensor, labels: Tensor, own_rows: Tensor | None) -> IndicesTuple:
+    def _indices(
+        self, anchors: Tensor, anchor_labels: Tensor, rows: Tensor, labels: Tensor, own_rows: Tensor | None
+    ) -> IndicesTuple:
         if self.miner is None:
-            return all_pairs(batch.anchor_labels, labels, own_rows)
-        return mined(self.miner, batch.anchors, batch.anchor_labels, rows, labels, own_rows)
+            return all_pairs(anchor_labels, labels, own_rows)
+        return mined(self.miner, anchors, anchor_labels, rows, labels, own_rows)
 
     def _commit(self, memory: Memory) -> None:
         """Makes the memory that the loss was computed with the one that is stored."""
