@@ -1,0 +1,1 @@
+"""The Glyphs retrieval task: network, distortion, batches, evaluation, methods and training."""

@@ -1,0 +1,42 @@
+"""Checkpoints that survive a kill at any moment."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_metric_learning.losses import CrossBatchMemory
+from torch import nn
+
+# What PML's own memory needs to go on and leaves out of its state_dict.
+_QUEUE = ("queue_idx", "has_been_filled")
+
+
+def loss_state(loss_fn: nn.Module) -> dict[str, Any]:
+    """The state of a loss, with what that of PML's own `CrossBatchMemory` leaves out."""
+    is_pmls = type(loss_fn) is CrossBatchMemory
+    queue = {name: getattr(loss_fn, name) for name in _QUEUE} if is_pmls else {}
+    return {"state_dict": loss_fn.state_dict(), "queue": queue}
+
+
+def restore_loss(loss_fn: nn.Module, state: dict[str, Any]) -> None:
+    """The opposite of `loss_state`."""
+    loss_fn.load_state_dict(state["state_dict"])
+    for name, value in state["queue"].items():
+        setattr(loss_fn, name, value)
+
+
+def save(state: dict[str, Any], path: Path) -> None:
+    """Writes a checkpoint; the file at ``path`` is at all times the old or the new one, whole."""
+    unfinished = path.with_suffix(".unfinished")
+    with unfinished.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(unfinished, path)
+
+
+def load(path: Path, device: torch.device) -> dict[str, Any]:
+    """Reads what `save` wrote."""
+    state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    return state

@@ -1,0 +1,191 @@
+"""Trains one method on Glyphs; the whole state can be saved and restored between any two steps."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pml_xbn.datasets import Glyphs
+
+from .batches import EpochBatches
+from .checkpoint import loss_state, restore_loss
+from .distortion import distort
+from .evaluation import embed, retrieval_accuracy
+from .methods import METHODS, MemorySetup
+from .network import GlyphNet
+from .randomness import generator_for, seed_for
+
+_PROBE_SIZE = 64
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that a result depends on, but for the method.
+
+    Attributes:
+        batch_size: images per step, a multiple of ``images_per_class``.
+        images_per_class: images of each class in a batch.
+        memory_ratio: rows in memory as a share of the training images.
+        seed: initial weights, batches and training distortion; the test distortion is fixed.
+        embedding_size: length of an embedding.
+        learning_rate: of AdamW in the first epoch.
+        decay: factor on the learning rate after every second epoch.
+        drift_every: steps from one measurement of feature drift to the next.
+        classes: use only so many classes of each half; None for all.
+    """
+
+    batch_size: int = 16
+    images_per_class: int = 4
+    memory_ratio: float = 0.03
+    seed: int = 0
+    embedding_size: int = 128
+    learning_rate: float = 1e-3
+    decay: float = 0.33
+    drift_every: int = 20
+    classes: int | None = None
+
+
+@dataclass
+class History:
+    """What a run has measured so far.
+
+    Attributes:
+        epochs: one row per epoch: epoch, recall_at_1, recall_at_10, map_at_r, and loss and drift
+            as means over the epoch.
+        steps: one row per drift measurement: step (counted over all epochs), loss, drift.
+        step_times: seconds of every training step.
+    """
+
+    epochs: list[dict[str, float]] = field(default_factory=list)
+    steps: list[dict[str, float]] = field(default_factory=list)
+    step_times: list[float] = field(default_factory=list)
+
+
+class Task:
+    """Images, labels and batches, shared by all runs of a comparison."""
+
+    def __init__(self, settings: Settings, device: torch.device) -> None:
+        self.settings, self.device = settings, device
+        train, test = Glyphs("train"), Glyphs("test")
+        self.checksum, self.matplotlib_version = train.checksum, train.matplotlib_version
+        self.images, self.labels = _first_classes(train, settings.classes, device)
+        test_images, self.test_labels = _first_classes(test, settings.classes, device)
+        self.test_images = distort(test_images, generator_for("test"))
+        self.batches = EpochBatches(
+            self.labels.cpu(), settings.batch_size, settings.images_per_class, settings.seed
+        )
+        probe = torch.randperm(len(self.images), generator=generator_for("probe"))[:_PROBE_SIZE]
+        self.probe = distort(self.images[probe.to(device)], generator_for("probe distortion"))
+        self.memory_setup = MemorySetup(
+            embedding_size=settings.embedding_size,
+            memory_size=max(settings.batch_size, round(settings.memory_ratio * len(self.images))),
+            steps_per_epoch=len(self.batches),
+            superclasses=train.superclasses,
+        )
+
+
+def _first_classes(dataset: Glyphs, classes: int | None, device: torch.device) -> tuple[Tensor, Tensor]:
+    size = len(dataset) if classes is None else int((dataset.labels < classes).sum())
+    return dataset.images[:size, None].to(device), dataset.labels[:size].to(device)
+
+
+class Run:
+    """The training of one method.
+
+    Args:
+        task: data and settings.
+        method: a key of `METHODS`.
+    """
+
+    def __init__(self, task: Task, method: str) -> None:
+        settings = task.settings
+        self.task = task
+        torch.manual_seed(seed_for(settings.seed, "weights"))
+        self.model = GlyphNet(settings.embedding_size).to(task.device)
+        self.loss_fn = METHODS[method](task.memory_setup).to(task.device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=settings.learning_rate)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, settings.decay)
+        self.epoch, self.step = 0, 0
+        self.history = History()
+
+    def start_from(self, other: Run) -> None:
+        """Takes over another run's state, but for its loss."""
+        # A copy, since an optimizer goes on to use the very tensors that it loads.
+        state = copy.deepcopy(other.state_dict())
+        self.load_state_dict({**state, "loss_fn": loss_state(self.loss_fn)})
+        self.history.step_times.clear()
+
+    def train_epoch(
+        self, progress: Callable[[Iterable[int]], Iterable[int]], after_step: Callable[[], None]
+    ) -> None:
+        """Trains to the end of the current epoch and evaluates.
+
+        Args:
+            progress: wraps the iteration over the remaining steps, a progress bar for example.
+            after_step: called after every step, a moment at which the state may be saved.
+        """
+        batches = self.task.batches.epoch(self.epoch)
+        for step in progress(range(self.step, len(batches))):
+            self._train_step(batches[step])
+            self.step = step + 1
+            after_step()
+        self.scheduler.step()
+        self._evaluate()
+        self.epoch, self.step = self.epoch + 1, 0
+
+    def _train_step(self, batch: Tensor) -> None:
+        settings, task = self.task.settings, self.task
+        batch = batch.to(task.device)
+        generator = generator_for(settings.seed, self.epoch, self.step)
+        images, labels = distort(task.images[batch], generator), task.labels[batch]
+
+        measured = self.step % settings.drift_every == 0
+        before = embed(self.model, task.probe) if measured else None
+        start = self._now()
+        self.optimizer.zero_grad()
+        loss = self.loss_fn(self.model(images), labels)
+        loss.backward()
+        self.optimizer.step()
+        self.history.step_times.append(self._now() - start)
+        if before is not None:
+            drift = (embed(self.model, task.probe) - before).norm(dim=1).mean()
+            global_step = self.epoch * len(task.batches) + self.step
+            self.history.steps.append({"step": global_step, "loss": loss.item(), "drift": drift.item()})
+
+    def _now(self) -> float:
+        if self.task.device.type == "cuda":
+            torch.cuda.synchronize(self.task.device)
+        return time.perf_counter()
+
+    def _evaluate(self) -> None:
+        accuracy = retrieval_accuracy(embed(self.model, self.task.test_images), self.task.test_labels)
+        first_step = self.epoch * len(self.task.batches)
+        rows = [row for row in self.history.steps if row["step"] >= first_step]
+        means = {key: sum(row[key] for row in rows) / len(rows) for key in ("loss", "drift")}
+        self.history.epochs.append({"epoch": self.epoch + 1, **accuracy, **means})
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is needed to go on from here, bit for bit."""
+        return {
+            "epoch": self.epoch,
+            "step": self.step,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "loss_fn": loss_state(self.loss_fn),
+            "history": vars(self.history),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self.step = state["epoch"], state["step"]
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        restore_loss(self.loss_fn, state["loss_fn"])
+        self.history = History(**{key: list(rows) for key, rows in state["history"].items()})
