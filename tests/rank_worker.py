@@ -135,13 +135,16 @@ def filled(rank: int) -> dict[str, Any]:
     return memory_of(loss_fn)
 
 
-def inside_pmls_wrapper(make: Callable[..., nn.Module], rank: int, **kwargs: Any) -> dict[str, Any]:
+def inside_pmls_wrapper(
+    make: Callable[..., nn.Module], rank: int, masked: bool = False, **kwargs: Any
+) -> dict[str, Any]:
     memory = make(ContrastiveLoss(), D, M, **kwargs)
+    mask = torch.arange(4) % 2 == 1 if masked else None
     loss_fn = DistributedLossWrapper(memory)
     losses, gradients = [], []
     for step in range(5):
         inputs, labels = batch_of(rank, step, 4)
-        loss = loss_fn(inputs.requires_grad_(), labels)
+        loss = loss_fn(inputs.requires_grad_(), labels, enqueue_mask=mask)
         loss.backward()
         losses.append(loss.detach())
         gradients.append(inputs.grad)
@@ -169,10 +172,11 @@ def main(rank: int, world_size: int, folder: str) -> None:
     results["failures"] = failures(rank)
     results["skipped"] = skipped(rank)
     results["filled"] = filled(rank)
-    results["pml"] = inside_pmls_wrapper(CrossBatchMemory, rank)
-    for name, make in CLASSES.items():
-        results[f"{name} inside"] = inside_pmls_wrapper(make, rank, delay=10**9)
-        inside_pmls_wrapper(make, rank)
+    for masked in (False, True):
+        results[f"pml, {masked}"] = inside_pmls_wrapper(CrossBatchMemory, rank, masked)
+        for name, make in CLASSES.items():
+            results[f"{name} inside, {masked}"] = inside_pmls_wrapper(make, rank, masked, delay=10**9)
+            inside_pmls_wrapper(make, rank, masked)
     torch.save(results, f"{folder}/rank{rank}.pt")
     distributed.barrier()
     distributed.destroy_process_group()

@@ -105,16 +105,17 @@ def test_fill_memory_gathers_in_rank_order(ranks: Results) -> None:
     assert torch.equal(ranks[0]["filled"]["rows"][: len(expected)], expected)
 
 
+@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("name", CLASSES)
-def test_inside_pmls_distributed_wrapper_they_are_its_memory(ranks: Results, name: str) -> None:
+def test_inside_pmls_distributed_wrapper_they_are_its_memory(ranks: Results, name: str, masked: bool) -> None:
     for rank in ranks:
-        pml, ours = rank["pml"], rank[f"{name} inside"]
+        pml, ours = rank[f"pml, {masked}"], rank[f"{name} inside, {masked}"]
         for field in ("rows", "labels", "losses", "gradients"):
             torch.testing.assert_close(ours[field], pml[field])
 
 
 def test_b14_pmls_ranks_differ_and_ours_do_not(ranks: Results) -> None:
-    first, second = ranks[0]["pml"], ranks[1]["pml"]
+    first, second = ranks[0]["pml, False"], ranks[1]["pml, False"]
     assert not torch.equal(first["rows"], second["rows"])
     # Other rows, not only another order: 17 is no multiple of the global batch.
     assert not torch.equal(first["rows"].sort(dim=0).values, second["rows"].sort(dim=0).values)
