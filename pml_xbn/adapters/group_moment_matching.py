@@ -23,7 +23,7 @@ class GroupMomentMatching(BaseAdapter):
         \left(\lambda_\sigma \sigma[B] + (1 - \lambda_\sigma)\, \sigma[B^i]\right)
         + \lambda_\mu E[B] + (1 - \lambda_\mu)\, E[B^i]
 
-    (thesis A Study of Cross-Batch Memory, Eq. 4.3 and Algorithm 2; groups are classes, or superclasses
+    (thesis A Study of Cross Batch Memory, Eq. 4.3 and Algorithm 2; groups are classes, or superclasses
     as in Eq. 4.4). Every other row takes the map of :class:`MomentMatching` with R and B whole, or stays.
 
     Args:

@@ -18,7 +18,7 @@ class MomentMatching(BaseAdapter):
 
     with R the memory before the batch and B the batch (Adaptive Cross Batch Normalization, Eq. 6). With
     ``match_std=False`` the rows are only centred, :math:`\hat z = z - E[R] + E[B]` (Eq. 4.5 of the
-    thesis A Study of Cross-Batch Memory). With ``momentum=m`` the moments of the batch are replaced by
+    thesis A Study of Cross Batch Memory). With ``momentum=m`` the moments of the batch are replaced by
     their exponential moving average, ``m · old + (1 − m) · new`` (Table 5 of the former).
 
     Args:

@@ -37,7 +37,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         memory_size: number of rows M.
         miner: chooses among the pairs of batch and memory; default all pairs.
         delay: forward calls, after ``warmup``, during which rows are stored and used but not adapted
-            (thesis A Study of Cross-Batch Memory, §4.3.3). For e epochs: e · batches per epoch.
+            (thesis A Study of Cross Batch Memory, §4.3.3). For e epochs: e · batches per epoch.
         warmup: forward calls during which nothing is stored and the wrapped loss sees the batch alone
             (Cross-Batch Memory, §3.3: 1,000).
         batch_loss_weight: adds that multiple of the wrapped loss on the batch alone (XBM* in Table 2 of

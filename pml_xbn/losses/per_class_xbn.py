@@ -14,7 +14,7 @@ from .pairs import Miner
 class PerClassXBN(AdaptiveCrossBatchMemory):
     """A cross-batch memory whose rows take the mean and σ of their class in the batch.
 
-    PC-XBN, thesis A Study of Cross-Batch Memory, Eq. 4.3 and Algorithm 2. It needs many rows per class,
+    PC-XBN, thesis A Study of Cross Batch Memory, Eq. 4.3 and Algorithm 2. It needs many rows per class,
     in the batch and in memory, and shrinks the distances within a class: a ``PairMarginMiner`` with the
     default margins may find no positives left (thesis, Table 5.15).
 

@@ -15,7 +15,7 @@ from .pairs import Miner
 class SuperClassXBN(AdaptiveCrossBatchMemory):
     """A cross-batch memory whose rows take the mean and σ of their superclass in the batch.
 
-    SC-XBN, thesis A Study of Cross-Batch Memory, Eq. 4.4. The loss still sees the classes.
+    SC-XBN, thesis A Study of Cross Batch Memory, Eq. 4.4. The loss still sees the classes.
 
     Args:
         loss, embedding_size, memory_size, miner: as PML's ``CrossBatchMemory``.
