@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from pytorch_metric_learning.utils.module_with_records import ModuleWithRecords
 from torch import Tensor
 
-from .moments import Moments, moments, scale_between
+from .moments import Moments, at_least_float32, moments, std_ratio
+from .running_moments import RunningMoments
 
 # Whether to refuse, as a 0-d tensor that stays on its device, and the error's text if so.
 Refusal = tuple[Tensor, Callable[[], str]]
@@ -21,6 +23,10 @@ class BaseAdapter(ModuleWithRecords):
     batch, :meth:`estimate`. With fewer than two rows in the batch, or in memory, there are no moments
     and the rows stay as they are.
 
+    As a plain hook, called, an adapter reads the memory twice and returns new rows. A memory that tells it of
+    every row that comes and goes, by :meth:`replaced` and :meth:`forget`, calls :meth:`adapt_into`
+    instead, which reads the memory once and writes the new rows where the memory wants them.
+
     Args:
         collect_stats: record ``mean_distance``, the L2 distance between the means of memory and batch
             before adaptation, and ``std_ratio``, the mean over dimensions of σ[B]/σ[R]. Reading them
@@ -29,6 +35,7 @@ class BaseAdapter(ModuleWithRecords):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self.running = RunningMoments()
         self.add_to_recordable_attributes(list_of_names=["mean_distance", "std_ratio"], is_stat=True)
 
     def forward(
@@ -42,17 +49,38 @@ class BaseAdapter(ModuleWithRecords):
             batch: detached rows about to be enqueued, ``(b, d)``.
             batch_labels: ``(b,)``, integers.
         """
+        self.running.forget()
+        rows = at_least_float32(memory)
+        out = torch.empty_like(rows)
+        is_adapted = self.adapt_into(out, rows, memory_labels, batch, batch_labels)
+        self.running.forget()
+        return out.to(memory.dtype) if is_adapted else None
+
+    def adapt_into(
+        self, out: Tensor, memory: Tensor, memory_labels: Tensor, batch: Tensor, batch_labels: Tensor
+    ) -> bool:
+        """Writes the adapted rows to ``out`` ``(n, d)``; False if they stay and nothing was written."""
         self.reset_stats()
         if len(batch) < 2:
-            return None
+            return False
         batch_moments = moments(batch)
         target = self.estimate(batch_moments, len(batch))
         if len(memory) < 2:
-            return None
-        memory_moments = moments(memory)
+            return False
+        source = self.running.moments_of(memory)
         if self.collect_stats:
-            self._record(memory_moments, batch_moments)
-        return self.adapt(memory, memory_labels, batch, batch_labels, memory_moments, target)
+            self.mean_distance = (source.mean - batch_moments.mean).norm().item()
+            self.std_ratio = std_ratio(source, batch_moments).mean().item()
+        self.adapt(out, memory, memory_labels, batch, batch_labels, source, target)
+        return True
+
+    def replaced(self, removed: Tensor, added: Tensor) -> None:
+        """Tells that rows ``(r, d)`` have left the memory and rows ``(b, d)`` have come."""
+        self.running.replace(removed, added)
+
+    def forget(self) -> None:
+        """Tells that the memory has changed otherwise."""
+        self.running.forget()
 
     def refusal(self, labels: Tensor) -> Refusal | None:
         """Checks labels ``(b,)`` before anything is stored; None where any label will do."""
@@ -64,16 +92,22 @@ class BaseAdapter(ModuleWithRecords):
 
     def adapt(
         self,
+        out: Tensor,
         memory: Tensor,
         memory_labels: Tensor,
         batch: Tensor,
         batch_labels: Tensor,
         source: Moments,
         target: Moments,
-    ) -> Tensor:
-        """Returns the new rows ``(n, d)``, given the moments of memory and those to adapt to."""
+    ) -> None:
+        """Writes the new rows to ``out`` and tells ``self.running`` of it.
+
+        Given are the moments of the memory, and those to adapt to.
+        """
         raise NotImplementedError
 
-    def _record(self, memory_moments: Moments, batch_moments: Moments) -> None:
-        self.mean_distance = (memory_moments.mean - batch_moments.mean).norm().item()
-        self.std_ratio = scale_between(memory_moments, batch_moments).mean().item()
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"running": self.running.state()}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.running.load(state["running"])

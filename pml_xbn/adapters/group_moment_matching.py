@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from .base_adapter import BaseAdapter, Refusal
-from .group_moments import group_moments, group_slots
-from .moments import Moments, match_moments
+from .group_moments import GroupSlots, group_moments, group_slots, group_sums, map_by_slot
+from .moments import Affine, Moments, affine_between, widest
+from .running_moments import Sums
 from .superclass_lookup import Superclasses, SuperclassLookup
 
 
@@ -79,49 +80,69 @@ class GroupMomentMatching(BaseAdapter):
 
     def adapt(
         self,
+        out: Tensor,
         memory: Tensor,
         memory_labels: Tensor,
         batch: Tensor,
         batch_labels: Tensor,
         source: Moments,
         target: Moments,
-    ) -> Tensor:
-        memory_groups, batch_groups = memory_labels, batch_labels
-        if self.superclass_of is not None:
-            # Two different stand-ins, so that rows without a superclass form no group.
-            memory_groups = self.superclass_of(memory_labels, missing=-1)
-            batch_groups = self.superclass_of(batch_labels, missing=-2)
-        slots = group_slots(memory_groups, batch_groups)
-        num_slots = len(batch) + 1  # the last one takes the rows of groups that the batch lacks
-        in_memory, memory_counts = group_moments(memory, slots.memory, num_slots)
-        in_batch, batch_counts = group_moments(batch, slots.batch, num_slots)
+    ) -> None:
+        slots = self._slots(memory_labels, batch_labels)
+        absent = len(batch)  # the slot of rows whose group the batch lacks
+        rows, row_slots, places = _of_groups(memory, slots.memory, absent)
 
+        in_batch = group_sums(batch, slots.batch, absent)
+        in_memory = Sums(*(x[:absent] for x in group_sums(rows, row_slots, absent + 1)))
+        present = (in_memory.count >= 2) & (in_batch.count >= 2)
+
+        mean, std = group_moments(in_batch)
         blend = Moments(
-            torch.lerp(in_batch.mean, target.mean.expand_as(in_batch.mean), self.mean_lambda),
-            torch.lerp(in_batch.std, target.std.expand_as(in_batch.std), self.std_lambda),
+            torch.lerp(mean, widest(target.mean).expand_as(mean), self.mean_lambda),
+            torch.lerp(std, widest(target.std).expand_as(std), self.std_lambda),
         )
-        present = (memory_counts >= 2) & (batch_counts >= 2)
+        of_group = affine_between(group_moments(in_memory), blend, len(memory), memory.dtype)
+        of_all = affine_between(source, target, len(memory), memory.dtype)
         if not self.normalize_absent:
-            source = target = _identity_like(source)
+            of_all = Affine(torch.ones_like(of_all.scale), torch.zeros_like(of_all.shift))
+        of_slot = Affine(
+            *(
+                torch.cat([torch.where(present, group, whole), whole.unsqueeze(0)])
+                for group, whole in zip(of_group, of_all, strict=True)
+            )
+        )
+
+        if places is None:
+            map_by_slot(rows, row_slots, of_slot, out)
+        else:
+            of_all.map(memory, out=out)
+            mapped = torch.empty_like(rows)
+            map_by_slot(rows, row_slots, of_slot, mapped)
+            out.index_copy_(0, places, mapped)
+
+        moved = in_memory._replace(count=in_memory.count * present)
+        self.running.map(of_all)
+        self.running.regroup(moved.mapped(of_all), moved.mapped(Affine(*(x[:absent] for x in of_slot))))
         if self.collect_stats:
-            share = present[slots.memory].float().mean()
-            self.share_normalized_per_group = share.item()
-        return match_moments(
-            memory,
-            _per_row(present, in_memory, source, slots.memory),
-            _per_row(present, blend, target, slots.memory),
+            num_normalized = (in_memory.count * present).sum().item()
+            self.share_normalized_per_group = num_normalized / len(memory)
+
+    def _slots(self, memory_labels: Tensor, batch_labels: Tensor) -> GroupSlots:
+        if self.superclass_of is None:
+            return group_slots(memory_labels, batch_labels)
+        # Two different stand-ins, so that rows without a superclass form no group.
+        return group_slots(
+            self.superclass_of(memory_labels, missing=-1), self.superclass_of(batch_labels, missing=-2)
         )
 
 
-def _per_row(present: Tensor, of_group: Moments, of_all: Moments, slots: Tensor) -> Moments:
-    """The moments of a row's group where the group is present, else those of all rows, ``(n, d)``."""
-    present = present.unsqueeze(1)
-    return Moments(
-        torch.where(present, of_group.mean, of_all.mean)[slots],
-        torch.where(present, of_group.std, of_all.std)[slots],
-    )
+def _of_groups(memory: Tensor, slots: Tensor, absent: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The rows whose group is in the batch, their slots and places; all rows (places None) if most are.
 
-
-def _identity_like(moments: Moments) -> Moments:
-    """Moments that, as source and target both, leave a row exactly as it is."""
-    return Moments(torch.zeros_like(moments.mean), torch.ones_like(moments.std))
+    On a GPU all rows, always: to count them would make it wait for the host.
+    """
+    if memory.device.type == "cpu":
+        places = (slots < absent).nonzero().squeeze(1)
+        if len(places) < len(memory) / 2:
+            return memory.index_select(0, places), slots.index_select(0, places), places
+    return memory, slots, None

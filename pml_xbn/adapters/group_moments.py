@@ -1,13 +1,15 @@
-"""Moments of many groups of rows at once, without a loop over groups."""
+"""Moments of many groups of rows at once, and a map of its own for each, without a loop over groups."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .moments import Moments, at_least_float32
+from .moments import Affine, Moments, at_least_float32, widest
+from .running_moments import Sums
 
 
 class GroupSlots(NamedTuple):
@@ -35,18 +37,56 @@ def group_slots(memory_groups: Tensor, batch_groups: Tensor) -> GroupSlots:
     return GroupSlots(torch.where(is_in_batch, nearest, len(in_order)), batch_slots)
 
 
-def group_moments(rows: Tensor, slots: Tensor, num_slots: int) -> tuple[Moments, Tensor]:
-    """Moments of the rows of every slot, ``(num_slots, d)`` each, and the row counts ``(num_slots,)``.
+def group_sums(rows: Tensor, slots: Tensor, num_slots: int) -> Sums:
+    """Sums of the rows of every slot, in one pass over the rows.
 
-    A slot with fewer than two rows has no spread; its standard deviation reads 0. Sums run in float64,
-    because a group may hold most of a large memory.
+    Args:
+        rows: ``(n, d)``.
+        slots: of the rows, ``(n,)``.
+        num_slots: g, larger than every slot.
+
+    Returns:
+        Sums of shapes ``(g, 1)`` and ``(g, d)``.
     """
     rows = at_least_float32(rows)
-    wide = rows.double()
-    counts = torch.zeros(num_slots, dtype=torch.int64, device=rows.device)
-    counts.index_add_(0, slots, torch.ones_like(slots))
-    sums = wide.new_zeros(num_slots, rows.shape[1])
-    mean = sums.index_add(0, slots, wide) / counts.clamp(min=1).unsqueeze(1)
-    squares = sums.index_add(0, slots, (wide - mean[slots]).square())
-    std = (squares / (counts - 1).clamp(min=1).unsqueeze(1)).sqrt()
-    return Moments(mean.to(rows.dtype), std.to(rows.dtype)), counts
+    counts = slots.new_zeros(num_slots).index_add_(0, slots, torch.ones_like(slots)).unsqueeze(1)
+    centres = _first_rows(rows, slots, num_slots)
+    sums = widest(rows.new_zeros(2, *centres.shape))
+    for part, part_slots in _parts(rows, slots):
+        # Short sums in the rows' own dtype, of which float64 keeps the total.
+        offsets = part - centres.index_select(0, part_slots)
+        index = part_slots.unsqueeze(1).expand_as(part)
+        short = torch.zeros_like(sums, dtype=rows.dtype)
+        short[0].scatter_add_(0, index, offsets)
+        short[1].scatter_add_(0, index, offsets.square_())
+        sums += short
+    offset = sums[0] / counts.clamp(min=1)
+    squares = (sums[1] - counts * offset.square()).clamp(min=0)
+    return Sums(counts, offset + widest(centres), squares)
+
+
+def _first_rows(rows: Tensor, slots: Tensor, num_slots: int) -> Tensor:
+    """A row of every slot, ``(g, d)``: what squares are taken from, lest a far mean swamp the spread."""
+    if len(rows) == 0:
+        return rows.new_zeros(num_slots, rows.shape[1])
+    numbers = torch.arange(len(rows), device=rows.device)
+    first = slots.new_zeros(num_slots).scatter_reduce_(0, slots, numbers, "amin", include_self=False)
+    return rows.index_select(0, first)
+
+
+def group_moments(sums: Sums) -> Moments:
+    """Moments ``(g, d)``; the standard deviation of fewer than two rows reads 0."""
+    return Moments(sums.mean, (sums.squares / (sums.count - 1).clamp(min=1)).sqrt())
+
+
+def map_by_slot(rows: Tensor, slots: Tensor, affine: Affine, out: Tensor) -> None:
+    """Writes every row ``(n, d)`` to ``out``, mapped by its slot's pair in ``affine``, ``(g, d)`` each."""
+    for part, part_slots, part_out in _parts(rows, slots, out):
+        of_rows = Affine(*(table.index_select(0, part_slots) for table in affine))
+        of_rows.map(part, out=part_out)
+
+
+def _parts(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """A few rows at a time: on a CPU so few that they stay in its cache until they are done with."""
+    size = 2048 if tensors[0].device.type == "cpu" else 2**18
+    return zip(*(tensor.split(size) for tensor in tensors), strict=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .base_adapter import BaseAdapter
-from .moments import Moments, match_moments
+from .moments import Moments, affine_between
 
 
 class MomentMatching(BaseAdapter):
@@ -69,20 +69,24 @@ class MomentMatching(BaseAdapter):
 
     def adapt(
         self,
+        out: Tensor,
         memory: Tensor,
         memory_labels: Tensor,
         batch: Tensor,
         batch_labels: Tensor,
         source: Moments,
         target: Moments,
-    ) -> Tensor:
+    ) -> None:
         if not self.match_std:
             target = target._replace(std=source.std)
-        return match_moments(memory, source, target)
+        affine = affine_between(source, target, len(memory), memory.dtype)
+        affine.map(memory, out=out)
+        self.running.map(affine)
 
     # The buffers have no size before the first batch, so they travel as extra state, which may be None.
     def get_extra_state(self) -> dict[str, Any]:
-        return {"mean": self.mean, "std": self.std}
+        return {**super().get_extra_state(), "mean": self.mean, "std": self.std}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
+        super().set_extra_state(state)
         self.mean, self.std = state["mean"], state["std"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,17 @@ class Moments(NamedTuple):
 
     mean: Tensor
     std: Tensor
+
+
+class Affine(NamedTuple):
+    """The map z → z · scale + shift per embedding dimension, each of shape ``(d,)`` or ``(g, d)``."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def map(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
+        """The mapped rows ``(n, d)``, in one pass over them."""
+        return torch.addcmul(self.shift, rows, self.scale, out=out)
 
 
 def moments(rows: Tensor) -> Moments:
@@ -34,13 +46,12 @@ def match_moments(rows: Tensor, source: Moments, target: Moments) -> Tensor:
 
     .. math:: \hat z = \frac{z - \mu_{source}}{\sigma_{source}} \sigma_{target} + \mu_{target}
 
-    (Adaptive Cross Batch Normalization, Eq. 6.) A dimension in which :math:`\sigma_{source}` is zero is
-    only shifted; one whose moments overflowed is left as it is. Finite rows stay finite.
+    (Adaptive Cross Batch Normalization, Eq. 6.)
 
     Args:
         rows: ``(n, d)``.
-        source: moments of ``rows``, ``(d,)`` each, or ``(n, d)`` with one pair for every row.
-        target: moments to give them, of the same shape.
+        source: moments of ``rows``, ``(d,)`` each.
+        target: moments to give them, ``(d,)`` each.
 
     Returns:
         A new tensor ``(n, d)`` of the dtype of ``rows``.
@@ -51,25 +62,44 @@ def match_moments(rows: Tensor, source: Moments, target: Moments) -> Tensor:
         tensor([[-0.7071,  0.0000],
                 [ 0.7071,  0.0000]])
     """
-    scale = scale_between(source, target)
-    shiftable = torch.isfinite(source.mean) & torch.isfinite(target.mean)
-    scale = torch.where(shiftable, scale, 1.0)
-    source_mean = torch.where(shiftable, source.mean, 0.0)
-    target_mean = torch.where(shiftable, target.mean, 0.0)
-    return ((rows - source_mean) * scale + target_mean).to(rows.dtype)
+    wide = at_least_float32(rows)
+    return affine_between(source, target, len(rows), wide.dtype).map(wide).to(rows.dtype)
 
 
-def scale_between(source: Moments, target: Moments) -> Tensor:
-    r""":math:`\sigma_{target} / \sigma_{source}`, and 1 where the rows have no spread to scale.
+def affine_between(source: Moments, target: Moments, num_rows: int, dtype: torch.dtype) -> Affine:
+    r"""Eq. 6 as one multiplication and one addition, for ``num_rows`` rows of ``dtype``.
 
-    A spread of a few rounding errors of the mean is none: dividing by it would blow rounding up to the
-    size of :math:`\sigma_{target}`.
+    A dimension in which :math:`\sigma_{source}` is zero is only shifted. One in which the map of such
+    rows could overflow is left as it is, so finite rows stay finite.
     """
+    source, target = (Moments(widest(mean), widest(std)) for mean, std in (source, target))
+    scale = _ratio(source, target, dtype)
+    shift = target.mean - source.mean * scale
+    # No row is further from the mean than this many standard deviations.
+    reach = math.sqrt(max(num_rows, 1))
+    farthest = (source.mean.abs() + reach * source.std) * scale + shift.abs()
+    fits = (farthest < torch.finfo(dtype).max / 4) & torch.isfinite(shift)
+    return Affine(torch.where(fits, scale, 1.0).to(dtype), torch.where(fits, shift, 0.0).to(dtype))
+
+
+def std_ratio(source: Moments, target: Moments) -> Tensor:
+    r""":math:`\sigma_{target} / \sigma_{source}`, and 1 where the rows have no spread to scale."""
+    return _ratio(source, target, source.std.dtype)
+
+
+def _ratio(source: Moments, target: Moments, dtype: torch.dtype) -> Tensor:
+    # A spread of a few rounding errors of the mean is none: dividing by it would blow rounding up to the
+    # size of the target's.
     ratio = target.std / source.std
-    has_spread = source.std > 8 * torch.finfo(source.std.dtype).eps * source.mean.abs()
-    return torch.where(has_spread & torch.isfinite(ratio), ratio, 1.0)
+    has_spread = source.std > 8 * torch.finfo(dtype).eps * source.mean.abs()
+    return torch.where(has_spread & (ratio < torch.finfo(dtype).max / 4), ratio, 1.0)
 
 
 def at_least_float32(rows: Tensor) -> Tensor:
     """``rows`` in float32, or in its own dtype where that is more precise."""
     return rows.to(torch.promote_types(rows.dtype, torch.float32))
+
+
+def widest(values: Tensor) -> Tensor:
+    """``values`` in float64, or in float32 on devices that know no float64."""
+    return values.float() if values.device.type == "mps" else values.double()

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.utils.hooks import RemovableHandle
 
-from . import ranks
+from . import masks, ranks
 from .batch import Batch, Memory, gathered, split
 from .checkpoint import check_same_size, inferred_queue
 from .memory_hooks import MemoryHook, MemoryHooks
 from .pairs import IndicesTuple, Miner, all_pairs, joined, mined
+from .row_buffers import Reader, RowBuffers, traced
 from .supported import check_supported
 from .validation import check_fits, check_indices, check_integer, check_non_negative
 
@@ -100,7 +101,10 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
                 f"memory_dtype={memory_dtype!r}: pass torch.float32 or torch.float64; rows in less than "
                 "float32 lose what adaptation adds"
             )
-        self.memory_dtype = memory_dtype  # reset_queue, which runs inside super().__init__, needs it
+        # What reset_queue needs, which runs inside super().__init__.
+        self.memory_dtype = memory_dtype
+        self._hooks = MemoryHooks()
+        self._row_buffers = RowBuffers()
         super().__init__(
             loss=loss, embedding_size=embedding_size, memory_size=memory_size, miner=miner, **kwargs
         )
@@ -111,7 +115,6 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         self.gather_distributed = gather_distributed
         self.nonfinite = nonfinite
         self.num_calls = 0
-        self._hooks = MemoryHooks()
         self.add_to_recordable_attributes(
             list_of_names=["delay", "warmup", "batch_loss_weight", "num_rows", "num_calls"],
             is_stat=False,
@@ -175,20 +178,25 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             embeddings, labels, indices_tuple, enqueue_mask, is_read_only=is_read_only
         )
         if is_read_only or not is_storable:
-            return self._loss_against_stored(batch, indices_tuple)
+            loss, reader = traced(self._loss_against_stored(batch, indices_tuple))
+            self._row_buffers.read_by(reader)
+            return loss
         memory = None
         with self._hooks.restored_on_error(), self._ranks_in_step():
             if self.num_calls < self.warmup:
                 loss = self._loss_of_batch(batch, indices_tuple)
             else:
-                memory = self._enqueued(self._adapted(batch), batch)
+                memory = self._next_memory(batch, is_adapted=self.num_calls >= self.warmup + self.delay)
                 loss = self._loss_against(memory, batch, indices_tuple)
                 if self.batch_loss_weight:
                     loss = loss + self.batch_loss_weight * self._loss_of_batch(batch, indices_tuple)
+        if batch.weight != 1:
+            loss = loss * batch.weight
         if memory is not None:
-            self._commit(memory)
+            loss, reader = traced(loss)
+            self._commit(memory, reader)
         self.num_calls += 1
-        return loss if batch.weight == 1 else loss * batch.weight
+        return loss
 
     def fill_memory(self, embeddings: Tensor, labels: Tensor) -> None:
         """Stores rows without computing a loss or adapting what is there.
@@ -206,7 +214,9 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         """
         batch, is_storable = self._validated(embeddings, labels, None, None, is_read_only=False)
         if is_storable:
-            self._commit(self._enqueued(self.embedding_memory[: self.num_rows], batch))
+            with self._hooks.restored_on_error():
+                memory = self._next_memory(batch, is_adapted=False)
+            self._commit(memory, None)
 
     def add_to_memory(self, embeddings: Tensor, labels: Tensor, batch_size: int) -> None:
         """PML's name for :meth:`fill_memory`."""
@@ -239,6 +249,9 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         self.register_buffer("label_memory", labels.to(device))
         self.has_been_filled = False
         self.queue_idx = 0
+        self._row_buffers.drop()
+        self._hooks.forget()
+        self._rows_known_to_adapters = self._identity_of_rows()
 
     # -- one step: validate, adapt, compute the loss, commit ------------------------------------------------
 
@@ -306,28 +319,34 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             )
         return bool(all_finite)
 
-    def _adapted(self, batch: Batch) -> Tensor:
-        """The occupied rows, moved to where the current model would put them."""
-        rows = self.embedding_memory[: self.num_rows]
-        if self.num_calls < self.warmup + self.delay:
-            return rows
-        labels = self.label_memory[: self.num_rows]
-        with torch.no_grad():
-            # A copy, so that a hook that writes to its input and then fails cannot harm the memory.
-            rows = self._hooks.run(rows.clone(), labels, batch.rows, batch.row_labels)
-            return normalize(rows) if self.normalize_memory else rows
-
-    def _enqueued(self, rows: Tensor, batch: Batch) -> Memory:
-        """A new memory of ``rows``, with the batch in the place of the oldest ones."""
-        size = len(batch.rows)
+    def _next_memory(self, batch: Batch, is_adapted: bool) -> Memory:
+        """The stored rows, adapted or as they are, with the batch in the place of the oldest ones."""
+        if self._rows_known_to_adapters != self._identity_of_rows():
+            self._hooks.forget()
+        num_rows, size = self.num_rows, len(batch.rows)
+        rows = self._row_buffers.take(like=self.embedding_memory)
+        if not (is_adapted and self._adapt_into(rows[:num_rows], batch)):
+            rows[:num_rows] = self.embedding_memory[:num_rows]
         batch_rows = torch.arange(self.queue_idx, self.queue_idx + size, device=rows.device)
         batch_rows %= self.memory_size
-        # New tensors: the graph of an earlier forward may still need the old ones.
-        embeddings = torch.cat([rows, self.embedding_memory[len(rows) :]])
-        embeddings[batch_rows] = batch.rows
+        overwritten = batch_rows[self.memory_size - num_rows :]
+        self._hooks.replaced(rows[overwritten], batch.rows)
+        rows[batch_rows] = batch.rows
         labels = self.label_memory.clone()
         labels[batch_rows] = batch.row_labels
-        return Memory(embeddings, labels, min(len(rows) + size, self.memory_size), batch_rows)
+        return Memory(rows, labels, min(num_rows + size, self.memory_size), batch_rows)
+
+    def _adapt_into(self, out: Tensor, batch: Batch) -> bool:
+        """Writes the occupied rows to ``out``, where the current model would put them; False if not."""
+        rows, labels = self.embedding_memory[: len(out)], self.label_memory[: len(out)]
+        adapter = self._hooks.sole_adapter()
+        with torch.no_grad():
+            if adapter is not None and not self.normalize_memory:
+                return adapter.adapt_into(out, rows, labels, batch.rows, batch.row_labels)
+            # A copy, so that a hook that writes to its input and then fails cannot harm the memory.
+            new_rows = self._hooks.run(rows.clone(), labels, batch.rows, batch.row_labels)
+            out.copy_(normalize(new_rows) if self.normalize_memory else new_rows)
+        return True
 
     def _loss_against(self, memory: Memory, batch: Batch, given: IndicesTuple | None) -> Tensor:
         rows, labels = memory.embeddings[: memory.num_rows], memory.labels[: memory.num_rows]
@@ -335,6 +354,10 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             return _zero_loss(batch)
         rows = rows.to(batch.anchors.dtype)
         own_rows = batch.own(memory.batch_rows)
+        if given is None and masks.are_enough(self.loss, self.miner):
+            pairs = rows, labels, own_rows if batch.is_own else None
+            chosen = masks.pair_masks(self.miner, batch.anchors, batch.anchor_labels, *pairs)
+            return masks.loss_of(self.loss, chosen, batch.anchors, batch.anchor_labels, rows, labels)
         indices = self._indices(
             batch.anchors, batch.anchor_labels, rows, labels, own_rows if batch.is_own else None
         )
@@ -383,13 +406,19 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             return all_pairs(anchor_labels, labels, own_rows)
         return mined(self.miner, anchors, anchor_labels, rows, labels, own_rows)
 
-    def _commit(self, memory: Memory) -> None:
+    def _commit(self, memory: Memory, reader: Reader | None) -> None:
         """Makes the memory that the loss was computed with the one that is stored."""
+        self._row_buffers.swap(self.embedding_memory, reader)
         self.embedding_memory = memory.embeddings
         self.label_memory = memory.labels
         self.curr_batch_idx = memory.batch_rows
         self.queue_idx = (self.queue_idx + len(memory.batch_rows)) % self.memory_size
         self.has_been_filled = memory.num_rows == self.memory_size
+        self._rows_known_to_adapters = self._identity_of_rows()
+
+    def _identity_of_rows(self) -> tuple[int, int]:
+        """Differs from that of the last commit once somebody else has replaced or written to the rows."""
+        return id(self.embedding_memory), self.embedding_memory._version
 
     # -- many ranks -----------------------------------------------------------------------------------------
 
@@ -400,6 +429,10 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         return ranks.fail_together() if self._shares_rows() else nullcontext()
 
     # -- checkpoints ----------------------------------------------------------------------------------------
+
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._row_buffers.lend()  # who asks for the state is to find it unchanged when the run has gone on
+        super()._save_to_state_dict(*args, **kwargs)
 
     def get_extra_state(self) -> dict[str, Any]:
         return {
@@ -419,11 +452,18 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             check_same_size(rows, self.embedding_memory)
             if prefix + "_extra_state" not in state_dict:
                 state_dict[prefix + "_extra_state"] = inferred_queue(rows)
+                self._hooks.forget()
                 # What PML's class has no counterpart for starts afresh.
                 for key, value in self.state_dict(prefix=prefix).items():
                     if not key.startswith((prefix + "loss.", prefix + "miner.")):
                         state_dict.setdefault(key, value)
         super()._load_from_state_dict(state_dict, prefix, *args)
+        self._row_buffers.drop()
+        self._rows_known_to_adapters = self._identity_of_rows()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._rows_known_to_adapters = self._identity_of_rows()
 
 
 def _zero_loss(batch: Batch) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ..adapters.base_adapter import Refusal
+from ..adapters.base_adapter import BaseAdapter, Refusal
 
 MemoryHook = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor | None]
 
@@ -54,6 +54,23 @@ class MemoryHooks:
             if new_rows is not None:
                 rows = _checked(new_rows, rows, hook)
         return rows
+
+    def sole_adapter(self) -> BaseAdapter | None:
+        """The adapter, if it is the only hook: it may then write straight into the next memory."""
+        hook = next(iter(self._hooks.values()), None)
+        return hook if len(self._hooks) == 1 and isinstance(hook, BaseAdapter) else None
+
+    def replaced(self, removed: Tensor, added: Tensor) -> None:
+        """Tells the adapters which rows have gone and come."""
+        for hook in self._hooks.values():
+            if isinstance(hook, BaseAdapter):
+                hook.replaced(removed, added)
+
+    def forget(self) -> None:
+        """Tells the adapters that the rows have changed otherwise."""
+        for hook in self._hooks.values():
+            if isinstance(hook, BaseAdapter):
+                hook.forget()
 
     @contextmanager
     def restored_on_error(self) -> Iterator[None]:

@@ -1,0 +1,77 @@
+"""Pairs as boolean masks instead of lists, for the losses and miners that turn lists into masks anyway."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from pytorch_metric_learning.losses import GenericPairLoss
+from pytorch_metric_learning.miners import PairMarginMiner
+from torch import Tensor, nn
+
+
+class PairMasks(NamedTuple):
+    """Which of the anchors × rows are positive and which negative pairs, ``(a, n)`` each, bool."""
+
+    positive: Tensor
+    negative: Tensor
+
+
+def are_enough(loss: nn.Module, miner: Any) -> bool:
+    """Whether this loss with this miner gives the same value from masks.
+
+    The loss has to scatter its index lists into masks by the method of PML's base class, and the miner to
+    be none or PML's own ``PairMarginMiner``, without statistics.
+    """
+    return (
+        isinstance(loss, GenericPairLoss)
+        and type(loss).compute_loss is GenericPairLoss.compute_loss
+        and type(loss).mat_based_loss is GenericPairLoss.mat_based_loss
+        and loss.loss_method == loss.mat_based_loss
+        and (miner is None or (type(miner) is PairMarginMiner and not miner.collect_stats))
+    )
+
+
+def pair_masks(
+    miner: PairMarginMiner | None,
+    anchors: Tensor,
+    labels: Tensor,
+    rows: Tensor,
+    row_labels: Tensor,
+    own_rows: Tensor | None,
+) -> PairMasks:
+    """All pairs, or those that the miner would choose, without those of an anchor and its own row."""
+    positive = labels.unsqueeze(1) == row_labels
+    negative = ~positive
+    if own_rows is not None:
+        positive[torch.arange(len(own_rows), device=own_rows.device), own_rows] = False
+    if miner is not None:
+        with torch.no_grad():
+            mat = miner.distance(anchors, rows)
+        if miner.distance.is_inverted:
+            positive &= mat < miner.pos_margin
+            negative &= mat > miner.neg_margin
+        else:
+            positive &= mat > miner.pos_margin
+            negative &= mat < miner.neg_margin
+    return PairMasks(positive, negative)
+
+
+def loss_of(
+    loss: GenericPairLoss, masks: PairMasks, anchors: Tensor, labels: Tensor, rows: Tensor, row_labels: Tensor
+) -> Tensor:
+    """The loss of these pairs; PML's base class is left out of the way between distance and loss."""
+    num_positive, num_negative = torch.stack([mask.sum() for mask in masks]).tolist()
+
+    def from_masks(mat: Tensor, _: Any) -> Any:
+        return loss._compute_loss(mat, *(mask.to(mat.dtype) for mask in masks))
+
+    from_lists = loss.loss_method
+    loss.loss_method = from_masks
+    try:
+        # PML looks at the lengths of the lists alone, to see whether there are pairs at all.
+        lengths = tuple(range(n) for n in (num_positive, num_positive, num_negative, num_negative))
+        value: Tensor = loss(anchors, labels, lengths, rows, row_labels)
+    finally:
+        loss.loss_method = from_lists
+    return value
