@@ -44,7 +44,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def run_demo(output: Path, *options: str, program: Iterable[str] = ()) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "error", *program, str(EXAMPLES / "glyphs_demo.py")]
+    warnings = ["-W", "error", "-W", "ignore:TypedStorage is deprecated:UserWarning"]  # torch 2.1's own
+    command = [sys.executable, *warnings, *program, str(EXAMPLES / "glyphs_demo.py")]
     return subprocess.run(
         [*command, *TINY, "--output", str(output), *options],
         capture_output=True,
