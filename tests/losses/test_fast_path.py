@@ -1,0 +1,159 @@
+"""What makes a step cheap gives the same numbers as doing without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from pytorch_metric_learning import losses, miners
+from pytorch_metric_learning.distances import DotProductSimilarity
+from torch import Tensor, nn
+
+from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
+from pml_xbn.losses import AdaptiveCrossBatchMemory, masks
+
+D, M = 4, 17
+CLASSES: dict[str, Callable[..., AdaptiveCrossBatchMemory]] = {
+    "XBNWrapper": XBNWrapper,
+    "AXBNWrapper": lambda *a, **kw: AXBNWrapper(*a, measurement_noise=20.0, **kw),
+    "PerClassXBN": PerClassXBN,
+    "SuperClassXBN": lambda *a, **kw: SuperClassXBN(*a, superclasses=[0, 0, 1], **kw),
+}
+
+
+@pytest.fixture(params=CLASSES)
+def make(request: pytest.FixtureRequest) -> Callable[..., AdaptiveCrossBatchMemory]:
+    return CLASSES[request.param]
+
+
+def batch(step: int, size: int = 5) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(size, D, generator=generator) + step, torch.arange(size) % 3
+
+
+def test_an_adapter_that_writes_into_the_memory_equals_the_plain_hook(make: Callable) -> None:
+    fast, plain = make(losses.SupConLoss(), D, M), make(losses.SupConLoss(), D, M)
+    plain.register_memory_hook(lambda *_: None)  # a second hook: the adapter is no longer alone
+    for step in range(12):
+        embeddings, labels = batch(step)
+        torch.testing.assert_close(fast(embeddings, labels), plain(embeddings, labels), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(fast.embedding_memory, plain.embedding_memory, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("loss", losses.CrossBatchMemory.supported_losses())
+@pytest.mark.parametrize("miner", [None, miners.PairMarginMiner(0.3, 0.9)])
+def test_masks_equal_lists(loss: str, miner: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    def steps() -> list[Tensor]:
+        loss_fn, out = XBNWrapper(getattr(losses, loss)(), D, M, miner), []
+        for step in range(6):
+            embeddings, labels = batch(step)
+            torch.manual_seed(step)
+            value = loss_fn(embeddings.requires_grad_(), labels)
+            value.backward()
+            out += [value.detach(), embeddings.grad]
+        return out
+
+    used = []
+    loss_of = masks.loss_of
+    monkeypatch.setattr(masks, "loss_of", lambda *args: used.append(1) or loss_of(*args))
+    from_masks = steps()
+    monkeypatch.setattr(masks, "are_enough", lambda *_: False)
+    assert all(torch.equal(a, b) for a, b in zip(from_masks, steps(), strict=True))
+    scatters = {"CircleLoss", "GeneralizedLiftedStructureLoss", "MultiSimilarityLoss", "SupConLoss"}
+    assert bool(used) == (loss in scatters)
+
+
+def test_a_miner_with_statistics_is_asked_itself() -> None:
+    miner = miners.PairMarginMiner(0.3, 0.9, collect_stats=True)
+    loss_fn = XBNWrapper(losses.SupConLoss(), D, M, miner)
+    for step in range(3):
+        loss_fn(*batch(step))
+    assert miner.pos_pair_dist > 0
+    assert miner.num_neg_pairs > 0
+
+
+def test_a_loss_that_raises_between_keeps_its_method() -> None:
+    loss = losses.SupConLoss()
+    loss_fn = XBNWrapper(loss, D, M)
+    loss.distance.compute_mat = None
+    with pytest.raises(TypeError):
+        loss_fn(*batch(0))
+    assert loss.loss_method == loss.mat_based_loss
+
+
+def test_two_buffers_take_turns(make: Callable) -> None:
+    loss_fn, addresses = make(losses.SupConLoss(), D, M), []
+    for step in range(8):
+        embeddings, labels = batch(step)
+        loss = loss_fn(embeddings.requires_grad_(), labels)
+        loss.backward()
+        addresses.append(loss_fn.embedding_memory.data_ptr())
+    assert len(set(addresses[2:])) == 2
+    assert addresses[2:5] == addresses[4:7]
+
+
+def unnormalised() -> nn.Module:
+    distance = DotProductSimilarity(normalize_embeddings=False)
+    return losses.ContrastiveLoss(pos_margin=9.0, neg_margin=0.0, distance=distance)
+
+
+@pytest.mark.parametrize("pending", [2, 3, 5])
+def test_rows_that_a_pending_backward_needs_are_not_written_to(make: Callable, pending: int) -> None:
+    """Many forwards before one backward give the gradients of as many forwards with a backward each."""
+    together, apart = make(unnormalised(), D, M), make(unnormalised(), D, M)
+    weights = [torch.eye(D, requires_grad=True) for _ in range(2)]
+    for first in range(0, 3 * pending, pending):
+        total = torch.zeros(())
+        for step in range(first, first + pending):
+            embeddings, labels = batch(step)
+            total = total + together(embeddings @ weights[0], labels)
+            apart(embeddings @ weights[1], labels).backward()
+        total.backward()
+    torch.testing.assert_close(weights[0].grad, weights[1].grad)
+
+
+def test_rows_that_a_pending_evaluation_needs_are_not_written_to() -> None:
+    loss_fn = XBNWrapper(unnormalised(), D, M)
+    loss_fn(*batch(0))
+    loss_fn.eval()
+    embeddings, labels = batch(1)
+    loss = loss_fn(embeddings.requires_grad_(), labels)
+    loss_fn.train()
+    for step in range(2, 6):
+        x, labels = batch(step)
+        loss_fn(x.requires_grad_(), labels).backward()
+    loss.backward()
+    assert torch.isfinite(embeddings.grad).all()
+
+
+def test_a_failed_step_leaves_no_rows_behind_the_occupied_ones() -> None:
+    loss_fn = XBNWrapper(losses.SupConLoss(), D, M)
+    for step in range(2):
+        loss_fn(*batch(step, size=2))
+    distance, loss_fn.loss.distance = loss_fn.loss.distance, None
+    with pytest.raises(TypeError):
+        loss_fn(*batch(2, size=9))
+    loss_fn.loss.distance = distance
+    for step in range(2):
+        loss_fn(*batch(step, size=1))
+        assert not loss_fn.embedding_memory[loss_fn.num_rows :].any()
+
+
+@pytest.mark.parametrize("write", ["in place", "another tensor"])
+def test_rows_that_somebody_else_writes_are_noticed(make: Callable, write: str) -> None:
+    """Re-embedding the stored images, for instance; a plain hook reads the rows every time."""
+    fast, plain = make(losses.SupConLoss(), D, M), make(losses.SupConLoss(), D, M)
+    plain.register_memory_hook(lambda *_: None)
+    for step in range(5):
+        fast(*batch(step))
+        plain(*batch(step))
+    fresh = torch.randn(M, D) * 3 - 7
+    for loss_fn in (fast, plain):
+        if write == "in place":
+            loss_fn.embedding_memory.copy_(fresh)
+        else:
+            loss_fn.embedding_memory = fresh.clone()
+    for step in range(5, 8):
+        torch.testing.assert_close(fast(*batch(step)), plain(*batch(step)), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(fast.embedding_memory, plain.embedding_memory, rtol=1e-5, atol=1e-5)
