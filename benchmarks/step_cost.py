@@ -7,8 +7,8 @@ are medians of the ratio pair by pair. Peak memory is that of a fresh process ea
     python benchmarks/step_cost.py --rows 60000 --miners none pair-margin
     python benchmarks/step_cost.py --full          (the whole grid: hours on a CPU)
 
-Writes ``step_cost_<device>.csv``, ``.md`` and ``.png`` to ``benchmarks/results``. A case that the CSV holds is
-measured anew and replaced.
+Writes ``step_cost_<device>.csv``, ``.md`` and ``.png`` to ``benchmarks/results``. A case that the CSV holds
+is measured anew and replaced.
 """
 
 from __future__ import annotations
