@@ -106,6 +106,7 @@ class BaseAdapter(ModuleWithRecords):
         """
         raise NotImplementedError
 
+    # What a step changes goes here, and is replaced by it, not written to: so a memory can take it back.
     def get_extra_state(self) -> dict[str, Any]:
         return {"running": self.running.state()}
 

@@ -37,8 +37,10 @@ def moments(rows: Tensor) -> Moments:
         >>> moments(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
         Moments(mean=tensor([2., 5.]), std=tensor([1.4142, 0.0000]))
     """
-    variance, mean = torch.var_mean(at_least_float32(rows), dim=0, correction=1)
-    return Moments(mean, variance.sqrt())
+    rows = at_least_float32(rows)
+    mean = rows.mean(dim=0)
+    # In two passes: as exact as Welford's one, and on a CPU many times as fast.
+    return Moments(mean, ((rows - mean).square().sum(dim=0) / (len(rows) - 1)).sqrt())
 
 
 def match_moments(rows: Tensor, source: Moments, target: Moments) -> Tensor:

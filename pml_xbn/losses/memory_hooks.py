@@ -75,14 +75,22 @@ class MemoryHooks:
     @contextmanager
     def restored_on_error(self) -> Iterator[None]:
         """Gives the hooks that are modules their state back if the block raises."""
-        modules = [hook for hook in self._hooks.values() if isinstance(hook, nn.Module)]
-        states = [copy.deepcopy(module.state_dict()) for module in modules]
+        states = [(hook, _state_of(hook)) for hook in self._hooks.values() if isinstance(hook, nn.Module)]
         try:
             yield
         except BaseException:
-            for module, state in zip(modules, states, strict=True):
+            for module, state in states:
                 module.load_state_dict(state)
             raise
+
+
+def _state_of(module: nn.Module) -> dict[str, Any]:
+    """What a failed step may have changed, as it is now."""
+    state = module.state_dict()
+    if isinstance(module, BaseAdapter):
+        # Its extra state is replaced and not written to, so there is no need of a copy.
+        return {k: v if k == "_extra_state" else copy.deepcopy(v) for k, v in state.items()}
+    return copy.deepcopy(state)
 
 
 def _checked(new_rows: Tensor, rows: Tensor, hook: MemoryHook) -> Tensor:
