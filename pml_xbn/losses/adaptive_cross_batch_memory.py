@@ -279,7 +279,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             batch = self._split(embeddings, labels, indices_tuple, enqueue_mask)
             sizes = len(batch.refs), len(batch.anchors)
             is_storable = self._has_storable_values(embeddings, batch)
-        except (TypeError, ValueError) as raised:
+        except Exception as raised:
             error = raised
         ref_sizes, anchor_sizes, storable = zip(*ranks.exchange(error, *sizes, is_storable), strict=True)
         check_fits(sum(ref_sizes), self.memory_size)
