@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .moments import Affine, Moments, at_least_float32, widest
+from .parts import buffer_for_part, parts_of
 from .running_moments import Sums
 
 
@@ -53,8 +53,8 @@ def group_sums(rows: Tensor, slots: Tensor, num_slots: int) -> Sums:
     centres = _first_rows(rows, slots, num_slots)
     sums = widest(rows.new_zeros(2, *centres.shape))
     short = torch.zeros_like(sums, dtype=rows.dtype)
-    buffer = _buffer_for_parts(rows)
-    for part, part_slots in _parts(rows, slots):
+    buffer = buffer_for_part(rows)
+    for part, part_slots in parts_of(rows, slots):
         offsets = torch.index_select(centres, 0, part_slots, out=buffer[: len(part)])
         torch.sub(part, offsets, out=offsets)
         index = part_slots.unsqueeze(1).expand_as(part)
@@ -84,24 +84,10 @@ def group_moments(sums: Sums) -> Moments:
 
 def map_by_slot(rows: Tensor, slots: Tensor, affine: Affine, out: Tensor) -> None:
     """Writes every row ``(n, d)`` to ``out``, mapped by its slot's pair in ``affine``, ``(g, d)`` each."""
-    scale, shift = _buffer_for_parts(rows), _buffer_for_parts(rows)
-    for part, part_slots, part_out in _parts(rows, slots, out):
+    scale, shift = buffer_for_part(rows), buffer_for_part(rows)
+    for part, part_slots, part_out in parts_of(rows, slots, out):
         of_rows = Affine(
             torch.index_select(affine.scale, 0, part_slots, out=scale[: len(part)]),
             torch.index_select(affine.shift, 0, part_slots, out=shift[: len(part)]),
         )
         of_rows.map(part, out=part_out)
-
-
-def _parts(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """A few rows at a time: on a CPU so few that they stay in its cache until they are done with."""
-    return zip(*(tensor.split(_rows_at_a_time(tensors[0])) for tensor in tensors), strict=True)
-
-
-def _buffer_for_parts(rows: Tensor) -> Tensor:
-    """Room for a part, used for one after the other: fresh memory for each costs a CPU page faults."""
-    return torch.empty_like(rows[: _rows_at_a_time(rows)])
-
-
-def _rows_at_a_time(rows: Tensor) -> int:
-    return 1024 if rows.device.type == "cpu" else 2**18

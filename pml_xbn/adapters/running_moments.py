@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .moments import Affine, Moments, widest
-
-_ROWS_AT_A_TIME = 8192
+from .moments import Affine, Moments, at_least_float32, widest
+from .parts import buffer_for_part, parts_of
 
 
 class Sums(NamedTuple):
@@ -99,13 +98,21 @@ class RunningMoments:
 
 
 def _sums(rows: Tensor) -> Sums:
-    """Of rows ``(n, d)``; a part at a time, since they are widened."""
-    total = Sums(0, *widest(rows.new_zeros(2, rows.shape[1])))
-    for part in rows.split(_ROWS_AT_A_TIME):
-        wide = widest(part)
-        mean = wide.mean(dim=0)
-        total = _merged(total, Sums(len(part), mean, (wide - mean).square().sum(dim=0)), 1)
-    return total
+    """Of rows ``(n, d)``, in one pass over them."""
+    rows = at_least_float32(rows)
+    sums = widest(rows.new_zeros(2, rows.shape[1]))
+    if len(rows) == 0:
+        return Sums(0, *sums)
+    centre = rows[0]  # what squares are taken from, lest a far mean swamp the spread
+    buffer = buffer_for_part(rows)
+    for (part,) in parts_of(rows):
+        # Short sums in the rows' own dtype, of which float64 keeps the total.
+        offsets = torch.sub(part, centre, out=buffer[: len(part)])
+        sums[0] += offsets.sum(dim=0)
+        sums[1] += offsets.square_().sum(dim=0)
+    offset = sums[0] / len(rows)
+    squares = (sums[1] - len(rows) * offset.square()).clamp(min=0)
+    return Sums(len(rows), offset + widest(centre), squares)
 
 
 def _merged(total: Sums, part: Sums, sign: int) -> Sums:

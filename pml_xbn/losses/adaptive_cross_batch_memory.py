@@ -341,11 +341,18 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         rows, labels = self.embedding_memory[: len(out)], self.label_memory[: len(out)]
         adapter = self._hooks.sole_adapter()
         with torch.no_grad():
-            if adapter is not None and not self.normalize_memory:
-                return adapter.adapt_into(out, rows, labels, batch.rows, batch.row_labels)
-            # A copy, so that a hook that writes to its input and then fails cannot harm the memory.
-            new_rows = self._hooks.run(rows.clone(), labels, batch.rows, batch.row_labels)
-            out.copy_(normalize(new_rows) if self.normalize_memory else new_rows)
+            if adapter is not None:
+                is_written = adapter.adapt_into(out, rows, labels, batch.rows, batch.row_labels)
+                if not (is_written or self.normalize_memory):
+                    return False
+                if not is_written:
+                    out.copy_(rows)
+            else:
+                # A copy, so that a hook that writes to its input and then fails cannot harm the memory.
+                out.copy_(self._hooks.run(rows.clone(), labels, batch.rows, batch.row_labels))
+            if self.normalize_memory:
+                normalize(out, out=out)
+                self._hooks.forget()
         return True
 
     def _loss_against(self, memory: Memory, batch: Batch, given: IndicesTuple | None) -> Tensor:
