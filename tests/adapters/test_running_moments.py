@@ -1,4 +1,7 @@
-"""Moments that are kept up as rows come and go, against moments of the rows themselves."""
+"""Moments that are kept up as rows come and go, against moments of the rows themselves.
+
+``PML_XBN_DRIFT_STEPS`` sets for how many steps (default 3000).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from pml_xbn.adapters import GroupMomentMatching, MomentMatching
 from pml_xbn.adapters.base_adapter import BaseAdapter
 from pml_xbn.adapters.running_moments import RunningMoments
 
-STEPS = int(os.environ.get("PML_XBN_DRIFT_STEPS", "5000"))
+STEPS = int(os.environ.get("PML_XBN_DRIFT_STEPS", "3000"))
 ADAPTERS = {
     "xbn": MomentMatching,
     "centre": lambda: MomentMatching(match_std=False),
