@@ -57,6 +57,7 @@ class RunningMoments:
 
     def moments_of(self, rows: Tensor) -> Moments:
         """Moments of ``rows``, which are those that were reported, or have to be read."""
+        self._follow(rows.device)
         is_due = self.num_come >= self.TURNOVERS * len(rows)
         if self.sums is None or self.sums.count != len(rows) or is_due:
             self.sums, self.num_come = _sums(rows), 0
@@ -69,6 +70,7 @@ class RunningMoments:
 
     def replace(self, removed: Tensor, added: Tensor) -> None:
         """Rows ``(r, d)`` have gone and rows ``(b, d)`` have come."""
+        self._follow(added.device)
         self.num_come += len(added)
         if self.sums is not None:
             self.sums = _merged(_merged(self.sums, _sums(added), 1), _sums(removed), -1)
@@ -88,6 +90,11 @@ class RunningMoments:
     def forget(self) -> None:
         """Rows have changed in a way that was not reported."""
         self.sums = None
+
+    def _follow(self, device: torch.device) -> None:
+        """A checkpoint may come from another device."""
+        if self.sums is not None and self.sums.mean.device != device:
+            self.sums = Sums(self.sums.count, self.sums.mean.to(device), self.sums.squares.to(device))
 
     def state(self) -> dict[str, Any]:
         return {"sums": None if self.sums is None else tuple(self.sums), "num_come": self.num_come}

@@ -51,6 +51,8 @@ class SuperclassLookup(nn.Module):
         return self.labels[self._position(labels)] != labels
 
     def _position(self, labels: Tensor) -> Tensor:
+        if self.labels.device != labels.device:
+            self.to(labels.device)  # as PML's memory follows the batch
         return torch.searchsorted(self.labels, labels).clamp(max=len(self.labels) - 1)
 
 
