@@ -22,7 +22,8 @@ _COLUMNS = {
     "ours_ms": "ours (ms)",
     "ratio": "ours / PML",
     "adaptation_in_copies": "adaptation (copies of the memory)",
-    "extra_peak_in_memories": "extra peak (memories)",
+    "peak_in_memories": "our peak (memories)",
+    "extra_peak_in_memories": "over PML's (memories)",
 }
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
 _COLOURS = ("#0072B2", "#009E73", "#D55E00", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
