@@ -66,7 +66,7 @@ def test_mean_gradient_is_that_of_one_process(ranks: Results, name: str, equal: 
     for step, expected in enumerate(alone):
         for rank in ranks:
             gradient = rank[key][step]["gradient"]
-            torch.testing.assert_close(gradient, expected["gradient"], rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(gradient, expected["gradient"], rtol=1e-6, atol=1e-6)
 
 
 def test_a_rank_that_raises_makes_all_raise_its_message(ranks: Results) -> None:
