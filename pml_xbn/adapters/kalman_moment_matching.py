@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
+from ..number_checks import check_non_negative
 from .moment_matching import MomentMatching
 
 
@@ -54,13 +54,9 @@ class KalmanMomentMatching(MomentMatching):
         gain_update_interval: int = 100,
         **kwargs: Any,
     ) -> None:
-        for name, value in (
-            ("process_noise", process_noise),
-            ("measurement_noise", measurement_noise),
-            ("initial_variance", initial_variance),
-        ):
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name}={value!r}: pass a finite number, 0 or more")
+        check_non_negative("process_noise", process_noise)
+        check_non_negative("measurement_noise", measurement_noise)
+        check_non_negative("initial_variance", initial_variance)
         if gain_update_interval < 1:
             raise ValueError(
                 f"gain_update_interval={gain_update_interval!r}: pass a number of batches, 1 or more"

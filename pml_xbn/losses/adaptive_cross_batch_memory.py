@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.utils.hooks import RemovableHandle
 
+from ..number_checks import check_integer, check_non_negative
 from . import masks, ranks
 from .batch import Batch, Memory, gathered, split
 from .checkpoint import check_same_size, inferred_queue
@@ -18,7 +19,7 @@ from .memory_hooks import MemoryHook, MemoryHooks
 from .pairs import IndicesTuple, Miner, all_pairs, joined, mined
 from .row_buffers import Reader, RowBuffers, traced
 from .supported import check_supported
-from .validation import check_fits, check_indices, check_integer, check_non_negative
+from .validation import check_fits, check_indices
 
 
 class AdaptiveCrossBatchMemory(CrossBatchMemory):

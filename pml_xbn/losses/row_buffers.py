@@ -36,17 +36,9 @@ class RowBuffers:
     def take(self, like: Tensor) -> Tensor:
         """The spare buffer, or a new one of zeros. It is lost unless :meth:`swap` brings the next."""
         spare, self._spare = self._spare, None
-        is_free = all(reader() is None for reader in self._spares_readers)
-        if (
-            spare is None
-            or not is_free
-            or (spare.shape, spare.dtype, spare.device)
-            != (
-                like.shape,
-                like.dtype,
-                like.device,
-            )
-        ):
+        if spare is None or any(reader() is not None for reader in self._spares_readers):
+            return torch.zeros_like(like)
+        if (spare.shape, spare.dtype, spare.device) != (like.shape, like.dtype, like.device):
             return torch.zeros_like(like)
         return spare
 

@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
-
-
-def check_integer(name: str, value: int, at_least: int) -> None:
-    is_integer = hasattr(value, "__index__") and not isinstance(value, bool)
-    if not is_integer or value < at_least:
-        raise ValueError(f"{name}={value!r}: pass an integer, {at_least} or more")
-
-
-def check_non_negative(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{name}={value!r}: pass a finite number, 0 or more")
 
 
 def check_embeddings(embeddings: Tensor, embedding_size: int) -> None:

@@ -1,0 +1,16 @@
+"""Checks of numeric settings; every error names the setting, its value and the remedy."""
+
+from __future__ import annotations
+
+import math
+
+
+def check_integer(name: str, value: int, at_least: int) -> None:
+    is_integer = hasattr(value, "__index__") and not isinstance(value, bool)
+    if not is_integer or value < at_least:
+        raise ValueError(f"{name}={value!r}: pass an integer, {at_least} or more")
+
+
+def check_non_negative(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name}={value!r}: pass a finite number, 0 or more")
