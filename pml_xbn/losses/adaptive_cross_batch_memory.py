@@ -18,6 +18,7 @@ from .checkpoint import check_same_size, inferred_queue
 from .memory_hooks import MemoryHook, MemoryHooks
 from .pairs import IndicesTuple, Miner, all_pairs, joined, mined
 from .row_buffers import Reader, RowBuffers, traced
+from .shared_cosines import shared_cosines
 from .supported import check_supported
 from .validation import check_fits, check_indices
 
@@ -363,9 +364,11 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         rows = rows.to(batch.anchors.dtype)
         own_rows = batch.own(memory.batch_rows)
         if given is None and masks.are_enough(self.loss, self.miner):
-            pairs = rows, labels, own_rows if batch.is_own else None
-            chosen = masks.pair_masks(self.miner, batch.anchors, batch.anchor_labels, *pairs)
-            return masks.loss_of(self.loss, chosen, batch.anchors, batch.anchor_labels, rows, labels)
+            distances = (part.distance for part in (self.loss, self.miner) if part is not None)
+            with shared_cosines(batch.anchors, rows, *distances):
+                pairs = rows, labels, own_rows if batch.is_own else None
+                chosen = masks.pair_masks(self.miner, batch.anchors, batch.anchor_labels, *pairs)
+                return masks.loss_of(self.loss, chosen, batch.anchors, batch.anchor_labels, rows, labels)
         indices = self._indices(
             batch.anchors, batch.anchor_labels, rows, labels, own_rows if batch.is_own else None
         )

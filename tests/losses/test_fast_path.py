@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from pytorch_metric_learning.distances import DotProductSimilarity
 from torch import Tensor, nn
 
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
-from pml_xbn.losses import AdaptiveCrossBatchMemory, masks
+from pml_xbn.losses import AdaptiveCrossBatchMemory, adaptive_cross_batch_memory, masks
 
 D, M = 4, 17
 CLASSES: dict[str, Callable[..., AdaptiveCrossBatchMemory]] = {
@@ -54,6 +55,7 @@ def test_masks_equal_lists(loss: str, miner: object, monkeypatch: pytest.MonkeyP
             out += [value.detach(), embeddings.grad]
         return out
 
+    monkeypatch.setattr(adaptive_cross_batch_memory, "shared_cosines", lambda *_: nullcontext())
     used = []
     loss_of = masks.loss_of
     monkeypatch.setattr(masks, "loss_of", lambda *args: used.append(1) or loss_of(*args))
@@ -73,13 +75,17 @@ def test_a_miner_with_statistics_is_asked_itself() -> None:
     assert miner.num_neg_pairs > 0
 
 
-def test_a_loss_that_raises_between_keeps_its_method() -> None:
-    loss = losses.SupConLoss()
+def test_a_loss_that_raises_keeps_its_method_and_its_distance() -> None:
+    class Broken(losses.SupConLoss):
+        def _compute_loss(self, *_: object) -> None:
+            raise ArithmeticError
+
+    loss = Broken()
     loss_fn = XBNWrapper(loss, D, M)
-    loss.distance.compute_mat = None
-    with pytest.raises(TypeError):
+    with pytest.raises(ArithmeticError):
         loss_fn(*batch(0))
     assert loss.loss_method == loss.mat_based_loss
+    assert loss.distance.forward == type(loss.distance).forward.__get__(loss.distance)
 
 
 def test_two_buffers_take_turns(make: Callable) -> None:

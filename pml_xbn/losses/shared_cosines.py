@@ -1,0 +1,80 @@
+"""One matrix of cosines for the loss and the miner, without a copy of the memory at unit length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity, LpDistance
+from torch import Tensor
+
+_SMALLEST_NORM = 1e-12  # what torch.nn.functional.normalize divides by at least
+
+
+@contextmanager
+def shared_cosines(anchors: Tensor, rows: Tensor, *distances: BaseDistance) -> Iterator[None]:
+    """Within it, these distances between anchors ``(a, d)`` and rows ``(n, d)`` are read off one matrix.
+
+    Each of PML's distances would scale a copy of all rows to unit length, and multiply it with the
+    anchors. Here the rows are multiplied as they are, once, and the products divided by their lengths.
+    Nothing happens unless all distances are cosines or Euclidean distances at unit length.
+    """
+    if not all(_is_of_cosines(distance) for distance in distances):
+        yield
+        return
+    cosines = _cosines(anchors, rows)
+    for distance in distances:
+        distance.forward = _reader(distance, cosines)
+    try:
+        yield
+    finally:
+        for distance in distances:
+            distance.__dict__.pop("forward", None)
+
+
+class _Cosines(NamedTuple):
+    mat: Tensor  # (a, n)
+    # Squared lengths after scaling: 1, but 0 for a vector of zeros.
+    anchors: Tensor  # (a, 1)
+    rows: Tensor  # (n,)
+
+
+def _cosines(anchors: Tensor, rows: Tensor) -> _Cosines:
+    # In half precision autocast would copy the rows, and long rows would overflow.
+    with torch.autocast(anchors.device.type, enabled=False):
+        anchor_norms = torch.linalg.vector_norm(anchors, dim=1, keepdim=True)
+        row_norms = torch.linalg.vector_norm(rows, dim=1)
+        mat = (anchors / anchor_norms.clamp_min(_SMALLEST_NORM)) @ rows.t()
+        mat /= row_norms.clamp_min(_SMALLEST_NORM)
+    return _Cosines(mat, *((norms > _SMALLEST_NORM).to(mat) for norms in (anchor_norms, row_norms)))
+
+
+def _euclidean(cosines: _Cosines) -> Tensor:
+    squared = cosines.anchors + cosines.rows - 2 * cosines.mat
+    # Rounding takes equal vectors below zero, where the root has no gradient.
+    return squared.clamp_min(torch.finfo(squared.dtype).eps).sqrt()
+
+
+_FROM_COSINES: dict[type[BaseDistance], Callable[[_Cosines], Tensor]] = {
+    CosineSimilarity: lambda cosines: cosines.mat,
+    LpDistance: _euclidean,
+}
+
+
+def _is_of_cosines(distance: BaseDistance) -> bool:
+    return (
+        type(distance) in _FROM_COSINES
+        and distance.normalize_embeddings
+        and distance.p == 2
+        and not distance.collect_stats
+    )
+
+
+def _reader(distance: BaseDistance, cosines: _Cosines) -> Callable[[Tensor, Tensor], Tensor]:
+    def forward(query_emb: Tensor, ref_emb: Tensor) -> Tensor:
+        mat = _FROM_COSINES[type(distance)](cosines)
+        return mat if distance.power == 1 else mat**distance.power
+
+    return forward
