@@ -62,9 +62,13 @@ def memory_of(loss_fn: nn.Module) -> dict[str, Any]:
 def train(
     loss_fn: nn.Module, rank: int | None, world_size: int, equal: bool, masked: bool = False
 ) -> list[dict[str, Any]]:
-    """Trains a linear model, as one rank, or on the batches of all if ``rank`` is None."""
+    """Trains a linear model, as one rank, or on the batches of all if ``rank`` is None.
+
+    In float64, lest the rounding of a product that depends on the batch's size, which a batch of
+    two rows with a small σ enlarges, be taken for a difference.
+    """
     torch.manual_seed(0)
-    model = nn.Linear(D, D, bias=False)
+    model = nn.Linear(D, D, bias=False).double()
     history = []
     for step in range(STEPS):
         sizes = sizes_of(step, world_size, equal)
@@ -73,7 +77,7 @@ def train(
         masks = [torch.arange(sizes[r]) % 2 == 1 for r in ranks]
         inputs, labels, mask = (torch.cat(x) for x in (*zip(*batches, strict=True), masks))
         model.zero_grad()
-        loss_fn(model(inputs), labels, None, mask if masked else None).backward()
+        loss_fn(model(inputs.double()), labels, None, mask if masked else None).backward()
         history.append({**memory_of(loss_fn), "gradient": gradient_of(model)})
     return history
 
@@ -163,7 +167,11 @@ def main(rank: int, world_size: int, folder: str) -> None:
     )
     results: dict[str, Any] = {
         f"{name}, {'equal' if equal else 'unequal'}{', masked' if masked else ''}": train(
-            make(make_loss(), D, M, gather_distributed=True), rank, world_size, equal, masked
+            make(make_loss(), D, M, gather_distributed=True, memory_dtype=torch.float64),
+            rank,
+            world_size,
+            equal,
+            masked,
         )
         for name, make in CLASSES.items()
         for equal in (True, False)

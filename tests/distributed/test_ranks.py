@@ -50,23 +50,25 @@ RUNS = [(name, equal, masked) for name in CLASSES for equal in (True, False) for
 @pytest.mark.parametrize(("name", "equal", "masked"), RUNS)
 def test_ranks_hold_the_memory_of_one_process(ranks: Results, name: str, equal: bool, masked: bool) -> None:
     key = f"{name}, {'equal' if equal else 'unequal'}{', masked' if masked else ''}"
-    alone = train(CLASSES[name](make_loss(), D, M), None, len(ranks), equal, masked)
+    loss_fn = CLASSES[name](make_loss(), D, M, memory_dtype=torch.float64)
+    alone = train(loss_fn, None, len(ranks), equal, masked)
     for step, expected in enumerate(alone):
         first, *others = (rank[key][step] for rank in ranks)
         for field in ("rows", "labels"):
             assert all(torch.equal(first[field], other[field]) for other in others)
-            torch.testing.assert_close(first[field], expected[field], rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(first[field], expected[field], rtol=1e-9, atol=1e-9)
         assert {rank[key][step]["queue_idx"] for rank in ranks} == {expected["queue_idx"]}
 
 
 @pytest.mark.parametrize(("name", "equal", "masked"), RUNS)
 def test_mean_gradient_is_that_of_one_process(ranks: Results, name: str, equal: bool, masked: bool) -> None:
     key = f"{name}, {'equal' if equal else 'unequal'}{', masked' if masked else ''}"
-    alone = train(CLASSES[name](make_loss(), D, M), None, len(ranks), equal, masked)
+    loss_fn = CLASSES[name](make_loss(), D, M, memory_dtype=torch.float64)
+    alone = train(loss_fn, None, len(ranks), equal, masked)
     for step, expected in enumerate(alone):
         for rank in ranks:
             gradient = rank[key][step]["gradient"]
-            torch.testing.assert_close(gradient, expected["gradient"], rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(gradient, expected["gradient"], rtol=1e-9, atol=1e-9)
 
 
 def test_a_rank_that_raises_makes_all_raise_its_message(ranks: Results) -> None:
