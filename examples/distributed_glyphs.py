@@ -9,6 +9,7 @@ Every process embeds its own part of the global batch; the memory of each holds 
 from __future__ import annotations
 
 import argparse
+import gc
 import hashlib
 import os
 from datetime import timedelta
@@ -31,6 +32,14 @@ from pml_xbn import XBNWrapper
 def main() -> None:
     arguments = _parse()
     device = _join()
+    _train(arguments, device)
+    # The model holds on to the process group in a cycle; were it left to the interpreter's end, the
+    # group's threads would find no interpreter to finish in.
+    gc.collect()
+    distributed.destroy_process_group()
+
+
+def _train(arguments: argparse.Namespace, device: torch.device) -> None:
     rank, world_size = distributed.get_rank(), distributed.get_world_size()
     settings = Settings(
         batch_size=arguments.batch_size * world_size, classes=arguments.classes, seed=arguments.seed
@@ -67,7 +76,6 @@ def main() -> None:
     distributed.all_gather_object(checksums, checksum)
     if rank == 0:
         print(f"memory of every rank: {', '.join(checksums)}")
-    distributed.destroy_process_group()
 
 
 def _join() -> torch.device:

