@@ -1,4 +1,4 @@
-"""What the classification losses share: a weight vector per class, the checks, and PML's reducers and miners."""
+"""What the classification losses share: a vector per class, the checks, and PML's reducers and miners."""
 
 from __future__ import annotations
 
