@@ -55,7 +55,7 @@ def remove_last_bn_relu(model: Model) -> Model:
     else:
         raise TypeError(
             f"{type(model).__name__} ends in {type(block).__name__}, with layers {sorted(layers)}: pass a "
-            "ResNet of timm or torchvision, whose last block ends in bn2 and act2, in bn3 and act3, or in the "
+            "ResNet of timm or torchvision, whose last block ends in bn2 and act2, bn3 and act3, or a "
             "relu that it shares"
         )
     setattr(block, f"bn{last}", nn.Identity())

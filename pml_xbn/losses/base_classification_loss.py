@@ -70,6 +70,8 @@ class BaseClassificationLoss(WeightRegularizerMixin, BaseMetricLossFunction):
         check_embeddings(embeddings, self.embedding_size)
         check_labels(labels, len(embeddings))
         check_classes(labels, self.num_classes)
+        # PML's reducers add up in the dtype that they see here.
+        embeddings, _ = self._in_one_dtype(embeddings)
         loss: Tensor = super().forward(embeddings, labels.long(), indices_tuple, ref_emb, ref_labels)
         return loss
 
