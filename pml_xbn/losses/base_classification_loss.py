@@ -85,8 +85,9 @@ class BaseClassificationLoss(WeightRegularizerMixin, BaseMetricLossFunction):
     ) -> dict[str, dict[str, Any]]:
         """PML's method for subclasses: the losses of the rows, for the reducer."""
         ref_not_supported(embeddings, labels, ref_emb, ref_labels)
-        row_weights = convert_to_weights(indices_tuple, labels, dtype=torch.float32)
-        losses = self.element_losses(*self._in_one_dtype(embeddings), labels)
+        embeddings, weights = self._in_one_dtype(embeddings)
+        losses = self.element_losses(embeddings, weights, labels)
+        row_weights = convert_to_weights(indices_tuple, labels, dtype=embeddings.dtype)
         loss_dict = {
             name: {
                 "losses": element_losses * row_weights,
