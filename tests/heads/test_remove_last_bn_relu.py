@@ -145,6 +145,15 @@ def test_copies_and_saved_models_stay_without(block: type[nn.Module]) -> None:
         assert torch.equal(copied(x.clone()), model(x.clone()))
 
 
+def test_other_bns_may_be_exchanged(block: type[nn.Module]) -> None:
+    model = remove_last_bn_relu(randomized(Net(block, 3)))
+    x = torch.randn(2, WIDTH, 5, 5)
+    expected = model(x.clone())
+    exchanged = nn.SyncBatchNorm.convert_sync_batchnorm(model).eval()
+    assert any(isinstance(module, nn.SyncBatchNorm) for module in exchanged.modules())
+    torch.testing.assert_close(exchanged(x.clone()), expected)
+
+
 def test_it_trains(block: type[nn.Module], device: torch.device) -> None:
     model = remove_last_bn_relu(Net(block, 3)).to(device).train()
     model(torch.randn(2, WIDTH, 5, 5, device=device)).square().sum().backward()
