@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .annotation_files import read_rows
+from .annotation_files import number_up_to, read_rows
 from .image_dataset import Annotation, ImageDataset
 from .pml_datasets import import_pml_datasets
 
@@ -46,7 +46,7 @@ class CUB(ImageDataset):
         folder = self.root / "CUB_200_2011"
         images, classes = folder / "images.txt", folder / "image_class_labels.txt"
         image_rows = read_rows(self._existing(images), {"image_id": int, "image_name": str})
-        class_rows = read_rows(self._existing(classes), {"image_id": int, "class_id": int})
+        class_rows = read_rows(self._existing(classes), {"image_id": int, "class_id": number_up_to(200)})
         if [image for image, _ in image_rows] != [image for image, _ in class_rows]:
             raise ValueError(f"{images} and {classes} do not list the same image ids in the same order")
 
