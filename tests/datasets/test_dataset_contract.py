@@ -137,9 +137,13 @@ def to_tensor(image: Image) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_root_may_be_a_string(load: Load, name: str) -> None:
+def test_root_may_be_a_string_in_the_home_folder(
+    load: Load, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dataset = load(name, "train")
-    again = type(dataset)(str(dataset.root))
+    monkeypatch.setenv("HOME", str(dataset.root.parent))
+    again = type(dataset)(f"~/{name}")
+    assert again.root == dataset.root
     assert again.labels.tolist() == dataset.labels.tolist()
 
 
