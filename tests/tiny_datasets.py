@@ -111,7 +111,7 @@ DEEP_FASHION_2: dict[str, list[dict[str, Any]]] = {
     "train": [
         {"item2": clothing(8, 0), "source": "user", "pair_id": 1, "item1": clothing(1, 1)},
         {"source": "shop", "pair_id": 1, "item1": clothing(1, 1, (0, 0, 12, 10))},
-        {"source": "shop", "pair_id": 2, "item1": clothing(9, 2), "item2": clothing(1, 1)},
+        {"source": "shop", "pair_id": 2, "item1": clothing(9, 2), "item2": clothing(1, 2)},
     ],
     "validation": [
         {"source": "user", "pair_id": 7, "item1": clothing(10, 3), "item2": clothing(7, 0)},

@@ -93,4 +93,4 @@ class VehicleID(ImageDataset):
             positions[vehicle].append(position)
         # Only random() is promised to give the same numbers in every version of Python.
         uniform = random.Random(self.gallery_seed).random
-        return {images[int(uniform() * len(images))] for _, images in sorted(positions.items())}
+        return {images[int(uniform() * len(images))] for images in positions.values()}

@@ -17,6 +17,12 @@ def test_older_pml_says_which_one_to_install(tmp_path: Path, monkeypatch: pytest
         CUB(tmp_path)
 
 
+def test_without_pillow_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ImportError, match=r'pip install "pml_xbn\[examples\]"'):
+        CUB(tmp_path)
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     pytest.importorskip("pytorch_metric_learning.datasets")

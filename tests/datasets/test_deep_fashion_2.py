@@ -32,7 +32,7 @@ def test_training_set_holds_styled_items_of_consumers_and_shops(root: Path) -> N
         top,
         top,
         "pair 2, skirt, style 2",
-        "pair 2, short sleeve top, style 1",
+        "pair 2, short sleeve top, style 2",
     ]
     assert train.labels.tolist() == [0, 0, 2, 1]
 
