@@ -24,7 +24,7 @@ class VehicleID(ImageDataset):
     (12,995 of 1,600) and ``"large"`` (20,038 of 2,400). The XBM paper follows the protocol of the dataset's
     authors: one image of every vehicle, drawn at random, is the gallery and all others are queries. Those
     are the splits ``"small-query"``, ``"small-gallery"`` and so on. A list as a whole serves for searching
-    every image among all others, which gives other, mostly higher figures: compare like with like.
+    every image among all others, which gives other figures: compare like with like.
     There are no superclasses for all vehicles.
 
     Needs ``train_test_split/train_list.txt``, ``train_test_split/test_list_800.txt`` (``1600``, ``2400``)
