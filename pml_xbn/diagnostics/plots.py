@@ -62,6 +62,8 @@ def plot_staleness(measured: AdaptedStaleness) -> Figure:
     for number, (name, part) in enumerate(measured._asdict().items()):
         _line(axes, number, part.ages.tolist(), part.mean_by_age, f"{name} adaptation, mean")
         _line(axes, number, part.ages.tolist(), part.maximum_by_age, f"{name} adaptation, maximum", "--")
+    for line in axes.lines[:2]:
+        line.set_linewidth(4)  # still to be seen where the others lie upon them
     return _finished(figure, axes, from_zero=True)
 
 

@@ -93,7 +93,7 @@ class RowTracker:
                 f"the memory has stored rows {self._queue_idx} to {first} without an update: call update "
                 "after every call of the memory, or make a new RowTracker"
             )
-        if num_stored not in (0, len(images)):
+        if places is not None and num_stored != len(images):
             raise ValueError(
                 f"{len(images)} images do not fit the {num_stored} rows that the memory stored: pass those "
                 "of the stored rows, with the enqueue_mask of the memory if it had one"
@@ -122,15 +122,18 @@ class RowTracker:
         """Staleness of the rows that the last call found in memory and kept, before and after adaptation.
 
         To be called after :meth:`update` and before the optimizer's step. The rows that the batch has
-        replaced, and the batch's own, are left out, so that both figures are of the same rows. PML's
-        class adapts nothing: there they are equal.
+        replaced, and the batch's own, are left out, so that both figures are of the same rows: as the call
+        found them, with what earlier calls had adapted, and as the loss saw them. PML's class adapts
+        nothing: there they are equal.
 
         Args:
             stored: the memory's ``embedding_memory`` before the call, a copy, ``(memory_size, d)``.
             embed: returns the embeddings ``(n, d)`` by the model as it is of the images with the given
-                indices ``(n,)`` int64; it is called once, without gradients, and with each image once.
-                The mode (``train()`` or ``eval()``) and the augmentation are up to it: what differs in them
-                from when the rows were stored counts as staleness.
+                indices ``(n,)`` int64, on the memory's device; it is called once, without gradients, and
+                with each image once. What it does otherwise than when the rows were stored counts as
+                staleness: the mode (``train()`` or ``eval()``), the augmentation, and under BatchNorm in
+                ``train()`` mode the images that share a batch. It must not write to the model: embed with
+                a copy of it in ``train()`` mode, where BatchNorm updates its running statistics.
             num_rows: measure at most so many rows, evenly spaced over the memory; None for all.
             normalize: compare unit vectors, which is what a loss sees that normalises.
 
@@ -139,16 +142,17 @@ class RowTracker:
         """
         rows = self.memory.embedding_memory
         check_rows("stored", stored, like=rows)
-        kept = (~self._is_newest & (self.images != _UNKNOWN)).nonzero().flatten()
+        images, stored_at = self.images.to(rows.device), self.stored_at.to(rows.device)
+        kept = (~self._is_newest.to(rows.device) & (images != _UNKNOWN)).nonzero().flatten()
         if num_rows is not None:
             check_integer("num_rows", num_rows, at_least=1)
             chosen = torch.linspace(0, max(len(kept) - 1, 0), min(num_rows, len(kept)), dtype=torch.float64)
             kept = kept[chosen.long().to(kept.device)]
-        fresh = self._embedded(embed, self.images[kept], like=rows)
-        pair = stored[kept], rows[kept]
+        fresh = self._embedded(embed, images[kept], like=rows)
+        pair = stored.to(rows.device)[kept], rows[kept]
         if normalize:
             fresh, pair = unit_length(fresh), (unit_length(pair[0]), unit_length(pair[1]))
-        ages = self._step - self.stored_at[kept]
+        ages = self._step - stored_at[kept]
         return AdaptedStaleness(*(staleness(of, fresh, ages) for of in pair))
 
     def _embedded(self, embed: Callable[[Tensor], Tensor], images: Tensor, like: Tensor) -> Tensor:

@@ -281,6 +281,10 @@ def test_bad_input_is_named() -> None:
     with pytest.raises(ValueError, match="5 images do not fit the 4 rows that the memory stored"):
         loop.tracker.update(2, torch.arange(5))
     loop.tracker.update(2, torch.arange(4))
+    loop.loss_fn(loop.embed(torch.arange(4)), torch.arange(4), None, torch.zeros(4, dtype=torch.bool))
+    with pytest.raises(ValueError, match="4 images do not fit the 0 rows"):
+        loop.tracker.update(3, torch.arange(4))
+    loop.tracker.update(3, torch.arange(4), torch.zeros(4, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"stored has shape \(3, 4\): pass \(20, 4\)"):
         loop.tracker.staleness(torch.zeros(3, 4), loop.embed)
     with pytest.raises(ValueError, match=r"what embed returned has shape \(8, 2\): pass \(8, 4\)"):
