@@ -31,12 +31,17 @@ def test_criterion_is_the_ratio_of_the_traces(offset: float, dtype: torch.dtype)
 
 
 def test_classes_without_spread_are_separated_without_end() -> None:
-    rows, labels = torch.tensor([[0.1, 0.7], [0.3, 0.2], [-0.9, 0.1]]).repeat(5, 1), torch.arange(15) % 3
+    centres = torch.tensor([[0.1, 0.7], [0.3, 0.2], [-0.9, 0.1]], dtype=torch.float64)
+    rows, labels = centres.repeat(7, 1), torch.arange(21) % 3  # sevenths that do not add up exactly
     assert class_separability(rows, labels).criterion == float("inf")
 
 
 def test_equal_rows_have_no_separability() -> None:
-    assert class_separability(torch.full((15, 2), 0.1), torch.arange(15) % 3) == (0, 0, 0)
+    assert class_separability(torch.full((21, 2), 0.1, dtype=torch.float64), torch.arange(21) % 3) == (
+        0,
+        0,
+        0,
+    )
 
 
 @pytest.mark.parametrize("memory", MEMORIES)

@@ -125,6 +125,21 @@ def test_training_goes_on_as_if_nobody_watched(memory: str) -> None:
     assert results[0] == results[1]
 
 
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_what_was_seen_outlives_later_calls(memory: str) -> None:
+    loss_fn = filled(memory)
+    embeddings, labels = batch()
+    with WatchedLoss(loss_fn) as seen:
+        loss_fn(embeddings.requires_grad_(), labels)
+    rows, anchors = seen.rows.clone(), seen.anchors.clone()
+    for _ in range(3):
+        loss_fn(*batch())
+    with torch.no_grad():
+        embeddings.zero_()
+    assert torch.equal(seen.rows, rows)
+    assert torch.equal(seen.anchors, anchors)
+
+
 def test_batch_loss_counts_for_the_gradient_and_not_for_the_pairs() -> None:
     (stored, labels), (embeddings, _), seen = batch(), batch(), {}
     for weight in (0.0, 3.0):
