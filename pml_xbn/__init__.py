@@ -1,6 +1,6 @@
 """Cross-batch memories for pytorch-metric-learning whose rows keep up with the model."""
 
-from . import adapters, datasets, heads, losses
+from . import adapters, datasets, diagnostics, heads, losses
 from .losses import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
 
 __version__ = "0.1.0"
@@ -12,6 +12,7 @@ __all__ = [
     "XBNWrapper",
     "adapters",
     "datasets",
+    "diagnostics",
     "heads",
     "losses",
 ]

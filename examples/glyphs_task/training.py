@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pml_xbn.datasets import Glyphs
+from pml_xbn.diagnostics import feature_drift
 
 from .batches import EpochBatches
 from .checkpoint import loss_state, restore_loss
@@ -154,7 +155,7 @@ class Run:
         self.optimizer.step()
         self.history.step_times.append(self._now() - start)
         if before is not None:
-            drift = (embed(self.model, task.probe) - before).norm(dim=1).mean()
+            drift = feature_drift(embed(self.model, task.probe), before).mean
             global_step = self.epoch * len(task.batches) + self.step
             self.history.steps.append({"step": global_step, "loss": loss.item(), "drift": drift.item()})
 

@@ -1,0 +1,45 @@
+"""Checks of what the diagnostics are given; every error names the value and the remedy."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def check_rows(name: str, rows: Tensor, like: Tensor | None = None) -> None:
+    """Refuses what is no ``(n, d)`` floating tensor, or is not of the shape of ``like``."""
+    if not isinstance(rows, torch.Tensor):
+        raise TypeError(f"{name} is a {type(rows).__name__}: pass a tensor")
+    if rows.ndim != 2:
+        raise ValueError(f"{name} has shape {tuple(rows.shape)}: pass one row per embedding, (n, d)")
+    if not rows.is_floating_point():
+        raise ValueError(f"{name} has dtype {rows.dtype}: pass a floating dtype")
+    if like is not None and rows.shape != like.shape:
+        raise ValueError(f"{name} has shape {tuple(rows.shape)}: pass {tuple(like.shape)}, as the others")
+
+
+def check_width(name: str, rows: Tensor, like: Tensor) -> None:
+    """Refuses what is no ``(n, d)`` floating tensor with the d of ``like``."""
+    check_rows(name, rows)
+    if rows.shape[1] != like.shape[1]:
+        raise ValueError(f"{name} has shape {tuple(rows.shape)}: pass (n, {like.shape[1]}), as the others")
+
+
+def check_integers(name: str, values: Tensor, size: int) -> None:
+    """Refuses what is no ``(size,)`` integer tensor."""
+    if not isinstance(values, torch.Tensor):
+        raise TypeError(f"{name} is a {type(values).__name__}: pass a tensor")
+    if values.shape != (size,):
+        raise ValueError(f"{name} has shape {tuple(values.shape)}: pass one value per row, ({size},)")
+    if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
+        raise ValueError(f"{name} has dtype {values.dtype}: pass integers, such as torch.int64")
+
+
+def check_mask(name: str, mask: Tensor, size: int) -> None:
+    """Refuses what is no ``(size,)`` bool tensor."""
+    if not isinstance(mask, torch.Tensor):
+        raise TypeError(f"{name} is a {type(mask).__name__}: pass a bool tensor")
+    if mask.dtype != torch.bool or mask.shape != (size,):
+        raise ValueError(
+            f"{name} has shape {tuple(mask.shape)} and dtype {mask.dtype}: pass ({size},) and torch.bool"
+        )

@@ -1,0 +1,62 @@
+"""How well the classes are separated."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..adapters.moments import widest
+from .checks import check_integers, check_rows
+from .distances import group_means
+
+
+class ClassSeparability(NamedTuple):
+    """Traces of the scatter matrices and their ratio, 0-dimensional each."""
+
+    criterion: Tensor
+    between: Tensor
+    within: Tensor
+
+
+def class_separability(embeddings: Tensor, labels: Tensor) -> ClassSeparability:
+    r"""The class separability criterion.
+
+    .. math::
+        S_b &= \sum_i P_i (\mu_i - \mu_0)(\mu_i - \mu_0)^T \\
+        S_w &= \sum_i P_i E[(x_i - \mu_i)(x_i - \mu_i)^T] \\
+        CSC &= \mathrm{trace}\, S_b / \mathrm{trace}\, S_w
+
+    (Stop-Gradient Softmax Loss, Eq. 9.) :math:`P_i` is the share of class i in the rows and :math:`\mu_0`
+    the mean of all rows.
+
+    Args:
+        embeddings: ``(n, d)``.
+        labels: ``(n,)`` integers.
+
+    Returns:
+        The criterion, which has no units, and both traces, in squared units of the embeddings. Without any
+        spread within the classes the criterion is infinite, and 0 if there is none between them either.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
+
+    Example:
+        >>> rows = torch.tensor([[0.0], [2.0], [10.0], [12.0]])
+        >>> class_separability(rows, torch.tensor([0, 0, 1, 1])).criterion
+        tensor(25., dtype=torch.float64)
+    """
+    check_rows("embeddings", embeddings)
+    check_integers("labels", labels, len(embeddings))
+    rows = widest(embeddings.detach())
+    if len(rows) == 0:
+        return ClassSeparability(*rows.new_zeros(3))
+    # Scatter of the size of rounding errors is none: a ratio of such would be any number.
+    rounding = (8 * torch.finfo(rows.dtype).eps) ** 2 * rows.square().sum(dim=1).mean()
+    rows = rows - rows.mean(dim=0)  # so that the traces lose no digits to a mean far from zero
+    means, position, counts = group_means(rows, labels)
+    between = (means.square().sum(dim=1) * counts).sum() / len(rows)
+    within = (rows - means[position]).square().sum() / len(rows)
+    between, within = (torch.where(trace > rounding, trace, 0.0) for trace in (between, within))
+    return ClassSeparability(torch.where(between > 0, between / within, 0.0), between, within)

@@ -1,0 +1,64 @@
+"""How far embeddings are from each other and from the mean of their class."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..adapters.moments import widest
+from .checks import check_integers, check_rows
+from .distances import group_means
+
+_CHUNK = 1024  # rows compared with all others at once
+
+
+class EmbeddingDistances(NamedTuple):
+    """Mean distances in the units of the embeddings, 0-dimensional each."""
+
+    between_embeddings: Tensor
+    to_class_mean: Tensor
+
+
+def embedding_distances(embeddings: Tensor, labels: Tensor) -> EmbeddingDistances:
+    """Mean Euclidean distance between embeddings, and from an embedding to the mean of its class.
+
+    The first grows as the embeddings separate, the second falls as their classes become compact (thesis
+    A Study of Cross Batch Memory, §5.4). The first is over all pairs of different rows, of whatever class;
+    the second over all rows, so a class of a single row counts with distance 0.
+
+    Args:
+        embeddings: ``(n, d)``; the number of distances is n².
+        labels: ``(n,)`` integers.
+
+    Returns:
+        Both means; 0 where there are fewer than two rows.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
+
+    Example:
+        >>> rows = torch.tensor([[0.0], [2.0], [7.0]])
+        >>> [round(mean.item(), 2) for mean in embedding_distances(rows, torch.tensor([0, 0, 1]))]
+        [4.67, 0.67]
+    """
+    check_rows("embeddings", embeddings)
+    check_integers("labels", labels, len(embeddings))
+    rows = widest(embeddings.detach())
+    if len(rows) < 2:
+        return EmbeddingDistances(*rows.new_zeros(2))
+    rows = rows - rows.mean(dim=0)  # cdist loses digits to a common offset
+    means, position, _ = group_means(rows, labels)
+    total = sum((_off_diagonal(rows, start) for start in range(0, len(rows), _CHUNK)), rows.new_zeros(()))
+    return EmbeddingDistances(
+        between_embeddings=total / (len(rows) * (len(rows) - 1)),
+        to_class_mean=(rows - means[position]).norm(dim=1).mean(),
+    )
+
+
+def _off_diagonal(rows: Tensor, start: int) -> Tensor:
+    """Sum of the distances from a chunk of rows to all others."""
+    mat = torch.cdist(rows[start : start + _CHUNK], rows)
+    mat.diagonal(offset=start).zero_()  # what rounding leaves of a row's distance to itself
+    return mat.sum()

@@ -1,0 +1,52 @@
+"""What a cross-batch memory holds."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pytorch_metric_learning.losses import CrossBatchMemory
+from torch import Tensor
+
+
+class MemoryRows(NamedTuple):
+    """The occupied rows ``(n, d)`` of a memory and their labels ``(n,)``."""
+
+    embeddings: Tensor
+    labels: Tensor
+
+
+def memory_rows(memory: CrossBatchMemory) -> MemoryRows:
+    """A copy of the occupied rows of PML's ``CrossBatchMemory`` or one of its subclasses.
+
+    Example:
+        >>> import torch
+        >>> from pytorch_metric_learning.losses import ContrastiveLoss
+        >>> memory = CrossBatchMemory(ContrastiveLoss(), embedding_size=2, memory_size=8)
+        >>> loss = memory(torch.ones(3, 2), torch.tensor([4, 5, 5]))
+        >>> memory_rows(memory).labels
+        tensor([4, 5, 5])
+    """
+    size = num_occupied(memory)
+    return MemoryRows(memory.embedding_memory[:size].clone(), memory.label_memory[:size].clone())
+
+
+def num_occupied(memory: CrossBatchMemory) -> int:
+    """Number of occupied rows."""
+    return int(memory.memory_size if memory.has_been_filled else memory.queue_idx)
+
+
+class StoredSince:
+    """Which rows a memory has stored since this was made.
+
+    Both classes set ``curr_batch_idx`` to a new tensor whenever they store, and at no other time: calls
+    that store nothing (a warm-up, a skipped batch, ``eval()``) leave the tensor of an earlier call.
+    """
+
+    def __init__(self, memory: CrossBatchMemory) -> None:
+        self._memory = memory
+        self._last = getattr(memory, "curr_batch_idx", None)
+
+    def places(self) -> Tensor | None:
+        """Positions of the rows stored last, ``(b,)``, or None where none have been."""
+        places: Tensor | None = getattr(self._memory, "curr_batch_idx", None)
+        return None if places is self._last else places

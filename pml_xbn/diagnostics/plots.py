@@ -1,0 +1,182 @@
+"""Figures of diagnostics: each asks one question, in its title.
+
+A history is a mapping from the number of the step to what was measured there. The functions return a
+``matplotlib.figure.Figure``, for ``figure.savefig(path)`` or ``SummaryWriter.add_figure``; they show and
+save nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from .class_separability import ClassSeparability
+from .common_mode_push import CommonModePush
+from .embedding_distances import EmbeddingDistances
+from .feature_drift import Drift
+from .staleness import AdaptedStaleness
+from .valid_pairs import ValidPairs
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette, which colour-blind readers can tell apart.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+
+
+def plot_feature_drift(history: Mapping[int, Mapping[int, Drift]]) -> Figure:
+    r"""How far does an image's embedding move? Drift over steps, one colour per :math:`\Delta k`.
+
+    Args:
+        history: what ``FeatureDrift.update`` returned, by step; steps without a measurement may be there.
+
+    Example:
+        >>> import torch
+        >>> from pml_xbn.diagnostics import feature_drift
+        >>> drift = feature_drift(torch.ones(2, 2), torch.zeros(2, 2))
+        >>> plot_feature_drift({10: {1: drift}, 20: {1: drift}}).axes[0].get_title()
+        "How far does an image's embedding move?"
+    """
+    figure, axes = _figure("How far does an image's embedding move?", "step", "feature drift")
+    deltas = sorted({delta for drifts in history.values() for delta in drifts})
+    for number, delta in enumerate(deltas):
+        steps = [step for step in sorted(history) if delta in history[step]]
+        drifts = [history[step][delta] for step in steps]
+        _line(axes, number, steps, [d.mean for d in drifts], rf"$\Delta k$ = {delta}, mean")
+        _line(axes, number, steps, [d.maximum for d in drifts], rf"$\Delta k$ = {delta}, maximum", "--")
+    return _finished(figure, axes, from_zero=True)
+
+
+def plot_staleness(measured: AdaptedStaleness) -> Figure:
+    """How stale are the rows of the memory? Mean distance to a fresh embedding, by age of the row.
+
+    Args:
+        measured: what ``RowTracker.staleness`` returned.
+    """
+    figure, axes = _figure(
+        "How stale are the rows of the memory?", "age of the row (steps)", "distance to a fresh embedding"
+    )
+    for number, (name, part) in enumerate(measured._asdict().items()):
+        _line(axes, number, part.ages.tolist(), part.mean_by_age, f"{name} adaptation, mean")
+        _line(axes, number, part.ages.tolist(), part.maximum_by_age, f"{name} adaptation, maximum", "--")
+    for line in axes.lines[:2]:
+        line.set_linewidth(4)  # still to be seen where the others lie upon them
+    return _finished(figure, axes, from_zero=True)
+
+
+def plot_valid_pairs(history: Mapping[int, ValidPairs]) -> Figure:
+    """Where do the valid pairs come from? Numbers of pairs over steps, by kind and source.
+
+    Args:
+        history: what ``WatchedLoss.valid_pairs`` returned, by step.
+    """
+    figure, axes = _figure("Where do the valid pairs come from?", "step", "valid pairs per step")
+    for number, name in enumerate(ValidPairs._fields):
+        style = "-" if name.startswith("negatives") else "--"
+        _history(axes, number % 2, history, name, name.replace("_", " "), style)
+    axes.set_yscale("symlog", linthresh=1)
+    return _finished(figure, axes, from_zero=True)
+
+
+def plot_embedding_distances(history: Mapping[int, EmbeddingDistances]) -> Figure:
+    """Do the embeddings separate while their classes become compact? Mean distances over steps.
+
+    Args:
+        history: what :func:`embedding_distances` returned, by step.
+    """
+    figure, axes = _figure(
+        "Do embeddings separate while classes become compact?", "step", "mean Euclidean distance"
+    )
+    _history(axes, 0, history, "between_embeddings", "between embeddings")
+    _history(axes, 1, history, "to_class_mean", "to the mean of the class")
+    return _finished(figure, axes, from_zero=True)
+
+
+def plot_superclass_neighbours(shares: Mapping[str, Tensor]) -> Figure:
+    """Is an embedding near the mean of its superclass? Shares over k, one line per name.
+
+    Args:
+        shares: what :func:`superclass_neighbours` returned, ``(max_k,)``, by name: of a method, say.
+    """
+    figure, axes = _figure(
+        "Is an embedding near the mean of its superclass?",
+        "k",
+        "share with their superclass among the k nearest",
+    )
+    for number, (name, share) in enumerate(shares.items()):
+        _line(axes, number, range(1, len(share) + 1), share, name)
+    axes.set_xticks(range(1, max((len(share) for share in shares.values()), default=1) + 1))
+    axes.set_ylim(0, 1.02)
+    return _finished(figure, axes)
+
+
+def plot_class_separability(history: Mapping[int, ClassSeparability]) -> Figure:
+    """How well are the classes separated? The class separability criterion over steps.
+
+    Args:
+        history: what :func:`class_separability` returned, by step.
+    """
+    figure, axes = _figure("How well are the classes separated?", "step", "class separability criterion")
+    _history(axes, 0, history, "criterion", r"trace $S_b$ / trace $S_w$")
+    return _finished(figure, axes, from_zero=True)
+
+
+def plot_common_mode_push(history: Mapping[int, CommonModePush]) -> Figure:
+    """Does the loss push all anchors alike, away from the memory? The common mode over steps.
+
+    Both lines are relative to the rms gradient of an anchor, so they can be compared with each other and
+    between runs: the size of the common mode, and its part along the displacement of the memory.
+
+    Args:
+        history: what ``WatchedLoss.common_mode_push`` returned, by step.
+    """
+    figure, axes = _figure(
+        "Does the loss push all anchors alike, away from the memory?", "step", "relative to the rms gradient"
+    )
+    _history(axes, 0, history, "share", "common to all anchors")
+    steps = sorted(history)
+    along = [history[step].share * history[step].cosine for step in steps]
+    _line(axes, 1, steps, along, "of that, away from the memory")
+    axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
+    return _finished(figure, axes)
+
+
+def _figure(question: str, xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            f'the plots need matplotlib ({error}); install it with: pip install "pml_xbn[examples]"'
+        ) from error
+    figure = Figure(figsize=(7, 4.4), layout="constrained")
+    axes = figure.subplots()
+    axes.set(title=question, xlabel=xlabel, ylabel=ylabel)
+    axes.grid(axis="y", color="0.85")
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _history(
+    axes: Axes, number: int, history: Mapping[int, Any], field: str, label: str, style: str = "-"
+) -> None:
+    steps = sorted(history)
+    _line(axes, number, steps, [getattr(history[step], field) for step in steps], label, style)
+
+
+def _line(
+    axes: Axes, number: int, x: Sequence[int], y: Tensor | Sequence[Tensor], label: str, style: str = "-"
+) -> None:
+    values = [float(value) for value in y]
+    colour = _COLOURS[number % len(_COLOURS)]
+    axes.plot(x, values, style, color=colour, marker="o", markersize=3, label=label)
+
+
+def _finished(figure: Figure, axes: Axes, *, from_zero: bool = False) -> Figure:
+    if from_zero:
+        axes.set_ylim(bottom=0)
+    if axes.lines:
+        axes.legend(frameon=False)
+    return figure

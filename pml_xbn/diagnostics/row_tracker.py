@@ -1,0 +1,185 @@
+"""Which image every row of a memory came from, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from pytorch_metric_learning.losses import CrossBatchMemory
+from torch import Tensor
+from torch.nn.functional import normalize as unit_length
+
+from ..number_checks import check_integer
+from .checks import check_integers, check_mask, check_rows
+from .memory_rows import StoredSince, num_occupied
+from .staleness import AdaptedStaleness, staleness
+
+_UNKNOWN = -1
+
+
+class RowTracker:
+    """Remembers the image and the step of every row of a cross-batch memory, for its staleness.
+
+    It reads the places of new rows off the memory, PML's ``CrossBatchMemory`` or a subclass, so that it
+    follows wrap-arounds, masks, warm-ups, skipped batches and ``reset_queue()``. Rows from before the
+    tracker was made are unknown, and left out of what it measures.
+
+    Args:
+        memory: the memory to follow.
+
+    Attributes:
+        images: index in the dataset of the image of every row, ``(memory_size,)`` int64, -1 where unknown.
+        stored_at: step at which every row was stored, ``(memory_size,)`` int64, -1 where unknown.
+
+    Example:
+        >>> from pytorch_metric_learning.losses import ContrastiveLoss
+        >>> images, labels = torch.randn(12, 5), torch.arange(12) % 3
+        >>> model = torch.nn.Linear(5, 2)
+        >>> loss_fn = CrossBatchMemory(ContrastiveLoss(), embedding_size=2, memory_size=8)
+        >>> tracker = RowTracker(loss_fn)
+        >>> for step in range(3):
+        ...     batch = torch.arange(4 * step, 4 * step + 4)
+        ...     stored = loss_fn.embedding_memory.clone()
+        ...     loss = loss_fn(model(images[batch]), labels[batch])
+        ...     tracker.update(step, batch)
+        >>> tracker.images
+        tensor([ 8,  9, 10, 11,  4,  5,  6,  7])
+        >>> result = tracker.staleness(stored, lambda indices: model(images[indices]))
+        >>> result.after.ages, result.after.rows_by_age, result.after.maximum < 1e-6
+        (tensor([1]), tensor([4]), tensor(True))
+    """
+
+    def __init__(self, memory: CrossBatchMemory) -> None:
+        if not isinstance(memory, CrossBatchMemory):
+            raise TypeError(f"memory is a {type(memory).__name__}: pass a CrossBatchMemory or a subclass")
+        self.memory = memory
+        self.images = torch.full((memory.memory_size,), _UNKNOWN)
+        self.stored_at = torch.full((memory.memory_size,), _UNKNOWN)
+        self._is_newest = torch.zeros(memory.memory_size, dtype=torch.bool)
+        self._step = 0
+        self._look()
+
+    def _look(self) -> None:
+        """What is in the memory now counts as seen."""
+        self._queue_idx = self.memory.queue_idx
+        self._stored = StoredSince(self.memory)
+
+    def update(self, step: int, images: Tensor, enqueue_mask: Tensor | None = None) -> None:
+        """To be called after every call of the memory (or of its ``fill_memory``), whatever that stored.
+
+        Args:
+            step: number of the step, counted over all epochs.
+            images: index in the dataset of every image of the batch, ``(b,)`` integers. Where the memory
+                gathers the rows of many ranks, those of all ranks in rank order.
+            enqueue_mask: as the memory was given, ``(b,)`` bool.
+
+        Raises:
+            ValueError: indices that do not fit the rows that were stored, or rows that were stored without
+                an update. Nothing has changed.
+        """
+        check_integer("step", step, at_least=0)
+        check_integers("images", images, len(images))
+        if enqueue_mask is not None:
+            check_mask("enqueue_mask", enqueue_mask, len(images))
+            images = images[enqueue_mask.to(images.device)]
+        places, num_rows = self._stored.places(), num_occupied(self.memory)
+        num_stored = 0 if places is None else len(places)
+        # After a reset_queue() there is nothing in the memory but what this call has stored.
+        holds_others = num_rows > num_stored
+        first = (self.memory.queue_idx - num_stored) % self.memory.memory_size
+        if holds_others and first != self._queue_idx:
+            raise ValueError(
+                f"the memory has stored rows {self._queue_idx} to {first} without an update: call update "
+                "after every call of the memory, or make a new RowTracker"
+            )
+        if places is not None and num_stored != len(images):
+            raise ValueError(
+                f"{len(images)} images do not fit the {num_stored} rows that the memory stored: pass those "
+                "of the stored rows, with the enqueue_mask of the memory if it had one"
+            )
+        device = self.memory.label_memory.device
+        stored_images, stored_at = self.images.to(device), self.stored_at.to(device)
+        self._is_newest = torch.zeros_like(stored_images, dtype=torch.bool)
+        if not holds_others:
+            stored_images.fill_(_UNKNOWN)
+            stored_at.fill_(_UNKNOWN)
+        if places is not None:
+            stored_images[places] = images.to(device, torch.int64)
+            stored_at[places] = step
+            self._is_newest[places] = True
+        self.images, self.stored_at, self._step = stored_images, stored_at, step
+        self._look()
+
+    def staleness(
+        self,
+        stored: Tensor,
+        embed: Callable[[Tensor], Tensor],
+        *,
+        num_rows: int | None = None,
+        normalize: bool = False,
+    ) -> AdaptedStaleness:
+        """Staleness of the rows that the last call found in memory and kept, before and after adaptation.
+
+        To be called after :meth:`update` and before the optimizer's step. The rows that the batch has
+        replaced, and the batch's own, are left out, so that both figures are of the same rows: as the call
+        found them, with what earlier calls had adapted, and as the loss saw them. PML's class adapts
+        nothing: there they are equal.
+
+        Args:
+            stored: the memory's ``embedding_memory`` before the call, a copy, ``(memory_size, d)``.
+            embed: returns the embeddings ``(n, d)`` by the model as it is of the images with the given
+                indices ``(n,)`` int64, on the memory's device; it is called once, without gradients, and
+                with each image once. What it does otherwise than when the rows were stored counts as
+                staleness: the mode (``train()`` or ``eval()``), the augmentation, and under BatchNorm in
+                ``train()`` mode the images that share a batch. It must not write to the model: embed with
+                a copy of it in ``train()`` mode, where BatchNorm updates its running statistics.
+            num_rows: measure at most so many rows, evenly spaced over the memory; None for all.
+            normalize: compare unit vectors, which is what a loss sees that normalises.
+
+        Raises:
+            ValueError: ``stored`` or what ``embed`` returned has the wrong shape.
+        """
+        rows = self.memory.embedding_memory
+        check_rows("stored", stored, like=rows)
+        images, stored_at = self.images.to(rows.device), self.stored_at.to(rows.device)
+        kept = (~self._is_newest.to(rows.device) & (images != _UNKNOWN)).nonzero().flatten()
+        if num_rows is not None:
+            check_integer("num_rows", num_rows, at_least=1)
+            chosen = torch.linspace(0, max(len(kept) - 1, 0), min(num_rows, len(kept)), dtype=torch.float64)
+            kept = kept[chosen.long().to(kept.device)]
+        fresh = self._embedded(embed, images[kept], like=rows)
+        pair = stored.to(rows.device)[kept], rows[kept]
+        if normalize:
+            fresh, pair = unit_length(fresh), (unit_length(pair[0]), unit_length(pair[1]))
+        ages = self._step - stored_at[kept]
+        return AdaptedStaleness(*(staleness(of, fresh, ages) for of in pair))
+
+    def _embedded(self, embed: Callable[[Tensor], Tensor], images: Tensor, like: Tensor) -> Tensor:
+        if len(images) == 0:
+            return like[:0]
+        distinct, position = images.unique(return_inverse=True)
+        with torch.no_grad():
+            fresh = embed(distinct)
+        check_rows("what embed returned", fresh, like=like[:1].expand(len(distinct), -1))
+        return fresh.to(like.device)[position]
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is needed to go on from here, along with the memory's own state."""
+        return {"images": self.images.clone(), "stored_at": self.stored_at.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """To be called after the memory has loaded its state.
+
+        A state of PML's class says nothing of where its queue stood: its rows are overwritten from the
+        first on, and those in this state are forgotten with the first update.
+
+        Raises:
+            ValueError: the state is of a memory of another size.
+        """
+        size = len(state["images"])
+        if size != self.memory.memory_size:
+            raise ValueError(f"the state is of memory_size={size}: pass one of {self.memory.memory_size}")
+        self.images, self.stored_at = state["images"].clone(), state["stored_at"].clone()
+        self._is_newest = torch.zeros(size, dtype=torch.bool)
+        self._look()

@@ -1,0 +1,50 @@
+"""Whether embeddings lie near the mean of their superclass."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..adapters.moments import widest
+from ..number_checks import check_integer
+from .checks import check_integers, check_rows
+from .distances import group_means
+
+
+def superclass_neighbours(embeddings: Tensor, superclasses: Tensor, max_k: int = 5) -> Tensor:
+    """Share of the embeddings whose superclass is among those of the k nearest superclass means.
+
+    Normalising to the moments of a superclass supposes that its embeddings lie together (thesis A Study
+    of Cross Batch Memory, Table 5.16, which lists the shares for k = 1 to 5).
+
+    Args:
+        embeddings: ``(n, d)``.
+        superclasses: of every embedding, ``(n,)`` integers; with a map from label to superclass,
+            ``superclasses[labels]``.
+        max_k: the largest k.
+
+    Returns:
+        ``(max_k,)`` shares in [0, 1] for k = 1 … max_k. Of means at equal distances an embedding's own
+        comes first. 0 without embeddings.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit, or ``max_k`` below 1.
+
+    Example:
+        >>> rows = torch.tensor([[0.0], [1.0], [8.0], [9.0], [10.0]])
+        >>> superclass_neighbours(rows, torch.tensor([0, 0, 0, 1, 1]), max_k=2)
+        tensor([0.8000, 1.0000], dtype=torch.float64)
+    """
+    check_rows("embeddings", embeddings)
+    check_integers("superclasses", superclasses, len(embeddings))
+    check_integer("max_k", max_k, at_least=1)
+    rows = widest(embeddings.detach())
+    if len(rows) == 0:
+        return rows.new_zeros(max_k)
+    rows = rows - rows.mean(dim=0)
+    means, position, _ = group_means(rows, superclasses)
+    mat = torch.cdist(rows, means)
+    own = mat.gather(1, position.unsqueeze(1))
+    num_nearer = (mat < own).sum(dim=1)
+    k = torch.arange(1, max_k + 1, device=rows.device)
+    return (num_nearer.unsqueeze(1) < k).to(rows.dtype).mean(dim=0)

@@ -1,0 +1,198 @@
+"""What the loss inside a memory was given, and its gradients."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+import torch
+from pytorch_metric_learning.losses import CrossBatchMemory
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from ..adapters.moments import at_least_float32
+from .common_mode_push import CommonModePush, common_mode_push
+from .memory_rows import StoredSince, num_occupied
+from .valid_pairs import ValidPairs, valid_pairs
+
+
+class WatchedLoss:
+    """Watches one call of a cross-batch memory, PML's ``CrossBatchMemory`` or a subclass.
+
+    A context in which the memory is called once. All gradients are of the loss that the memory returns,
+    and taken as soon as it returns, so the training step goes on as if nobody had watched. Besides a copy
+    of the rows this costs one more backward pass, of the loss but not of the model.
+
+    Args:
+        memory: the memory to be called.
+
+    Attributes:
+        anchors: embeddings as given to the wrapped loss, ``(a, d)``.
+        anchor_labels: ``(a,)``.
+        rows: adapted and new rows, as the wrapped loss compared the anchors with them, ``(n, d)``.
+        row_labels: ``(n,)``.
+        is_from_batch: whether a row is the batch's own, ``(n,)`` bool; the others are older.
+        gradient: of the loss with respect to the anchors, ``(a, d)``.
+        memory_gradient: the part of it that comes from pairs with older rows, ``(a, d)``; None where
+            ``pair_gradient`` is.
+        pair_gradient: of the loss with respect to the distance (or similarity) of every anchor to every
+            row, ``(a, n)``; None for a loss that computes no such matrix (``AngularLoss``).
+
+    Example:
+        >>> from pytorch_metric_learning.losses import ContrastiveLoss
+        >>> loss_fn = CrossBatchMemory(ContrastiveLoss(), embedding_size=2, memory_size=8)
+        >>> embeddings = torch.tensor([[1.0, 0.0], [0.0, 1.0]], requires_grad=True)
+        >>> loss = loss_fn(embeddings, torch.tensor([0, 1]))
+        >>> with WatchedLoss(loss_fn) as seen:
+        ...     loss = loss_fn(embeddings, torch.tensor([2, 3]))
+        >>> seen.valid_pairs().negatives_from_memory
+        tensor(2)
+        >>> seen.common_mode_push().push
+        tensor(0.)
+        >>> loss.backward()
+    """
+
+    anchors: Tensor
+    anchor_labels: Tensor
+    rows: Tensor
+    row_labels: Tensor
+    is_from_batch: Tensor
+    gradient: Tensor
+    memory_gradient: Tensor | None
+    pair_gradient: Tensor | None
+
+    def __init__(self, memory: CrossBatchMemory) -> None:
+        if not isinstance(memory, CrossBatchMemory):
+            raise TypeError(f"memory is a {type(memory).__name__}: pass a CrossBatchMemory or a subclass")
+        self._memory = memory
+        self._handles: list[RemovableHandle] = []
+
+    # -- the context ----------------------------------------------------------------------------------------
+
+    def __enter__(self) -> WatchedLoss:
+        self._arguments: tuple[Any, ...] | None = None
+        self._distances: Tensor | None = None
+        self._loss_of_memory: Tensor | None = None
+        self._is_in_loss = False
+        memory = self._memory
+        self._handles = [
+            memory.register_forward_pre_hook(self._before_call),
+            memory.register_forward_hook(self._after_call),
+            memory.loss.register_forward_pre_hook(self._before_loss, with_kwargs=True),
+            memory.loss.register_forward_hook(self._after_loss),
+        ]
+        if isinstance(getattr(memory.loss, "distance", None), torch.nn.Module):
+            self._handles.append(memory.loss.distance.register_forward_hook(self._after_distance))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        if kind is None and not hasattr(self, "gradient"):
+            raise ValueError("the memory was not called while it was watched: call it within the context")
+
+    def _before_call(self, memory: CrossBatchMemory, _: Any) -> None:
+        if hasattr(self, "gradient"):
+            raise ValueError("the memory was called twice while it was watched: watch one call at a time")
+        self._stored, self._num_calls = StoredSince(memory), getattr(memory, "num_calls", 0)
+
+    def _before_loss(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._arguments is not None:
+            return  # the memory computes the loss of the batch alone, too; its own is the first
+        names = ("embeddings", "labels", "indices_tuple", "ref_emb", "ref_labels")
+        given = dict.fromkeys(names) | dict(zip(names, args, strict=False)) | kwargs
+        self._arguments = tuple(given[name] for name in ("embeddings", "labels", "ref_emb", "ref_labels"))
+        self._is_in_loss = True
+
+    def _after_distance(self, _: Any, __: Any, distances: Tensor) -> None:
+        if self._is_in_loss and self._distances is None and distances.requires_grad:
+            self._distances = distances
+
+    def _after_loss(self, _: Any, __: Any, loss: Tensor) -> None:
+        if self._is_in_loss:
+            self._loss_of_memory, self._is_in_loss = loss, False
+
+    def _after_call(self, memory: CrossBatchMemory, _: Any, loss: Tensor) -> None:
+        arguments, distances, of_memory = self._arguments, self._distances, self._loss_of_memory
+        self._arguments = self._distances = self._loss_of_memory = None  # lets go of the graph
+        if arguments is None:
+            # Without anchors or rows no loss is computed.
+            empty = memory.label_memory[:0]
+            arguments = memory.embedding_memory[:0], empty, memory.embedding_memory[:0], empty
+        anchors, labels, rows, row_labels = arguments
+        self.anchors, self.anchor_labels = anchors.detach().clone(), labels.clone()
+        self.is_from_batch = self._from_batch(memory, anchors if rows is None else rows, rows is None)
+        self.rows = (anchors if rows is None else rows).detach().clone()
+        self.row_labels = (labels if row_labels is None else row_labels).clone()
+        self._take_gradients(loss, anchors, of_memory, distances)
+
+    def _from_batch(self, memory: CrossBatchMemory, rows: Tensor, is_batch_alone: bool) -> Tensor:
+        is_from_batch = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
+        places = self._stored.places()
+        if places is not None:
+            is_from_batch[places.to(rows.device)] = len(rows) > 0
+        elif is_batch_alone or getattr(memory, "num_calls", 0) > self._num_calls:
+            is_from_batch[:] = True  # the warm-up, in which the memory has no part
+        else:
+            is_from_batch[num_occupied(memory) :] = True  # read only: rows of the batch come last
+        return is_from_batch
+
+    # -- gradients ------------------------------------------------------------------------------------------
+
+    def _take_gradients(
+        self, loss: Tensor, anchors: Tensor, of_memory: Tensor | None, distances: Tensor | None
+    ) -> None:
+        """From the memory's loss, the part of it that was computed against the memory, and the distances."""
+        self.gradient = _gradient(loss, anchors)
+        self.pair_gradient = self.memory_gradient = None
+        if distances is not None and distances.shape == (len(self.anchors), len(self.rows)):
+            pair_gradient = _gradient(loss, distances)
+            from_memory = pair_gradient.masked_fill(self.is_from_batch, 0.0).to(distances.dtype)
+            self.pair_gradient = pair_gradient
+            self.memory_gradient = _gradient(distances, anchors, from_memory)
+        elif of_memory is None or not _gradient(of_memory, anchors).any():
+            # PML's losses look at no distances where there are no pairs.
+            self.pair_gradient = self.gradient.new_zeros(len(self.anchors), len(self.rows))
+            self.memory_gradient = torch.zeros_like(self.gradient)
+
+    # -- what they say --------------------------------------------------------------------------------------
+
+    def valid_pairs(self) -> ValidPairs:
+        """Valid positives and negatives from batch and from memory: see :func:`valid_pairs`.
+
+        Raises:
+            ValueError: the loss computes no matrix of distances.
+        """
+        if self.pair_gradient is None:
+            raise ValueError(
+                f"{type(self._memory.loss).__name__} computes no distances between all anchors and rows, so "
+                "its pairs cannot be told apart: watch a loss that does"
+            )
+        return valid_pairs(self.pair_gradient, self.anchor_labels, self.row_labels, self.is_from_batch)
+
+    def common_mode_push(self, *, of_memory: bool = False) -> CommonModePush:
+        """The push on all anchors alike: see :func:`common_mode_push`.
+
+        Args:
+            of_memory: only what comes from pairs with older rows; the default is the whole gradient.
+
+        Raises:
+            ValueError: ``of_memory`` with a loss that computes no matrix of distances.
+        """
+        gradient = self.memory_gradient if of_memory else self.gradient
+        if gradient is None:
+            raise ValueError(
+                f"{type(self._memory.loss).__name__} computes no distances between all anchors and rows, so "
+                "the memory's part of its gradient cannot be told apart: pass of_memory=False"
+            )
+        return common_mode_push(gradient, self.anchors, self.rows[~self.is_from_batch])
+
+
+def _gradient(of: Tensor, at: Tensor, weight: Tensor | None = None) -> Tensor:
+    """The gradient, in float32 or better, which leaves the graph as it is; 0 where there is none."""
+    gradient = None
+    if of.requires_grad and at.requires_grad:
+        (gradient,) = torch.autograd.grad(of, at, weight, retain_graph=True, allow_unused=True)
+    return at_least_float32(torch.zeros_like(at) if gradient is None else gradient.detach())
