@@ -1,0 +1,60 @@
+"""Sphinx's configuration of the site; ``tox -e docs`` builds it."""
+
+import sys
+from pathlib import Path
+
+import pml_xbn
+
+DOCS = Path(__file__).parent
+sys.path += [str(DOCS), str(DOCS.parent / "examples"), str(DOCS.parent / "benchmarks")]
+
+project = "pml_xbn"
+author = "the contributors of pml_xbn"
+project_copyright = author
+release = version = pml_xbn.__version__
+
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.mathjax",
+    "sphinx-mathjax-offline",  # the site needs no network
+    "sphinx_copybutton",
+    "myst_nb",
+    "extension.pml_form",
+    "extension.written_files",
+]
+exclude_patterns = ["_build", "reproducing.md"]  # the latter is a part of papers.md
+
+# -- Markdown and notebooks ----------------------------------------------------------------------------------
+
+myst_enable_extensions = ["dollarmath", "colon_fence", "deflist", "attrs_block", "attrs_inline"]
+myst_heading_anchors = 3
+nb_execution_mode = "force"
+nb_execution_timeout = 300
+nb_execution_raise_on_error = True
+nb_execution_show_tb = True
+nb_output_stderr = "error"  # a cell that warns fails the build
+nb_merge_streams = True
+
+# -- Docstrings ----------------------------------------------------------------------------------------------
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_default_options = {"members": True, "show-inheritance": True}
+napoleon_google_docstring = True
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+python_maximum_signature_line_length = 88
+python_use_unqualified_type_names = True
+default_role = "py:obj"
+
+# -- HTML ----------------------------------------------------------------------------------------------------
+
+html_theme = "furo"
+html_title = f"pml_xbn {release}"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_show_sourcelink = False
+html_copy_source = False
+copybutton_exclude = ".linenos, .gp, .go"
