@@ -52,6 +52,8 @@ default_role = "py:obj"
 # -- HTML ----------------------------------------------------------------------------------------------------
 
 html_theme = "furo"
+pygments_style = "default"
+pygments_dark_style = "github-dark"
 html_title = f"pml_xbn {release}"
 html_static_path = ["static"]
 html_css_files = ["site.css"]

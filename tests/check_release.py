@@ -5,6 +5,7 @@ What it depends on is expected in the environment that runs it.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,26 +25,26 @@ print(pml_xbn.__version__)
 
 def main() -> None:
     files = sorted(Path(sys.argv[1]).iterdir())
-    kinds = {"".join(file.suffixes[-2:])[-4:] for file in files}
-    if kinds != {".whl", "r.gz"}:
-        raise SystemExit(f"{sys.argv[1]} holds {[file.name for file in files]}: expected a wheel and an sdist")
+    if [file.name.endswith((".whl", ".tar.gz")) for file in files] != [True, True]:
+        raise SystemExit(f"{sys.argv[1]} holds {[file.name for file in files]}: expected sdist and wheel")
     for file in files:
-        with TemporaryDirectory() as folder:
-            target = str(Path(folder).resolve())
-            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", target, str(file)]
-            subprocess.run(pip, check=True)
-            environment = {"PYTHONPATH": target}
-            version = subprocess.run(
-                [sys.executable, "-c", IMPORTS, target],
-                check=True,
-                capture_output=True,
-                text=True,
-                cwd=folder,
-                env=environment,
-            ).stdout.strip()
+        version = installed_version(file)
         if version not in file.name:
             raise SystemExit(f"{file.name} installs version {version}")
         print(f"{file.name}: installs and imports")
+
+
+def installed_version(file: Path) -> str:
+    with TemporaryDirectory() as folder:
+        target = str(Path(folder).resolve())
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", target]
+        subprocess.run([*pip, str(file)], check=True)
+        imports = [sys.executable, "-c", IMPORTS, target]
+        environment = {**os.environ, "PYTHONPATH": target}
+        result = subprocess.run(
+            imports, check=True, capture_output=True, text=True, cwd=folder, env=environment
+        )
+    return result.stdout.strip()
 
 
 if __name__ == "__main__":

@@ -12,11 +12,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from sphinx.application import Sphinx
-
 from pictures.adaptation import draw_adaptation
 from pictures.demo_seeds import demo_table
 from pictures.step_cost import draw_step_cost
+from sphinx.application import Sphinx
 
 DOCS = Path(__file__).parents[1]
 WRITTEN = DOCS / "_build" / "written"

@@ -34,8 +34,9 @@ def draw_adaptation(folder: Path) -> None:
     everything = torch.cat([stored, fresh, batch, adapted])
     low, high = everything.min(dim=0).values - 0.3, everything.max(dim=0).values + 0.3
     for number, title in enumerate(TITLES, 1):
-        for figure, style in in_both((3.4, 3.6)):
-            axes = figure.subplots()
+        for figure, style in in_both((3, 3.5)):
+            figure.set_layout_engine("none")
+            axes = figure.add_axes((0.03, 0.24, 0.94, 0.68))  # the same in all three
             if number > 1:
                 cloud(axes, fresh, style.faint, "the same images, embedded now")
             if number < 3:
@@ -52,9 +53,10 @@ def draw_adaptation(folder: Path) -> None:
             figure.legend(
                 *axes.get_legend_handles_labels(),
                 frameon=False,
-                fontsize=9,
+                fontsize=9.5,
                 labelcolor=style.ink,
-                loc="outside lower center",
+                loc="upper center",
+                bbox_to_anchor=(0.5, 0.23),
                 markerscale=1.5,
             )
             save(figure, folder, f"adaptation-{number}", style)

@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def site() -> Path:
+    """The built site; ``tox -e docs`` builds it before it runs these tests."""
+    folder = DOCS / "_build" / "html"
+    assert (folder / "index.html").exists(), "build the site first: tox -e docs"
+    return folder

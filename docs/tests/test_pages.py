@@ -1,0 +1,39 @@
+"""The sources of the pages: that no example escapes being run, and that links out of the README lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+DOCS = Path(__file__).parents[1]
+PAGES = [path for path in sorted(DOCS.rglob("*.md")) if "_build" not in path.parts]
+NOTEBOOKS = sorted((DOCS / "tutorials").glob("*.ipynb"))
+
+# Python is run by docs/conftest.py and cells by the build; the others are no programs, or a shell's.
+LANGUAGES = {"python", "{code-cell} ipython3", "console", "diff", "text", "bibtex", ""}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_every_block_of_code_is_one_that_is_run(page: Path) -> None:
+    fences = re.findall(r"^ *```+ *(.*?) *$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    opening = fences[::2]  # the others close
+    programs = [fence for fence in opening if not fence.startswith("{") or fence.startswith("{code")]
+    assert set(programs) <= LANGUAGES
+
+
+def test_there_are_three_notebooks_without_outputs() -> None:
+    assert len(NOTEBOOKS) == 3
+    for path in NOTEBOOKS:
+        cells = nbformat.read(path, as_version=4).cells
+        assert not [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")], path.name
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "examples/README.md"])
+def test_links_between_files_of_the_repository_lead_somewhere(name: str) -> None:
+    file = DOCS.parent / name
+    links = re.findall(r"\]\(([^)\s]+)\)", file.read_text(encoding="utf-8"))
+    inside = [link.split("#")[0] for link in links if not link.startswith(("http", "#"))]
+    assert [link for link in inside if not (file.parent / link).exists()] == []
