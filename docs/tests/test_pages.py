@@ -1,4 +1,4 @@
-"""The sources of the pages: that no example escapes being run, and that links out of the README lead somewhere."""
+"""The sources of the pages: no example escapes being run, and links between files lead somewhere."""
 
 from __future__ import annotations
 

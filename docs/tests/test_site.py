@@ -51,9 +51,8 @@ def test_no_internal_link_is_dead(pages: dict[Path, Page]) -> None:
             if parts.scheme in ("http", "https", "mailto", "data") or link.startswith("//"):
                 continue
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
-            if not target.is_file() or (
-                target in pages and parts.fragment and unquote(parts.fragment) not in pages[target].anchors
-            ):
+            has_anchor = target not in pages or unquote(parts.fragment) in {"", *pages[target].anchors}
+            if not (target.is_file() and has_anchor):
                 dead.append(f"{path.name} -> {link}")
     assert not dead
 
