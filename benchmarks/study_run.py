@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from pml_xbn.diagnostics import (
-    RowTracker,
     WatchedLoss,
     class_separability,
     common_mode_push,
     embedding_distances,
     scalars,
+    staleness,
     superclass_neighbours,
 )
 
@@ -32,7 +32,7 @@ from glyphs_task.training import Run, Settings, Task
 # Epochs without memory, and with it.
 EPOCHS = {("fast", 64): (2, 4), ("fast", 16): (1, 3), ("slow", 64): (6, 4)}
 _MEASURE_EVERY = 40  # steps
-_SAMPLE = 256  # rows whose staleness is measured
+_BATCHES = 8  # of those in memory, whose staleness is measured
 _SLOW_RATE = 0.1
 _DISTANCES_OF = 4096  # test images; the number of distances is the square of it
 
@@ -48,7 +48,6 @@ class StudyRun(Run):
         self.ages: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
         self.memory = self.loss_fn if isinstance(self.loss_fn, CrossBatchMemory) else None
         if self.memory is not None:
-            self.tracker = RowTracker(self.memory)
             self.images = task.images.new_zeros(self.memory.memory_size, 1, 32, 32, dtype=torch.float32)
             self.num_stored = 0
 
@@ -66,49 +65,47 @@ class StudyRun(Run):
         else:
             with WatchedLoss(memory) as seen:
                 loss = memory(embeddings, labels)
-        numbers = torch.arange(self.num_stored, self.num_stored + len(images))
-        self.images[numbers % memory.memory_size] = images
+        self._last = torch.arange(self.num_stored, self.num_stored + len(images)) % memory.memory_size
+        self.images[self._last] = images
         self.num_stored += len(images)
-        self.tracker.update(step, numbers)
         if stored is not None:
             self.curve.append({"step": step, **self._staleness(stored), **_push(seen)})
         return loss
 
-    def _embed_as_stored(self, images: Tensor) -> Tensor:
-        """As the rows were embedded: in training mode, batch by batch, but leaving no trace."""
+    def _batches_in_memory(self) -> list[Tensor]:
+        """Places of the rows of each batch that memory still holds, the oldest, perhaps in part, first."""
+        size, rows = self.task.settings.batch_size, self.memory.memory_size
+        oldest = max(0, self.num_stored - rows)
+        starts = range(oldest - oldest % size, self.num_stored, size)
+        return [torch.arange(max(oldest, start), start + size) % rows for start in starts]
+
+    def _embed_as_stored(self, places: Tensor) -> Tensor:
+        """The images of one batch, embedded as they were then: in training mode, but leaving no trace."""
         with torch.no_grad(), _frozen_statistics(self.model):
-            chunks = images.split(self.task.settings.batch_size)
-            return torch.cat([self.model(chunk) for chunk in chunks])
+            embeddings: Tensor = self.model(self.images[places])
+            return embeddings
 
     def _refresh(self) -> None:
-        num_rows = min(self.num_stored, self.memory.memory_size)
-        if num_rows:
-            self.memory.embedding_memory[:num_rows] = self._embed_as_stored(self.images[:num_rows])
+        for places in self._batches_in_memory():
+            self.memory.embedding_memory[places] = self._embed_as_stored(places)
 
     def _staleness(self, stored: Tensor) -> dict[str, float]:
-        """Of unit vectors, which is what the loss compares."""
-        size = self.memory.memory_size
-        measured = self.tracker.staleness(
-            stored,
-            lambda numbers: self._embed_as_stored(self.images[numbers % size]),
-            num_rows=_SAMPLE,
-            normalize=True,
-        )
-        of_age = zip(
-            measured.before.ages.tolist(),
-            measured.before.rows_by_age.tolist(),
-            measured.before.mean_by_age.tolist(),
-            measured.after.mean_by_age.tolist(),
-            strict=True,
-        )
-        for age, rows, before, after in of_age:
-            sums = self.ages[age.bit_length() - 1]
-            for i, value in enumerate((rows, rows * before, rows * after)):
-                sums[i] += value
-        return {
-            "staleness_before": measured.before.mean.item(),
-            "staleness_after": measured.after.mean.item(),
-        }
+        """Of unit vectors, which is what the loss compares, in some batches of the memory before the last."""
+        older = [places for places in self._batches_in_memory()[:-1] if len(places) == len(self._last)]
+        if not older:
+            return {"staleness_before": 0.0, "staleness_after": 0.0}
+        chosen = torch.linspace(0, len(older) - 1, min(_BATCHES, len(older))).long().tolist()
+        places = torch.cat([older[i] for i in chosen])
+        fresh = normalize(torch.cat([self._embed_as_stored(older[i]) for i in chosen]))
+        ages = torch.tensor([len(older) - i for i in chosen]).repeat_interleave(len(self._last))
+        before = staleness(normalize(stored[places]), fresh, ages)
+        after = staleness(normalize(self.memory.embedding_memory[places]), fresh, ages)
+        of_age = zip(before.ages, before.rows_by_age, before.mean_by_age, after.mean_by_age, strict=True)
+        for age, rows, mean_before, mean_after in of_age:
+            sums = self.ages[int(age).bit_length() - 1]
+            for i, value in enumerate((rows, rows * mean_before, rows * mean_after)):
+                sums[i] += float(value)
+        return {"staleness_before": before.mean.item(), "staleness_after": after.mean.item()}
 
 
 def _push(seen: WatchedLoss) -> dict[str, float]:
