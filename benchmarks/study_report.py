@@ -47,9 +47,9 @@ without memory and see the same batches: 2 + 4 epochs at batch 64, 1 + 3 at batc
 0.33 every second epoch, SupCon with temperature 0.1 and PairMarginMiner(0.2, 0.8), the small convolutional
 network of the demo. Recall@1 and MAP@R, in per cent, are those after the last epoch, as mean ± standard
 deviation over seeds. Differences are paired by seed; ± there is half the 95 % interval of the mean by
-Student's t, which is wide with few seeds. *Always-fresh* is XBM whose rows are re-embedded by the current model, in training mode and in
-the batches they came in, at every step (every 20 steps with a memory of 50 %); *always-fresh + matching*
-puts XBN's matching on top."""
+Student's t, which is wide with few seeds. *Always-fresh* is XBM whose rows are re-embedded by the current
+model, in training mode and in the batches they came in, at every step (every 20 steps with a memory of 50 %);
+*always-fresh + matching* puts XBN's matching on top."""
 
 
 def _cost_of_staleness(study: Study) -> str:
