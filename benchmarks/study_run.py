@@ -163,7 +163,7 @@ def train(case: Case, folder: Path, classes: int | None) -> dict[str, Any]:
         run.train_epoch(lambda steps: steps, lambda: None)
     last = run.history.epochs[-1]
     embeddings = embed(run.model, task.test_images)
-    superclasses = task.memory_setup.superclasses[task.test_labels.cpu()]
+    superclasses = task.test_superclasses[task.test_labels.cpu()]
     sample = embeddings[:_DISTANCES_OF], task.test_labels[:_DISTANCES_OF]
     result = {name: last[name] for name in ("recall_at_1", "recall_at_10", "map_at_r")}
     result["best_recall_at_1"] = max(row["recall_at_1"] for row in run.history.epochs)

@@ -80,6 +80,7 @@ class Task:
         self.images, self.labels = _first_classes(train, settings.classes, device)
         test_images, self.test_labels = _first_classes(test, settings.classes, device)
         self.test_images = distort(test_images, generator_for("test"))
+        self.test_superclasses = test.superclasses
         self.batches = EpochBatches(
             self.labels.cpu(), settings.batch_size, settings.images_per_class, settings.seed
         )
