@@ -14,3 +14,8 @@ def check_integer(name: str, value: int, at_least: int) -> None:
 def check_non_negative(name: str, value: float) -> None:
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"{name}={value!r}: pass a finite number, 0 or more")
+
+
+def check_positive(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name}={value!r}: pass a finite number above 0")

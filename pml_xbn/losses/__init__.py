@@ -1,8 +1,10 @@
-"""Drop-in replacements for PML's ``CrossBatchMemory``."""
+"""Drop-in replacements for PML's ``CrossBatchMemory``, and the classification losses it is compared with."""
 
 from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
 from .axbn_wrapper import AXBNWrapper
 from .per_class_xbn import PerClassXBN
+from .sampled_normalized_softmax_loss import SampledNormalizedSoftmaxLoss
+from .stop_gradient_softmax_loss import StopGradientSoftmaxLoss
 from .super_class_xbn import SuperClassXBN
 from .xbn_wrapper import XBNWrapper
 
@@ -10,6 +12,8 @@ __all__ = [
     "AXBNWrapper",
     "AdaptiveCrossBatchMemory",
     "PerClassXBN",
+    "SampledNormalizedSoftmaxLoss",
+    "StopGradientSoftmaxLoss",
     "SuperClassXBN",
     "XBNWrapper",
 ]

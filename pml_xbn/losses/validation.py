@@ -14,7 +14,7 @@ def check_embeddings(embeddings: Tensor, embedding_size: int) -> None:
     if embeddings.ndim != 2 or embeddings.shape[1] != embedding_size:
         raise ValueError(
             f"embeddings has shape {tuple(embeddings.shape)}: pass (batch_size, {embedding_size}), or "
-            "build the memory with another embedding_size"
+            "build the loss with another embedding_size"
         )
     if not embeddings.is_floating_point():
         raise ValueError(f"embeddings has dtype {embeddings.dtype}: pass a floating dtype")
@@ -29,6 +29,15 @@ def check_labels(labels: Tensor, batch_size: int) -> None:
         )
     if labels.dtype not in _INTEGERS:
         raise ValueError(f"labels has dtype {labels.dtype}: pass integers, such as torch.int64")
+
+
+def check_classes(labels: Tensor, num_classes: int) -> None:
+    outside = (labels < 0) | (labels >= num_classes)
+    if outside.any():
+        raise ValueError(
+            f"labels {labels[outside].unique().tolist()} are no class of num_classes={num_classes}: pass "
+            f"labels from 0 to {num_classes - 1}"
+        )
 
 
 def check_mask(mask: Tensor, batch_size: int) -> None:

@@ -1,0 +1,60 @@
+"""Generalized mean pooling."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..adapters.moments import at_least_float32
+from ..number_checks import check_positive
+
+
+class GeMPooling(nn.Module):
+    r"""Pools every channel of a feature map to its generalized mean, with a learned exponent.
+
+    .. math:: f_k = \left( \frac{1}{|X_k|} \sum_{x \in X_k} \max(x, \epsilon)^p \right)^{1/p}
+
+    p = 1 is average pooling, and p → ∞ is max pooling. Stop-Gradient Softmax Loss (Implementation Details)
+    puts it in place of average pooling, by reference to Radenović, Tolias and Chum, Fine-tuning CNN Image
+    Retrieval with No Human Annotation (https://arxiv.org/abs/1711.02512), where p is learned and starts
+    at 3. A mean of powers needs positive numbers, so what is below ε counts as ε. After
+    :func:`remove_last_bn_relu`, a map has negative numbers too, and pooling cuts them off.
+
+    Args:
+        p: the exponent to start from; one for all channels.
+        eps: ε, above 0.
+
+    Raises:
+        ValueError: a number out of range.
+
+    Example:
+        >>> GeMPooling(p=2.0)(torch.tensor([[[[1.0, 7.0]]]]))
+        tensor([[5.]], grad_fn=<PowBackward1>)
+    """
+
+    p: Tensor
+
+    def __init__(self, p: float = 3.0, eps: float = 1e-6) -> None:
+        check_positive("p", p)
+        check_positive("eps", eps)
+        super().__init__()
+        self.p = nn.Parameter(torch.tensor(float(p)))
+        self.eps = eps
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Maps ``(b, c, h, w)`` to features ``(b, c)`` of the same dtype; in between, float32 or better.
+
+        Raises:
+            ValueError: features that are no map.
+        """
+        if features.ndim != 4:
+            raise ValueError(
+                f"features has shape {tuple(features.shape)}: pass a map (b, c, h, w), as timm's models give "
+                "with num_classes=0, global_pool=''"
+            )
+        powers = at_least_float32(features).clamp(min=self.eps) ** self.p
+        pooled: Tensor = powers.mean(dim=(2, 3)) ** (1 / self.p)
+        return pooled.to(features.dtype)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p.item():.4g}, eps={self.eps}"

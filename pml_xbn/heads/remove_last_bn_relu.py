@@ -1,0 +1,77 @@
+"""RBR: a residual network without its last batch normalization and ReLU."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+from torch.nn.functional import relu
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def remove_last_bn_relu(model: Model) -> Model:
+    """Takes the last BN and the last ReLU out of a ResNet, for a head that begins with a BN of its own.
+
+    RBR, Stop-Gradient Softmax Loss for Deep Metric Learning, section Remove the Last BN-ReLU: in a row of
+    BN, ReLU and BN the first two add nothing, and may drop what retrieval could use. In the last block
+    the residual branch then ends in its convolution, and the block in its sum; a BN in the shortcut stays.
+
+    It knows the blocks of timm's ResNets, basic and bottleneck, and those of torchvision's, where one
+    ReLU serves the whole block and is left in place after the other BNs. Load weights before: the BN's are
+    not among the ``state_dict`` keys any more. To do it twice is to do it once.
+
+    Args:
+        model: changed in place.
+
+    Returns:
+        The model.
+
+    Raises:
+        TypeError: a model whose last block is of another kind; it is as it was.
+
+    Example:
+        >>> class Block(nn.Module):  # as timm's
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.conv1, self.bn1, self.act1 = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU()
+        ...         self.conv2, self.bn2, self.act2 = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU()
+        >>> model = nn.Module()
+        >>> model.layer4 = nn.Sequential(Block(), Block())
+        >>> block = remove_last_bn_relu(model).layer4[-1]
+        >>> block.bn2, block.act2
+        (Identity(), Identity())
+    """
+    block = _last_block(model)
+    layers = {name for name, _ in block.named_children()} - {"downsample"}
+    last = 3 if "bn3" in layers else 2
+    of_torchvision = {"relu"} | {f"{kind}{i + 1}" for kind in ("conv", "bn") for i in range(last)}
+    if {f"bn{last}", f"act{last}"} <= layers:
+        setattr(block, f"act{last}", nn.Identity())
+    elif layers == of_torchvision:
+        for i in range(1, last):
+            getattr(block, f"bn{i}").register_forward_hook(_rectify)
+        block.relu = nn.Identity()
+    else:
+        raise TypeError(
+            f"{type(model).__name__} ends in {type(block).__name__}, with layers {sorted(layers)}: pass a "
+            "ResNet of timm or torchvision, whose last block ends in bn2 and act2, bn3 and act3, or a "
+            "relu that it shares"
+        )
+    setattr(block, f"bn{last}", nn.Identity())
+    return model
+
+
+def _last_block(model: nn.Module) -> nn.Module:
+    stage = getattr(model, "layer4", None)
+    if not isinstance(stage, nn.Sequential) or len(stage) == 0:
+        raise TypeError(
+            f"{type(model).__name__} has no blocks in layer4: pass a ResNet of timm or torchvision, and not "
+            "what wraps it"
+        )
+    block: nn.Module = stage[-1]
+    return block
+
+
+def _rectify(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    return relu(output)

@@ -1,0 +1,117 @@
+"""What the classification losses share: a vector per class, the checks, and PML's reducers and miners."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pytorch_metric_learning.losses import BaseMetricLossFunction
+from pytorch_metric_learning.losses.mixins import WeightRegularizerMixin
+from pytorch_metric_learning.utils.common_functions import ref_not_supported, torch_arange_from_size
+from pytorch_metric_learning.utils.loss_and_miner_utils import convert_to_weights
+from torch import Tensor, nn
+
+from ..number_checks import check_integer
+from .pairs import IndicesTuple
+from .validation import check_classes, check_embeddings, check_labels
+
+
+class BaseClassificationLoss(WeightRegularizerMixin, BaseMetricLossFunction):
+    """A loss between embeddings and one weight vector per class.
+
+    A subclass implements :meth:`similarities` and :meth:`element_losses`.
+
+    The weights W ``(embedding_size, num_classes)`` follow the batch to its device, as those of PML's losses
+    do. They keep their own dtype, which a batch of half precision does not lower: the loss is computed in
+    float32, or in the dtype of W or the batch where that is more precise.
+
+    Args:
+        num_classes: number of classes C of the training set.
+        embedding_size: number of dimensions d.
+        **kwargs: what PML's losses take: ``distance``, ``reducer``, ``weight_init_func``,
+            ``weight_regularizer``, ``embedding_regularizer``, ``collect_stats``.
+
+    Raises:
+        ValueError: no integer, fewer than two classes, or fewer than one dimension.
+    """
+
+    W: Tensor
+
+    def __init__(self, num_classes: int, embedding_size: int, **kwargs: Any) -> None:
+        check_integer("num_classes", num_classes, at_least=2)
+        check_integer("embedding_size", embedding_size, at_least=1)
+        super().__init__(**kwargs)
+        self.num_classes = num_classes
+        self.embedding_size = embedding_size
+        self.W = nn.Parameter(torch.empty(embedding_size, num_classes))
+        self.weight_init_func(self.W)
+        self.add_to_recordable_attributes(list_of_names=["num_classes", "embedding_size"], is_stat=False)
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: IndicesTuple | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+    ) -> Tensor:
+        """The reduced loss, a scalar.
+
+        Args:
+            embeddings: ``(b, d)``, any floating dtype.
+            labels: ``(b,)``, integers from 0 to C - 1.
+            indices_tuple: pairs or triplets of a miner. As in PML's classification losses, a row weighs as
+                much as it is often among them, relative to the most frequent.
+            ref_emb, ref_labels: not supported; there for PML's signature.
+
+        Raises:
+            ValueError, TypeError: input that does not fit, or a label that is no class.
+        """
+        check_embeddings(embeddings, self.embedding_size)
+        check_labels(labels, len(embeddings))
+        check_classes(labels, self.num_classes)
+        # PML's reducers add up in the dtype that they see here.
+        embeddings, _ = self._in_one_dtype(embeddings)
+        loss: Tensor = super().forward(embeddings, labels.long(), indices_tuple, ref_emb, ref_labels)
+        return loss
+
+    def compute_loss(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: IndicesTuple | None,
+        ref_emb: Tensor,
+        ref_labels: Tensor,
+    ) -> dict[str, dict[str, Any]]:
+        """PML's method for subclasses: the losses of the rows, for the reducer."""
+        ref_not_supported(embeddings, labels, ref_emb, ref_labels)
+        embeddings, weights = self._in_one_dtype(embeddings)
+        losses = self.element_losses(embeddings, weights, labels)
+        row_weights = convert_to_weights(indices_tuple, labels, dtype=embeddings.dtype)
+        loss_dict = {
+            name: {
+                "losses": element_losses * row_weights,
+                "indices": torch_arange_from_size(embeddings),
+                "reduction_type": "element",
+            }
+            for name, element_losses in losses.items()
+        }
+        self.add_weight_regularization_to_loss_dict(loss_dict, self.W.t())
+        return loss_dict
+
+    def get_logits(self, embeddings: Tensor) -> Tensor:
+        """Logits ``(b, C)`` of embeddings ``(b, d)``, for all classes."""
+        return self.similarities(*self._in_one_dtype(embeddings))
+
+    def similarities(self, embeddings: Tensor, weights: Tensor) -> Tensor:
+        """Logits ``(b, c)`` of embeddings ``(b, d)`` for the classes whose weights ``(d, c)`` are given."""
+        raise NotImplementedError
+
+    def element_losses(self, embeddings: Tensor, weights: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Losses ``(b,)`` of the rows, one for every name in PML's ``sub_loss_names``."""
+        raise NotImplementedError
+
+    def _in_one_dtype(self, embeddings: Tensor) -> tuple[Tensor, Tensor]:
+        self.W.data = self.W.data.to(embeddings.device)
+        dtype = torch.promote_types(embeddings.dtype, torch.promote_types(self.W.dtype, torch.float32))
+        return embeddings.to(dtype), self.W.to(dtype)

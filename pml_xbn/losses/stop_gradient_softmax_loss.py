@@ -1,0 +1,124 @@
+"""The softmax loss, joined by one between unit vectors that moves the embeddings alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pytorch_metric_learning.distances import DotProductSimilarity
+from pytorch_metric_learning.utils.common_functions import TorchInitWrapper
+from torch import Tensor
+from torch.nn.functional import cross_entropy, normalize, one_hot, softplus
+
+from ..adapters.moments import at_least_float32
+from ..number_checks import check_non_negative, check_positive
+from .base_classification_loss import BaseClassificationLoss
+
+
+class StopGradientSoftmaxLoss(BaseClassificationLoss):
+    r"""Stop-Gradient Softmax Loss, together with the softmax loss that it shares its weights with.
+
+    Stop-Gradient Softmax Loss for Deep Metric Learning, Eq. 7: :math:`L_{softmax} + L_{SGSL}`. The softmax
+    loss (Eq. 5) is the cross entropy of the logits :math:`W_j^T f_i`, without bias or normalisation, with
+    label smoothing. To it comes (Eq. 6), with :math:`\bar x = x / \lVert x \rVert_2`,
+
+    .. math::
+        L_{SGSL} = \frac{1}{N} \sum_i \mathrm{Softplus}\left(
+        \frac{1}{\gamma} \log \sum_{j \neq y_i} e^{\gamma\, \bar{\hat W}_j^T \bar f_i}
+        - \bar{\hat W}_{y_i}^T \bar f_i \right)
+
+    No gradient of it reaches the weights, which is what the hat of :math:`\hat W` says, and γ scales the
+    similarities to other classes alone. Retrieval is by cosine similarity, as in Eq. 6.
+
+    For the stability of training it joins in only when the softmax loss is below 3 (Implementation
+    Details). That is decided here for every batch, by the mean of its smoothed softmax losses before
+    any miner's weights; the paper does not say whether it stays once it has joined.
+
+    The paper feeds it embeddings that come from batch normalization without scale and bias, on a backbone
+    without its last BN and ReLU: the heads ``"bn-neck"`` and ``"gem-bn-neck"`` of
+    :func:`~pml_xbn.heads.make_head`, and :func:`~pml_xbn.heads.remove_last_bn_relu`.
+
+    Reducers see the two parts as the sub-losses ``softmax_loss`` and ``sgsl_loss``.
+
+    Args:
+        num_classes: number of classes C of the training set, 2 or more.
+        embedding_size: number of dimensions d.
+        gamma: γ; 30 in the paper, whose Table 4 finds little difference from 10 on.
+        threshold: the softmax loss below which Eq. 6 joins in; ``float("inf")`` for always.
+        label_smoothing: share of the target that goes to all classes alike, in the softmax loss. The paper
+            smooths but does not say by how much.
+        **kwargs: what PML's classification losses take. The weights start as those of ``nn.Linear``.
+
+    Raises:
+        ValueError: a number out of range, or a ``distance`` other than that of Eq. 5, the default.
+
+    Example:
+        >>> loss_fn = StopGradientSoftmaxLoss(num_classes=2, embedding_size=2, label_smoothing=0.0)
+        >>> loss_fn.W.data = torch.eye(2)
+        >>> embeddings = torch.tensor([[3.0, 0.0]])
+        >>> loss = loss_fn(embeddings, torch.tensor([0]))
+        >>> bool(loss.isclose(torch.log1p(torch.tensor(-3.0).exp()) + torch.log1p(torch.tensor(-1.0).exp())))
+        True
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        gamma: float = 30.0,
+        threshold: float = 3.0,
+        label_smoothing: float = 0.1,
+        **kwargs: Any,
+    ) -> None:
+        check_positive("gamma", gamma)
+        if threshold != float("inf"):
+            check_non_negative("threshold", threshold)
+        if not 0 <= label_smoothing <= 1:
+            raise ValueError(f"label_smoothing={label_smoothing!r}: pass a number in [0, 1]")
+        super().__init__(num_classes, embedding_size, **kwargs)
+        if not isinstance(self.distance, DotProductSimilarity) or self.distance.normalize_embeddings:
+            raise ValueError(
+                f"distance={self.distance!r}: Eq. 5 and 6 fix what is compared; pass none, or "
+                "DotProductSimilarity(normalize_embeddings=False)"
+            )
+        self.gamma = gamma
+        self.threshold = threshold
+        self.label_smoothing = label_smoothing
+        self.add_to_recordable_attributes(
+            list_of_names=["gamma", "threshold", "label_smoothing"], is_stat=False
+        )
+
+    def similarities(self, embeddings: Tensor, weights: Tensor) -> Tensor:
+        r"""The logits :math:`W^T f` of Eq. 5."""
+        logits: Tensor = self.distance(embeddings, weights.t())
+        return logits
+
+    def element_losses(self, embeddings: Tensor, weights: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        softmax = cross_entropy(
+            at_least_float32(self.similarities(embeddings, weights)),
+            labels,
+            label_smoothing=self.label_smoothing,
+            reduction="none",
+        )
+        sgsl = _stop_gradient_softmax(embeddings, weights.detach(), labels, self.gamma)
+        joins = softmax.detach().mean() < self.threshold
+        return {"softmax_loss": softmax, "sgsl_loss": torch.where(joins, sgsl, torch.zeros_like(sgsl))}
+
+    def get_default_distance(self) -> DotProductSimilarity:
+        return DotProductSimilarity(normalize_embeddings=False)
+
+    def get_default_weight_init_func(self) -> TorchInitWrapper:
+        # As nn.Linear does, whose weights lie the other way round. PML's standard normal would make logits
+        # of ‖f‖ and more, and a first loss that never gets below the threshold.
+        return TorchInitWrapper(torch.nn.init.kaiming_uniform_, a=5**0.5, mode="fan_out")
+
+    def _sub_loss_names(self) -> list[str]:
+        return ["softmax_loss", "sgsl_loss"]
+
+
+def _stop_gradient_softmax(embeddings: Tensor, weights: Tensor, labels: Tensor, gamma: float) -> Tensor:
+    """Eq. 6 for every row."""
+    cosines = at_least_float32(normalize(embeddings, dim=1) @ normalize(weights, dim=0))
+    is_own = one_hot(labels, weights.shape[1]).bool()
+    to_others = (gamma * cosines).masked_fill(is_own, float("-inf")).logsumexp(dim=1) / gamma
+    return softplus(to_others - cosines[is_own])

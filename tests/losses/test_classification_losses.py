@@ -1,0 +1,210 @@
+"""What both classification losses do: PML's reducers, miners, regularizers logging, and checked input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from pytorch_metric_learning import losses, miners, reducers, regularizers
+from torch import Tensor
+
+from pml_xbn.losses import SampledNormalizedSoftmaxLoss, StopGradientSoftmaxLoss
+from pml_xbn.losses.base_classification_loss import BaseClassificationLoss
+
+D, C = 4, 7
+LABELS = torch.tensor([0, 0, 3, 3, 1, 4])
+MAKE: dict[str, Callable[..., BaseClassificationLoss]] = {
+    "Eq. 7": lambda **kw: StopGradientSoftmaxLoss(C, D, **kw),
+    "Eq. 7, softmax alone": lambda **kw: StopGradientSoftmaxLoss(C, D, threshold=0.0, **kw),
+    "Eq. 1": lambda **kw: SampledNormalizedSoftmaxLoss(C, D, **kw),
+    "Eq. 1, sampled": lambda **kw: SampledNormalizedSoftmaxLoss(C, D, share=0.8, **kw),
+}
+
+
+@pytest.fixture(params=MAKE)
+def make(request: pytest.FixtureRequest) -> Callable[..., BaseClassificationLoss]:
+    return MAKE[request.param]
+
+
+def rows(device: torch.device, d: int = D) -> Tensor:
+    return torch.randn(len(LABELS), d, device=device)
+
+
+def per_row(loss_fn: BaseClassificationLoss, f: Tensor) -> Tensor:
+    """The losses of the rows, with their random classes where some are drawn."""
+    parts = loss_fn.compute_loss(f, LABELS.to(f.device), None, f, LABELS)
+    return torch.stack([part["losses"] for part in parts.values()])
+
+
+def test_is_a_loss_of_pml(make: Callable) -> None:
+    assert isinstance(make(), losses.BaseMetricLossFunction)
+
+
+def test_default_is_the_mean_over_rows(make: Callable, device: torch.device) -> None:
+    loss_fn, f = make().to(device), rows(device)
+    random_state = torch.get_rng_state()
+    expected = per_row(loss_fn, f).mean(dim=1).sum()
+    torch.set_rng_state(random_state)
+    torch.testing.assert_close(loss_fn(f, LABELS), expected)
+
+
+@pytest.mark.parametrize(
+    ("reducer", "expected"),
+    [
+        (reducers.MeanReducer(), lambda x: x.mean()),
+        (reducers.AvgNonZeroReducer(), lambda x: x[x > 0].mean() if (x > 0).any() else x.sum()),
+        (reducers.ThresholdReducer(low=0.7), lambda x: x[x > 0.7].mean() if (x > 0.7).any() else 0 * x.sum()),
+        (
+            reducers.ClassWeightedReducer(torch.arange(1.0, C + 1)),
+            lambda x: (x * (LABELS.to(x.device) + 1)).mean(),
+        ),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_reducers_of_pml(
+    make: Callable, reducer: reducers.BaseReducer, expected: Callable, device: torch.device
+) -> None:
+    loss_fn, f = make(reducer=reducer).to(device), rows(device)
+    random_state = torch.get_rng_state()
+    total = sum(expected(part) for part in per_row(loss_fn, f))
+    torch.set_rng_state(random_state)
+    torch.testing.assert_close(loss_fn(f, LABELS), total)
+
+
+def test_a_row_weighs_as_often_as_it_was_mined(make: Callable, device: torch.device) -> None:
+    loss_fn, f = make().to(device), rows(device)
+    triplets = tuple(torch.tensor(x, device=device) for x in ([0, 0, 2], [1, 1, 3], [2, 4, 0]))
+    # Row 0 is there 3 times; 1 and 2 twice; 3 and 4 once; 5 never.
+    weights = torch.tensor([3, 2, 2, 1, 1, 0], device=device) / 3
+    random_state = torch.get_rng_state()
+    expected = (per_row(loss_fn, f) * weights).mean(dim=1).sum()
+    torch.set_rng_state(random_state)
+    torch.testing.assert_close(loss_fn(f, LABELS, triplets), expected)
+
+
+def test_works_with_a_miner(make: Callable, device: torch.device) -> None:
+    loss_fn, f = make().to(device), rows(device).requires_grad_()
+    miner = miners.BatchHardMiner()
+    loss_fn(f, LABELS, miner(f, LABELS.to(device))).backward()
+    assert f.grad[:4].abs().sum() > 0
+    assert loss_fn.W.grad.isfinite().all()
+
+
+def test_regularizers_are_added(make: Callable, device: torch.device) -> None:
+    f = rows(device)
+    plain = make().to(device)
+    loss_fn = make(
+        weight_regularizer=regularizers.LpRegularizer(),
+        weight_reg_weight=0.5,
+        embedding_regularizer=regularizers.LpRegularizer(),
+        embedding_reg_weight=0.25,
+    ).to(device)
+    loss_fn.load_state_dict(plain.state_dict(), strict=False)
+    random_state = torch.get_rng_state()
+    loss = loss_fn(f, LABELS)
+    torch.set_rng_state(random_state)
+    added = 0.5 * plain.W.norm(dim=0).mean() + 0.25 * f.norm(dim=1).mean()
+    torch.testing.assert_close(loss, plain(f, LABELS) + added)
+
+
+def test_a_batch_of_half_precision_leaves_the_weights_as_they_are(
+    make: Callable, dtype: torch.dtype, device: torch.device
+) -> None:
+    loss_fn, f = make().to(device), rows(device).to(dtype).requires_grad_()
+    loss = loss_fn(f, LABELS)
+    loss.backward()
+    assert loss.dtype == torch.promote_types(dtype, torch.float32)
+    assert loss_fn.W.dtype == loss_fn.W.grad.dtype == torch.float32
+    assert f.grad.dtype == dtype
+
+
+def test_works_under_autocast(make: Callable, device: torch.device) -> None:
+    loss_fn, f = make().to(device), rows(device)
+    random_state = torch.get_rng_state()
+    expected = loss_fn(f, LABELS)
+    torch.set_rng_state(random_state)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        loss = loss_fn(f, LABELS)
+    loss.backward()
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, expected, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("labels_dtype", [torch.uint8, torch.int32, torch.int64])
+def test_labels_of_every_integer_dtype(
+    make: Callable, labels_dtype: torch.dtype, device: torch.device
+) -> None:
+    loss_fn, f = make().to(device), rows(device)
+    random_state = torch.get_rng_state()
+    expected = loss_fn(f, LABELS)
+    torch.set_rng_state(random_state)
+    assert torch.equal(loss_fn(f, LABELS.to(device, labels_dtype)), expected)
+
+
+def test_weights_are_the_whole_state(make: Callable) -> None:
+    assert {key: value.shape for key, value in make().state_dict().items()} == {"W": (D, C)}
+
+
+def test_settings_are_recorded(make: Callable) -> None:
+    loss_fn = make()
+    assert {"num_classes", "embedding_size"} <= set(loss_fn._record_these)
+    assert all(hasattr(loss_fn, name) for name in loss_fn._record_these)
+
+
+def test_training_separates_the_classes(make: Callable, device: torch.device) -> None:
+    loss_fn = make().to(device)
+    f = torch.nn.Parameter(rows(device))
+    optimizer = torch.optim.SGD([f, *loss_fn.parameters()], lr=0.5)
+    for _ in range(100):
+        optimizer.zero_grad()
+        loss_fn(f, LABELS).backward()
+        optimizer.step()
+    assert torch.equal(loss_fn.get_logits(f).argmax(dim=1).cpu(), LABELS)
+
+
+BAD_CALLS: dict[str, tuple[tuple, type[Exception], str]] = {
+    "wrong embedding size": (
+        (torch.ones(6, 7), LABELS),
+        ValueError,
+        r"shape \(6, 7\): pass \(batch_size, 4\)",
+    ),
+    "1-D embeddings": ((torch.ones(6), LABELS), ValueError, r"shape \(6,\)"),
+    "integer embeddings": ((torch.ones(6, D).long(), LABELS), ValueError, "dtype torch.int64"),
+    "no tensor": (([[1.0] * D] * 6, LABELS), TypeError, "embeddings is a list: pass a tensor"),
+    "too few labels": ((torch.ones(6, D), LABELS[:5]), ValueError, r"labels has shape \(5,\).*\(6,\)"),
+    "2-D labels": ((torch.ones(6, D), LABELS[:, None]), ValueError, r"labels has shape \(6, 1\)"),
+    "float labels": ((torch.ones(6, D), LABELS.float()), ValueError, "labels has dtype torch.float32"),
+    "no labels": ((torch.ones(6, D), None), TypeError, "labels is a NoneType: pass a tensor"),
+    "labels that are no class": (
+        (torch.ones(6, D), torch.tensor([0, 7, -1, 1, 9, 7])),
+        ValueError,
+        r"labels \[-1, 7, 9\] are no class of num_classes=7: pass labels from 0 to 6",
+    ),
+    "reference embeddings": (
+        (torch.ones(6, D), LABELS, None, torch.zeros(6, D), LABELS),
+        ValueError,
+        "ref",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CALLS)
+def test_a_bad_call_names_the_value(make: Callable, name: str) -> None:
+    args, error, message = BAD_CALLS[name]
+    with pytest.raises(error, match=message):
+        make()(*args)
+
+
+@pytest.mark.parametrize("cls", [StopGradientSoftmaxLoss, SampledNormalizedSoftmaxLoss])
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((1, D), "num_classes=1: pass an integer, 2 or more"),
+        ((2.5, D), "num_classes=2.5"),
+        ((C, 0), "embedding_size=0: pass an integer, 1 or more"),
+    ],
+)
+def test_a_bad_size_is_named(cls: type[BaseClassificationLoss], args: tuple, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        cls(*args)

@@ -1,0 +1,172 @@
+"""Eq. 5 to 7 of Stop-Gradient Softmax Loss, against a re-computation row by row in float64 NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from differences import gradient
+from pytorch_metric_learning.distances import CosineSimilarity, DotProductSimilarity, LpDistance
+from torch.nn.functional import cross_entropy, normalize
+
+from pml_xbn.losses import StopGradientSoftmaxLoss
+
+B, D, C = 7, 5, 4
+LABELS = [0, 0, 1, 2, 2, 2, 1]  # no row of class 3
+TOLERANCE = {torch.float16: 2e-6, torch.float32: 2e-6, torch.float64: 1e-12}
+
+
+def softmax_loss(f: np.ndarray, w: np.ndarray, smoothing: float) -> float:
+    """Eq. 5, with a target of 1 - smoothing for the own class and smoothing / C for every class."""
+    total = 0.0
+    for row, label in zip(f, LABELS, strict=True):
+        logits = [float(np.dot(w[:, j], row)) for j in range(w.shape[1])]
+        log_sum = np.log(sum(np.exp(logits)))
+        for j, logit in enumerate(logits):
+            target = smoothing / len(logits) + (1 - smoothing if j == label else 0)
+            total -= target * (logit - log_sum)
+    return total / len(f)
+
+
+def sgsl_loss(f: np.ndarray, w: np.ndarray, gamma: float) -> float:
+    """Eq. 6."""
+    total = 0.0
+    for row, label in zip(f, LABELS, strict=True):
+        cosines = [
+            float(np.dot(w[:, j], row) / np.linalg.norm(w[:, j]) / np.linalg.norm(row))
+            for j in range(w.shape[1])
+        ]
+        others = [np.exp(gamma * cosine) for j, cosine in enumerate(cosines) if j != label]
+        total += np.log(1 + np.exp(np.log(sum(others)) / gamma - cosines[label]))
+    return total / len(f)
+
+
+def case(dtype: torch.dtype, device: torch.device, **kwargs: float) -> tuple:
+    """A loss whose W has the dtype, embeddings of it, and both in float64 NumPy."""
+    loss_fn = StopGradientSoftmaxLoss(C, D, **kwargs).to(device)
+    if dtype == torch.float64:
+        loss_fn = loss_fn.double()
+    f = torch.randn(B, D, device=device).to(dtype).requires_grad_()
+    return loss_fn, f, f.detach().double().cpu().numpy(), loss_fn.W.detach().double().cpu().numpy()
+
+
+@pytest.mark.parametrize("gamma", [1.0, 30.0])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_value_and_gradients_are_those_of_eq_7(
+    gamma: float, smoothing: float, dtype: torch.dtype, device: torch.device
+) -> None:
+    loss_fn, f, f64, w64 = case(dtype, device, gamma=gamma, label_smoothing=smoothing)
+    loss = loss_fn(f, torch.tensor(LABELS))
+    loss.backward()
+
+    expected = softmax_loss(f64, w64, smoothing) + sgsl_loss(f64, w64, gamma)
+    assert softmax_loss(f64, w64, smoothing) < 3
+    assert loss.item() == pytest.approx(expected, rel=TOLERANCE[dtype])
+
+    # The weights get the gradient of Eq. 5 alone, the embeddings that of both.
+    of_w = gradient(lambda w: softmax_loss(f64, w, smoothing), w64)
+    of_f = gradient(lambda x: softmax_loss(x, w64, smoothing) + sgsl_loss(x, w64, gamma), f64)
+    assert np.abs(gradient(lambda w: sgsl_loss(f64, w, gamma), w64)).max() > 0.01
+    atol = {torch.float16: 1e-3, torch.float32: 1e-6, torch.float64: 1e-8}[dtype]
+    np.testing.assert_allclose(loss_fn.W.grad.double().cpu().numpy(), of_w, atol=max(atol / 100, 1e-6))
+    np.testing.assert_allclose(f.grad.double().cpu().numpy(), of_f, atol=atol)
+
+
+def test_the_part_between_unit_vectors_joins_below_the_threshold_and_not_at_it(device: torch.device) -> None:
+    loss_fn, f, f64, w64 = case(torch.float64, device)
+    softmax, sgsl = softmax_loss(f64, w64, 0.1), sgsl_loss(f64, w64, 30.0)
+    for threshold, expected in (
+        (softmax * 1.0001, softmax + sgsl),
+        (softmax * 0.9999, softmax),
+        (0.0, softmax),
+        (float("inf"), softmax + sgsl),
+    ):
+        loss_fn.threshold = threshold
+        f.grad = None
+        loss = loss_fn(f, torch.tensor(LABELS))
+        loss.backward()
+        assert loss.item() == pytest.approx(expected, rel=1e-12)
+        joined = expected > softmax
+        of_f = gradient(lambda x: softmax_loss(x, w64, 0.1) + joined * sgsl_loss(x, w64, 30.0), f64)  # noqa: B023
+        np.testing.assert_allclose(f.grad.cpu().numpy(), of_f, atol=1e-8)
+
+
+def test_a_batch_far_from_its_classes_has_the_softmax_loss_alone(device: torch.device) -> None:
+    loss_fn = StopGradientSoftmaxLoss(C, C, label_smoothing=0.0).to(device)
+    loss_fn.W.data = torch.eye(C, device=device)
+    f = 10 * torch.eye(C, device=device)
+    labels = (torch.arange(C) + 1) % C
+    assert loss_fn(f, labels).item() == pytest.approx(np.log(np.exp(10) + 3), rel=1e-6)
+
+
+def test_gamma_1_on_unit_vectors_is_the_softmax_loss_of_the_cosines(device: torch.device) -> None:
+    """Eq. 6 is Eq. 5 but for γ and the normalization."""
+    loss_fn, f, _, _ = case(torch.float64, device, gamma=1.0, threshold=float("inf"), label_smoothing=0.0)
+    labels = torch.tensor(LABELS, device=device)
+    cosines = normalize(f) @ normalize(loss_fn.W, dim=0)
+    expected = cross_entropy(f @ loss_fn.W, labels) + cross_entropy(cosines, labels)
+    torch.testing.assert_close(loss_fn(f, labels), expected)
+
+
+def test_a_large_gamma_compares_with_the_nearest_other_class(device: torch.device) -> None:
+    """Eq. 8."""
+    loss_fn, f, _, w64 = case(torch.float64, device, gamma=1e5, threshold=float("inf"))
+    labels = torch.tensor(LABELS, device=device)
+    loss_fn(f, labels)
+    cosines = (normalize(f) @ normalize(loss_fn.W, dim=0)).detach().cpu().numpy()
+    nearest = [max(c for j, c in enumerate(row) if j != y) for row, y in zip(cosines, LABELS, strict=True)]
+    own = [row[y] for row, y in zip(cosines, LABELS, strict=True)]
+    expected = np.mean([np.log1p(np.exp(n - o)) for n, o in zip(nearest, own, strict=True)])
+    part = loss_fn(f, labels).item() - softmax_loss(f.detach().cpu().numpy(), w64, 0.1)
+    assert part == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_length_of_weights_and_embeddings_does_not_matter_to_the_joined_part(
+    device: torch.device,
+) -> None:
+    loss_fn, f, _, _ = case(torch.float64, device)
+    loss_fn.threshold = float("inf")
+    labels = torch.tensor(LABELS)
+    parts = []
+    for scale in (1.0, 1e-3, 1e3):
+        loss_fn.W.data *= scale
+        joined = loss_fn(scale * f, labels)
+        loss_fn.threshold = 0.0
+        parts.append((joined - loss_fn(scale * f, labels)).item())
+        loss_fn.threshold = float("inf")
+        loss_fn.W.data /= scale
+    assert parts[1:] == pytest.approx(parts[:1] * 2, rel=1e-6)
+
+
+def test_weights_start_as_those_of_a_linear_layer() -> None:
+    d = 256
+    weights = StopGradientSoftmaxLoss(1000, d).W
+    assert weights.shape == (d, 1000)
+    assert weights.abs().max().item() == pytest.approx(d**-0.5, rel=1e-3)
+    assert weights.std().item() == pytest.approx(torch.nn.Linear(d, 1000).weight.std().item(), rel=0.01)
+
+
+def test_logits_are_the_plain_products(dtype: torch.dtype, device: torch.device) -> None:
+    loss_fn, f, f64, w64 = case(dtype, device)
+    np.testing.assert_allclose(loss_fn.get_logits(f).detach().double().cpu().numpy(), f64 @ w64, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"gamma": 0.0}, "gamma=0.0: pass a finite number above 0"),
+        ({"gamma": float("inf")}, "gamma=inf"),
+        ({"threshold": -1.0}, "threshold=-1.0"),
+        ({"threshold": float("nan")}, "threshold=nan"),
+        ({"label_smoothing": 1.5}, r"label_smoothing=1.5: pass a number in \[0, 1\]"),
+        ({"distance": LpDistance()}, "distance=LpDistance"),
+        ({"distance": CosineSimilarity()}, "distance=CosineSimilarity"),
+    ],
+)
+def test_a_bad_setting_is_named(kwargs: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        StopGradientSoftmaxLoss(C, D, **kwargs)
+
+
+def test_the_distance_of_eq_5_may_be_spelled_out() -> None:
+    StopGradientSoftmaxLoss(C, D, distance=DotProductSimilarity(normalize_embeddings=False))
