@@ -1,0 +1,26 @@
+"""Ctrl-C as a wish to stop after the current step."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType, TracebackType
+
+
+class Interruption:
+    """While it is entered, the first Ctrl-C only sets ``wanted``; the second stops at once."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+
+    def __enter__(self) -> Interruption:
+        self._previous = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.signal(signal.SIGINT, self._previous)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.wanted = True
+        signal.signal(signal.SIGINT, self._previous)
