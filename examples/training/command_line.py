@@ -107,7 +107,9 @@ def _read_config(path: Path) -> dict[str, Any]:
     try:
         import yaml
     except ImportError as error:
-        raise ImportError(f"--config needs PyYAML ({error}): pip install pyyaml") from error
+        raise ImportError(
+            f'--config is read by PyYAML ({error}); install it with: pip install "pml_xbn[train]"'
+        ) from error
     if not path.is_file():
         raise FileNotFoundError(f"there is no config file {path}")
     try:

@@ -41,8 +41,13 @@ def build_model(settings: Settings, num_calls: int) -> tuple[EmbeddingModel, dic
     Raises:
         ValueError: timm has no such backbone, or it does not go with the head.
     """
-    import timm
-    from timm.data import resolve_data_config
+    try:
+        import timm
+        from timm.data import resolve_data_config
+    except ImportError as error:
+        raise ImportError(
+            f'backbones come from timm ({error}); install it with: pip install "pml_xbn[train]"'
+        ) from error
 
     if not timm.is_model(settings.backbone):
         close = get_close_matches(settings.backbone, timm.list_models(), n=5)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pml_xbn.heads import HEADS
+
 METHODS = (
     "no-xbm",
     "xbm",
@@ -36,7 +38,6 @@ DATASETS = (
     "cars",
 )
 PRESETS = ("axbn", "xbm", "thesis", "thesis-margins", "norm-softmax", "sgsl")
-HEADS = ("linear", "layer-norm", "bn", "mbn", "ln", "bn-neck", "gem")
 
 
 def positive(text: str) -> int:
