@@ -16,6 +16,7 @@ import shlex
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from training.interruption import Interruption
 from training.ranks import Ranks
 from training.reproducing import same_experiments, table
 from training.results import result_table
-from training.run import History, Run
+from training.run import Run
 from training.session import Session
 from training.settings import Settings
 
@@ -81,8 +82,8 @@ def _train_all(settings: Settings, ranks: Ranks, interruption: Interruption) -> 
             return None
         results.append(result)
         histories[f"seed {seed}"] = run.history
-    if ranks.is_first:
-        _draw(histories, settings, settings.output / "curves.png")
+    if ranks.is_first and settings.repeat > 1:
+        draw_curves(histories, settings.warmup_epochs, settings.output / "curves.png")
     return results
 
 
@@ -94,10 +95,6 @@ def _load_once(settings: Settings, ranks: Ranks) -> TaskData:
     if ranks.is_first:
         ranks.wait()
     return data
-
-
-def _draw(histories: dict[str, History], settings: Settings, path: Path) -> None:
-    draw_curves(histories, settings.warmup_epochs, path)
 
 
 def _progress_bar(ranks: Ranks) -> Any:
@@ -120,10 +117,7 @@ def _print_start(run: Run, folder: Path) -> None:
 
 
 def _print_results(settings: Settings, results: list[dict[str, float]]) -> None:
-    def read(arguments: list[str]) -> Settings:
-        return read_settings(build_parser(None), arguments)
-
-    same = same_experiments(settings, read)
+    same = same_experiments(settings, partial(read_settings, build_parser(None)))
     if not same:
         print(result_table(results, {}, ""))
         print("No table of the papers has these settings; --list shows those that are there.")

@@ -73,17 +73,13 @@ class Session:
             self._save()
             if log is not None:
                 log.update({run.settings.method: run.history})
-                if run.history.epochs:
-                    draw_curves(
-                        {f"seed {run.settings.seed}": run.history},
-                        run.length.warmup_epochs,
-                        self.folder / "curves.png",
-                    )
             if not run.is_done and stop():
                 return None
         if log is not None:
             log.update({run.settings.method: run.history})  # a run that is resumed after its end
             log.close()
+            histories = {f"seed {run.settings.seed}": run.history}
+            draw_curves(histories, run.length.warmup_epochs, self.folder / "curves.png")
         return self._result()
 
     def _keep_if_best(self) -> None:
