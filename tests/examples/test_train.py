@@ -5,16 +5,12 @@ import os
 import shutil
 import signal
 import sqlite3
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from training_script import (
     TINY,
     assert_equal,
