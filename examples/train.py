@@ -44,7 +44,7 @@ def main() -> None:
     settings = read_settings(parser)
     ranks = Ranks(settings.cpu)
     try:
-        with Interruption() as interruption:
+        with Interruption(second_stops=ranks.world_size == 1) as interruption:
             results = _train_all(settings, ranks, interruption)
     except (ValueError, FileNotFoundError, ImportError) as error:
         raise SystemExit(f"error: {error}") from error

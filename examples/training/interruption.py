@@ -7,10 +7,15 @@ from types import FrameType, TracebackType
 
 
 class Interruption:
-    """While it is entered, the first Ctrl-C only sets ``wanted``; the second stops at once."""
+    """While it is entered, the first Ctrl-C only sets ``wanted``; the second stops at once.
 
-    def __init__(self) -> None:
-        self.wanted = False
+    Args:
+        second_stops: False under torchrun, which passes on to its processes the Ctrl-C that they have had
+            from the terminal already.
+    """
+
+    def __init__(self, *, second_stops: bool) -> None:
+        self.wanted, self.second_stops = False, second_stops
 
     def __enter__(self) -> Interruption:
         self._previous = signal.signal(signal.SIGINT, self._note)
@@ -23,4 +28,5 @@ class Interruption:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.wanted = True
-        signal.signal(signal.SIGINT, self._previous)
+        if self.second_stops:
+            signal.signal(signal.SIGINT, self._previous)
