@@ -1,5 +1,23 @@
-"""Data sets for open-set retrieval that neither pytorch-metric-learning nor torchvision has."""
+"""Datasets for retrieval: one to draw, and those of the papers, with their superclasses."""
 
+from .cars196 import Cars196
+from .cifar10 import CIFAR10
+from .cifar100 import CIFAR100
+from .cub import CUB
+from .deep_fashion_2 import DeepFashion2
 from .glyphs import Glyphs
+from .in_shop import InShop
+from .stanford_online_products import StanfordOnlineProducts
+from .vehicle_id import VehicleID
 
-__all__ = ["Glyphs"]
+__all__ = [
+    "CIFAR10",
+    "CIFAR100",
+    "CUB",
+    "Cars196",
+    "DeepFashion2",
+    "Glyphs",
+    "InShop",
+    "StanfordOnlineProducts",
+    "VehicleID",
+]

@@ -1,0 +1,54 @@
+"""CUB-200-2011."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .annotation_files import number_up_to, read_rows
+from .image_dataset import Annotation, ImageDataset
+from .pml_datasets import import_pml_datasets
+
+
+class CUB(ImageDataset):
+    """CUB-200-2011: photos of 200 kinds of birds.
+
+    Splits ``"train"`` (5,864 images of the first 100 classes) and ``"test"`` (5,924 of the other 100).
+    There are no superclasses. `pytorch_metric_learning.datasets.CUB` downloads and reads it, from
+    ``CUB_200_2011`` in ``root``; labels are renumbered from 0.
+
+    Source: https://www.vision.caltech.edu/datasets/cub_200_2011/.
+
+    Args, Attributes: as `ImageDataset`; ``label_names`` are the folders of the classes.
+
+    Raises:
+        ValueError, FileNotFoundError: as `ImageDataset`.
+        ImportError: pytorch-metric-learning is older than 2.8.
+
+    Example:
+        >>> from pml_xbn.datasets import CUB
+        >>> CUB.get_available_splits(), CUB.evaluation
+        (['train', 'test'], ('test',))
+    """
+
+    title = "CUB-200-2011"
+    homepage = "https://www.vision.caltech.edu/datasets/cub_200_2011/"
+
+    def _read(self) -> Annotation:
+        reader = import_pml_datasets(self.title).CUB
+        self._check_files()
+        dataset = reader(self.root, self.split)
+        paths = [Path(path) for path in dataset.paths]
+        names = {number: path.parent.name for number, path in zip(dataset.labels, paths, strict=True)}
+        return Annotation(classes=dataset.labels, class_names=names, paths=paths)
+
+    def _check_files(self) -> None:
+        """PML leaves out, without a word, what does not match between the two files."""
+        folder = self.root / "CUB_200_2011"
+        images, classes = folder / "images.txt", folder / "image_class_labels.txt"
+        image_rows = read_rows(self._existing(images), {"image_id": int, "image_name": str})
+        class_rows = read_rows(self._existing(classes), {"image_id": int, "class_id": number_up_to(200)})
+        if [image for image, _ in image_rows] != [image for image, _ in class_rows]:
+            raise ValueError(f"{images} and {classes} do not list the same image ids in the same order")
+
+    def _download(self) -> None:
+        import_pml_datasets(self.title).CUB(self.root, self.split, download=True)

@@ -1,0 +1,183 @@
+"""What the datasets of image files have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+class Annotation(NamedTuple):
+    """What a dataset's files say of one split. Classes are whatever the files call them, if it sorts.
+
+    Attributes:
+        classes: the class of every image of the split.
+        class_names: every class of all splits that share their labels, with its name.
+        paths: the image files, if images are files.
+        superclasses: class -> number of its superclass, if there are superclasses.
+        superclass_names: number -> name.
+    """
+
+    classes: Sequence[Any]
+    class_names: Mapping[Any, str]
+    paths: Sequence[Path] | None = None
+    superclasses: Mapping[Any, int] | None = None
+    superclass_names: Sequence[str] | None = None
+
+
+class ImageDataset(Dataset[tuple[Any, Any]], ABC):
+    """Images with labels, as users of the datasets of pytorch-metric-learning know them.
+
+    A subclass says what its files say (`_read`); numbering the classes and opening the images is
+    done here. All annotations are read and checked before the constructor returns; images are
+    opened on access.
+
+    Args:
+        root: the folder of the dataset.
+        split: one of `get_available_splits`.
+        transform: applied to the PIL image (RGB) on access.
+        target_transform: applied to the integer label on access.
+        download: download the dataset into ``root`` first, unless it is there.
+
+    Attributes:
+        split: the argument.
+        paths: the image files, or None for a dataset that holds its images in memory.
+        labels: (N,) int64 tensor, contiguous from 0 over the splits that share their labels (the
+            queries and the gallery they are searched in).
+        label_names: label -> what the dataset calls the class.
+        superclasses: (number of classes,) int64 tensor, label -> superclass, or None;
+            `pml_xbn.SuperClassXBN` takes it as it is. A superclass has the same number in all splits.
+        superclass_names: superclass -> name, or None.
+        evaluation: the splits of the test protocol: one, in which every image is searched for among
+            all others, or the queries and the gallery.
+
+    Raises:
+        ValueError: there is no such split, the dataset cannot be downloaded, or an annotation is
+            broken (the message names file and line or key).
+        FileNotFoundError: a file is missing; the message names it and the official page.
+    """
+
+    title: ClassVar[str]
+    homepage: ClassVar[str]
+    splits: ClassVar[tuple[str, ...]] = ("train", "test")
+    evaluation: ClassVar[tuple[str, ...]] = ("test",)
+
+    def __init__(
+        self,
+        root: str | Path,
+        split: str = "train",
+        transform: Callable[[Image], Any] | None = None,
+        target_transform: Callable[[int], Any] | None = None,
+        download: bool = False,
+    ) -> None:
+        if split not in self.splits:
+            raise ValueError(f"split is {split!r}; choose one of {', '.join(map(repr, self.splits))}")
+        self.root = Path(root).expanduser()
+        self.split = split
+        self.transform = transform
+        self.target_transform = target_transform
+        if download:
+            self._download()
+
+        annotation = self._read()
+        if not annotation.classes:
+            raise ValueError(f"the files in {self.root} list no image of split {split!r} of {self.title}")
+        if annotation.paths is not None:
+            self._existing(annotation.paths[0])  # folders that are not where they should be
+        classes = sorted(annotation.class_names)
+        labels = {name: label for label, name in enumerate(classes)}
+        self.paths = None if annotation.paths is None else [str(path) for path in annotation.paths]
+        self.labels: Tensor = torch.tensor([labels[c] for c in annotation.classes], dtype=torch.int64)
+        self.label_names = [annotation.class_names[c] for c in classes]
+        self.superclasses: Tensor | None = None
+        self.superclass_names: list[str] | None = None
+        if annotation.superclasses is not None and annotation.superclass_names is not None:
+            numbers = [annotation.superclasses[c] for c in classes]
+            self.superclasses = torch.tensor(numbers, dtype=torch.int64)
+            self.superclass_names = list(annotation.superclass_names)
+
+    @classmethod
+    def get_available_splits(cls) -> list[str]:
+        """The values that ``split`` can have."""
+        return list(cls.splits)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        image, label = self._image(index), int(self.labels[index])
+        return (
+            self.transform(image) if self.transform else image,
+            self.target_transform(label) if self.target_transform else label,
+        )
+
+    @abstractmethod
+    def _read(self) -> Annotation:
+        """Reads and checks all annotations of the split."""
+
+    def _download(self) -> None:
+        raise ValueError(
+            f"{self.title} has no direct download; its official page says how to get it: "
+            f"{self.homepage}. Unpack it into {self.root} and leave out download=True"
+        )
+
+    def _image(self, index: int) -> Image:
+        """One image in RGB.
+
+        Raises:
+            FileNotFoundError: its file is missing.
+            ValueError: its file is no image, or not a whole one.
+        """
+        assert self.paths is not None, "a dataset without files has its own _image"
+        pillow, path = import_pillow(), Path(self.paths[index])
+        try:
+            with pillow.open(path) as image:
+                return image.convert("RGB")  # type: ignore[no-any-return]
+        except FileNotFoundError as error:
+            raise self._missing(path) from error
+        except OSError as error:
+            if error.errno is not None:  # the file system's own, such as a lack of permission
+                raise
+            raise ValueError(
+                f"{path} is no whole image ({error}); unpack {self.title} again ({self.homepage})"
+            ) from error
+
+    def _existing(self, *candidates: Path) -> Path:
+        """The first of the paths that exists.
+
+        Raises:
+            FileNotFoundError: none does.
+        """
+        for path in candidates:
+            if path.exists():
+                return path
+        raise self._missing(candidates[0])
+
+    def _missing(self, path: Path) -> FileNotFoundError:
+        return FileNotFoundError(
+            f"{path} is missing; {self.root} does not hold all of {self.title} "
+            f"(official page: {self.homepage})"
+        )
+
+
+def import_pillow() -> Any:
+    """The module `PIL.Image`.
+
+    Raises:
+        ImportError: Pillow is not installed; the message names the extra.
+    """
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ImportError(
+            f'images are opened with Pillow ({error}); install it with: pip install "pml_xbn[examples]"'
+        ) from error
+    return Image

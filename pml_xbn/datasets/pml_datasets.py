@@ -1,0 +1,30 @@
+"""The datasets of pytorch-metric-learning itself."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import pytorch_metric_learning
+
+from .image_dataset import import_pillow
+
+
+def import_pml_datasets(title: str) -> Any:
+    """The module `pytorch_metric_learning.datasets`.
+
+    Args:
+        title: what it is needed for.
+
+    Raises:
+        ImportError: the installed version is older than 2.8, or Pillow is missing.
+    """
+    import_pillow()  # that module needs it as it loads
+    try:
+        return import_module("pytorch_metric_learning.datasets")
+    except ImportError as error:
+        raise ImportError(
+            f"{title} is loaded by pytorch-metric-learning 2.8 or newer, and "
+            f"{pytorch_metric_learning.__version__} is installed ({error}); update it with: "
+            'pip install "pytorch-metric-learning>=2.8,<3"'
+        ) from error
