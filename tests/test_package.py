@@ -45,5 +45,5 @@ def test_core_install_needs_torch_and_pml_alone() -> None:
 
 def test_public_names() -> None:
     assert {"XBNWrapper", "AXBNWrapper", "PerClassXBN", "SuperClassXBN"} <= set(pml_xbn.__all__)
-    for module in (pml_xbn, pml_xbn.adapters, pml_xbn.datasets, pml_xbn.losses):
+    for module in (pml_xbn, pml_xbn.adapters, pml_xbn.datasets, pml_xbn.heads, pml_xbn.losses):
         assert all(hasattr(module, name) for name in module.__all__)

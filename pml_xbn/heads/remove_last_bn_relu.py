@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch import Tensor, nn
 from torch.nn.functional import relu
@@ -18,7 +18,7 @@ def remove_last_bn_relu(model: Model) -> Model:
     the residual branch then ends in its convolution, and the block in its sum; a BN in the shortcut stays.
 
     It knows the blocks of timm's ResNets, basic and bottleneck, and those of torchvision's, where one
-    ReLU serves the whole block and is left in place after the other BNs. Load weights before: the BN's are
+    ReLU serves the whole block and stays after the other BNs. Load weights before: the BN's are
     not among the ``state_dict`` keys any more. To do it twice is to do it once.
 
     Args:
@@ -49,8 +49,8 @@ def remove_last_bn_relu(model: Model) -> Model:
     if {f"bn{last}", f"act{last}"} <= layers:
         setattr(block, f"act{last}", nn.Identity())
     elif layers == of_torchvision:
-        for i in range(1, last):
-            getattr(block, f"bn{i}").register_forward_hook(_rectify)
+        for i in range(2, last + 1):  # at convolutions: BNs may be exchanged, as for SyncBatchNorm
+            getattr(block, f"conv{i}").register_forward_pre_hook(_rectify)
         block.relu = nn.Identity()
     else:
         raise TypeError(
@@ -73,5 +73,5 @@ def _last_block(model: nn.Module) -> nn.Module:
     return block
 
 
-def _rectify(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-    return relu(output)
+def _rectify(module: nn.Module, inputs: tuple[Tensor]) -> Tensor:
+    return relu(inputs[0])

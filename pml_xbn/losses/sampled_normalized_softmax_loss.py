@@ -27,8 +27,8 @@ class SampledNormalizedSoftmaxLoss(BaseClassificationLoss):
     point (Figure 4). ``share=1`` is PML's loss. In ``eval()`` mode Z is all classes, as in ``get_logits``.
 
     The classes are drawn from torch's default generator on the CPU, wherever the batch is, so a run that is
-    resumed with ``torch.set_rng_state`` goes on with the same classes. Nothing is drawn where Z is
-    all classes.
+    resumed with ``torch.set_rng_state`` goes on with the same classes. With ``share=1``, and in ``eval()``
+    mode, nothing is drawn.
 
     Args:
         num_classes: number of classes C of the training set, 2 or more.

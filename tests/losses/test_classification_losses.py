@@ -33,7 +33,8 @@ def rows(device: torch.device, d: int = D) -> Tensor:
 
 def per_row(loss_fn: BaseClassificationLoss, f: Tensor) -> Tensor:
     """The losses of the rows, with their random classes where some are drawn."""
-    parts = loss_fn.compute_loss(f, LABELS.to(f.device), None, f, LABELS)
+    labels = LABELS.to(f.device)
+    parts = loss_fn.compute_loss(f, labels, None, f, labels)
     return torch.stack([part["losses"] for part in parts.values()])
 
 
