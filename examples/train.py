@@ -42,10 +42,11 @@ def main() -> None:
         print(table(), end="")
         return
     settings = read_settings(parser)
+    output = settings.output or Path("runs", f"{settings.preset}-{settings.dataset}-{settings.method}")
     ranks = Ranks(settings.cpu)
     try:
         with Interruption(second_stops=ranks.world_size == 1) as interruption:
-            results = _train_all(settings, ranks, interruption)
+            results = _train_all(settings, output, ranks, interruption)
     except (ValueError, FileNotFoundError, ImportError) as error:
         raise SystemExit(f"error: {error}") from error
     finally:
@@ -54,19 +55,21 @@ def main() -> None:
         if ranks.is_first:
             resume = [] if settings.resume else ["--resume"]
             command = shlex.join(["python", *sys.argv, *resume])
-            print(f"stopped, and saved in {settings.output}; to go on: {command}")
+            print(f"stopped, and saved in {output}; to go on: {command}")
         raise SystemExit(_INTERRUPTED)
     if ranks.is_first:
         _print_results(settings, results)
 
 
-def _train_all(settings: Settings, ranks: Ranks, interruption: Interruption) -> list[dict[str, float]] | None:
+def _train_all(
+    settings: Settings, output: Path, ranks: Ranks, interruption: Interruption
+) -> list[dict[str, float]] | None:
     """The results of all seeds; None when Ctrl-C came before the end."""
     seeds = range(settings.seed, settings.seed + settings.repeat)
-    folders = [settings.output / f"seed-{seed}" for seed in seeds]
+    folders = [output / f"seed-{seed}" for seed in seeds]
     if settings.resume and not any((folder / "last.pt").exists() for folder in folders):
         raise FileNotFoundError(
-            f"there is no checkpoint in {settings.output} to resume from; leave out --resume to start a run"
+            f"there is no checkpoint in {output} to resume from; leave out --resume to start a run"
         )
     if ranks.device.type == "cpu" and ranks.world_size > 1:
         torch.set_num_threads(1)
@@ -83,7 +86,7 @@ def _train_all(settings: Settings, ranks: Ranks, interruption: Interruption) -> 
         results.append(result)
         histories[f"seed {seed}"] = run.history
     if ranks.is_first and settings.repeat > 1:
-        draw_curves(histories, settings.warmup_epochs, settings.output / "curves.png")
+        draw_curves(histories, settings.warmup_epochs, output / "curves.png")
     return results
 
 

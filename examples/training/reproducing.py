@@ -54,6 +54,9 @@ Where a paper does not state a setting, the value taken stands in `examples/trai
 (`in-shop`), DeepFashion2, PKU VehicleID, CIFAR-10 and -100, CUB-200-2011 and Cars-196, each in the folder
 given by `--root`. `--download` fetches those that can be fetched.
 
+Left out are the rows of backbones that timm does not have (GoogLeNet, BNInception), so those of XBM on
+CUB and Cars, whose memory is also updated in another way; LMCL in NormSoftmax; and the weight β of SGSL.
+
 The thesis runs the AXBN paper's protocol and reports much lower figures for the same methods, which it
 could not explain (§5.4.1): compare its figures with its own No-XBM.
 """
@@ -118,5 +121,5 @@ def _differences(ours: Settings, theirs: Settings) -> list[str]:
 def _measured_on_glyphs() -> dict[str, str]:
     if not GLYPHS_CSV.exists():
         return {}
-    with GLYPHS_CSV.open(newline="") as file:
+    with GLYPHS_CSV.open(newline="", encoding="utf-8") as file:
         return {row["experiment"]: row["recall_at_1"] for row in csv.DictReader(file)}

@@ -165,7 +165,9 @@ class Settings:
     # -- run
     seed: int = _setting(0, "of weights, batches and augmentation", natural)
     repeat: int = _setting(1, "runs, with seeds from the given one up", positive, affects_result=False)
-    output: Path = _setting(Path("runs/train"), "folder of all results", Path, affects_result=False)
+    output: Path | None = _setting(
+        None, "folder of all results; default: runs/PRESET-DATASET-METHOD", Path, affects_result=False
+    )
     resume: bool = _setting(False, "go on from the checkpoints in output", bool, affects_result=False)
     cpu: bool = _setting(False, "leave GPUs alone", bool, affects_result=False)
     log_every: int = _setting(20, "iterations between entries of the log", positive, affects_result=False)

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "examples"))
 
 from shared.randomness import generator_for  # noqa: E402
+from training import reproducing  # noqa: E402
 from training.command_line import build_parser, read_settings  # noqa: E402
 from training.evaluation import accuracy, signs  # noqa: E402
 from training.optimisation import build_scheduler  # noqa: E402
@@ -32,6 +33,15 @@ def test_committed_table_is_the_generated_one() -> None:
     assert (ROOT / "docs" / "reproducing.md").read_text() == table(), (
         "run: python examples/train.py --list > docs/reproducing.md"
     )
+
+
+def test_figures_on_glyphs_come_from_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "train_glyphs.csv"
+    file.write_text("experiment,recall_at_1\nema,61.25 ± 0.30\n", encoding="utf-8")
+    monkeypatch.setattr(reproducing, "GLYPHS_CSV", file)
+    rows = [line for line in table().splitlines() if line.startswith("| `")]
+    assert [row.split(" | ")[0] for row in rows if "| 61.25 ± 0.30 |" in row] == ["| `ema`"]
+    assert all("| not run |" in row for row in rows if "`ema`" not in row)
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda e: f"{e.key}-{e.dataset}-{e.source}")
