@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
 
+from .length import Length
 from .settings import Settings
 
 
@@ -29,21 +29,19 @@ def build_optimizer(settings: Settings, parameters: Iterable[nn.Parameter]) -> O
     return torch.optim.SGD(parameters, momentum=settings.sgd_momentum, **known)
 
 
-def build_scheduler(
-    settings: Settings, optimizer: Optimizer, steps_per_epoch: int, total_steps: int
-) -> LambdaLR:
-    """The learning rate as a function of the iteration; call ``step`` after every one."""
+def learning_rate(settings: Settings, length: Length, step: int) -> float:
+    """The learning rate of all layers in an iteration, counted from 0 where their training begins.
 
-    def factor(step: int) -> float:
-        if settings.schedule == "constant":
-            return 1.0
-        if settings.schedule == "cosine":
-            return 0.5 * (1 + math.cos(math.pi * step / total_steps))
-        if settings.decay_at is not None:
-            return settings.decay if step >= settings.decay_at else 1.0
-        return settings.decay ** (step // steps_per_epoch // settings.decay_every)
-
-    return LambdaLR(optimizer, factor)
+    A function, not one of torch's schedulers, which warn where float16 makes the scaler skip a step.
+    """
+    factor = 1.0
+    if settings.schedule == "cosine":
+        factor = 0.5 * (1 + math.cos(math.pi * step / length.main_steps))
+    elif settings.schedule == "step" and settings.decay_at is not None:
+        factor = settings.decay if step >= settings.decay_at else 1.0
+    elif settings.schedule == "step":
+        factor = settings.decay ** (step // length.steps_per_epoch // settings.decay_every)
+    return settings.learning_rate * factor
 
 
 def gradient_scaler(enabled: bool) -> Any:

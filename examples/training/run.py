@@ -16,17 +16,17 @@ from .augmentation import build_transforms
 from .data import TaskData
 from .evaluation import Evaluation
 from .keyed_items import Key, KeyedItems, load
+from .length import run_length
 from .methods import LossSetup, build_batch_loss, build_loss, has_memory
 from .model import build_model
 from .optimisation import (
     build_optimizer,
-    build_scheduler,
     build_warmup_optimizer,
     clip_gradient,
     gradient_scaler,
+    learning_rate,
 )
 from .ranks import Ranks
-from .schedule import run_length
 from .settings import Settings
 
 Progress = Callable[[Iterable[Any], str, int, int], Iterable[Any]]
@@ -104,9 +104,6 @@ class Run:
         everything = [*self._model.parameters(), *self._loss.parameters()]
         self._warmup_optimizer = build_warmup_optimizer(settings, new) if new else None
         self._optimizer = build_optimizer(settings, everything)
-        self._scheduler = build_scheduler(
-            settings, self._optimizer, self.length.steps_per_epoch, self.length.main_steps
-        )
         self._scaler = gradient_scaler(ranks.device.type == "cuda" and settings.mixed_precision == "fp16")
         # Gradients of frozen layers are computed in the first stage and dropped: a model that is wrapped
         # for many ranks cannot change which of its parameters have any.
@@ -171,8 +168,14 @@ class Run:
         loss_fn = self._ranked_warmup_loss if alone else self._ranked_loss
         assert optimizer is not None, "there are new layers, or no epochs of them alone"
         torch.manual_seed(seed_for(settings.seed, "step", self.epoch, self.step, ranks.rank))
+        global_step = self.epoch * self.length.steps_per_epoch + self.step
+        rate = settings.warmup_learning_rate
         if not alone:
+            main_step = global_step - self.length.warmup_epochs * self.length.steps_per_epoch
+            rate = learning_rate(settings, self.length, main_step)
             self._fill_memory()
+        for group in optimizer.param_groups:
+            group["lr"] = rate
 
         images = images.to(ranks.device, non_blocking=True)
         labels = labels.to(ranks.device, non_blocking=True)
@@ -188,16 +191,10 @@ class Run:
         clip_gradient(optimizer, settings.clip_gradient)
         self._scaler.step(optimizer)
         self._scaler.update()
-        learning_rate = optimizer.param_groups[0]["lr"]
-        if not alone:
-            self._scheduler.step()
 
         self._loss_sum += loss.detach()
-        global_step = self.epoch * self.length.steps_per_epoch + self.step
         if global_step % settings.log_every == 0:
-            self.history.steps.append(
-                {"step": global_step, "loss": loss.item(), "learning_rate": learning_rate}
-            )
+            self.history.steps.append({"step": global_step, "loss": loss.item(), "learning_rate": rate})
 
     @torch.no_grad()
     def _fill_memory(self) -> None:
@@ -243,7 +240,6 @@ class Run:
             "warmup_loss_fn": loss_state(self._warmup_loss),
             "warmup_optimizer": None if warmup is None else warmup.state_dict(),
             "optimizer": self._optimizer.state_dict(),
-            "scheduler": self._scheduler.state_dict(),
             "scaler": self._scaler.state_dict(),
             "loss_sum": self._loss_sum,
             "history": vars(self.history),
@@ -257,7 +253,6 @@ class Run:
         if self._warmup_optimizer is not None:
             self._warmup_optimizer.load_state_dict(state["warmup_optimizer"])
         self._optimizer.load_state_dict(state["optimizer"])
-        self._scheduler.load_state_dict(state["scheduler"])
         self._scaler.load_state_dict(state["scaler"])
         self._loss_sum.copy_(state["loss_sum"])
         self.history = History(**{key: list(rows) for key, rows in state["history"].items()})

@@ -6,6 +6,7 @@ import shutil
 import signal
 import sqlite3
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ if not has_timm():
 from training.augmentation import build_transforms
 from training.command_line import build_parser, read_settings
 from training.data import Images, TaskData, load_data
+from training.evaluation import Evaluation
 from training.keyed_items import KeyedItems, load
 from training.model import build_model
 from training.ranks import Ranks
@@ -170,6 +172,51 @@ def test_impossible_runs_say_why(
 ) -> None:
     with pytest.raises(SystemExit, match=f"error: .*{message}"):
         run_script(monkeypatch, tmp_path, *flags.split())
+
+
+def test_new_layers_train_alone_at_first() -> None:
+    settings = read("--method", "xbn")
+    run = Run(settings, load_data(settings), Ranks(cpu=True))
+    states = []
+    for _ in range(2):
+        states.append({name: p.detach().clone() for name, p in run._model.named_parameters()})
+        assert run.train_epoch(lambda batches, *_: batches, lambda: False)
+        assert run._loss.num_rows == 8 * (0 if len(states) == 1 else 2)
+    states.append(dict(run._model.named_parameters()))
+    changed = [
+        {name for name, before in first.items() if not torch.equal(before, second[name])}
+        for first, second in pairwise(states)
+    ]
+    assert changed[0] == {name for name in states[0] if name.startswith("head.")}
+    assert changed[1] == set(states[0])
+    assert [row["learning_rate"] for row in run.history.steps] == [1e-3, 1e-3, 1e-4, 1e-4]
+
+
+def test_best_epoch_is_the_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    recalls = iter([3.0, 5.0, 5.0, 4.0])
+
+    def scripted(evaluation: Evaluation, model: torch.nn.Module, *, nmi: bool = False) -> dict[str, float]:
+        return {"recall_at_1": 0.0, "nmi": 77.0} if nmi else {"recall_at_1": next(recalls)}
+
+    monkeypatch.setattr(Evaluation, "__call__", scripted)
+    settings = read("--method", "no-xbm", "--epochs", "3")
+    run = Run(settings, load_data(settings), Ranks(cpu=True))
+    result = Session(run, tmp_path / "seed-0").train(lambda batches, *_: batches, lambda: False)
+    assert result is not None
+    assert (result["epoch"], result["nmi"]) == (2, 77.0)
+    assert state_of(tmp_path, "best.pt")["epoch"] == 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "no"])
+def test_a_gpu_trains_in_mixed_precision(
+    precision: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run_script(monkeypatch, tmp_path, "--no-cpu", "--mixed-precision", precision, "--no-nmi")
+    assert 0 <= result_of(tmp_path)["recall_at_1"] <= 100
+    state = state_of(tmp_path)["run"]
+    assert bool(state["scaler"]) == (precision == "fp16")
+    assert all(torch.isfinite(p).all() for p in state["model"].values())
 
 
 def test_super_class_needs_superclasses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -14,13 +14,13 @@ from shared.randomness import generator_for  # noqa: E402
 from training import reproducing  # noqa: E402
 from training.command_line import build_parser, read_settings  # noqa: E402
 from training.evaluation import accuracy, signs  # noqa: E402
-from training.optimisation import build_scheduler  # noqa: E402
+from training.length import run_length  # noqa: E402
+from training.optimisation import clip_gradient, learning_rate  # noqa: E402
 from training.papers import EXPERIMENTS  # noqa: E402
 from training.pml_parts import make_loss, make_miner  # noqa: E402
 from training.presets import preset_values  # noqa: E402
 from training.reproducing import parse_experiment, same_experiments, table  # noqa: E402
 from training.results import result_table, with_deviation  # noqa: E402
-from training.schedule import run_length  # noqa: E402
 from training.settings import DATASETS, PRESETS, Settings  # noqa: E402
 
 
@@ -155,10 +155,7 @@ def test_default_is_the_protocol_of_axbn() -> None:
 
 def learning_rates(settings: Settings, steps_per_epoch: int, at: list[int]) -> list[float]:
     length = run_length(settings, steps_per_epoch)
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=settings.learning_rate)
-    scheduler = build_scheduler(settings, optimizer, length.steps_per_epoch, length.main_steps)
-    (factor,) = scheduler.lr_lambdas
-    return [settings.learning_rate * factor(step) for step in at]
+    return [learning_rate(settings, length, step) for step in at]
 
 
 def test_learning_rates_are_the_papers() -> None:
@@ -170,6 +167,15 @@ def test_learning_rates_are_the_papers() -> None:
     assert softmax == pytest.approx([0.01, 0.001])
     sgsl = learning_rates(read("--dataset cars --preset sgsl"), 125, [0, 50 * 125, 100 * 125])
     assert sgsl == pytest.approx([0.01, 0.005, 0.0], abs=1e-12)
+
+
+def test_gradient_is_shortened_to_the_limit() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    for limit, expected in ((10.0, [6.0, 8.0]), (0.0, [30.0, 40.0]), (100.0, [30.0, 40.0])):
+        parameter.grad = torch.tensor([30.0, 40.0])
+        clip_gradient(optimizer, limit)
+        assert parameter.grad.tolist() == pytest.approx(expected, rel=1e-5)
 
 
 def test_iterations_take_the_place_of_epochs() -> None:
