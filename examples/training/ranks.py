@@ -79,7 +79,7 @@ class Ranks:
     def wait(self) -> None:
         """Returns when all ranks are here."""
         if self.world_size > 1:
-            distributed.barrier()
+            distributed.barrier(device_ids=[self.device.index] if self.device.type == "cuda" else None)
 
     def leave(self) -> None:
         if self.world_size > 1:
