@@ -21,7 +21,7 @@ def build_warmup_optimizer(settings: Settings, parameters: Iterable[nn.Parameter
 
 def build_optimizer(settings: Settings, parameters: Iterable[nn.Parameter]) -> Optimizer:
     """The optimizer of all layers."""
-    known = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
+    known: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
     if settings.optimizer == "adamw":
         return torch.optim.AdamW(parameters, **known)
     if settings.optimizer == "adam":

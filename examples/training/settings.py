@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,7 +66,7 @@ def not_negative(text: str) -> float:
 def _setting(
     default: Any,
     explanation: str,
-    parse: Callable[[str], Any] = str,
+    parse: Any = str,
     *,
     choices: tuple[str, ...] | None = None,
     affects_result: bool = True,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+Figures = Sequence[float | str]  # text where a figure ends in 0 or has a deviation
+
 
 @dataclass(frozen=True)
 class Experiment:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from .experiment import Experiment, recall
+from collections.abc import Sequence
+
+from .experiment import Experiment, Figures, recall
 
 _SOP, _IN_SHOP, _FINE = (1, 10, 100), (1, 10, 20, 30), (1, 2, 4, 8)
-_AT = {"sop": _SOP, "in-shop": _IN_SHOP, "cars": _FINE, "cub": _FINE}
+_AT: dict[str, Sequence[int]] = {"sop": _SOP, "in-shop": _IN_SHOP, "cars": _FINE, "cub": _FINE}
 _TABLE = {"sop": 5, "in-shop": 5, "cars": 6, "cub": 6}
 
 # Embedding size -> data set -> figures.
-_FIGURES = {
+_FIGURES: dict[str, dict[str, Figures]] = {
     "128": {
         "sop": (75.2, 88.7, 95.2),
         "in-shop": (86.6, 96.8, 97.8, 98.3),

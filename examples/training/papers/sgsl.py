@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from .experiment import Experiment, recall
+from collections.abc import Sequence
 
-_AT = {"sop": (1, 10, 100), "in-shop": (1, 10, 20, 40), "cars": (1, 2, 4, 8), "cub": (1, 2, 4, 8)}
+from .experiment import Experiment, Figures, recall
+
+_AT: dict[str, Sequence[int]] = {
+    "sop": (1, 10, 100),
+    "in-shop": (1, 10, 20, 40),
+    "cars": (1, 2, 4, 8),
+    "cub": (1, 2, 4, 8),
+}
 
 # Embedding size -> data set -> figures.
-_FIGURES = {
+_FIGURES: dict[int, dict[str, Figures]] = {
     512: {
         "cub": ("72.0", 81.1, 88.3, 93.1),
         "cars": (94.1, 96.7, "98.0", "99.0"),
@@ -22,7 +29,7 @@ _FIGURES = {
     },
 }
 # Title and flags -> figures on Cars, with 2048 dimensions.
-_TABLE_4 = {
+_TABLE_4: dict[tuple[str, str, str], Figures] = {
     ("softmax", "Softmax", "--sgsl-start 0 --no-remove-last-bn-relu"): (91.9, 95.6, 97.4, 98.7),
     ("softmax-rbr", "Softmax + RBR", "--sgsl-start 0"): (92.4, "96.0", 97.8, 98.9),
     ("sgsl-gamma-1", "Softmax + RBR + SGSL (γ = 1)", "--gamma 1"): (94.1, 96.9, 98.1, "99.0"),
