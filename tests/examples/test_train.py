@@ -53,13 +53,13 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 
 @pytest.fixture
-def killed_after_an_epoch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """What a kill after the first epoch of a run leaves on disk."""
+def killed_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """What a kill leaves on disk after the second epoch of a run, the first one with memory."""
     left, save = tmp_path / "killed", Session._save
 
     def save_and_copy(session: Session) -> None:
         save(session)
-        if session.run.epoch == 1 and session.folder.parent != left:
+        if session.run.epoch == 2 and session.folder.parent != left:
             shutil.copytree(session.folder, left / session.folder.name)
 
     monkeypatch.setattr(Session, "_save", save_and_copy)
@@ -68,26 +68,25 @@ def killed_after_an_epoch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> It
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_and_resumes_exactly(
-    method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, killed_after_an_epoch: Path
+    method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, killed_run: Path
 ) -> None:
     flags = ["--method", method, "--delay", "1", "--memory-ratio", "0.2", "--class-ratio", "0.5", "--no-nmi"]
+    flags += ["--epochs", "2"]
     run_script(monkeypatch, tmp_path / "whole", *flags)
     whole = state_of(tmp_path / "whole")
-    assert state_of(killed_after_an_epoch)["run"]["epoch"] == 1
-    assert whole["run"]["epoch"] == 2
+    assert state_of(killed_run)["run"]["epoch"] == 2
+    assert whole["run"]["epoch"] == 3
     assert 0 <= result_of(tmp_path / "whole")["recall_at_1"] <= 100
 
-    run_script(monkeypatch, killed_after_an_epoch, *flags, "--resume")
-    assert_equal(state_of(killed_after_an_epoch), whole)
-    assert_equal(state_of(killed_after_an_epoch, "best.pt"), state_of(tmp_path / "whole", "best.pt"))
-    assert result_of(killed_after_an_epoch) == result_of(tmp_path / "whole")
+    run_script(monkeypatch, killed_run, *flags, "--resume")
+    assert_equal(state_of(killed_run), whole)
+    assert_equal(state_of(killed_run, "best.pt"), state_of(tmp_path / "whole", "best.pt"))
+    assert result_of(killed_run) == result_of(tmp_path / "whole")
     records = Path("seed-0", "logs", "records")
     names = sorted(path.name for path in (tmp_path / "whole" / records).glob("*.csv"))
     assert len(names) == 2
     for name in names:
-        texts = [
-            (folder / records / name).read_text() for folder in (tmp_path / "whole", killed_after_an_epoch)
-        ]
+        texts = [(folder / records / name).read_text() for folder in (tmp_path / "whole", killed_run)]
         assert texts[0] == texts[1]
 
 
