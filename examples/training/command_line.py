@@ -108,7 +108,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         import yaml
     except ImportError as error:
         raise ImportError(
-            f'--config is read by PyYAML ({error}); install it with: pip install "pml_xbn[train]"'
+            f'--config is read by PyYAML ({error}); install it with: pip install "pml_xbn[examples]"'
         ) from error
     if not path.is_file():
         raise FileNotFoundError(f"there is no config file {path}")

@@ -46,7 +46,7 @@ def build_model(settings: Settings, num_calls: int) -> tuple[EmbeddingModel, dic
         from timm.data import resolve_data_config
     except ImportError as error:
         raise ImportError(
-            f'backbones come from timm ({error}); install it with: pip install "pml_xbn[train]"'
+            f'backbones come from timm ({error}); install it with: pip install "pml_xbn[examples]"'
         ) from error
 
     if not timm.is_model(settings.backbone):
