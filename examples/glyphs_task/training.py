@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from shared.batches import EpochBatches
+from shared.checkpoint import loss_state, restore_loss
+from shared.randomness import generator_for, seed_for
 from torch import Tensor
 
 from pml_xbn.datasets import Glyphs
 from pml_xbn.diagnostics import feature_drift
 
-from .batches import EpochBatches
-from .checkpoint import loss_state, restore_loss
 from .distortion import distort
 from .evaluation import embed, retrieval_accuracy
 from .methods import METHODS, MemorySetup
 from .network import GlyphNet
-from .randomness import generator_for, seed_for
 
 _PROBE_SIZE = 64
 
