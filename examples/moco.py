@@ -11,7 +11,8 @@ Prints a table of kNN accuracy, and writes a picture of it over the epochs, CSV 
 checkpoint per epoch into --output. The settings are the paper's (batch size 128, momentum 0.99) and, as in
 the paper, otherwise those of PML's notebook "MoCo on CIFAR10": queue 4,096, temperature 0.1, 200 epochs,
 8 groups for shuffling BN, SGD 0.03 on half a cosine, and a weighted kNN of k = 200 at temperature 0.1.
-On CIFAR the training images classify the test images. On Glyphs, whose training and test classes are
+The paper finds XBN ahead early in training, by about 4 points at epoch 15 on both CIFARs, and by less at
+the end. On CIFAR the training images classify the test images. On Glyphs, whose training and test classes are
 disjoint, every test image is classified by all others; k = 200 is then far more than the 3 to 16 images of
 a class, so that the weights decide.
 """
@@ -90,7 +91,7 @@ def _report(comparison: Comparison, output: Path) -> None:
         output / "epochs.csv",
     )
     settings = comparison.settings
-    title = f"MoCo on {settings.dataset}: batch {settings.batch_size}, queue {settings.queue}"
+    title = f"MoCo on {DATASETS[settings.dataset]}: batch {settings.batch_size}, queue {settings.queue}"
     draw_accuracy(histories, title, output / "accuracy.png")
     untrained = next(iter(histories.values())).epochs[0]
     print(f"kNN accuracy before training: {untrained['weighted_knn']:.1f} %")
@@ -123,7 +124,7 @@ def _parse() -> argparse.Namespace:
     add("--dataset", choices=DATASETS, default="glyphs")
     add("--root", type=Path, default=Path("data"), help="folder of CIFAR (default: data)")
     add("--download", action="store_true", help="download CIFAR into --root unless it is there")
-    add("--epochs", type=int, help="(default: 8 on Glyphs, 200 on CIFAR)")
+    add("--epochs", type=int, help="(default: 5 on Glyphs, 200 on CIFAR)")
     add("--batch-size", type=int, help="(default: 128)")
     add("--queue", type=int, help="keys in memory (default: 4096)")
     add("--momentum", type=float, help="of the key encoder (default: 0.99)")

@@ -8,7 +8,7 @@ from matplotlib.ticker import MaxNLocator
 from .training import History
 
 # Of Okabe and Ito's palette, which colour-blind readers can tell apart.
-_STYLES = (("#000000", "o"), ("#D55E00", "s"), ("#0072B2", "D"), ("#009E73", "^"))
+_STYLES = (("#000000", "o", "-"), ("#D55E00", "s", "--"), ("#0072B2", "D", "-."), ("#009E73", "^", ":"))
 _MARKED_EPOCHS = 20  # as many markers fit on a curve
 
 
@@ -22,12 +22,13 @@ def draw_accuracy(histories: dict[str, History], title: str, path: Path) -> None
     """
     figure = Figure(figsize=(7, 4.4), layout="constrained")
     axes = figure.subplots()
-    for (method, history), (colour, marker) in zip(histories.items(), _STYLES, strict=False):
+    for (method, history), (colour, marker, line) in zip(histories.items(), _STYLES, strict=False):
         axes.plot(
             [row["epoch"] for row in history.epochs],
             [row["weighted_knn"] for row in history.epochs],
             color=colour,
             marker=marker,
+            linestyle=line,
             markevery=max(1, len(history.epochs) // _MARKED_EPOCHS),
             markeredgecolor="white",
             linewidth=2,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-DATASETS = ("glyphs", "cifar10", "cifar100")
+DATASETS = {"glyphs": "Glyphs", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 
 # Of PML's notebook on CIFAR; on Glyphs what shows the course of the curves in a few minutes.
-DEFAULT_EPOCHS = {"glyphs": 8, "cifar10": 200, "cifar100": 200}
+DEFAULT_EPOCHS = {"glyphs": 5, "cifar10": 200, "cifar100": 200}
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Settings:
     "MoCo on CIFAR10", which it follows.
 
     Attributes:
-        dataset: one of ``DATASETS``.
+        dataset: a key of ``DATASETS``.
         epochs: epochs, over which the learning rate falls along half a cosine.
         batch_size: images per step; each gives a query and a key.
         queue: number of keys in memory.
