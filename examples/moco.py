@@ -5,6 +5,7 @@ past batches wait in a queue as negatives. XBN moves them to where the encoder o
 
     python examples/moco.py
     python examples/moco.py --methods moco xbn axbn centre --epochs 20
+    python examples/moco.py --methods moco xbn --momentum 0 --epochs 2  # a key encoder without momentum
     python examples/moco.py --dataset cifar10 --root data --download
 
 Prints a table of kNN accuracy, and writes a picture of it over the epochs, CSV files, logs and a
