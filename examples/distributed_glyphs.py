@@ -18,10 +18,10 @@ import torch
 from glyphs_task.distortion import distort
 from glyphs_task.evaluation import embed, retrieval_accuracy
 from glyphs_task.network import GlyphNet
-from glyphs_task.randomness import generator_for, seed_for
 from glyphs_task.training import Settings, Task
 from pytorch_metric_learning.losses import SupConLoss
 from pytorch_metric_learning.miners import PairMarginMiner
+from shared.randomness import generator_for, seed_for
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm

@@ -19,8 +19,8 @@ from glyphs_task.comparison import Comparison, Plan
 from glyphs_task.figures import draw_comparison
 from glyphs_task.methods import METHODS
 from glyphs_task.results import summary, table, write_csv
-from glyphs_task.run_log import RunLog
 from glyphs_task.training import Settings, Task
+from shared.run_log import RunLog
 from tqdm import tqdm
 
 # A network this small gains little from more, and where other programs keep a core busy, threads

@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from . import checkpoint
+from shared import checkpoint
+
 from .training import History, Run, Task
 
 WARM_START = "warm-start"

@@ -1,24 +1,11 @@
 """Recall@1, Recall@10 and MAP@R of embeddings, every image a query against all others."""
 
-from typing import Any
-
 import torch
-from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+from shared.accuracy import RetrievalAccuracy
 from torch import Tensor, nn
 
 _NEIGHBOURS = 10
 _CHUNK = 64  # larger ones leave a CPU's cache and take three times as long
-
-
-class RetrievalAccuracy(AccuracyCalculator):
-    """PML's calculator with Recall@10 added in its way for custom metrics."""
-
-    def requires_knn(self) -> list[str]:
-        return [*super().requires_knn(), "recall_at_10"]
-
-    def calculate_recall_at_10(self, knn_labels: Tensor, query_labels: Tensor, **kwargs: Any) -> float:
-        hits = (knn_labels[:, :_NEIGHBOURS] == query_labels[:, None]).any(dim=1)
-        return hits.float().mean().item()
 
 
 @torch.no_grad()
@@ -43,6 +30,7 @@ def retrieval_accuracy(embeddings: Tensor, labels: Tensor) -> dict[str, float]:
         labels: (N,) of classes with at least 2 images.
     """
     calculator = RetrievalAccuracy(
+        recall_at=(_NEIGHBOURS,),
         include=("precision_at_1", "recall_at_10", "mean_average_precision_at_r"),
         k=max(_NEIGHBOURS, int(labels.bincount().max())),
         device=torch.device("cpu"),

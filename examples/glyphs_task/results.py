@@ -1,6 +1,7 @@
 """The final figures of a comparison, as a table and as CSV files."""
 
 import csv
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean, median
 
@@ -25,12 +26,17 @@ def summary(history: History, warmup_epochs: int) -> dict[str, float]:
     }
 
 
-def table(rows: dict[str, dict[str, float]]) -> str:
-    """A Markdown table with one row per method."""
-    lines = ["| method      | " + " | ".join(f"{title:>9}" for title in COLUMNS.values()) + " |"]
-    lines.append("|:------------|" + "|".join(["----------:"] * len(COLUMNS)) + "|")
+def table(rows: dict[str, dict[str, float]], columns: Mapping[str, str] = COLUMNS) -> str:
+    """A Markdown table with one row per method.
+
+    Args:
+        rows: the figures of each method.
+        columns: which of them, with titles of up to 9 letters.
+    """
+    lines = ["| method      | " + " | ".join(f"{title:>9}" for title in columns.values()) + " |"]
+    lines.append("|:------------|" + "|".join(["----------:"] * len(columns)) + "|")
     for method, row in rows.items():
-        cells = [f"{row[name]:9.{3 if name == 'drift' else 1}f}" for name in COLUMNS]
+        cells = [f"{row[name]:9.{3 if name in ('drift', 'loss') else 1}f}" for name in columns]
         lines.append(f"| {method:<11} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

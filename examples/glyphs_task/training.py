@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from shared.batches import EpochBatches
+from shared.checkpoint import loss_state, restore_loss
+from shared.randomness import generator_for, seed_for
 from torch import Tensor
 
 from pml_xbn.datasets import Glyphs
 from pml_xbn.diagnostics import feature_drift
 
-from .batches import EpochBatches
-from .checkpoint import loss_state, restore_loss
 from .distortion import distort
 from .evaluation import embed, retrieval_accuracy
 from .methods import METHODS, MemorySetup
 from .network import GlyphNet
-from .randomness import generator_for, seed_for
 
 _PROBE_SIZE = 64
 
@@ -39,6 +39,7 @@ class Settings:
         decay: factor on the learning rate after every second epoch.
         drift_every: steps from one measurement of feature drift to the next.
         classes: use only so many classes of each half; None for all.
+        norm: normalization within the network, "batch" or "group".
     """
 
     batch_size: int = 16
@@ -50,6 +51,7 @@ class Settings:
     decay: float = 0.33
     drift_every: int = 20
     classes: int | None = None
+    norm: str = "batch"
 
 
 @dataclass
@@ -78,6 +80,7 @@ class Task:
         self.images, self.labels = _first_classes(train, settings.classes, device)
         test_images, self.test_labels = _first_classes(test, settings.classes, device)
         self.test_images = distort(test_images, generator_for("test"))
+        self.test_superclasses = test.superclasses
         self.batches = EpochBatches(
             self.labels.cpu(), settings.batch_size, settings.images_per_class, settings.seed
         )
@@ -108,7 +111,7 @@ class Run:
         settings = task.settings
         self.task = task
         torch.manual_seed(seed_for(settings.seed, "weights"))
-        self.model = GlyphNet(settings.embedding_size).to(task.device)
+        self.model = GlyphNet(settings.embedding_size, settings.norm).to(task.device)
         self.loss_fn = METHODS[method](task.memory_setup).to(task.device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=settings.learning_rate)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, settings.decay)
@@ -150,7 +153,7 @@ class Run:
         before = embed(self.model, task.probe) if measured else None
         start = self._now()
         self.optimizer.zero_grad()
-        loss = self.loss_fn(self.model(images), labels)
+        loss = self._loss(images, labels)
         loss.backward()
         self.optimizer.step()
         self.history.step_times.append(self._now() - start)
@@ -158,6 +161,10 @@ class Run:
             drift = feature_drift(embed(self.model, task.probe), before).mean
             global_step = self.epoch * len(task.batches) + self.step
             self.history.steps.append({"step": global_step, "loss": loss.item(), "drift": drift.item()})
+
+    def _loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        loss: Tensor = self.loss_fn(self.model(images), labels)
+        return loss
 
     def _now(self) -> float:
         if self.task.device.type == "cuda":

@@ -7,7 +7,6 @@ from memories import MEMORIES
 from pytorch_metric_learning.losses import ContrastiveLoss
 
 from pml_xbn.diagnostics import embedding_distances, memory_rows
-from pml_xbn.diagnostics import embedding_distances as of_module
 
 
 def expected_of(rows: np.ndarray, labels: list[int]) -> tuple[float, float]:
@@ -24,7 +23,7 @@ def expected_of(rows: np.ndarray, labels: list[int]) -> tuple[float, float]:
 def test_distances_are_those_of_every_pair(
     chunk: int, offset: float, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
-    monkeypatch.setitem(of_module.__globals__, "_CHUNK", chunk)
+    monkeypatch.setitem(embedding_distances.__globals__, "_CHUNK", chunk)
     rows = (torch.randn(11, 4) + offset).to(dtype)
     labels = torch.tensor([5, 5, 9, 0, 0, 0, 5, 9, 2, 0, 5])
     measured = embedding_distances(rows, labels)

@@ -217,11 +217,12 @@ def test_calls_without_anchors_or_pairs_have_no_gradient() -> None:
             loss_fn(torch.randn(1, 4, requires_grad=True), torch.tensor([0]))
         assert [int(count) for count in seen.valid_pairs()] == [0] * 4
         assert seen.common_mode_push() == seen.common_mode_push(of_memory=True) == (0,) * 4
-    loss_fn = filled("xbn")
-    with WatchedLoss(loss_fn) as seen:
-        loss_fn(torch.zeros(0, 4, requires_grad=True), torch.zeros(0).long())
-    assert [int(count) for count in seen.valid_pairs()] == [0] * 4
-    assert seen.common_mode_push() == (0,) * 4
+    loss_fn, (embeddings, labels) = filled("xbn"), batch()
+    for mask, size in ((None, 0), (torch.ones(8, dtype=torch.bool), 8)):
+        with WatchedLoss(loss_fn) as seen:
+            loss_fn(embeddings[:size].requires_grad_(), labels[:size], None, mask)
+        assert [int(count) for count in seen.valid_pairs()] == [0] * 4
+        assert seen.common_mode_push() == (0,) * 4
 
 
 def test_loss_without_distances_says_so() -> None:

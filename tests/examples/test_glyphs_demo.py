@@ -15,13 +15,13 @@ import torch
 EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
-from glyphs_task.batches import EpochBatches  # noqa: E402
 from glyphs_task.comparison import Comparison, Plan  # noqa: E402
 from glyphs_task.distortion import distort  # noqa: E402
 from glyphs_task.evaluation import retrieval_accuracy  # noqa: E402
 from glyphs_task.methods import METHODS  # noqa: E402
-from glyphs_task.randomness import generator_for  # noqa: E402
 from glyphs_task.training import Settings, Task  # noqa: E402
+from shared.batches import EpochBatches  # noqa: E402
+from shared.randomness import generator_for  # noqa: E402
 
 DEFAULT_METHODS = ["no-xbm", "xbm", "xbn", "axbn"]
 TINY = ["--classes", "24", "--epochs", "1", "--memory-ratio", "0.3"]

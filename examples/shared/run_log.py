@@ -1,12 +1,19 @@
 """Histories as TensorBoard events and as record-keeper's SQLite and CSV records."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 from record_keeper import RecordKeeper, RecordWriter
 from torch.utils.tensorboard import SummaryWriter
 
-from .training import History
+
+class History(Protocol):
+    """Rows of numbers; those of ``steps`` have a column step, those of ``epochs`` a column epoch."""
+
+    steps: list[dict[str, float]]
+    epochs: list[dict[str, float]]
 
 
 class RunLog:
@@ -25,7 +32,7 @@ class RunLog:
         self.keeper = RecordKeeper(self.tensorboard, RecordWriter(str(folder / "records")))
         self._written: dict[str, tuple[int, int]] = {}
 
-    def update(self, histories: dict[str, History]) -> None:
+    def update(self, histories: Mapping[str, History]) -> None:
         for method, history in histories.items():
             steps, epochs = self._written.get(method, (0, 0))
             # SQLite takes a group as the name of a table, which may not have a hyphen.

@@ -1,0 +1,1 @@
+"""Momentum Contrast with an adapted queue: data, encoders, methods, kNN accuracy and training."""

@@ -1,0 +1,134 @@
+"""Trains one method; the whole state can be saved and restored between any two epochs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from glyphs_task.evaluation import embed
+from shared.checkpoint import loss_state, restore_loss
+from torch import Tensor
+
+from .data import Labelled, MoCoData, epoch_batches
+from .encoders import Encoders
+from .knn import knn_accuracy
+from .methods import build_loss
+from .settings import Settings
+
+_LOG_EVERY = 20  # steps
+
+Pairs = Iterable[tuple[Tensor, Tensor]]
+
+
+@dataclass
+class History:
+    """What a run has measured so far.
+
+    Attributes:
+        epochs: one row per epoch, and one before the first: epoch, weighted_knn, recall_at_1.
+        steps: every so many steps, counted over all epochs: step, loss.
+        step_times: seconds of every training step, but for loading and augmentation.
+    """
+
+    epochs: list[dict[str, float]] = field(default_factory=list)
+    steps: list[dict[str, float]] = field(default_factory=list)
+    step_times: list[float] = field(default_factory=list)
+
+
+class Run:
+    """The training of one method.
+
+    Args:
+        settings: what the result depends on.
+        data: the data set that they name.
+        method: a key of `METHODS`.
+        device: where training takes place.
+    """
+
+    def __init__(self, settings: Settings, data: MoCoData, method: str, device: torch.device) -> None:
+        self.settings, self.data, self.device = settings, data, device
+        self.encoders = Encoders(settings).to(device)
+        self.loss_fn = build_loss(method, settings).to(device)
+        self.optimizer = torch.optim.SGD(
+            self.encoders.query.parameters(),
+            settings.learning_rate,
+            settings.sgd_momentum,
+            weight_decay=settings.weight_decay,
+        )
+        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, settings.epochs)
+        self.epoch = 0
+        self.history = History()
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return len(self.data.train_labels) // self.settings.batch_size
+
+    def evaluate(self) -> None:
+        """Adds a row of accuracy to the history."""
+        gallery = None if self.data.gallery is None else self._embed(self.data.gallery)
+        accuracy = knn_accuracy(
+            *self._embed(self.data.queries), gallery, self.settings.knn_k, self.settings.knn_temperature
+        )
+        self.history.epochs.append({"epoch": self.epoch, **accuracy})
+
+    def train_epoch(self, progress: Callable[[Pairs], Pairs]) -> None:
+        """Trains for an epoch and evaluates.
+
+        Args:
+            progress: wraps the iteration over the batches, a progress bar for example.
+        """
+        settings = self.settings
+        batches = epoch_batches(len(self.data.train_labels), settings.batch_size, settings.seed, self.epoch)
+        for step, (queries, keys) in enumerate(progress(self.data.pairs(batches, self.epoch))):
+            start = self._now()
+            loss = self._train_step(queries, keys, self.epoch * len(batches) + step)
+            self.history.step_times.append(self._now() - start)
+            if step % _LOG_EVERY == 0:
+                row = {"step": self.epoch * len(batches) + step, "loss": loss.item()}
+                self.history.steps.append(row)
+        self.scheduler.step()
+        self.epoch += 1
+        self.evaluate()
+
+    def _train_step(self, queries: Tensor, keys: Tensor, step: int) -> Tensor:
+        size = len(queries)
+        embeddings = torch.cat(self.encoders(queries, keys, self.settings.seed, step, "shuffle"))
+        # Every image of every step is a class of its own, so no key in the queue passes for a positive.
+        labels = torch.arange(step * size, (step + 1) * size, device=self.device).repeat(2)
+        is_key = torch.arange(2 * size, device=self.device) >= size
+        loss: Tensor = self.loss_fn(embeddings, labels, enqueue_mask=is_key)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def _embed(self, labelled: Labelled) -> tuple[Tensor, Tensor]:
+        embeddings = [embed(self.encoders.query, images) for images in labelled.images]
+        return torch.cat(embeddings), labelled.labels
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is needed to go on from here, bit for bit."""
+        return {
+            "epoch": self.epoch,
+            "encoders": self.encoders.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "loss_fn": loss_state(self.loss_fn),
+            "history": vars(self.history),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch = state["epoch"]
+        self.encoders.load_state_dict(state["encoders"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        restore_loss(self.loss_fn, state["loss_fn"])
+        self.history = History(**{name: list(rows) for name, rows in state["history"].items()})

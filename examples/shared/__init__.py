@@ -1,0 +1,1 @@
+"""What the examples have in common: batches, randomness, checkpoints, accuracy and logs."""

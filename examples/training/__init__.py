@@ -1,0 +1,1 @@
+"""The papers' experiments: data, augmentation, model, methods, optimisation, evaluation, presets."""

@@ -1,0 +1,85 @@
+"""From an image to the model's input, in training and in testing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from glyphs_task.distortion import distort
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from .settings import Settings
+
+Transform = Callable[[Any], Tensor]
+
+_RESIZE = 256 / 224  # of the papers that resize to 256 and crop 224
+
+
+def image_size(settings: Settings) -> int:
+    if settings.image_size is not None:
+        return settings.image_size
+    return 32 if settings.dataset == "glyphs" else 224
+
+
+def build_transforms(settings: Settings, data_config: dict[str, Any]) -> tuple[Transform, Transform]:
+    """The transforms of training and of testing.
+
+    Args:
+        settings: which ones.
+        data_config: what timm says of the backbone's input: mean, std, interpolation, crop_pct.
+    """
+    size, mean, std = image_size(settings), data_config["mean"], data_config["std"]
+    if settings.dataset == "glyphs":
+        prepared = partial(_glyph_input, size=size, mean=mean, std=std)
+        return partial(_distorted_glyph_input, prepare=prepared), prepared
+    if settings.augmentation == "crop":
+        return _crop_transforms(size, mean, std)
+    return _timm_transforms(settings, size, data_config)
+
+
+def _timm_transforms(
+    settings: Settings, size: int, data_config: dict[str, Any]
+) -> tuple[Transform, Transform]:
+    """timm's own: random resized crop, mirroring, RandAugment, erasing; a centre crop in tests."""
+    from timm.data import create_transform
+
+    known = {"input_size": (3, size, size), "mean": data_config["mean"], "std": data_config["std"]}
+    train = create_transform(
+        **known,
+        is_training=True,
+        auto_augment=None if settings.rand_augment == "none" else settings.rand_augment,
+        re_prob=settings.random_erasing,
+        re_mode="pixel",
+        interpolation="random",
+    )
+    test = create_transform(
+        **known, interpolation=data_config["interpolation"], crop_pct=data_config["crop_pct"]
+    )
+    return train, test
+
+
+def _crop_transforms(size: int, mean: Any, std: Any) -> tuple[Transform, Transform]:
+    """Resized to 256, a random or central crop of 224, mirrored at random: XBM §4.1, NormSoftmax §4.1."""
+    from torchvision import transforms
+
+    larger = round(size * _RESIZE)
+    resize = transforms.Resize((larger, larger))
+    finish = [transforms.ToTensor(), transforms.Normalize(mean, std)]
+    train = [resize, transforms.RandomCrop(size), transforms.RandomHorizontalFlip(), *finish]
+    test = [resize, transforms.CenterCrop(size), *finish]
+    return transforms.Compose(train), transforms.Compose(test)
+
+
+def _distorted_glyph_input(image: Tensor, prepare: Transform) -> Tensor:
+    """(1, H, W) uint8 -> the input, distorted with torch's default generator."""
+    return prepare(distort(image[None], torch.random.default_generator)[0])
+
+
+def _glyph_input(image: Tensor, size: int, mean: Any, std: Any) -> Tensor:
+    """(1, H, W) float, ink about 1 -> (3, size, size), normalised as photographs are."""
+    if image.shape[-1] != size:
+        image = interpolate(image[None], size=(size, size), mode="bilinear", antialias=True)[0]
+    return (image - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)

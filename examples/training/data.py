@@ -1,0 +1,107 @@
+"""The training images, and the test images with their protocol."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from glyphs_task.distortion import distort
+from shared.randomness import generator_for
+from torch import Tensor
+
+from pml_xbn import datasets
+
+from .settings import Settings
+
+_CLASSES = {
+    "sop": "StanfordOnlineProducts",
+    "in-shop": "InShop",
+    "deep-fashion2": "DeepFashion2",
+    "vehicle-id": "VehicleID",
+    "cifar10": "CIFAR10",
+    "cifar100": "CIFAR100",
+    "cub": "CUB",
+    "cars": "Cars196",
+}
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images with labels.
+
+    Attributes:
+        items: position -> (image, label).
+        positions: (N,) which of the items are used.
+        labels: (N,) their labels.
+    """
+
+    items: Any
+    positions: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """One data set.
+
+    Attributes:
+        train: what is trained on.
+        queries: test images that are searched for.
+        gallery: those that they are searched among; None for all other queries.
+        num_classes: number of training classes.
+        superclasses: (at least num_classes,) label -> superclass of the training classes, or None.
+    """
+
+    train: Images
+    queries: Images
+    gallery: Images | None
+    num_classes: int
+    superclasses: Tensor | None
+
+
+def load_data(settings: Settings) -> TaskData:
+    """Reads the annotations of a data set.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        ValueError: it cannot be downloaded, or a file is broken.
+    """
+    if settings.dataset == "glyphs":
+        return _glyphs(settings)
+    cls = getattr(datasets, _CLASSES[settings.dataset])
+
+    def load(split: str) -> Any:
+        return cls(settings.root, split, download=settings.download)
+
+    train = load("train")
+    names = cls.evaluation
+    if settings.dataset == "vehicle-id":
+        names = [f"{settings.test_size}-query", f"{settings.test_size}-gallery"]
+    tests = [_chosen(load(name), settings.limit_classes) for name in names]
+    return _task(train, _chosen(train, settings.limit_classes), *tests)
+
+
+def _glyphs(settings: Settings) -> TaskData:
+    train, test = datasets.Glyphs("train"), datasets.Glyphs("test")
+    chosen = _chosen(test, settings.limit_classes)
+    # As in the demo, so that the figures can be compared.
+    images = distort(test.images[chosen.positions, None], generator_for("test"))
+    fixed = list(zip(images, chosen.labels.tolist(), strict=True))
+    queries = Images(fixed, torch.arange(len(fixed)), chosen.labels)
+    return _task(train, _chosen(train, settings.limit_classes), queries)
+
+
+def _task(dataset: Any, train: Images, queries: Images, gallery: Images | None = None) -> TaskData:
+    return TaskData(train, queries, gallery, int(train.labels.max()) + 1, dataset.superclasses)
+
+
+def _chosen(dataset: Any, classes: int | None) -> Images:
+    labels: Tensor = dataset.labels
+    positions = torch.arange(len(labels)) if classes is None else (labels < classes).nonzero().squeeze(1)
+    if not len(positions):
+        raise ValueError(f"--limit-classes {classes} leaves no image of a split; pass a larger number")
+    return Images(dataset, positions, labels[positions])

@@ -1,0 +1,117 @@
+"""Recall@K, MAP@R and NMI of the test images."""
+
+from __future__ import annotations
+
+import torch
+from shared.accuracy import RetrievalAccuracy
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from .augmentation import Transform
+from .data import Images, TaskData
+from .keyed_items import KeyedItems, load
+from .ranks import Ranks
+from .settings import Settings
+
+_RECALL_AT = (1, 10, 100)
+# The values of K of the papers' tables, beside these.
+_MORE_RECALL_AT = {
+    "sop": (1000,),
+    "in-shop": (20, 30, 40, 50),
+    "deep-fashion2": (20,),
+    "vehicle-id": (5,),
+    "cub": (2, 4, 8),
+    "cars": (2, 4, 8),
+}
+
+
+class Evaluation:
+    """Embeds the test images and measures retrieval and, if wished, clustering.
+
+    Args:
+        settings: the run's.
+        data: the test images.
+        transform: makes the model's input.
+        ranks: embed a part each; the first one measures.
+    """
+
+    def __init__(self, settings: Settings, data: TaskData, transform: Transform, ranks: Ranks) -> None:
+        self.settings, self.data, self.transform, self.ranks = settings, data, transform, ranks
+
+    def __call__(self, model: nn.Module, *, nmi: bool = False) -> dict[str, float]:
+        """Percentages by name, on the first rank; nothing on the others."""
+        queries = self._embed(model, self.data.queries)
+        gallery = None if self.data.gallery is None else self._embed(model, self.data.gallery)
+        if not self.ranks.is_first:
+            return {}
+        return accuracy(
+            queries,
+            self.data.queries.labels,
+            gallery,
+            None if self.data.gallery is None else self.data.gallery.labels,
+            recall_at=sorted({*_RECALL_AT, *_MORE_RECALL_AT.get(self.settings.dataset, ())}),
+            nmi=nmi,
+        )
+
+    @torch.no_grad()
+    def _embed(self, model: nn.Module, images: Images) -> Tensor:
+        """(N, d) on the CPU, unit length or signs; leaves the model in training mode."""
+        ranks, settings = self.ranks, self.settings
+        size = -(-len(images) // ranks.world_size)
+        first = ranks.rank * size
+        # All ranks embed equally many: the last ones begin again at the first image.
+        mine = [(position % len(images),) for position in range(first, first + size)]
+        batches = [mine[i : i + settings.batch_size] for i in range(0, size, settings.batch_size)]
+        items = KeyedItems(images, self.transform, settings.seed)
+        model.eval()
+        parts = []
+        for inputs, _ in load(items, batches, settings.workers):
+            with ranks.autocast(settings.mixed_precision):
+                parts.append(model(inputs.to(ranks.device)).float())
+        model.train()
+        embeddings = ranks.gather(torch.cat(parts))[: len(images)].cpu()
+        return signs(embeddings) if settings.binary else normalize(embeddings)
+
+
+def signs(embeddings: Tensor) -> Tensor:
+    """Bits as ±1, thresholded at zero (NormSoftmax §4.6); their cosine is the Hamming distance reversed."""
+    return torch.where(embeddings > 0, 1.0, -1.0)
+
+
+def accuracy(
+    queries: Tensor,
+    query_labels: Tensor,
+    gallery: Tensor | None,
+    gallery_labels: Tensor | None,
+    *,
+    recall_at: list[int],
+    nmi: bool,
+) -> dict[str, float]:
+    """Recall@K for every K that the references suffice for, MAP@R and, if wished, NMI; in per cent.
+
+    Args:
+        queries: (N, d).
+        query_labels: (N,).
+        gallery: (M, d); None: every query is searched for among the other queries.
+        gallery_labels: (M,).
+        recall_at: values of K.
+        nmi: cluster the queries too.
+    """
+    references = query_labels if gallery_labels is None else gallery_labels
+    num_neighbours = len(references) - (gallery is None)
+    recall_at = [k for k in recall_at if k <= num_neighbours]
+    include = [*(f"recall_at_{k}" for k in recall_at), "mean_average_precision_at_r"]
+    calculator = RetrievalAccuracy(
+        recall_at,
+        include=(*include, "NMI") if nmi else include,
+        k=min(num_neighbours, max(*recall_at, int(references.bincount().max()))),
+        device=torch.device("cpu"),
+    )
+    measured = calculator.get_accuracy(
+        queries, query_labels, gallery, gallery_labels, ref_includes_query=gallery is None
+    )
+    result = {name: 100 * float(measured[name]) for name in include[:-1]}
+    result["map_at_r"] = 100 * float(measured["mean_average_precision_at_r"])
+    if nmi:
+        result["nmi"] = 100 * float(measured["NMI"])
+    return result

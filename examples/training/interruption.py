@@ -1,0 +1,32 @@
+"""Ctrl-C as a wish to stop after the current step."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType, TracebackType
+
+
+class Interruption:
+    """While it is entered, the first Ctrl-C only sets ``wanted``; the second stops at once.
+
+    Args:
+        second_stops: False under torchrun, which passes on to its processes the Ctrl-C that they have had
+            from the terminal already.
+    """
+
+    def __init__(self, *, second_stops: bool) -> None:
+        self.wanted, self.second_stops = False, second_stops
+
+    def __enter__(self) -> Interruption:
+        self._previous = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.signal(signal.SIGINT, self._previous)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.wanted = True
+        if self.second_stops:
+            signal.signal(signal.SIGINT, self._previous)

@@ -1,0 +1,125 @@
+"""The table of all experiments, and which of them a run repeats."""
+
+from __future__ import annotations
+
+import csv
+import shlex
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+from .papers import EXPERIMENTS, Experiment
+from .results import metric_name
+from .settings import Settings
+
+_ROOT = Path(__file__).parents[2]
+GLYPHS_CSV = _ROOT / "benchmarks" / "results" / "train_glyphs.csv"
+
+# What makes a run another experiment, not the same one with other optimisation.
+_IDENTITY = (
+    "dataset",
+    "test_size",
+    "method",
+    "backbone",
+    "head",
+    "embedding_size",
+    "batch_size",
+    "binary",
+    "class_ratio",
+    "gamma",
+    "sgsl_start",
+    "remove_last_bn_relu",
+    "mean_lambda",
+    "std_lambda",
+    "miner_options",
+    "loss",
+)
+_NOT_COMPARED = ("seed", "nmi")
+
+_INTRODUCTION = """\
+# The papers' experiments
+
+One command each. `python examples/train.py --list` prints this page, and after a run the script prints
+its result beside the paper's figure. `--repeat 3` prints mean ± standard deviation over three seeds,
+`--resume` goes on with a run that was interrupted, and `torchrun --nproc_per_node=N examples/train.py …`
+spreads a batch over N GPUs.
+
+* **Paper**: the figure printed in the paper, in per cent, and its table.
+* **Glyphs**: Recall@1 of the same flags with `--dataset glyphs --backbone resnet18 --no-pretrained`, for
+  which nothing is downloaded. It is read from `benchmarks/results/train_glyphs.csv`, with columns
+  `experiment` and `recall_at_1`.
+
+Where a paper does not state a setting, the value taken stands in `examples/training/presets.py` and
+`examples/training/papers`. Data sets: Stanford Online Products (`sop`), In-shop Clothes Retrieval
+(`in-shop`), DeepFashion2, PKU VehicleID, CIFAR-10 and -100, CUB-200-2011 and Cars-196, each in the folder
+given by `--root`. `--download` fetches those that can be fetched.
+
+Left out are the rows of backbones that timm does not have (GoogLeNet, BNInception), so those of XBM on
+CUB and Cars, whose memory is also updated in another way; LMCL in NormSoftmax; and the weight β of SGSL.
+
+The thesis runs the AXBN paper's protocol and reports much lower figures for the same methods, which it
+could not explain (§5.4.1): compare its figures with its own No-XBM.
+"""
+
+
+def parse_experiment(experiment: Experiment, read: Callable[[list[str]], Settings]) -> Settings:
+    """The settings of an experiment's command."""
+    return read(shlex.split(experiment.arguments))
+
+
+def table() -> str:
+    """The page of all experiments, in Markdown."""
+    measured = _measured_on_glyphs()
+    lines = [_INTRODUCTION]
+    lines.append("| Experiment | Name in the paper | Data set | Paper | Source | Glyphs | Command |")
+    lines.append("|:--|:--|:--|:--|:--|--:|:--|")
+    for experiment in EXPERIMENTS:
+        cells = [
+            f"`{experiment.key}`",
+            experiment.title.replace("*", "\\*"),
+            f"`{experiment.dataset}`",
+            "; ".join(f"{metric_name(key)} {value}" for key, value in experiment.figures.items()),
+            experiment.source,
+            measured.get(experiment.key, "not run"),
+            f"`python examples/train.py {experiment.arguments}`",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def same_experiments(
+    settings: Settings, read: Callable[[list[str]], Settings]
+) -> list[tuple[Experiment, list[str]]]:
+    """The experiments that a run repeats, each with the settings that differ.
+
+    First those of the run's own preset, and among them those with the fewest differences.
+
+    Args:
+        settings: the run's.
+        read: parses a command line.
+    """
+    found: list[tuple[bool, Experiment, list[str]]] = []
+    for experiment in EXPERIMENTS:
+        theirs = parse_experiment(experiment, read)
+        if all(getattr(settings, name) == getattr(theirs, name) for name in _IDENTITY):
+            is_other = settings.preset != theirs.preset
+            found.append((is_other, experiment, _differences(settings, theirs)))
+    found.sort(key=lambda row: (row[0], len(row[2])))
+    return [(experiment, differences) for _, experiment, differences in found]
+
+
+def _differences(ours: Settings, theirs: Settings) -> list[str]:
+    return [
+        f"{field.name}={getattr(ours, field.name)!r}, theirs {getattr(theirs, field.name)!r}"
+        for field in fields(Settings)
+        if field.metadata["affects_result"]
+        and field.name not in _NOT_COMPARED
+        and getattr(ours, field.name) != getattr(theirs, field.name)
+    ]
+
+
+def _measured_on_glyphs() -> dict[str, str]:
+    if not GLYPHS_CSV.exists():
+        return {}
+    with GLYPHS_CSV.open(newline="", encoding="utf-8") as file:
+        return {row["experiment"]: row["recall_at_1"] for row in csv.DictReader(file)}

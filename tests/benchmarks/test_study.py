@@ -1,0 +1,143 @@
+"""The study's runs, its statistics and its page."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import ttest_1samp
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import study
+import study_cases
+import study_data
+import study_report
+import study_run
+from study_cases import Case
+
+CLASSES = 24
+FRESH = Case("xbm", 1, 16, 0.5, "batch", "fast", 0)
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
+    """What tiny runs measured."""
+    folder = tmp_path_factory.mktemp("study")
+    patch = pytest.MonkeyPatch()
+    patch.setattr(study_run, "_MEASURE_EVERY", 2)
+    patch.setitem(study_run.EPOCHS, ("fast", 16), (1, 2))
+    study_run.train_warm_start(FRESH, folder, CLASSES)
+    runs = {
+        "xbm": Case("xbm", 0, 16, 0.5, "batch", "fast", 0),
+        "always-fresh": FRESH,
+        "no-xbm": Case("no-xbm", 0, 16, 0.0, "batch", "fast", 0),
+    }
+    try:
+        return {name: study_run.train(case, folder, CLASSES) for name, case in runs.items()}
+    finally:
+        patch.undo()
+
+
+def test_rows_that_are_always_fresh_are_not_stale(outcomes: dict[str, dict]) -> None:
+    fresh, stale = (outcomes[name]["curve"] for name in ("always-fresh", "xbm"))
+    assert len(fresh) == len(stale) > 3
+    assert all(row["staleness_before"] == 0 for row in fresh)
+    assert max(row["staleness_before"] for row in stale) > 0.01
+    assert [row["staleness_after"] for row in stale] == [row["staleness_before"] for row in stale]
+
+
+def test_older_rows_are_staler(outcomes: dict[str, dict]) -> None:
+    ages = outcomes["xbm"]["ages"]
+    assert [row["age_from"] for row in ages] == sorted(row["age_from"] for row in ages)
+    assert ages[0]["before"] < ages[-1]["before"]
+
+
+def test_without_a_memory_there_is_nothing_to_diagnose(outcomes: dict[str, dict]) -> None:
+    assert outcomes["no-xbm"]["curve"] == []
+    assert 0 < outcomes["no-xbm"]["result"]["recall_at_1"] <= 100
+
+
+def test_refreshing_keeps_the_running_statistics() -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2))
+    before = [buffer.clone() for buffer in (model[1].running_mean, model[1].running_var)]
+    with study_run._frozen_statistics(model):
+        model(torch.randn(4, 1, 8, 8))
+    assert torch.equal(model[1].running_mean, before[0])
+    assert torch.equal(model[1].running_var, before[1])
+    model(torch.randn(4, 1, 8, 8))
+    assert not torch.equal(model[1].running_mean, before[0])
+
+
+def test_every_run_is_planned_once() -> None:
+    planned = list(study_cases.cases())
+    assert len({case.key for case in planned}) == len(planned)
+    for seed in study_cases.SEEDS:
+        of_seed = [case for case in planned if case.seed == seed]
+        assert len({case.warm_start() for case in of_seed}) == 5  # two batch sizes, two norms, and slow
+        assert sum(case.refresh_every > 0 for case in of_seed) == 6
+
+
+def write_runs(folder: Path, finals: dict[str, list[float]]) -> None:
+    for name, values in finals.items():
+        for seed, value in enumerate(values):
+            case = Case(name, 0, 64, 0.0 if name == "no-xbm" else 0.5, "batch", "fast", seed)
+            figures = {"recall_at_1": value, "map_at_r": value / 2, "drift": 0.01}
+            if name != "no-xbm":
+                names = ("staleness_before", "staleness_after", "push_displacement", "push_cosine")
+                figures |= dict.fromkeys((*names, "push_share", "push_push"), 0.25)
+            curve = [{"step": 40 * step, **figures} for step in range(2)] if name != "no-xbm" else []
+            ages = [{"age_from": 2, "rows": 10, "before": 0.5, "after": 0.25}] if curve else []
+            study.save(case, {"result": figures, "curve": curve, "ages": ages}, folder)
+
+
+def test_differences_are_paired_and_have_students_interval(tmp_path: Path) -> None:
+    ours, theirs = [50.0, 52.0, 57.0], [47.5, 51.0, 53.0]
+    write_runs(tmp_path, {"no-xbm": theirs, "xbn": ours})
+    measured = study_data.Study(tmp_path).difference(
+        "xbn", "no-xbm", (64, 0.5, "batch", "fast"), "recall_at_1"
+    )
+    interval = ttest_1samp(np.subtract(ours, theirs), 0).confidence_interval(0.95)
+    assert measured.mean == pytest.approx(np.mean(np.subtract(ours, theirs)))
+    assert measured.half_width == pytest.approx((interval.high - interval.low) / 2)
+    assert measured.sign == 0
+
+
+def test_a_run_is_done_only_when_its_row_is_written(tmp_path: Path) -> None:
+    write_runs(tmp_path, {"xbm": [40.0]})
+    case = Case("xbm", 0, 64, 0.5, "batch", "fast", 0)
+    assert study.done(tmp_path / study.RUNS) == {case.key}
+    assert case.key in {planned.key for planned in study_cases.cases()}
+    assert study.done(tmp_path / "nothing.csv") == set()
+
+
+def test_columns_that_come_later_are_added(tmp_path: Path) -> None:
+    case = {name: str(value) for name, value in asdict(FRESH).items()}
+    study.append([{**case, "a": 1.0}], tmp_path / "x.csv")
+    study.append([{**case, "a": 2.0, "b": 1 / 3}], tmp_path / "x.csv")
+    assert [(row["a"], row["b"]) for row in study_data._read(tmp_path / "x.csv")] == [
+        ("1", ""),
+        ("2", "0.333333"),
+    ]
+
+
+def test_the_page_says_what_the_files_say(tmp_path: Path) -> None:
+    write_runs(
+        tmp_path, {"no-xbm": [50.0, 52.0], "xbm": [40.0, 43.0], "xbn": [51.0, 55.0], "centre": [49.0, 50.0]}
+    )
+    study_report.write_report(tmp_path)
+    page = (tmp_path / "study.md").read_text()
+    assert "Unfinished: 8 of 168 runs" in page
+    assert "XBM ends below No-XBM in 1 of 1 settings" in page
+    assert "| batch 64, memory 50 %, BatchNorm | 51.0 ± 1.4 | 41.5 ± 2.1 | -9.5 (± 6.4)" in page
+    assert "| batch 64, memory 50 %, BatchNorm | centre | no-xbm | -1.5 (± 6.4) | no |" in page
+    for picture in ("accuracy", "diagnostics", "ages"):
+        assert (tmp_path / f"study_{picture}.png").stat().st_size > 5_000
+
+
+def test_without_files_it_says_what_to_run(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"run benchmarks/study.py first"):
+        study_data.Study(tmp_path)

@@ -1,0 +1,51 @@
+"""One rank of examples/train.py: a whole run, one that Ctrl-C on a single rank ends, and its resumption.
+
+python training_rank_worker.py FOLDER FLAGS...
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+
+import pytest
+import train
+from torch import distributed
+from training.ranks import Ranks
+from training.run import Run
+
+_SCRIPT, _FOLDER, *_FLAGS = sys.argv
+
+
+def run(output: str, *flags: str) -> None:
+    sys.argv = [_SCRIPT, *_FLAGS, "--output", str(Path(_FOLDER, output)), *flags]
+    train.main()
+
+
+def interrupted_run(output: str) -> None:
+    """Sends Ctrl-C to the second rank alone, in the first step of the second epoch."""
+    train_step = Run._train_step
+
+    def train_step_and_interrupt(run: Run, *batch: Any) -> None:
+        train_step(run, *batch)
+        if (run.epoch, run.step, run.ranks.rank) == (1, 0, 1):
+            for _ in range(2):  # from the terminal, and from torchrun
+                os.kill(os.getpid(), signal.SIGINT)
+
+    Run._train_step = train_step_and_interrupt  # type: ignore[method-assign]
+    with pytest.raises(SystemExit, match="130"):
+        run(output)
+    Run._train_step = train_step  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    Ranks.leave = lambda ranks: None  # type: ignore[method-assign]  # stay together for the next run
+    run("whole")
+    interrupted_run("stopped")
+    run("stopped", "--resume")
+    distributed.destroy_process_group()
