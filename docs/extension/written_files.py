@@ -4,7 +4,8 @@ Pictures and tables are written to ``_build/written`` before the pages are read.
 
     % include ../benchmarks/results/study.md, or: The study has not been run.
 
-is replaced by that file, its headings one level down, or by the sentence if there is no such file.
+is replaced by that file, its headings below the one above the line, or by the sentence if there is no such
+file.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ WRITTEN = DOCS / "_build" / "written"
 RESULTS = DOCS.parent / "benchmarks" / "results"
 
 OPTIONAL = re.compile(r"^% include (?P<path>\S+), or: (?P<otherwise>.*)$", re.MULTILINE)
+HEADING = re.compile(r"^(#+) ", re.MULTILINE)
 
 
 def write_files(_: Sphinx) -> None:
@@ -36,9 +38,10 @@ def include_what_is_there(app: Sphinx, page: str, source: list[str]) -> None:
     folder = Path(app.env.doc2path(page)).parent
 
     def included(match: re.Match[str]) -> str:
-        if (folder / match["path"]).exists():
-            return f"```{{include}} {match['path']}\n:heading-offset: 1\n:relative-images:\n```"
-        return match["otherwise"]
+        if not (folder / match["path"]).exists():
+            return match["otherwise"]
+        level = len(HEADING.findall(source[0], 0, match.start())[-1])
+        return f"```{{include}} {match['path']}\n:heading-offset: {level}\n:relative-images:\n```"
 
     source[0] = OPTIONAL.sub(included, source[0])
 
