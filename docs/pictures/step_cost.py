@@ -8,27 +8,41 @@ from pathlib import Path
 from .style import in_both, recolour, save
 
 MINERS = {"none": "without miner", "pair-margin": "with PairMarginMiner"}
+PANELS = {
+    "time": ("ratio", "Time of a step, ours / PML's"),
+    "memory": ("extra_peak_in_memories", "Peak memory over PML's, in memories"),
+}
+WIDTH = 0.38
 
 
 def draw_step_cost(path: Path, folder: Path) -> None:
-    """Writes ``step_cost-light.svg`` and ``-dark.svg`` from the CSV of ``benchmarks/step_cost.py``."""
+    """Writes ``step_cost_time-light.svg`` and so on, of the largest memory in the CSV."""
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
+    largest = max(int(row["rows"]) for row in rows)
+    rows = [row for row in rows if int(row["rows"]) == largest]
     methods = list(dict.fromkeys(row["method"] for row in rows))
-    for figure, style in in_both((8, 3.4)):
-        time, memory = figure.subplots(1, 2)
-        for number, (miner, label) in enumerate(MINERS.items()):
-            of_miner = {row["method"]: row for row in rows if row["miner"] == miner}
-            places = [place + 0.38 * number for place in range(len(methods))]
-            for axes, column in ((time, "ratio"), (memory, "extra_peak_in_memories")):
-                heights = [float(of_miner[method][column]) for method in methods]
-                bars = axes.bar(places, heights, 0.36, color=(style.blue, style.orange)[number], label=label)
+    for panel, (column, title) in PANELS.items():
+        for figure, style in in_both((4.2, 3.4)):
+            axes = figure.subplots()
+            for number, (miner, label) in enumerate(MINERS.items()):
+                heights = {row["method"]: float(row[column]) for row in rows if row["miner"] == miner}
+                places = [methods.index(method) + WIDTH * number for method in heights]
+                colour = (style.blue, style.orange)[number]
+                bars = axes.bar(places, list(heights.values()), WIDTH - 0.02, color=colour, label=label)
                 axes.bar_label(bars, fmt="%.2f", fontsize=8, color=style.paper, label_type="center")
-        time.axhline(1, color=style.ink, linestyle="--", linewidth=1)
-        time.set(title="Time of a step, ours / PML's", ylim=(0, 1.3))
-        memory.set(title="Peak memory over PML's, in memories", ylim=(0, 1.3))
-        for axes in (time, memory):
-            axes.set_xticks([place + 0.19 for place in range(len(methods))], methods)
+            if panel == "time":
+                axes.axhline(1, color=style.ink, linestyle="--", linewidth=1)
+            axes.axhline(0, color=style.ink, linewidth=0.8)
+            axes.set_title(f"{title}\n{largest:,} rows", fontsize=10)
+            axes.set_xticks([place + WIDTH / 2 for place in range(len(methods))], methods)
             recolour(axes, style)
-        time.legend(frameon=False, labelcolor=style.ink, fontsize=8, loc="upper left", ncols=2)
-        save(figure, folder, "step_cost", style)
+            figure.legend(
+                *axes.get_legend_handles_labels(),
+                frameon=False,
+                labelcolor=style.ink,
+                fontsize=9,
+                loc="outside lower center",
+                ncols=2,
+            )
+            save(figure, folder, f"step_cost_{panel}", style)

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 DOCS = Path(__file__).parents[1]
+sys.path.append(str(DOCS))
 
 
 @pytest.fixture(scope="session")

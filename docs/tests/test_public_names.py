@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -10,11 +11,17 @@ from typing import Any
 
 import pytest
 from extension.pml_form import documented_parameters
-from test_site import documented_names
 
 import pml_xbn
 
 ROOMS = [room for room in vars(pml_xbn).values() if isinstance(room, ModuleType) and hasattr(room, "__all__")]
+
+
+def documented_names(site: Path) -> set[str]:
+    """From Sphinx's inventory: a header of four lines, and the names, compressed."""
+    inventory = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]
+    entries = [line.split() for line in zlib.decompress(inventory).decode().splitlines()]
+    return {name for name, kind, *_ in entries if kind.startswith("py:")}
 
 
 def public_members(cls: type) -> Iterator[tuple[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -76,10 +75,3 @@ def test_every_page_is_in_the_menu(site: Path, pages: dict[Path, Page]) -> None:
     menu = {urlsplit(link).path for link in pages[site / "index.html"].links} | {"index.html"}
     made_by_sphinx = {"genindex.html", "search.html", "py-modindex.html"}
     assert {str(path.relative_to(site)) for path in pages} - made_by_sphinx <= menu
-
-
-def documented_names(site: Path) -> set[str]:
-    """From Sphinx's inventory: a header of four lines, and the names, compressed."""
-    inventory = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]
-    entries = [line.split() for line in zlib.decompress(inventory).decode().splitlines()]
-    return {name for name, kind, *_ in entries if kind.startswith("py:")}
