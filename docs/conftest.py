@@ -5,6 +5,7 @@ from __future__ import annotations
 from doctest import ELLIPSIS
 from typing import Any
 
+import numpy as np
 import torch
 from sybil import Sybil
 from sybil.parsers.myst import PythonCodeBlockParser
@@ -12,6 +13,7 @@ from sybil.parsers.myst import PythonCodeBlockParser
 
 def _begin(namespace: dict[str, Any]) -> None:
     torch.manual_seed(0)
+    np.random.seed(0)
     torch.set_num_threads(1)
 
 

@@ -25,6 +25,7 @@ def draw_step_cost(path: Path, folder: Path) -> None:
     for panel, (column, title) in PANELS.items():
         for figure, style in in_both((4.2, 3.4)):
             axes = figure.subplots()
+            recolour(axes, style)
             for number, (miner, label) in enumerate(MINERS.items()):
                 heights = {row["method"]: float(row[column]) for row in rows if row["miner"] == miner}
                 places = [methods.index(method) + WIDTH * number for method in heights]
@@ -34,9 +35,8 @@ def draw_step_cost(path: Path, folder: Path) -> None:
             if panel == "time":
                 axes.axhline(1, color=style.ink, linestyle="--", linewidth=1)
             axes.axhline(0, color=style.ink, linewidth=0.8)
-            axes.set_title(f"{title}\n{largest:,} rows", fontsize=10)
+            axes.set_title(f"{title}\n{largest:,} rows", fontsize=10, color=style.ink)
             axes.set_xticks([place + WIDTH / 2 for place in range(len(methods))], methods)
-            recolour(axes, style)
             figure.legend(
                 *axes.get_legend_handles_labels(),
                 frameon=False,
