@@ -93,11 +93,11 @@ def _moco() -> str:
     rows = _read(MOCO_CSV)
     glyphs = "; ".join(f"{row['method']} {float(row['weighted_knn']):.1f}" for row in rows) or "not run"
     lines = [
-        f"| `moco` | MoCo + XBN | `{dataset}` | about 4 above MoCo at epoch 15 | AXBN, Appendix B | {glyphs} | "
-        f"`python examples/moco.py --dataset {dataset} --root data --methods moco xbn` |"
+        f"| `moco` | MoCo + XBN | `{dataset}` | about 4 above MoCo at epoch 15 | AXBN, Appendix B "
+        f"| {glyphs} | `python examples/moco.py --dataset {dataset} --root data --methods moco xbn` |"
         for dataset in ("cifar10", "cifar100")
     ]
-    return f"""
+    return """
 ## Self-supervised
 
 Paper and Glyphs: accuracy of a weighted kNN, in per cent. On Glyphs after five epochs, one seed, of
