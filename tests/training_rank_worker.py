@@ -19,11 +19,12 @@ from torch import distributed
 from training.ranks import Ranks
 from training.run import Run
 
-_SCRIPT, _FOLDER, *_FLAGS = sys.argv
+_ARGV = list(sys.argv)
 
 
 def run(output: str, *flags: str) -> None:
-    sys.argv = [_SCRIPT, *_FLAGS, "--output", str(Path(_FOLDER, output)), *flags]
+    script, folder, *given = _ARGV
+    sys.argv = [script, *given, "--output", str(Path(folder, output)), *flags]
     train.main()
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "examples"))
 
+import moco  # noqa: E402
 from shared.randomness import generator_for  # noqa: E402
 from training import reproducing  # noqa: E402
 from training.command_line import build_parser, read_settings  # noqa: E402
@@ -39,9 +41,22 @@ def test_figures_on_glyphs_come_from_their_file(tmp_path: Path, monkeypatch: pyt
     file = tmp_path / "train_glyphs.csv"
     file.write_text("experiment,recall_at_1\nema,61.25 ± 0.30\n", encoding="utf-8")
     monkeypatch.setattr(reproducing, "GLYPHS_CSV", file)
-    rows = [line for line in table().splitlines() if line.startswith("| `")]
+    rows = [line for line in table().splitlines() if line.startswith("| `") and "train.py" in line]
     assert [row.split(" | ")[0] for row in rows if "| 61.25 ± 0.30 |" in row] == ["| `ema`"]
     assert all("| not run |" in row for row in rows if "`ema`" not in row)
+
+
+def test_moco_has_its_rows_and_its_figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rows = [line for line in table().splitlines() if line.startswith("| `moco`")]
+    commands = [shlex.split(row.split("`")[-2]) for row in rows]
+    assert [command[1] for command in commands] == ["examples/moco.py"] * 2
+    for command in commands:
+        monkeypatch.setattr(sys, "argv", command[1:])
+        assert moco._parse().methods == ["moco", "xbn"]
+    file = tmp_path / "moco_glyphs.csv"
+    file.write_text("method,weighted_knn\nmoco,12.34\nxbn,56.78\n", encoding="utf-8")
+    monkeypatch.setattr(reproducing, "MOCO_CSV", file)
+    assert table().count("| moco 12.3; xbn 56.8 |") == 2
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda e: f"{e.key}-{e.dataset}-{e.source}")
