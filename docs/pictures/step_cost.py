@@ -12,15 +12,16 @@ PANELS = {
     "time": ("ratio", "Time of a step, ours / PML's"),
     "memory": ("extra_peak_in_memories", "Peak memory over PML's, in memories"),
 }
+ROWS, BATCH = 60_000, 64
 WIDTH = 0.38
 
 
 def draw_step_cost(path: Path, folder: Path) -> None:
-    """Writes ``step_cost_time-light.svg`` and so on, of the largest memory in the CSV."""
+    """Writes ``step_cost_time-light.svg`` and so on, of one size of memory and batch."""
     with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    largest = max(int(row["rows"]) for row in rows)
-    rows = [row for row in rows if int(row["rows"]) == largest]
+        rows = [
+            row for row in csv.DictReader(file) if (int(row["rows"]), int(row["batch"])) == (ROWS, BATCH)
+        ]
     methods = list(dict.fromkeys(row["method"] for row in rows))
     for panel, (column, title) in PANELS.items():
         for figure, style in in_both((4.2, 3.4)):
@@ -35,7 +36,7 @@ def draw_step_cost(path: Path, folder: Path) -> None:
             if panel == "time":
                 axes.axhline(1, color=style.ink, linestyle="--", linewidth=1)
             axes.axhline(0, color=style.ink, linewidth=0.8)
-            axes.set_title(f"{title}\n{largest:,} rows", fontsize=10, color=style.ink)
+            axes.set_title(f"{title}\n{ROWS:,} rows, batch {BATCH}", fontsize=10, color=style.ink)
             axes.set_xticks([place + WIDTH / 2 for place in range(len(methods))], methods)
             figure.legend(
                 *axes.get_legend_handles_labels(),
