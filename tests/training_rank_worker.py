@@ -5,6 +5,7 @@ python training_rank_worker.py FOLDER FLAGS...
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -49,4 +50,5 @@ if __name__ == "__main__":
     run("whole")
     interrupted_run("stopped")
     run("stopped", "--resume")
+    gc.collect()  # wrapped models hold on to the process group in cycles
     distributed.destroy_process_group()

@@ -19,9 +19,7 @@ WIDTH = 0.38
 def draw_step_cost(path: Path, folder: Path) -> None:
     """Writes ``step_cost_time-light.svg`` and so on, of one size of memory and batch."""
     with path.open(newline="") as file:
-        rows = [
-            row for row in csv.DictReader(file) if (int(row["rows"]), int(row["batch"])) == (ROWS, BATCH)
-        ]
+        rows = [row for row in csv.DictReader(file) if (int(row["rows"]), int(row["batch"])) == (ROWS, BATCH)]
     methods = list(dict.fromkeys(row["method"] for row in rows))
     for panel, (column, title) in PANELS.items():
         for figure, style in in_both((4.2, 3.4)):

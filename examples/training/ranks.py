@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -83,4 +84,7 @@ class Ranks:
 
     def leave(self) -> None:
         if self.world_size > 1:
+            # Wrapped models hold on to the process group in cycles; were they left to the interpreter's
+            # end, the group's threads would find no interpreter to finish in.
+            gc.collect()
             distributed.destroy_process_group()
