@@ -21,33 +21,26 @@ from typing import Any
 
 import torch
 from study_cases import Case, cases
+from study_data import AGES, CURVES, RUNS, read_rows
 from study_run import train, train_warm_start, warm_start_path
 from tqdm import tqdm
 
 RESULTS = Path(__file__).parent / "results"
 WARM_STARTS = Path("runs/study")
-RUNS, CURVES, AGES = "study_runs.csv", "study_curves.csv", "study_ages.csv"
 
 
 def done(path: Path) -> set[tuple[str, ...]]:
     """Keys of the runs that are finished."""
-    if not path.exists():
-        return set()
-    fields = list(Case.__dataclass_fields__)
-    with path.open(newline="") as file:
-        return {tuple(row[field] for field in fields) for row in csv.DictReader(file)}
+    return {Case.of(row).key for row in read_rows(path)}
 
 
 def append(rows: list[dict[str, Any]], path: Path) -> None:
     """Adds rows to a CSV file, and columns where they bring new ones; numbers to six digits."""
-    old: list[dict[str, Any]] = []
-    if path.exists():
-        with path.open(newline="") as file:
-            old = list(csv.DictReader(file))
-    rows = old + [
+    new = [
         {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items()}
         for row in rows
     ]
+    rows = [*read_rows(path), *new]
     part = path.with_suffix(".part")
     with part.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 
@@ -40,6 +40,19 @@ class Case:
     norm: str
     regime: str
     seed: int
+
+    @classmethod
+    def of(cls, row: Mapping[str, str]) -> Case:
+        """The run that a row of a CSV file belongs to."""
+        return cls(
+            row["method"],
+            int(row["refresh_every"]),
+            int(row["batch_size"]),
+            float(row["memory_ratio"]),
+            row["norm"],
+            row["regime"],
+            int(row["seed"]),
+        )
 
     @property
     def name(self) -> str:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from scipy.stats import t as student
 from study_cases import Case, cases
 
+RUNS, CURVES, AGES = "study_runs.csv", "study_curves.csv", "study_ages.csv"
 Row = dict[str, str]
 Setting = tuple[int, float, str, str]
 
@@ -39,12 +40,17 @@ class Study:
 
     Args:
         folder: of the CSV files that ``study.py`` writes.
+
+    Raises:
+        FileNotFoundError: it has not written any.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.runs = {_case(row): row for row in _read(folder / "study_runs.csv")}
-        self.curves = _by_case(_read(folder / "study_curves.csv"))
-        self.ages = _by_case(_read(folder / "study_ages.csv"))
+        if not (folder / RUNS).exists():
+            raise FileNotFoundError(f"there is no {folder / RUNS}: run benchmarks/study.py first")
+        self.runs = {Case.of(row): row for row in read_rows(folder / RUNS)}
+        self.curves = _by_case(read_rows(folder / CURVES))
+        self.ages = _by_case(read_rows(folder / AGES))
         self.planned = list(cases())
 
     def methods(self, setting: Setting) -> list[str]:
@@ -111,27 +117,16 @@ def _belongs(case: Case, setting: Setting) -> bool:
     return (batch_size, norm, regime) == (setting[0], *setting[2:]) and memory_ratio in (0, setting[1])
 
 
-def _read(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[Row]:
+    """Rows of a CSV file, none if there is no such file."""
     if not path.exists():
-        raise FileNotFoundError(f"there is no {path}: run benchmarks/study.py first")
+        return []
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
-
-
-def _case(row: Row) -> Case:
-    return Case(
-        row["method"],
-        int(row["refresh_every"]),
-        int(row["batch_size"]),
-        float(row["memory_ratio"]),
-        row["norm"],
-        row["regime"],
-        int(row["seed"]),
-    )
 
 
 def _by_case(rows: list[Row]) -> dict[Case, list[Row]]:
     of_case: dict[Case, list[Row]] = {}
     for row in rows:
-        of_case.setdefault(_case(row), []).append(row)
+        of_case.setdefault(Case.of(row), []).append(row)
     return of_case

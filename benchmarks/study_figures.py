@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 from statistics import fmean
+from typing import Literal
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from study_data import Setting, Study
 
@@ -93,6 +95,6 @@ def draw_ages(study: Study, setting: Setting, path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-def _plain(panel: object, grid: str) -> None:
-    panel.grid(axis=grid, color="0.88")  # type: ignore[attr-defined]
-    panel.spines[["top", "right"]].set_visible(False)  # type: ignore[attr-defined]
+def _plain(panel: Axes, grid: Literal["x", "y"]) -> None:
+    panel.grid(axis=grid, color="0.88")
+    panel.spines[["top", "right"]].set_visible(False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -59,16 +59,12 @@ class StudyRun(Run):
             self._refresh()
         is_measured = self.step % _MEASURE_EVERY == 0
         stored = memory.embedding_memory.clone() if is_measured else None
-        embeddings = self.model(images)
-        if stored is None:
-            loss: Tensor = memory(embeddings, labels)
-        else:
-            with WatchedLoss(memory) as seen:
-                loss = memory(embeddings, labels)
+        with WatchedLoss(memory) if is_measured else nullcontext() as seen:
+            loss: Tensor = memory(self.model(images), labels)
         self._last = torch.arange(self.num_stored, self.num_stored + len(images)) % memory.memory_size
         self.images[self._last] = images
         self.num_stored += len(images)
-        if stored is not None:
+        if stored is not None and seen is not None:
             self.curve.append({"step": step, **self._staleness(stored), **_push(seen)})
         return loss
 
@@ -156,9 +152,8 @@ def train(case: Case, folder: Path, classes: int | None) -> dict[str, Any]:
         run.model.load_state_dict(state["model"])
         run.epoch = state["epoch"]
     else:
-        for name in ("history", "loss_fn"):
-            state[name] = run.state_dict()[name]
-        run.load_state_dict(state)
+        ours = run.state_dict()
+        run.load_state_dict({**state, "history": ours["history"], "loss_fn": ours["loss_fn"]})
     for _ in range(EPOCHS[case.regime, case.batch_size][1]):
         run.train_epoch(lambda steps: steps, lambda: None)
     last = run.history.epochs[-1]
@@ -168,7 +163,7 @@ def train(case: Case, folder: Path, classes: int | None) -> dict[str, Any]:
     result = {name: last[name] for name in ("recall_at_1", "recall_at_10", "map_at_r")}
     result["best_recall_at_1"] = max(row["recall_at_1"] for row in run.history.epochs)
     result |= {"drift": sum(row["drift"] for row in run.history.epochs) / len(run.history.epochs)}
-    result |= {name: mean for name, mean in _means(run.curve).items() if name != "step"}
+    result |= _means(run.curve)
     result |= scalars("separability", class_separability(embeddings, task.test_labels))
     result |= scalars("distance", embedding_distances(*sample))
     result["superclass_nearest"] = superclass_neighbours(embeddings.cpu(), superclasses)[0].item()
@@ -202,4 +197,5 @@ def _task(case: Case, classes: int | None, is_warm_start: bool = False) -> Task:
 def _means(curve: list[dict[str, float]]) -> dict[str, float]:
     """Over the measured steps, but for the first, when the memory is empty."""
     rows = curve[1:]
-    return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]} if rows else {}
+    names = [name for name in rows[0] if name != "step"] if rows else []
+    return {name: sum(row[name] for row in rows) / len(rows) for name in names}

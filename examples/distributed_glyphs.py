@@ -9,7 +9,6 @@ Every process embeds its own part of the global batch; the memory of each holds 
 from __future__ import annotations
 
 import argparse
-import gc
 import hashlib
 import os
 from datetime import timedelta
@@ -21,6 +20,7 @@ from glyphs_task.network import GlyphNet
 from glyphs_task.training import Settings, Task
 from pytorch_metric_learning.losses import SupConLoss
 from pytorch_metric_learning.miners import PairMarginMiner
+from shared.process_group import leave_process_group
 from shared.randomness import generator_for, seed_for
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
@@ -33,10 +33,7 @@ def main() -> None:
     arguments = _parse()
     device = _join()
     _train(arguments, device)
-    # The model holds on to the process group in a cycle; were it left to the interpreter's end, the
-    # group's threads would find no interpreter to finish in.
-    gc.collect()
-    distributed.destroy_process_group()
+    leave_process_group()
 
 
 def _train(arguments: argparse.Namespace, device: torch.device) -> None:

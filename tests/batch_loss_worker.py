@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
+from shared.process_group import leave_process_group
 from training.batch_loss import BatchLoss
 
 LOSSES = {
@@ -48,5 +48,4 @@ if __name__ == "__main__":
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
     if rank == 0:
         print("gradients agree")
-    gc.collect()  # wrapped models hold on to the process group in cycles
-    distributed.destroy_process_group()
+    leave_process_group()

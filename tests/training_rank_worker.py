@@ -5,7 +5,6 @@ python training_rank_worker.py FOLDER FLAGS...
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sys
@@ -16,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 import pytest
 import train
-from torch import distributed
+from shared.process_group import leave_process_group
 from training.ranks import Ranks
 from training.run import Run
 
@@ -50,5 +49,4 @@ if __name__ == "__main__":
     run("whole")
     interrupted_run("stopped")
     run("stopped", "--resume")
-    gc.collect()  # wrapped models hold on to the process group in cycles
-    distributed.destroy_process_group()
+    leave_process_group()

@@ -65,13 +65,7 @@ class Comparison:
                 "writes checkpoints first"
             )
         saved = checkpoint.load(self.checkpoint_path, self.task.device)
-        ours = self._identity()
-        for name, value in ours.items():
-            if saved["identity"][name] != value:
-                raise ValueError(
-                    f"{self.checkpoint_path} was written with {name}={saved['identity'][name]!r}, "
-                    f"not {value!r}; resume with the options of the first run, or start anew"
-                )
+        checkpoint.check_same(self._identity(), saved["identity"], self.checkpoint_path)
         self._states = saved["states"]
 
     def run(self, progress: Progress, after_epoch: Callable[[], None]) -> None:

@@ -53,12 +53,7 @@ class Comparison:
                 f"there is no checkpoint {self.path} to resume from; leave out --resume to start a run"
             )
         saved = checkpoint.load(self.path, self.device)
-        for name, value in self._identity().items():
-            if saved["identity"][name] != value:
-                raise ValueError(
-                    f"{self.path} was written with {name}={saved['identity'][name]!r}, not {value!r}; resume "
-                    "with the options of the first run, or start anew"
-                )
+        checkpoint.check_same(self._identity(), saved["identity"], self.path)
         self._states = saved["states"]
 
     def run(self, progress: Progress, after_epoch: Callable[[], None]) -> None:

@@ -1,6 +1,7 @@
 """Checkpoints that survive a kill at any moment."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,3 +41,25 @@ def load(path: Path, device: torch.device) -> dict[str, Any]:
     """Reads what `save` wrote."""
     state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
     return state
+
+
+def check_same(
+    ours: Mapping[str, Any],
+    saved: Mapping[str, Any],
+    path: Path,
+    remedy: str = "resume with the options of the first run, or start anew",
+) -> None:
+    """Refuses to resume from a checkpoint of another run.
+
+    Args:
+        ours: everything that a resumed run must share with the interrupted one, by name.
+        saved: the same of the checkpoint.
+        path: its file.
+        remedy: what to do instead.
+
+    Raises:
+        ValueError: a value differs.
+    """
+    for name, value in ours.items():
+        if saved.get(name) != value:
+            raise ValueError(f"{path} was written with {name}={saved.get(name)!r}, not {value!r}; {remedy}")

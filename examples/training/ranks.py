@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
 
 import torch
+from shared.process_group import leave_process_group
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -84,7 +84,4 @@ class Ranks:
 
     def leave(self) -> None:
         if self.world_size > 1:
-            # Wrapped models hold on to the process group in cycles; were they left to the interpreter's
-            # end, the group's threads would find no interpreter to finish in.
-            gc.collect()
-            distributed.destroy_process_group()
+            leave_process_group()

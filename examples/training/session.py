@@ -16,6 +16,7 @@ from .run import Progress, Run
 from .settings import Settings
 
 _SELECTED_BY = "recall_at_1"
+_REMEDY = "resume with the flags of the first run, or start anew in another --output"
 
 
 class Session:
@@ -43,7 +44,7 @@ class Session:
                 f"{folder} holds a run; pass --resume to go on with it, or another --output for a new one"
             )
         state = checkpoint.load(saved, run.ranks.device)
-        check_same(identity(run), state["identity"], saved)
+        checkpoint.check_same(identity(run), state["identity"], saved, _REMEDY)
         run.load_state_dict(state["run"])
         self.best = state["best"]
 
@@ -116,16 +117,3 @@ def identity(run: Run) -> dict[str, Any]:
         if field.metadata["affects_result"]
     }
     return {**ours, "ranks": run.ranks.world_size, "training images": len(run.data.train)}
-
-
-def check_same(ours: dict[str, Any], saved: dict[str, Any], path: Path) -> None:
-    """
-    Raises:
-        ValueError: a setting differs.
-    """
-    for name, value in ours.items():
-        if saved.get(name) != value:
-            raise ValueError(
-                f"{path} was written with {name}={saved.get(name)!r}, not {value!r}; resume with the "
-                "flags of the first run, or start anew in another --output"
-            )

@@ -118,7 +118,7 @@ def test_columns_that_come_later_are_added(tmp_path: Path) -> None:
     case = {name: str(value) for name, value in asdict(FRESH).items()}
     study.append([{**case, "a": 1.0}], tmp_path / "x.csv")
     study.append([{**case, "a": 2.0, "b": 1 / 3}], tmp_path / "x.csv")
-    assert [(row["a"], row["b"]) for row in study_data._read(tmp_path / "x.csv")] == [
+    assert [(row["a"], row["b"]) for row in study_data.read_rows(tmp_path / "x.csv")] == [
         ("1", ""),
         ("2", "0.333333"),
     ]

@@ -13,26 +13,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from memories import ADAPTED, MEMORIES, PLAIN
 from pytorch_metric_learning.losses import ContrastiveLoss, CrossBatchMemory
 from torch import Tensor, nn
+from troubled_loss import TroubledLoss, TroubleError
 
 from pml_xbn import XBNWrapper
 from pml_xbn.diagnostics import RowTracker
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 
 
-class TroubleError(Exception):
-    pass
+class NamedLoss(TroubledLoss):
+    """PML's class goes by the name."""
 
 
-class TroubledLoss(ContrastiveLoss):
-    strikes = False
-
-    def forward(self, *args: Any) -> Tensor:
-        if self.strikes:
-            raise TroubleError
-        return super().forward(*args)
-
-
-TroubledLoss.__name__ = "ContrastiveLoss"  # PML's class goes by the name
+NamedLoss.__name__ = "ContrastiveLoss"
 
 
 class AnySequence(RuleBasedStateMachine):
@@ -48,7 +40,7 @@ class AnySequence(RuleBasedStateMachine):
         self.is_ours = cls is not CrossBatchMemory
         self.is_adapted = cls is XBNWrapper
         options = {"warmup": warmup, "nonfinite": "skip"} if self.is_ours else {}
-        self.make = lambda: cls(TroubledLoss(), 2, memory_size, **options)
+        self.make = lambda: cls(NamedLoss(), 2, memory_size, **options)
         self.memory, self.size, self.calls_left = self.make(), memory_size, warmup if self.is_ours else 0
         self.rows: list[tuple[int, int]] = []
         self.next, self.step, self.image = 0, 0, 0

@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +15,9 @@ from float64 import Adapt, Axbn, GroupXbn, Xbn
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from pytorch_metric_learning.losses import ContrastiveLoss
 from pytorch_metric_learning.reducers import MeanReducer
 from torch import Tensor
+from troubled_loss import TroubledLoss, TroubleError
 
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory
@@ -43,19 +42,6 @@ ADAPTED: dict[str, tuple[Callable[..., AdaptiveCrossBatchMemory], Callable[[], A
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 # Exact in every dtype, and far enough apart that no spread is a rounding error.
 values = st.integers(-16, 16).map(lambda n: n / 8)
-
-
-class TroubleError(Exception):
-    pass
-
-
-class TroubledLoss(ContrastiveLoss):
-    strikes = False
-
-    def forward(self, *args: Any) -> Tensor:
-        if self.strikes:
-            raise TroubleError
-        return super().forward(*args)
 
 
 class TroubledHook:

@@ -1,0 +1,21 @@
+"""A loss that raises when told to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytorch_metric_learning.losses import ContrastiveLoss
+from torch import Tensor
+
+
+class TroubleError(Exception):
+    pass
+
+
+class TroubledLoss(ContrastiveLoss):
+    strikes = False
+
+    def forward(self, *args: Any) -> Tensor:
+        if self.strikes:
+            raise TroubleError
+        return super().forward(*args)
