@@ -9,6 +9,8 @@ from pytorch_metric_learning.losses import GenericPairLoss
 from pytorch_metric_learning.miners import PairMarginMiner
 from torch import Tensor, nn
 
+from . import anchor_slices
+
 
 class PairMasks(NamedTuple):
     """Which of the anchors × rows are positive and which negative pairs, ``(a, n)`` each, bool."""
@@ -64,6 +66,8 @@ def loss_of(
     num_positive, num_negative = torch.stack([mask.sum() for mask in masks]).tolist()
 
     def from_masks(mat: Tensor, _: Any) -> Any:
+        if num_positive and num_negative and anchor_slices.are_worth_it(loss, mat):
+            return anchor_slices.sliced_losses(loss, mat, *masks)
         return loss._compute_loss(mat, *(mask.to(mat.dtype) for mask in masks))
 
     from_lists = loss.loss_method
