@@ -52,9 +52,11 @@ def _cosines(anchors: Tensor, rows: Tensor) -> _Cosines:
 
 
 def _euclidean(cosines: _Cosines) -> Tensor:
-    squared = cosines.anchors + cosines.rows - 2 * cosines.mat
+    squared = -2 * cosines.mat
+    squared += cosines.rows
+    squared += cosines.anchors
     # Rounding takes equal vectors below zero, where the root has no gradient.
-    return squared.clamp_min(torch.finfo(squared.dtype).eps).sqrt()
+    return squared.clamp_min_(torch.finfo(squared.dtype).eps).sqrt_()
 
 
 _FROM_COSINES: dict[type[BaseDistance], Callable[[_Cosines], Tensor]] = {
