@@ -15,6 +15,9 @@ METHODS = (
 WITH_GROUP_NORM = ("no-xbm", "xbm", "xbn", "centre")
 SLOW = ("no-xbm", "xbm", "xbn", "axbn", "centre", "per-class", "super-class")
 # Re-embedding all of a large memory at every step would take hours.
+# Epochs without memory, and with it.
+EPOCHS = {("fast", 64): (2, 4), ("fast", 16): (1, 3), ("slow", 64): (6, 4)}
+SLOW_RATE = 0.1  # of the learning rate
 REFRESH_EVERY = {0.5: 20, 0.1: 1, 0.03: 1}
 
 

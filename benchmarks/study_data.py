@@ -77,22 +77,37 @@ class Study:
 
     def difference(self, name: str, other: str, setting: Setting, figure: str) -> Difference | None:
         """Of two methods; None where no seed has both."""
-        ours, theirs = (self.values(n, setting, figure) for n in (name, other))
-        paired = [value - theirs[seed] for seed, value in ours.items() if seed in theirs]
-        if not paired:
-            return None
-        if len(paired) == 1:
-            return Difference(paired[0], None, 1)
-        width = student.ppf(0.975, len(paired) - 1) * stdev(paired) / len(paired) ** 0.5
-        return Difference(fmean(paired), float(width), len(paired))
+        return _paired(self.values(name, setting, figure), self.values(other, setting, figure))
+
+    def change(self, name: str, setting: Setting, from_setting: Setting, figure: str) -> Difference | None:
+        """Of one method in two settings; None where no seed has both."""
+        return _paired(self.values(name, setting, figure), self.values(name, from_setting, figure))
 
     def curve(self, name: str, setting: Setting, figure: str) -> tuple[list[int], list[float]]:
         """A figure along the way, the mean over seeds: steps since the warm start, and values."""
         return _mean_by(self.curves, name, setting, "step", lambda row: float(row[figure]))
 
     def staleness_by_age(self, name: str, setting: Setting, when: str) -> tuple[list[int], list[float]]:
-        """Mean staleness, ``when`` being "before" or "after" adaptation, of rows from an age on."""
-        return _mean_by(self.ages, name, setting, "age_from", lambda row: float(row[when]))
+        """Mean staleness, ``when`` being "before" or "after" adaptation, of rows from an age on.
+
+        Ages of which there are few rows are left out: between the newest batch and an eighth of the memory
+        the sampled batches fall only while it fills, and would tell of those steps instead of the age.
+        """
+        often = {}
+        for case, rows in self.ages.items():
+            most = max(int(row["rows"]) for row in rows)
+            often[case] = [row for row in rows if int(row["rows"]) > most / 10]
+        return _mean_by(often, name, setting, "age_from", lambda row: float(row[when]))
+
+
+def _paired(ours: dict[int, float], theirs: dict[int, float]) -> Difference | None:
+    paired = [value - theirs[seed] for seed, value in ours.items() if seed in theirs]
+    if not paired:
+        return None
+    if len(paired) == 1:
+        return Difference(paired[0], None, 1)
+    width = student.ppf(0.975, len(paired) - 1) * stdev(paired) / len(paired) ** 0.5
+    return Difference(fmean(paired), float(width), len(paired))
 
 
 def _mean_by(

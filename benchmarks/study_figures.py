@@ -50,7 +50,7 @@ def draw_accuracy(study: Study, settings: list[Setting], path: Path) -> None:
                 fmean(study.values("no-xbm", setting, "recall_at_1").values()), color="0.5", linestyle="--"
             )
         panel.set_yticks(range(len(names)), list(reversed(names)))
-        panel.set(title=name_of(setting), xlabel="Recall@1 (%)")
+        panel.set(title=name_of(setting).replace("%, ", "%\n"), xlabel="Recall@1 (%)")
         _plain(panel, "x")
     figure.savefig(path, dpi=130)
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import fmean, stdev
 
+from study_cases import EPOCHS, REFRESH_EVERY, SLOW_RATE
 from study_data import Difference, Setting, Study
 from study_figures import draw_accuracy, draw_ages, draw_along_the_way, name_of
+from study_run import Settings
 
 _REFERENCES = ("always-fresh", "always-fresh + matching")
 _BASELINES = ("no-xbm", "xbm")
+_NEARLY_ALL = 0.8
 
 
 def write_report(folder: Path) -> None:
@@ -36,6 +39,14 @@ def write_report(folder: Path) -> None:
 def _introduction(study: Study) -> str:
     done, planned = len(study.runs), len(study.planned)
     seeds = sorted({case.seed for case in study.runs})
+    epochs = ", ".join(
+        f"{without} + {with_memory} epochs at batch {batch_size}"
+        for (regime, batch_size), (without, with_memory) in EPOCHS.items()
+        if regime == "fast"
+    )
+    refreshes = ", ".join(
+        f"{_every(steps)} with a memory of {100 * ratio:g} %" for ratio, steps in REFRESH_EVERY.items()
+    )
     missing = "" if done == planned else f" **Unfinished: {done} of {planned} runs have been made.**"
     return f"""# When a memory helps: the study
 
@@ -43,13 +54,12 @@ Written by `python benchmarks/study.py --report` from `study_runs.csv`, `study_c
 `study_ages.csv`; `python benchmarks/study.py` makes the runs, on Glyphs, on a CPU.{missing}
 
 Seeds {", ".join(map(str, seeds))}. All methods of a setting and seed start from one shared warm start
-without memory and see the same batches: 2 + 4 epochs at batch 64, 1 + 3 at batch 16, AdamW at 1e-3, times
-0.33 every second epoch, SupCon with temperature 0.1 and PairMarginMiner(0.2, 0.8), the small convolutional
-network of the demo. Recall@1 and MAP@R, in per cent, are those after the last epoch, as mean ± standard
-deviation over seeds. Differences are paired by seed; ± there is half the 95 % interval of the mean by
-Student's t, which is wide with few seeds. *Always-fresh* is XBM whose rows are re-embedded by the current
-model, in training mode and in the batches they came in, at every step (every 20 steps with a memory of 50 %);
-*always-fresh + matching* puts XBN's matching on top."""
+without memory and see the same batches: {epochs}, AdamW at {Settings.learning_rate:g}, times
+{Settings.decay:g} every second epoch, and the loss, miner and small convolutional network of the demo.
+Recall@1 and MAP@R, in per cent, are those after the last epoch, as mean ± standard deviation over seeds.
+Differences are paired by seed; ± there is half the 95 % interval of the mean by Student's t, which is wide
+with few seeds. *Always-fresh* is XBM whose rows are re-embedded by the current model, in training mode and
+in the batches they came in: {refreshes}. *Always-fresh + matching* puts XBN's matching on top."""
 
 
 def _cost_of_staleness(study: Study) -> str:
@@ -101,26 +111,14 @@ def _age_or_displacement(study: Study, settings: list[Setting]) -> str:
         for name in names
         if name in study.methods(setting)
     ]
-    sentences = []
-    for setting in settings:
-        fresh = study.difference("always-fresh", "xbm", setting, "recall_at_1")
-        centre = study.difference("centre", "xbm", setting, "recall_at_1")
-        if fresh is None or centre is None:
-            continue
-        staleness = [study.values("centre", setting, f"staleness_{when}") for when in ("before", "after")]
-        before, after = (fmean(values.values()) for values in staleness)
-        sentences.append(
-            f"* {name_of(setting)}: fresh rows change XBM's Recall@1 by {fresh}, shifting the means alone by "
-            f"{centre}. The shift takes the distance of a row to its fresh embedding from {before:.3f} to "
-            f"{after:.3f}."
-        )
     return "\n\n".join(
         [
             "## Is it age or displacement?",
             "If age alone did the harm, rows nearer to their fresh embeddings would train better. If the "
             "common displacement of the memory did it, taking that away would do, whatever it does to "
             "single rows.",
-            "\n".join(sentences),
+            "\n".join(f"* {clue}" for clue in _clues(study, settings)),
+            _verdict(study, settings),
             "Means over the measured steps with memory. Staleness is the distance of a row to the fresh "
             "embedding of its image, the displacement that of the means of memory and batch, all of unit "
             "vectors and the latter as the loss sees them. The push's cosine is that of the mean gradient "
@@ -144,6 +142,81 @@ def _age_or_displacement(study: Study, settings: list[Setting]) -> str:
             "![Staleness by the age of rows](study_ages.png)",
         ]
     )
+
+
+def _clues(study: Study, settings: list[Setting]) -> Iterator[str]:
+    for norm in ("batch", "group"):
+        of_norm = [s for s in study.settings("fast", norm) if s[0] == 64]
+        if len(of_norm) < 2:
+            continue
+        old, young = of_norm
+        change = study.change("xbm", young, old, "recall_at_1")
+        distances = [_mean(study, "xbm", s, "staleness_before", 3) for s in (young, old)]
+        yield (
+            f"{name_of(young)}: against a memory of {100 * old[1]:g} %, younger rows change XBM's Recall@1 "
+            f"by {_text(change)}. They are {distances[0]} from their fresh embeddings, the older "
+            f"{distances[1]}."
+        )
+    for setting in settings:
+        fresh = study.difference("always-fresh", "xbm", setting, "recall_at_1")
+        centre = study.difference("centre", "xbm", setting, "recall_at_1")
+        if fresh is None or centre is None:
+            continue
+        steps = REFRESH_EVERY[setting[1]]
+        distances = [_mean(study, "centre", setting, f"staleness_{when}", 3) for when in ("before", "after")]
+        yield (
+            f"{name_of(setting)}: rows that are fresh {_every(steps)} change XBM's Recall@1 by {fresh}, "
+            f"shifting the means alone by {centre}. A shift takes the distance of a row to its fresh "
+            f"embedding from {distances[0]} to {distances[1]}."
+        )
+        if steps == 1:
+            displacement = _mean(study, "always-fresh", setting, "push_displacement", 3)
+            to_none = study.difference("always-fresh", "no-xbm", setting, "recall_at_1")
+            yield (
+                f"{name_of(setting)}: sampling alone puts the mean of fresh rows {displacement} from the "
+                f"batch's, and Recall@1 with them differs from No-XBM's by {_text(to_none)}."
+            )
+    for name in ("xbm", "always-fresh"):
+        cosines = [fmean(c.values()) for s in settings if (c := study.values(name, s, "push_cosine"))]
+        shares = [fmean(c.values()) for s in settings if (c := study.values(name, s, "push_share"))]
+        if cosines:
+            away = sum(cosine > 0 for cosine in cosines)
+            yield (
+                f"{name}: the push on the anchors points away from the memory in {away} of {len(cosines)} "
+                f"settings, and is {min(shares):.2f} to {max(shares):.2f} of the gradient."
+            )
+
+
+def _verdict(study: Study, settings: list[Setting]) -> str:
+    """Judged where rows were fresh at every step."""
+    shares, distances, gains = [], [], []
+    for setting in settings:
+        fresh = study.difference("always-fresh", "xbm", setting, "recall_at_1")
+        centre = study.difference("centre", "xbm", setting, "recall_at_1")
+        if REFRESH_EVERY[setting[1]] == 1 and fresh is not None and centre is not None:
+            shares.append(centre.mean / fresh.mean)
+            distances.append(fmean(study.values("centre", setting, "staleness_after").values()))
+            gains.append(study.difference("always-fresh", "no-xbm", setting, "recall_at_1"))
+    if not shares:
+        return "No setting has been measured yet that could tell."
+    told = (
+        f"Shifting the means alone brings {100 * min(shares):.0f} to {100 * max(shares):.0f} % of what rows "
+        f"bring that are fresh at every step, with rows that stay {min(distances):.3f} to "
+        f"{max(distances):.3f} from their fresh embeddings."
+    )
+    if min(shares) < _NEARLY_ALL:
+        return f"{told} **Displacement alone does not explain the harm.**"
+    verdict = f"{told} **It is the displacement, not the age of single rows.**"
+    if all(gain is not None and gain.mean > 0 for gain in gains):
+        verdict += (
+            " But not every displacement harms, nor every push: fresh rows, which sampling displaces, train "
+            "better than no memory. What harms must come of the model's own drift."
+        )
+    return verdict
+
+
+def _every(steps: int) -> str:
+    return "at every step" if steps == 1 else f"every {steps} steps"
 
 
 def _repair(study: Study, settings: list[Setting]) -> str:
@@ -186,11 +259,12 @@ def _worth_having(study: Study) -> str:
             best = max(gains, key=lambda name: gains[name].mean)
             verdict = {1: "yes", 0: "not shown", -1: "no"}[gains[best].sign]
             lines.append([name_of(setting), best, str(gains[best]), verdict])
+    yes = sum(line[-1] == "yes" for line in lines)
     return "\n\n".join(
         [
             "## When is a memory worth having at all?",
-            "The best memory of each setting against none. The best of several is a little lucky: read "
-            "small gains as none.",
+            f"In {yes} of {len(lines)} settings the best memory is above none by more than chance. The best "
+            "of several is a little lucky: read small gains as none.",
             _table(["setting", "best memory", "Recall@1 to No-XBM", "interval above zero"], lines),
         ]
     )
@@ -206,11 +280,13 @@ def _choice(study: Study, settings: list[Setting]) -> str:
         if len(known) == len(settings):
             lines.append((fmean(known), [name, f"{fmean(known):+.1f}", f"{min(known):+.1f}"]))
     lines.sort(key=lambda line: -line[0])
+    safe = [line[0] for _, line in lines if not line[2].startswith("-")]
     return "\n\n".join(
         [
             "## Which variant and setting?",
             "Recall@1 to No-XBM with BatchNorm, mean and worst over the settings of the fast regime:",
             _table(["method", "mean", "worst setting"], [line for _, line in lines]),
+            f"Nowhere below No-XBM: {', '.join(safe) or 'none'}.",
         ]
     )
 
@@ -235,16 +311,22 @@ def _losses(study: Study) -> str:
 
 
 def _slow(study: Study) -> str:
+    without, with_memory = next(epochs for (regime, _), epochs in EPOCHS.items() if regime == "slow")
     parts = [
         "## Slow drift",
-        "From a model trained without memory for six epochs, four more at a tenth of the learning rate: what "
-        "comes closest to the papers' slow fine-tuning. The thesis found XBN ≈ XBM > No-XBM there "
-        "(Table 5.4).",
+        f"From a model trained without memory for {without} epochs, {with_memory} more at {SLOW_RATE:g} of "
+        "the learning rate: what comes closest to the papers' slow fine-tuning.",
     ]
     for setting in study.settings("slow"):
-        drift = study.values("no-xbm", setting, "drift")
-        if drift:
-            parts.append(f"Feature drift per step without memory: {fmean(drift.values()):.4f}.")
+        drifts = [study.values("no-xbm", s, "drift") for s in (setting, (*setting[:3], "fast"))]
+        if all(drifts):
+            slow, fast = (fmean(values.values()) for values in drifts)
+            parts.append(f"Feature drift per step without memory: {slow:.4f}, in the fast regime {fast:.4f}.")
+        parts.append(
+            "The thesis found XBN ≈ XBM > No-XBM there (Table 5.4). Here XBN differs from XBM by "
+            f"{_text(study.difference('xbn', 'xbm', setting, 'recall_at_1'))}, XBM from No-XBM by "
+            f"{_text(study.difference('xbm', 'no-xbm', setting, 'recall_at_1'))}."
+        )
         parts.append(_comparison(study, setting))
     return "\n\n".join(parts)
 
@@ -266,5 +348,8 @@ def _text(difference: Difference | None) -> str:
 
 
 def _table(columns: list[str], lines: Iterable[list[str]]) -> str:
-    rows = [columns, [":--"] + ["--:"] * (len(columns) - 1), *lines]
+    lines = list(lines)
+    has_numbers = [any(c.isdigit() for line in lines for c in line[i]) for i in range(len(columns))]
+    sides = ["--:" if i and numbers else ":--" for i, numbers in enumerate(has_numbers)]
+    rows = [columns, sides, *lines]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from pytorch_metric_learning.losses import CrossBatchMemory
-from study_cases import Case
+from study_cases import EPOCHS, SLOW_RATE, Case
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
@@ -29,11 +29,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from glyphs_task.evaluation import embed
 from glyphs_task.training import Run, Settings, Task
 
-# Epochs without memory, and with it.
-EPOCHS = {("fast", 64): (2, 4), ("fast", 16): (1, 3), ("slow", 64): (6, 4)}
 _MEASURE_EVERY = 40  # steps
 _BATCHES = 8  # of those in memory, whose staleness is measured
-_SLOW_RATE = 0.1
 _DISTANCES_OF = 4096  # test images; the number of distances is the square of it
 
 
@@ -186,7 +183,7 @@ def _task(case: Case, classes: int | None, is_warm_start: bool = False) -> Task:
             memory_ratio=case.memory_ratio,
             seed=case.seed,
             norm=case.norm,
-            learning_rate=rate * _SLOW_RATE if case.regime == "slow" and not is_warm_start else rate,
+            learning_rate=rate * SLOW_RATE if case.regime == "slow" and not is_warm_start else rate,
             drift_every=_MEASURE_EVERY,
             classes=classes,
         ),

@@ -106,6 +106,31 @@ def test_differences_are_paired_and_have_students_interval(tmp_path: Path) -> No
     assert measured.sign == 0
 
 
+def test_ages_that_few_rows_have_are_left_out(tmp_path: Path) -> None:
+    case = Case("xbm", 0, 64, 0.5, "batch", "fast", 0)
+    figures = {"recall_at_1": 40.0}
+    rows = {1: 90, 2: 5, 4: 100}
+    ages = [{"age_from": age, "rows": n, "before": age / 8, "after": 0.0} for age, n in rows.items()]
+    study.save(case, {"result": figures, "curve": [{"step": 0}], "ages": ages}, tmp_path)
+    measured = study_data.Study(tmp_path).staleness_by_age("xbm", case.setting, "before")
+    assert measured == ([1, 4], [0.125, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("centre", "verdict"), [(51.0, "It is the displacement"), (42.0, "Displacement alone does not explain")]
+)
+def test_the_verdict_follows_the_figures(tmp_path: Path, centre: float, verdict: str) -> None:
+    for method, refresh_every, recall in (("xbm", 0, 40.0), ("xbm", 1, 52.0), ("centre", 0, centre)):
+        names = ("staleness_before", "staleness_after", "push_displacement", "push_cosine", "push_share")
+        figures = {"recall_at_1": recall, "map_at_r": 20.0, **dict.fromkeys(names, 0.25)}
+        case = Case(method, refresh_every, 64, 0.1, "batch", "fast", 0)
+        study.save(case, {"result": figures, "curve": [], "ages": []}, tmp_path)
+    measured = study_data.Study(tmp_path)
+    said = study_report._verdict(measured, measured.settings("fast", "batch"))
+    assert verdict in said
+    assert f"brings {100 * (centre - 40) / 12:.0f} to" in said
+
+
 def test_a_run_is_done_only_when_its_row_is_written(tmp_path: Path) -> None:
     write_runs(tmp_path, {"xbm": [40.0]})
     case = Case("xbm", 0, 64, 0.5, "batch", "fast", 0)
