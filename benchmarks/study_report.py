@@ -14,6 +14,19 @@ from study_run import Settings
 _REFERENCES = ("always-fresh", "always-fresh + matching")
 _BASELINES = ("no-xbm", "xbm")
 _NEARLY_ALL = 0.8
+# Columns of the runs' file, what they are called in tables, and digits.
+_DIAGNOSTICS = {
+    "drift": ("drift", 3),
+    "staleness_after": ("staleness", 3),
+    "push_displacement": ("displacement", 3),
+    "push_share": ("push's share", 2),
+    "valid_positives_from_batch": ("positives, batch", 0),
+    "valid_positives_from_memory": ("positives, memory", 0),
+    "valid_negatives_from_batch": ("negatives, batch", 0),
+    "valid_negatives_from_memory": ("negatives, memory", 0),
+    "separability_criterion": ("separability", 2),
+    "superclass_nearest": ("superclass nearest", 2),
+}
 
 
 def write_report(folder: Path) -> None:
@@ -220,9 +233,16 @@ def _every(steps: int) -> str:
 
 
 def _repair(study: Study, settings: list[Setting]) -> str:
-    parts = ["## How much does each variant repair?"]
+    parts = [
+        "## How much does each variant repair?",
+        "Under the results of each setting, what the diagnostics say. Means over the measured steps: drift "
+        "per step, staleness after adaptation, displacement and push as above, and valid pairs per batch, "
+        "from the batch and from memory (XBM, Fig. 4). Of test embeddings after the last epoch: the class "
+        "separability criterion (SGSL, Eq. 9; between classes over within), and the share whose nearest "
+        "superclass mean is that of their own.",
+    ]
     for setting in (*settings, *study.settings("fast", "group")):
-        parts += [f"### {name_of(setting)}", _comparison(study, setting)]
+        parts += [f"### {name_of(setting)}", _comparison(study, setting), _diagnostics(study, setting)]
     return "\n\n".join(parts)
 
 
@@ -247,6 +267,14 @@ def _comparison(study: Study, setting: Setting) -> str:
     for figure in ("Recall@1", "MAP@R"):
         columns += [figure, "to XBM", "to No-XBM"]
     return _table(columns, lines)
+
+
+def _diagnostics(study: Study, setting: Setting) -> str:
+    lines = [
+        [name, *(_mean(study, name, setting, column, digits) for column, (_, digits) in _DIAGNOSTICS.items())]
+        for name in study.methods(setting)
+    ]
+    return _table(["method", *(label for label, _ in _DIAGNOSTICS.values())], lines)
 
 
 def _worth_having(study: Study) -> str:
@@ -327,7 +355,7 @@ def _slow(study: Study) -> str:
             f"{_text(study.difference('xbn', 'xbm', setting, 'recall_at_1'))}, XBM from No-XBM by "
             f"{_text(study.difference('xbm', 'no-xbm', setting, 'recall_at_1'))}."
         )
-        parts.append(_comparison(study, setting))
+        parts += [_comparison(study, setting), _diagnostics(study, setting)]
     return "\n\n".join(parts)
 
 
