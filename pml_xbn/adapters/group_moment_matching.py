@@ -137,12 +137,14 @@ class GroupMomentMatching(BaseAdapter):
 
 
 def _of_groups(memory: Tensor, slots: Tensor, absent: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The rows whose group is in the batch, their slots and places; all rows (places None) if most are.
+    """The rows whose group is in the batch, their slots and places; all rows (places None) if many are.
 
-    On a GPU all rows, always: to count them would make it wait for the host.
+    They are copied, and mapped into a copy: of more than an eighth of the rows that would take memory
+    where a pass over all takes only time. On a GPU all rows, always: to count them would make it wait for
+    the host.
     """
     if memory.device.type == "cpu":
         places = (slots < absent).nonzero().squeeze(1)
-        if len(places) < len(memory) / 2:
+        if len(places) < len(memory) / 8:
             return memory.index_select(0, places), slots.index_select(0, places), places
     return memory, slots, None
