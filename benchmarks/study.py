@@ -1,6 +1,6 @@
 """Which memory helps when, where none does, and by how much, on Glyphs.
 
-    python benchmarks/study.py              (168 runs, about two hours on two cores; the same line goes on later)
+    python benchmarks/study.py              (168 runs, two hours on two cores; the same line goes on later)
     python benchmarks/study.py --report     (rebuilds tables and pictures from the CSV files)
 
 Writes ``study_runs.csv`` (one row per run), ``study_curves.csv`` (what the diagnostics measured along the
