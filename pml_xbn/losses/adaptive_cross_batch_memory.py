@@ -374,7 +374,11 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         )
         if given is not None:
             indices = joined(indices, given, batch.anchor_labels, own_rows)
-        return self._loss(batch, indices, rows, labels)
+        if not masks.measures_once(self.loss):
+            return self._loss(batch, indices, rows, labels)
+        # Not for the miner: some write to their matrix.
+        with shared_cosines(batch.anchors, rows, self.loss.distance):
+            return self._loss(batch, indices, rows, labels)
 
     def _loss_against_stored(self, batch: Batch, given: IndicesTuple | None) -> Tensor:
         """The loss against the memory as it is."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from pytorch_metric_learning.losses import GenericPairLoss
@@ -26,12 +26,16 @@ def are_enough(loss: nn.Module, miner: Any) -> bool:
     be none or PML's own ``PairMarginMiner``, without statistics.
     """
     return (
-        isinstance(loss, GenericPairLoss)
-        and type(loss).compute_loss is GenericPairLoss.compute_loss
+        measures_once(loss)
         and type(loss).mat_based_loss is GenericPairLoss.mat_based_loss
         and loss.loss_method == loss.mat_based_loss
         and (miner is None or (type(miner) is PairMarginMiner and not miner.collect_stats))
     )
+
+
+def measures_once(loss: nn.Module) -> TypeGuard[GenericPairLoss]:
+    """Whether the loss asks its distance for one matrix, of anchors and rows, by PML's base class."""
+    return isinstance(loss, GenericPairLoss) and type(loss).compute_loss is GenericPairLoss.compute_loss
 
 
 def pair_masks(

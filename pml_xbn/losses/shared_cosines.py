@@ -26,7 +26,7 @@ def shared_cosines(anchors: Tensor, rows: Tensor, *distances: BaseDistance) -> I
         return
     cosines = _cosines(anchors, rows)
     for distance in distances:
-        distance.forward = _reader(distance, cosines)
+        distance.forward = _reader(distance, cosines, anchors, rows)
     try:
         yield
     finally:
@@ -74,8 +74,13 @@ def _is_of_cosines(distance: BaseDistance) -> bool:
     )
 
 
-def _reader(distance: BaseDistance, cosines: _Cosines) -> Callable[[Tensor, Tensor], Tensor]:
-    def forward(query_emb: Tensor, ref_emb: Tensor) -> Tensor:
+def _reader(
+    distance: BaseDistance, cosines: _Cosines, anchors: Tensor, rows: Tensor
+) -> Callable[..., Tensor]:
+    def forward(query_emb: Tensor, ref_emb: Tensor | None = None) -> Tensor:
+        if query_emb is not anchors or ref_emb is not rows:  # a loss that measures something else besides
+            other: Tensor = type(distance).forward(distance, query_emb, ref_emb)
+            return other
         mat = _FROM_COSINES[type(distance)](cosines)
         return mat if distance.power == 1 else mat**distance.power
 

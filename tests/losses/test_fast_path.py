@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory, adaptive_cross_batch_memory, masks
+from pml_xbn.losses.pairs import all_pairs, mined
 
 D, M = 4, 17
 CLASSES: dict[str, Callable[..., AdaptiveCrossBatchMemory]] = {
@@ -64,6 +66,41 @@ def test_masks_equal_lists(loss: str, miner: object, monkeypatch: pytest.MonkeyP
     assert all(torch.equal(a, b) for a, b in zip(from_masks, steps(), strict=True))
     scatters = {"CircleLoss", "GeneralizedLiftedStructureLoss", "MultiSimilarityLoss", "SupConLoss"}
     assert bool(used) == (loss in scatters)
+
+
+@pytest.mark.parametrize("loss", ["ContrastiveLoss", "NTXentLoss", "SupConLoss"])
+@pytest.mark.parametrize("miner", [None, miners.MultiSimilarityMiner(), miners.PairMarginMiner(0.3, 0.9)])
+def test_a_loss_reads_its_distances_off_the_cosines(
+    loss: str, miner: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss of PML's class on the same rows, without a normalised copy of them."""
+    loss_fn, plain = XBNWrapper(getattr(losses, loss)(), D, M, miner), getattr(losses, loss)()
+    measure = type(plain.distance).compute_mat
+    for step in range(6):
+        embeddings, labels = batch(step)
+        values = []
+        for fn in (loss_fn, lambda *b: values_of_pml(plain, miner, loss_fn, *b)):
+            leaf = embeddings.clone().requires_grad_()
+            with monkeypatch.context() as patch:
+                if fn is loss_fn and miner is None:
+                    patch.setattr(type(plain.distance), "compute_mat", lambda *_: pytest.fail("measured"))
+                value = fn(leaf, labels)
+            value.backward()
+            values.append((value.detach(), leaf.grad))
+        assert type(plain.distance).compute_mat is measure
+        for one, other in zip(*values, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+def values_of_pml(loss: nn.Module, miner: Any, stored: XBNWrapper, anchors: Tensor, labels: Tensor) -> Tensor:
+    """PML's loss against the rows that a call has just stored; no anchor with its own row."""
+    rows, row_labels = stored.embedding_memory[: stored.num_rows], stored.label_memory[: stored.num_rows]
+    own_rows = (stored.queue_idx - len(anchors) + torch.arange(len(anchors))) % M
+    if miner is None:
+        pairs = all_pairs(labels, row_labels, own_rows)
+    else:
+        pairs = mined(miner, anchors, labels, rows, row_labels, own_rows)
+    return loss(anchors, labels, pairs, rows, row_labels)
 
 
 def test_a_miner_with_statistics_is_asked_itself() -> None:

@@ -114,3 +114,13 @@ def test_autocast_does_not_round_the_rows() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16), shared_cosines(anchors, rows, distance):
         mat = distance(anchors, rows)
     torch.testing.assert_close(mat, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", DISTANCES)
+def test_other_vectors_than_those_of_the_matrix_are_measured(name: str) -> None:
+    anchors, rows, others = (torch.randn(n, 4, generator=torch.Generator().manual_seed(n)) for n in (3, 5, 6))
+    distance = DISTANCES[name]()
+    expected = distance(anchors, others), distance(others)
+    with shared_cosines(anchors, rows, distance):
+        measured = distance(anchors, others), distance(others)
+    assert all(torch.equal(a, b) for a, b in zip(measured, expected, strict=True))
