@@ -85,7 +85,11 @@ def _picture(rows: list[dict[str, str]], path: Path) -> None:
     """Does the ratio grow with the memory?"""
     figure = Figure(figsize=(9, 4.2), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
-    methods = list(dict.fromkeys(row["method"] for row in rows))
+    sizes_of: dict[str, set[str]] = {}
+    for row in rows:
+        sizes_of.setdefault(row["method"], set()).add(row["rows"])
+    # Options are measured at one size, of which nothing is to be seen here.
+    methods = [m for m, sizes in sizes_of.items() if len(sizes) > 1] or list(sizes_of)
     for panel, miner in zip(panels, ("none", "pair-margin"), strict=True):
         for number, method in enumerate(methods):
             of_method = [
