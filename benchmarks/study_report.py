@@ -171,8 +171,7 @@ def _clues(study: Study, settings: list[Setting]) -> Iterator[str]:
             f"{distances[1]}."
         )
     for setting in settings:
-        fresh = study.difference("always-fresh", "xbm", setting, "recall_at_1")
-        centre = study.difference("centre", "xbm", setting, "recall_at_1")
+        fresh, centre = _repairs(study, setting)
         if fresh is None or centre is None:
             continue
         steps = REFRESH_EVERY[setting[1]]
@@ -204,8 +203,7 @@ def _verdict(study: Study, settings: list[Setting]) -> str:
     """Judged where rows were fresh at every step."""
     shares, distances, gains = [], [], []
     for setting in settings:
-        fresh = study.difference("always-fresh", "xbm", setting, "recall_at_1")
-        centre = study.difference("centre", "xbm", setting, "recall_at_1")
+        fresh, centre = _repairs(study, setting)
         if REFRESH_EVERY[setting[1]] == 1 and fresh is not None and centre is not None:
             shares.append(centre.mean / fresh.mean)
             distances.append(fmean(study.values("centre", setting, "staleness_after").values()))
@@ -226,6 +224,11 @@ def _verdict(study: Study, settings: list[Setting]) -> str:
             "better than no memory. What harms must come of the model's own drift."
         )
     return verdict
+
+
+def _repairs(study: Study, setting: Setting) -> list[Difference | None]:
+    """What fresh rows, and shifted means, add to XBM's Recall@1."""
+    return [study.difference(name, "xbm", setting, "recall_at_1") for name in ("always-fresh", "centre")]
 
 
 def _every(steps: int) -> str:
@@ -339,7 +342,7 @@ def _losses(study: Study) -> str:
 
 
 def _slow(study: Study) -> str:
-    without, with_memory = next(epochs for (regime, _), epochs in EPOCHS.items() if regime == "slow")
+    without, with_memory = EPOCHS["slow", 64]
     parts = [
         "## Slow drift",
         f"From a model trained without memory for {without} epochs, {with_memory} more at {SLOW_RATE:g} of "
