@@ -117,6 +117,7 @@ class RowTracker:
         embed: Callable[[Tensor], Tensor],
         *,
         num_rows: int | None = None,
+        num_steps: int | None = None,
         normalize: bool = False,
     ) -> AdaptedStaleness:
         """Staleness of the rows that the last call found in memory and kept, before and after adaptation.
@@ -135,19 +136,25 @@ class RowTracker:
                 ``train()`` mode the images that share a batch. It must not write to the model: embed with
                 a copy of it in ``train()`` mode, where BatchNorm updates its running statistics.
             num_rows: measure at most so many rows, evenly spaced over the memory; None for all.
+            num_steps: measure the rows of at most so many of the steps at which they were stored, evenly
+                spaced and with the oldest and the newest; None for all. Whole batches, as BatchNorm in
+                ``train()`` mode needs them, then cost no more than they must.
             normalize: compare unit vectors, which is what a loss sees that normalises.
 
         Raises:
-            ValueError: ``stored`` or what ``embed`` returned has the wrong shape.
+            ValueError: ``stored`` or what ``embed`` returned has the wrong shape, or a number below 1.
         """
         rows = self.memory.embedding_memory
         check_rows("stored", stored, like=rows)
         images, stored_at = self.images.to(rows.device), self.stored_at.to(rows.device)
         kept = (~self._is_newest.to(rows.device) & (images != _UNKNOWN)).nonzero().flatten()
+        if num_steps is not None:
+            check_integer("num_steps", num_steps, at_least=1)
+            steps = _evenly_spaced(stored_at[kept].unique(), num_steps)
+            kept = kept[torch.isin(stored_at[kept], steps)]
         if num_rows is not None:
             check_integer("num_rows", num_rows, at_least=1)
-            chosen = torch.linspace(0, max(len(kept) - 1, 0), min(num_rows, len(kept)), dtype=torch.float64)
-            kept = kept[chosen.long().to(kept.device)]
+            kept = _evenly_spaced(kept, num_rows)
         fresh = self._embedded(embed, images[kept], like=rows)
         pair = stored.to(rows.device)[kept], rows[kept]
         if normalize:
@@ -183,3 +190,9 @@ class RowTracker:
         self.images, self.stored_at = state["images"].clone(), state["stored_at"].clone()
         self._is_newest = torch.zeros(size, dtype=torch.bool)
         self._look()
+
+
+def _evenly_spaced(values: Tensor, at_most: int) -> Tensor:
+    """So many of the values, with the first and the last."""
+    chosen = torch.linspace(0, max(len(values) - 1, 0), min(at_most, len(values)), dtype=torch.float64)
+    return values[chosen.long().to(values.device)]

@@ -247,6 +247,33 @@ def test_at_most_so_many_rows_are_embedded_each_image_once() -> None:
     assert loop.tracker.staleness(loop.stored, embed, num_rows=99).after.rows_by_age.sum() == 8
 
 
+@pytest.mark.parametrize("memory", PLAIN)
+def test_rows_of_at_most_so_many_steps_are_embedded(memory: str) -> None:
+    loop = Loop(memory, nn.Linear(5, 4))
+    batches = torch.randperm(24).split(4)
+    for batch in batches:
+        with torch.no_grad():
+            loop.model.bias[0] += 1
+        loop.call(batch)
+    asked = []
+
+    def embed(indices: Tensor) -> Tensor:
+        asked.extend(indices.tolist())
+        return loop.embed(indices)
+
+    def ages(**options: int) -> list[int]:
+        part = loop.tracker.staleness(loop.stored, embed, **options).before
+        assert part.mean_by_age.tolist() == pytest.approx(part.ages.tolist())
+        return part.ages.repeat_interleave(part.rows_by_age).tolist()
+
+    # Of 6 batches of 4 images the memory of 20 rows has 5; the newest one is left out.
+    assert ages(num_steps=3) == [1] * 4 + [3] * 4 + [4] * 4
+    assert sorted(asked) == torch.cat([batches[1], batches[2], batches[4]]).sort().values.tolist()
+    assert ages(num_steps=1) == [4] * 4
+    assert ages(num_steps=99) == [age for age in (1, 2, 3, 4) for _ in range(4)]
+    assert ages(num_steps=2, num_rows=3) == [1, 4, 4]
+
+
 @pytest.mark.parametrize("memory", MEMORIES)
 def test_first_call_finds_no_rows(memory: str) -> None:
     loop = Loop(memory, nn.Linear(5, 4))
@@ -283,6 +310,8 @@ def test_bad_input_is_named() -> None:
         loop.tracker.staleness(loop.stored, lambda indices: torch.zeros(len(indices), 2))
     with pytest.raises(ValueError, match="num_rows=0"):
         loop.staleness(num_rows=0)
+    with pytest.raises(ValueError, match="num_steps=0"):
+        loop.staleness(num_steps=0)
     with pytest.raises(ValueError, match="memory_size=20"):
         RowTracker(CrossBatchMemory(ContrastiveLoss(), 4, 10)).load_state_dict(loop.tracker.state_dict())
     with pytest.raises(TypeError, match="memory is a Linear"):
