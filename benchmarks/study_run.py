@@ -18,7 +18,6 @@ from torch.nn.functional import normalize
 from pml_xbn.diagnostics import (
     WatchedLoss,
     class_separability,
-    common_mode_push,
     embedding_distances,
     scalars,
     staleness,
@@ -103,10 +102,7 @@ class StudyRun(Run):
 
 def _push(seen: WatchedLoss) -> dict[str, float]:
     """The push on anchors of unit length, and the valid pairs."""
-    # The loss normalises: its gradient on an anchor is that on the unit vector over the anchor's length.
-    gradient = seen.gradient * seen.anchors.norm(dim=1, keepdim=True)
-    older = seen.rows[~seen.is_from_batch]
-    push = common_mode_push(gradient, normalize(seen.anchors), normalize(older))
+    push = seen.common_mode_push(normalize=True)
     return {**scalars("push", push), **scalars("valid", seen.valid_pairs())}
 
 
@@ -150,7 +146,7 @@ def train(case: Case, folder: Path, classes: int | None) -> dict[str, Any]:
         run.epoch = state["epoch"]
     else:
         ours = run.state_dict()
-        run.load_state_dict({**state, "history": ours["history"], "loss_fn": ours["loss_fn"]})
+        run.load_state_dict({**state, **{name: ours[name] for name in ("history", "loss_fn", "diagnostics")}})
     for _ in range(EPOCHS[case.regime, case.batch_size][1]):
         run.train_epoch(lambda steps: steps, lambda: None)
     last = run.history.epochs[-1]
@@ -185,6 +181,7 @@ def _task(case: Case, classes: int | None, is_warm_start: bool = False) -> Task:
             norm=case.norm,
             learning_rate=rate * SLOW_RATE if case.regime == "slow" and not is_warm_start else rate,
             drift_every=_MEASURE_EVERY,
+            diagnostics_every=0,
             classes=classes,
         ),
         torch.device("cpu"),

@@ -68,6 +68,7 @@ def _prepare(arguments: argparse.Namespace) -> Comparison:
         memory_ratio=arguments.memory_ratio,
         seed=arguments.seed,
         classes=arguments.classes,
+        diagnostics_every=arguments.diagnostics_every,
     )
     comparison = Comparison(
         Task(settings, torch.device(arguments.device)),
@@ -90,6 +91,12 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _natural(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 0 up")
+    return int(text)
+
+
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -108,10 +115,18 @@ def _parse() -> argparse.Namespace:
     add("--seed", type=int, default=0)
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--classes", type=int, help="train and test on so many classes each (default: all)")
+    add(
+        "--diagnostics-every",
+        type=_natural,
+        default=200,
+        metavar="STEPS",
+        help="steps between entries of the logs on staleness, push, valid pairs and drift "
+        "(default: 200; 0: none)",
+    )
     add("--output", type=Path, default=Path("runs/glyphs_demo"))
     add(
         "--checkpoint",
-        type=int,
+        type=_natural,
         default=0,
         metavar="STEPS",
         help="save the whole state every so many steps (default: 0, never)",

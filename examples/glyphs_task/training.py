@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from shared.batches import EpochBatches
 from shared.checkpoint import loss_state, restore_loss
+from shared.embedding_diagnostics import embedding_diagnostics
 from shared.randomness import generator_for, seed_for
+from shared.run_diagnostics import RunDiagnostics, embed_without_trace
 from torch import Tensor
 
 from pml_xbn.datasets import Glyphs
@@ -38,6 +40,7 @@ class Settings:
         learning_rate: of AdamW in the first epoch.
         decay: factor on the learning rate after every second epoch.
         drift_every: steps from one measurement of feature drift to the next.
+        diagnostics_every: steps from one measurement of all diagnostics to the next; 0 for none.
         classes: use only so many classes of each half; None for all.
         norm: normalization within the network, "batch" or "group".
     """
@@ -50,6 +53,7 @@ class Settings:
     learning_rate: float = 1e-3
     decay: float = 0.33
     drift_every: int = 20
+    diagnostics_every: int = 200
     classes: int | None = None
     norm: str = "batch"
 
@@ -62,11 +66,13 @@ class History:
         epochs: one row per epoch: epoch, recall_at_1, recall_at_10, map_at_r, and loss and drift
             as means over the epoch.
         steps: one row per drift measurement: step (counted over all epochs), loss, drift.
-        step_times: seconds of every training step.
+        diagnostics: what `RunDiagnostics` measured, rows by table; and per epoch the table embeddings.
+        step_times: seconds of every training step, with its diagnostics if it had any.
     """
 
     epochs: list[dict[str, float]] = field(default_factory=list)
     steps: list[dict[str, float]] = field(default_factory=list)
+    diagnostics: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     step_times: list[float] = field(default_factory=list)
 
 
@@ -117,12 +123,19 @@ class Run:
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, settings.decay)
         self.epoch, self.step = 0, 0
         self.history = History()
+        self._diagnostics = RunDiagnostics(
+            self.loss_fn,
+            settings.diagnostics_every,
+            settings.batch_size,
+            lambda: embed(self.model, task.probe),
+            self._embed_steps,
+        )
 
     def start_from(self, other: Run) -> None:
-        """Takes over another run's state, but for its loss."""
+        """Takes over another run's state, but for its loss and what is known of its memory."""
         # A copy, since an optimizer goes on to use the very tensors that it loads.
-        state = copy.deepcopy(other.state_dict())
-        self.load_state_dict({**state, "loss_fn": loss_state(self.loss_fn)})
+        state, ours = copy.deepcopy(other.state_dict()), self.state_dict()
+        self.load_state_dict({**state, **{name: ours[name] for name in ("loss_fn", "diagnostics")}})
         self.history.step_times.clear()
 
     def train_epoch(
@@ -145,26 +158,41 @@ class Run:
 
     def _train_step(self, batch: Tensor) -> None:
         settings, task = self.task.settings, self.task
-        batch = batch.to(task.device)
-        generator = generator_for(settings.seed, self.epoch, self.step)
-        images, labels = distort(task.images[batch], generator), task.labels[batch]
+        global_step = self.epoch * len(task.batches) + self.step
+        images = self._images(batch, self.epoch, self.step)
+        labels = task.labels[batch.to(task.device)]
 
         measured = self.step % settings.drift_every == 0
         before = embed(self.model, task.probe) if measured else None
         start = self._now()
         self.optimizer.zero_grad()
-        loss = self._loss(images, labels)
+        with self._diagnostics.watch(global_step):
+            loss = self._loss(images, labels)
         loss.backward()
         self.optimizer.step()
         self.history.step_times.append(self._now() - start)
         if before is not None:
             drift = feature_drift(embed(self.model, task.probe), before).mean
-            global_step = self.epoch * len(task.batches) + self.step
             self.history.steps.append({"step": global_step, "loss": loss.item(), "drift": drift.item()})
+        for table, row in self._diagnostics.update(global_step).items():
+            self.history.diagnostics.setdefault(table, []).append({"step": global_step, **row})
 
     def _loss(self, images: Tensor, labels: Tensor) -> Tensor:
         loss: Tensor = self.loss_fn(self.model(images), labels)
         return loss
+
+    def _images(self, batch: Tensor, epoch: int, step: int) -> Tensor:
+        """The images of a batch under the distortion of their step."""
+        generator = generator_for(self.task.settings.seed, epoch, step)
+        return distort(self.task.images[batch.to(self.task.device)], generator)
+
+    def _embed_steps(self, steps: list[int]) -> Tensor:
+        """The images of earlier steps, embedded as they were then by the model as it is."""
+        batches, embeddings = self.task.batches, []
+        for epoch, step in (divmod(global_step, len(batches)) for global_step in steps):
+            images = self._images(batches.epoch(epoch)[step], epoch, step)
+            embeddings.append(embed_without_trace(self.model, images))
+        return torch.cat(embeddings)
 
     def _now(self) -> float:
         if self.task.device.type == "cuda":
@@ -172,11 +200,15 @@ class Run:
         return time.perf_counter()
 
     def _evaluate(self) -> None:
-        accuracy = retrieval_accuracy(embed(self.model, self.task.test_images), self.task.test_labels)
-        first_step = self.epoch * len(self.task.batches)
+        task, embeddings = self.task, embed(self.model, self.task.test_images)
+        accuracy = retrieval_accuracy(embeddings, task.test_labels)
+        first_step = self.epoch * len(task.batches)
         rows = [row for row in self.history.steps if row["step"] >= first_step]
         means = {key: sum(row[key] for row in rows) / len(rows) for key in ("loss", "drift")}
         self.history.epochs.append({"epoch": self.epoch + 1, **accuracy, **means})
+        if task.settings.diagnostics_every:
+            row = embedding_diagnostics(embeddings, task.test_labels, task.test_superclasses)
+            self.history.diagnostics.setdefault("embeddings", []).append({"epoch": self.epoch + 1, **row})
 
     def state_dict(self) -> dict[str, Any]:
         """All that is needed to go on from here, bit for bit."""
@@ -187,6 +219,7 @@ class Run:
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
             "loss_fn": loss_state(self.loss_fn),
+            "diagnostics": self._diagnostics.state_dict(),
             "history": vars(self.history),
         }
 
@@ -196,4 +229,5 @@ class Run:
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
         restore_loss(self.loss_fn, state["loss_fn"])
-        self.history = History(**{key: list(rows) for key, rows in state["history"].items()})
+        self._diagnostics.load_state_dict(state["diagnostics"])
+        self.history = History(**copy.deepcopy(state["history"]))

@@ -1,6 +1,7 @@
 """Histories as TensorBoard events and as record-keeper's SQLite and CSV records."""
 
 import shutil
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -10,10 +11,17 @@ from torch.utils.tensorboard import SummaryWriter
 
 
 class History(Protocol):
-    """Rows of numbers; those of ``steps`` have a column step, those of ``epochs`` a column epoch."""
+    """Rows of numbers.
+
+    Attributes:
+        steps: with a column step.
+        epochs: with a column epoch.
+        diagnostics: tables of such rows by name, each with a column step or epoch.
+    """
 
     steps: list[dict[str, float]]
     epochs: list[dict[str, float]]
+    diagnostics: dict[str, list[dict[str, float]]]
 
 
 class RunLog:
@@ -30,23 +38,23 @@ class RunLog:
         shutil.rmtree(folder, ignore_errors=True)
         self.tensorboard = SummaryWriter(str(folder / "tensorboard"))
         self.keeper = RecordKeeper(self.tensorboard, RecordWriter(str(folder / "records")))
-        self._written: dict[str, tuple[int, int]] = {}
+        self._written: Counter[str] = Counter()  # rows, by group
 
     def update(self, histories: Mapping[str, History]) -> None:
         for method, history in histories.items():
-            steps, epochs = self._written.get(method, (0, 0))
-            # SQLite takes a group as the name of a table, which may not have a hyphen.
-            name = method.replace("-", "_")
-            self._append(f"training_{name}", "step", history.steps[steps:])
-            self._append(f"accuracy_{name}", "epoch", history.epochs[epochs:])
-            self._written[method] = len(history.steps), len(history.epochs)
+            tables = {"training": history.steps, "accuracy": history.epochs, **history.diagnostics}
+            for table, rows in tables.items():
+                # SQLite takes a group as the name of a table, which may not have a hyphen.
+                self._append(f"{table}_{method}".replace("-", "_"), rows)
         self.keeper.save_records()
         self.tensorboard.flush()
 
     def close(self) -> None:
         self.tensorboard.close()
 
-    def _append(self, group: str, index: str, rows: list[dict[str, float]]) -> None:
-        for row in rows:
+    def _append(self, group: str, rows: list[dict[str, float]]) -> None:
+        for row in rows[self._written[group] :]:
+            index = "step" if "step" in row else "epoch"
             series = {name: value for name, value in row.items() if name != index}
             self.keeper.update_records(series, int(row[index]), parent_name=group)
+        self._written[group] = len(rows)

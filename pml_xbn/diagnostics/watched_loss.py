@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from pytorch_metric_learning.losses import CrossBatchMemory
 from torch import Tensor
+from torch.nn.functional import normalize as unit_length
 from torch.utils.hooks import RemovableHandle
 
 from ..adapters.moments import at_least_float32
@@ -174,11 +175,13 @@ class WatchedLoss:
             )
         return valid_pairs(self.pair_gradient, self.anchor_labels, self.row_labels, self.is_from_batch)
 
-    def common_mode_push(self, *, of_memory: bool = False) -> CommonModePush:
+    def common_mode_push(self, *, of_memory: bool = False, normalize: bool = False) -> CommonModePush:
         """The push on all anchors alike: see :func:`common_mode_push`.
 
         Args:
             of_memory: only what comes from pairs with older rows; the default is the whole gradient.
+            normalize: of unit vectors and of the gradient on these, for a loss that normalises; without it
+                the displacement also holds what the lengths of anchors and rows differ by.
 
         Raises:
             ValueError: ``of_memory`` with a loss that computes no matrix of distances.
@@ -189,7 +192,12 @@ class WatchedLoss:
                 f"{type(self._memory.loss).__name__} computes no distances between all anchors and rows, so "
                 "the memory's part of its gradient cannot be told apart: pass of_memory=False"
             )
-        return common_mode_push(gradient, self.anchors, self.rows[~self.is_from_batch])
+        anchors, older = self.anchors, self.rows[~self.is_from_batch]
+        if normalize:
+            # The gradient on an anchor is that on its unit vector over the anchor's length.
+            gradient = gradient * anchors.norm(dim=1, keepdim=True)
+            anchors, older = unit_length(anchors), unit_length(older)
+        return common_mode_push(gradient, anchors, older)
 
 
 def _gradient(of: Tensor, at: Tensor, weight: Tensor | None = None) -> Tensor:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from memories import MEMORIES
+from memories import MEMORIES, PLAIN
 from pytorch_metric_learning import distances, losses
 from pytorch_metric_learning.losses import ContrastiveLoss, CrossBatchMemory, SupConLoss
 from pytorch_metric_learning.miners import PairMarginMiner
@@ -123,6 +123,27 @@ def test_training_goes_on_as_if_nobody_watched(memory: str) -> None:
         ]
         assert not any(hooks)
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("of_memory", [False, True])
+@pytest.mark.parametrize("memory", PLAIN)
+def test_push_on_directions_is_that_of_unit_embeddings(memory: str, of_memory: bool) -> None:
+    def pushed(has_lengths: bool, normalize: bool) -> Tensor:
+        torch.manual_seed(0)
+        loss_fn = MEMORIES[memory](SupConLoss(), 4, 20)
+        loss_fn.double()
+        for _ in range(3):
+            rows, labels = batch()
+            rows = nn.functional.normalize(rows)
+            lengths = 0.1 + torch.rand(8, 1, dtype=torch.float64)
+            with WatchedLoss(loss_fn) as seen:
+                loss_fn((rows * lengths if has_lengths else rows).requires_grad_(), labels)
+        return torch.stack(seen.common_mode_push(of_memory=of_memory, normalize=normalize))
+
+    expected = pushed(has_lengths=False, normalize=False)
+    torch.testing.assert_close(pushed(has_lengths=True, normalize=True), expected)
+    torch.testing.assert_close(pushed(has_lengths=False, normalize=True), expected)
+    assert not torch.allclose(pushed(has_lengths=True, normalize=False), expected, rtol=0.01)
 
 
 @pytest.mark.parametrize("memory", MEMORIES)

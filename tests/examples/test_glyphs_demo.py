@@ -7,10 +7,13 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from training_script import assert_equal
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.insert(0, str(EXAMPLES))
@@ -19,12 +22,12 @@ from glyphs_task.comparison import Comparison, Plan  # noqa: E402
 from glyphs_task.distortion import distort  # noqa: E402
 from glyphs_task.evaluation import retrieval_accuracy  # noqa: E402
 from glyphs_task.methods import METHODS  # noqa: E402
-from glyphs_task.training import Settings, Task  # noqa: E402
+from glyphs_task.training import Run, Settings, Task  # noqa: E402
 from shared.batches import EpochBatches  # noqa: E402
 from shared.randomness import generator_for  # noqa: E402
 
 DEFAULT_METHODS = ["no-xbm", "xbm", "xbn", "axbn"]
-TINY = ["--classes", "24", "--epochs", "1", "--memory-ratio", "0.3"]
+TINY = ["--classes", "24", "--epochs", "1", "--memory-ratio", "0.3", "--diagnostics-every", "5"]
 
 # Runs the demo, and is killed in the middle of XBM's epoch: the third run of one epoch each.
 KILLED_DEMO = """
@@ -120,6 +123,30 @@ def test_demo_logs_to_sqlite_csv_and_tensorboard(demo: tuple[Path, str]) -> None
     assert list((logs / "tensorboard").glob("events.*"))
 
 
+def test_demo_logs_what_the_memories_do(demo: tuple[Path, str]) -> None:
+    records, epochs = demo[0] / "logs" / "records", read_csv(demo[0] / "epochs.csv")
+    drift = [f"drift_{delta}_{method}" for delta in (1, 10) for method in ("no_xbm", "xbm", "axbn")]
+    of_memory = [
+        f"{table}_{method}"
+        for table in ("staleness", "push", "memory_push", "valid_pairs")
+        for method in ("xbm", "axbn")
+    ]
+    for name in (*drift, *of_memory):
+        rows = read_csv(records / f"{name}.csv")
+        assert len(rows) >= 3
+        assert all(int(row[key]) % 5 == 0 for row in rows for key in row if key.startswith("~iteration~"))
+        assert any(float(value) for row in rows for key, value in row.items() if "~" not in key)
+    assert not (records / "staleness_no_xbm.csv").exists()
+
+    stale = read_csv(records / "staleness_xbm.csv")
+    assert [row["before_mean"] for row in stale] == [row["after_mean"] for row in stale]
+    stale = read_csv(records / "staleness_xbn.csv")
+    assert [row["before_mean"] for row in stale] != [row["after_mean"] for row in stale]
+    separability = [row["separability_criterion"] for row in read_csv(records / "embeddings_xbn.csv")]
+    assert len(separability) == len({row["epoch"] for row in epochs})
+    assert 0 <= float(read_csv(records / "embeddings_xbn.csv")[0]["superclass_within_1"]) <= 1
+
+
 def test_killed_demo_resumes_to_the_same_table(demo: tuple[Path, str], tmp_path: Path) -> None:
     killed = run_demo(tmp_path, "--checkpoint", "7", program=["-c", KILLED_DEMO])
     assert killed.returncode == -signal.SIGKILL
@@ -128,9 +155,11 @@ def test_killed_demo_resumes_to_the_same_table(demo: tuple[Path, str], tmp_path:
     assert resumed.returncode == 0, resumed.stderr
     for name in ("results.csv", "epochs.csv"):
         assert without_times(tmp_path / name) == without_times(demo[0] / name)
-    for log in ("training_xbm.csv", "accuracy_xbm.csv"):
-        records = Path("logs", "records", log)
-        assert (tmp_path / records).read_text() == (demo[0] / records).read_text()
+    records = Path("logs", "records")
+    names = {path.name for path in (demo[0] / records).glob("*.csv")}
+    assert {"training_xbm.csv", "staleness_xbm.csv", "embeddings_xbm.csv"} <= names
+    for name in names:
+        assert (tmp_path / records / name).read_text() == (demo[0] / records / name).read_text()
 
 
 def compare(task: Task, method: str, path: Path, *, resume: bool, kill_at: int = -1) -> Comparison:
@@ -156,7 +185,9 @@ def compare(task: Task, method: str, path: Path, *, resume: bool, kill_at: int =
 def task() -> Iterator[Task]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as the demo does: threads that wait for each other make it slow
-    yield Task(Settings(classes=16, memory_ratio=0.3, drift_every=4), torch.device("cpu"))
+    yield Task(
+        Settings(classes=16, memory_ratio=0.3, drift_every=4, diagnostics_every=3), torch.device("cpu")
+    )
     torch.set_num_threads(threads)
 
 
@@ -169,7 +200,45 @@ def test_every_method_trains_and_resumes_exactly(method: str, task: Task, tmp_pa
     history = compare(task, method, path, resume=True).histories[method]
     assert history.steps == expected.steps
     assert history.epochs == expected.epochs
+    assert history.diagnostics == expected.diagnostics
+    assert ("staleness" in history.diagnostics) == (method != "no-xbm")
     assert len(history.step_times) == len(expected.step_times) == steps
+
+
+def one_epoch(task: Task, method: str, **changes: Any) -> Run:
+    settings = replace(task.settings, **changes)
+    run = Run(Task(settings, task.device), method)
+    run.train_epoch(lambda steps: steps, lambda: None)
+    return run
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_diagnostics_leave_no_trace(method: str, task: Task) -> None:
+    measured, other = (one_epoch(task, method, diagnostics_every=every) for every in (3, 0))
+    assert measured.history.diagnostics
+    assert not other.history.diagnostics
+    assert measured.history.epochs == other.history.epochs
+    for part in ("model", "optimizer", "loss_fn"):
+        assert_equal(measured.state_dict()[part], other.state_dict()[part])
+
+
+def test_images_are_embedded_as_they_were_when_they_were_stored(task: Task) -> None:
+    """Or a model that does not learn would have stale rows."""
+    rows = one_epoch(task, "xbm", learning_rate=0.0).history.diagnostics["staleness"]
+    assert len(rows) >= 4
+    assert all(row["before_maximum"] < 1e-6 for row in rows)
+    rows = one_epoch(task, "xbm").history.diagnostics["staleness"]
+    assert all(row["before_maximum"] > 0.01 for row in rows[1:])
+
+
+def test_diagnostics_may_begin_and_end_with_a_resume(task: Task) -> None:
+    for before, after in ((0, 3), (3, 0)):
+        first = one_epoch(task, "xbn", diagnostics_every=before)
+        run = Run(Task(replace(task.settings, diagnostics_every=after), task.device), "xbn")
+        run.load_state_dict(first.state_dict())
+        run.train_epoch(lambda steps: steps, lambda: None)
+        last = run.history.diagnostics["staleness"][-1]["step"]
+        assert (last >= len(run.task.batches)) == (after > 0)
 
 
 def test_resume_with_other_settings_names_the_difference(task: Task, tmp_path: Path) -> None:
