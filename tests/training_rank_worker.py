@@ -1,4 +1,5 @@
-"""One rank of examples/train.py: a whole run, one that Ctrl-C on a single rank ends, and its resumption.
+"""One rank of examples/train.py: a whole run, one that Ctrl-C on a single rank ends, its resumption, and
+one without diagnostics.
 
 python training_rank_worker.py FOLDER FLAGS...
 """
@@ -49,4 +50,5 @@ if __name__ == "__main__":
     run("whole")
     interrupted_run("stopped")
     run("stopped", "--resume")
+    run("unwatched", "--diagnostics-every", "0")
     leave_process_group()

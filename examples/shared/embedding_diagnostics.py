@@ -15,11 +15,11 @@ def embedding_diagnostics(
     """Class separability, distances, and the shares of embeddings near their superclass, by name.
 
     Args:
-        embeddings: (N, d), of unit length; distances are of the first 4,096.
-        labels: (N,), images of a class side by side.
+        embeddings: (N, d), of unit length; distances are of 4,096 of the first classes.
+        labels: (N,).
         superclasses: label -> superclass, or None.
     """
-    first = slice(_DISTANCES_OF)
+    first = labels.argsort(stable=True)[:_DISTANCES_OF]
     numbers = {
         **scalars("separability", class_separability(embeddings, labels)),
         **scalars("distance", embedding_distances(embeddings[first], labels[first])),

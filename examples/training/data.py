@@ -34,11 +34,13 @@ class Images:
         items: position -> (image, label).
         positions: (N,) which of the items are used.
         labels: (N,) their labels.
+        superclasses: label -> superclass, or None.
     """
 
     items: Any
     positions: Tensor
     labels: Tensor
+    superclasses: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -53,14 +55,12 @@ class TaskData:
         queries: test images that are searched for.
         gallery: those that they are searched among; None for all other queries.
         num_classes: number of training classes.
-        superclasses: (at least num_classes,) label -> superclass of the training classes, or None.
     """
 
     train: Images
     queries: Images
     gallery: Images | None
     num_classes: int
-    superclasses: Tensor | None
 
 
 def load_data(settings: Settings) -> TaskData:
@@ -77,12 +77,12 @@ def load_data(settings: Settings) -> TaskData:
     def load(split: str) -> Any:
         return cls(settings.root, split, download=settings.download)
 
-    train = load("train")
+    train = _chosen(load("train"), settings.limit_classes)
     names = cls.evaluation
     if settings.dataset == "vehicle-id":
         names = [f"{settings.test_size}-query", f"{settings.test_size}-gallery"]
     tests = [_chosen(load(name), settings.limit_classes) for name in names]
-    return _task(train, _chosen(train, settings.limit_classes), *tests)
+    return _task(train, *tests)
 
 
 def _glyphs(settings: Settings) -> TaskData:
@@ -91,12 +91,12 @@ def _glyphs(settings: Settings) -> TaskData:
     # As in the demo, so that the figures can be compared.
     images = distort(test.images[chosen.positions, None], generator_for("test"))
     fixed = list(zip(images, chosen.labels.tolist(), strict=True))
-    queries = Images(fixed, torch.arange(len(fixed)), chosen.labels)
-    return _task(train, _chosen(train, settings.limit_classes), queries)
+    queries = Images(fixed, torch.arange(len(fixed)), chosen.labels, test.superclasses)
+    return _task(_chosen(train, settings.limit_classes), queries)
 
 
-def _task(dataset: Any, train: Images, queries: Images, gallery: Images | None = None) -> TaskData:
-    return TaskData(train, queries, gallery, int(train.labels.max()) + 1, dataset.superclasses)
+def _task(train: Images, queries: Images, gallery: Images | None = None) -> TaskData:
+    return TaskData(train, queries, gallery, int(train.labels.max()) + 1)
 
 
 def _chosen(dataset: Any, classes: int | None) -> Images:
@@ -104,4 +104,4 @@ def _chosen(dataset: Any, classes: int | None) -> Images:
     positions = torch.arange(len(labels)) if classes is None else (labels < classes).nonzero().squeeze(1)
     if not len(positions):
         raise ValueError(f"--limit-classes {classes} leaves no image of a split; pass a larger number")
-    return Images(dataset, positions, labels[positions])
+    return Images(dataset, positions, labels[positions], dataset.superclasses)

@@ -1,9 +1,12 @@
-"""Recall@K, MAP@R and NMI of the test images."""
+"""Recall@K, MAP@R and NMI of the test images, and how their embeddings lie."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from shared.accuracy import RetrievalAccuracy
+from shared.embedding_diagnostics import embedding_diagnostics
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
@@ -25,6 +28,18 @@ _MORE_RECALL_AT = {
 }
 
 
+class Evaluated(NamedTuple):
+    """Numbers by name, on the first rank; nothing on the others.
+
+    Attributes:
+        accuracy: percentages.
+        diagnostics: of the queries' embeddings, if wished; see `embedding_diagnostics`.
+    """
+
+    accuracy: dict[str, float]
+    diagnostics: dict[str, float]
+
+
 class Evaluation:
     """Embeds the test images and measures retrieval and, if wished, clustering.
 
@@ -38,20 +53,24 @@ class Evaluation:
     def __init__(self, settings: Settings, data: TaskData, transform: Transform, ranks: Ranks) -> None:
         self.settings, self.data, self.transform, self.ranks = settings, data, transform, ranks
 
-    def __call__(self, model: nn.Module, *, nmi: bool = False) -> dict[str, float]:
-        """Percentages by name, on the first rank; nothing on the others."""
-        queries = self._embed(model, self.data.queries)
-        gallery = None if self.data.gallery is None else self._embed(model, self.data.gallery)
+    def __call__(self, model: nn.Module, *, nmi: bool = False) -> Evaluated:
+        data, settings = self.data, self.settings
+        queries = self._embed(model, data.queries)
+        gallery = None if data.gallery is None else self._embed(model, data.gallery)
         if not self.ranks.is_first:
-            return {}
-        return accuracy(
+            return Evaluated({}, {})
+        percentages = accuracy(
             queries,
-            self.data.queries.labels,
+            data.queries.labels,
             gallery,
-            None if self.data.gallery is None else self.data.gallery.labels,
-            recall_at=sorted({*_RECALL_AT, *_MORE_RECALL_AT.get(self.settings.dataset, ())}),
+            None if data.gallery is None else data.gallery.labels,
+            recall_at=sorted({*_RECALL_AT, *_MORE_RECALL_AT.get(settings.dataset, ())}),
             nmi=nmi,
         )
+        if not settings.diagnostics_every:
+            return Evaluated(percentages, {})
+        diagnostics = embedding_diagnostics(queries, data.queries.labels, data.queries.superclasses)
+        return Evaluated(percentages, diagnostics)
 
     @torch.no_grad()
     def _embed(self, model: nn.Module, images: Images) -> Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 from shared.batches import EpochBatches
 from shared.checkpoint import loss_state, restore_loss
 from shared.randomness import generator_for, seed_for
+from shared.run_diagnostics import RunDiagnostics
 from torch import Tensor
 
 from .augmentation import build_transforms
@@ -27,6 +30,7 @@ from .optimisation import (
     learning_rate,
 )
 from .ranks import Ranks
+from .reembedding import Reembedding, seed_of_step
 from .settings import Settings
 
 Progress = Callable[[Iterable[Any], str, int, int], Iterable[Any]]
@@ -39,10 +43,12 @@ class History:
     Attributes:
         epochs: one row per epoch: epoch, loss, and the accuracies in per cent.
         steps: one row per entry of the log: step, loss, learning_rate.
+        diagnostics: what `RunDiagnostics` measured, rows by table; and per epoch the table embeddings.
     """
 
     epochs: list[dict[str, float]] = field(default_factory=list)
     steps: list[dict[str, float]] = field(default_factory=list)
+    diagnostics: dict[str, list[dict[str, float]]] = field(default_factory=dict)
 
 
 class Run:
@@ -80,7 +86,7 @@ class Run:
             num_classes=data.num_classes,
             memory_size=max(settings.batch_size, round(settings.memory_ratio * len(data.train))),
             steps_per_epoch=self.length.steps_per_epoch,
-            superclasses=data.superclasses,
+            superclasses=data.train.superclasses,
             world_size=ranks.world_size,
         )
 
@@ -116,6 +122,23 @@ class Run:
         self.epoch, self.step = 0, 0
         self.history = History()
         self._loss_sum = torch.zeros((), device=ranks.device)
+        embedding = Reembedding(
+            settings,
+            data,
+            self._model,
+            self._train_transform,
+            test_transform,
+            ranks,
+            self._keys_of,
+            self.length.steps_per_epoch,
+        )
+        self._diagnostics = RunDiagnostics(
+            self._loss,
+            settings.diagnostics_every if ranks.is_first else 0,
+            settings.batch_size,
+            embedding.probe,
+            embedding.steps,
+        )
 
     @property
     def is_done(self) -> bool:
@@ -142,24 +165,25 @@ class Run:
             if stop() and self.step < steps:
                 return False
         self.ranks.share_buffers(self._model)
-        accuracy = self.evaluation(self._model)
+        accuracy, diagnostics = self.evaluation(self._model)
         row = {"epoch": self.epoch + 1, "loss": self._loss_sum.item() / steps, **accuracy}
         self.history.epochs.append(row)
+        if diagnostics:
+            self._add_diagnostics("embeddings", {"epoch": self.epoch + 1, **diagnostics})
         self._loss_sum.zero_()
         self.epoch, self.step = self.epoch + 1, 0
         return True
 
     def _keys(self, steps: int) -> list[list[Key]]:
         """This rank's images of every step of the epoch."""
-        world_size, rank = self.ranks.world_size, self.ranks.rank
-        share = self.settings.batch_size // world_size
-        return [
-            [
-                (self.epoch, step, rank * share + place, position)
-                for place, position in enumerate(batch.chunk(world_size)[rank].tolist())
-            ]
-            for step, batch in enumerate(self.batches.epoch(self.epoch)[:steps])
-        ]
+        return [self._keys_of(self.epoch, step, self.ranks.rank) for step in range(steps)]
+
+    def _keys_of(self, epoch: int, step: int, rank: int) -> list[Key]:
+        """A rank's images of a step."""
+        world_size = self.ranks.world_size
+        first = rank * (self.settings.batch_size // world_size)
+        share = self.batches.epoch(epoch)[step].chunk(world_size)[rank].tolist()
+        return [(epoch, step, first + place, position) for place, position in enumerate(share)]
 
     def _train_step(self, images: Tensor, labels: Tensor) -> None:
         settings, ranks = self.settings, self.ranks
@@ -167,7 +191,7 @@ class Run:
         optimizer = self._warmup_optimizer if alone else self._optimizer
         loss_fn = self._ranked_warmup_loss if alone else self._ranked_loss
         assert optimizer is not None, "there are new layers, or no epochs of them alone"
-        torch.manual_seed(seed_for(settings.seed, "step", self.epoch, self.step, ranks.rank))
+        torch.manual_seed(seed_of_step(settings, self.epoch, self.step, ranks.rank))
         global_step = self.epoch * self.length.steps_per_epoch + self.step
         rate = settings.warmup_learning_rate
         if not alone:
@@ -185,7 +209,8 @@ class Run:
             parameter.grad = None
         with ranks.autocast(settings.mixed_precision):
             embeddings = self._ranked_model(images)
-        loss = loss_fn(embeddings, labels)
+        with nullcontext() if alone else self._diagnostics.watch(global_step):
+            loss = loss_fn(embeddings, labels)
         self._scaler.scale(loss).backward()
         self._scaler.unscale_(optimizer)
         clip_gradient(optimizer, settings.clip_gradient)
@@ -195,6 +220,11 @@ class Run:
         self._loss_sum += loss.detach()
         if global_step % settings.log_every == 0:
             self.history.steps.append({"step": global_step, "loss": loss.item(), "learning_rate": rate})
+        for table, row in self._diagnostics.update(global_step).items():
+            self._add_diagnostics(table, {"step": global_step, **row})
+
+    def _add_diagnostics(self, table: str, row: dict[str, float]) -> None:
+        self.history.diagnostics.setdefault(table, []).append(row)
 
     @torch.no_grad()
     def _fill_memory(self) -> None:
@@ -219,6 +249,7 @@ class Run:
             with ranks.autocast(settings.mixed_precision):
                 embeddings = self._model(images.to(ranks.device))
             memory.fill_memory(embeddings, labels.to(ranks.device))
+        self._diagnostics.forget_rows()
 
     def model_state(self) -> dict[str, Tensor]:
         """What the evaluation of the current epoch depends on."""
@@ -227,7 +258,7 @@ class Run:
     def evaluate(self, model_state: dict[str, Tensor], *, nmi: bool) -> dict[str, float]:
         """The accuracy of the model of another epoch; on the first rank."""
         self._model.load_state_dict(model_state)
-        return self.evaluation(self._model, nmi=nmi)
+        return self.evaluation(self._model, nmi=nmi).accuracy
 
     def state_dict(self) -> dict[str, Any]:
         """All that is needed to go on from here, bit for bit."""
@@ -242,6 +273,7 @@ class Run:
             "optimizer": self._optimizer.state_dict(),
             "scaler": self._scaler.state_dict(),
             "loss_sum": self._loss_sum,
+            "diagnostics": self._diagnostics.state_dict(),
             "history": vars(self.history),
         }
 
@@ -255,4 +287,5 @@ class Run:
         self._optimizer.load_state_dict(state["optimizer"])
         self._scaler.load_state_dict(state["scaler"])
         self._loss_sum.copy_(state["loss_sum"])
-        self.history = History(**{key: list(rows) for key, rows in state["history"].items()})
+        self._diagnostics.load_state_dict(state["diagnostics"])
+        self.history = History(**copy.deepcopy(state["history"]))

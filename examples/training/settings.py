@@ -170,3 +170,9 @@ class Settings:
     resume: bool = _setting(False, "go on from the checkpoints in output", bool, affects_result=False)
     cpu: bool = _setting(False, "leave GPUs alone", bool, affects_result=False)
     log_every: int = _setting(20, "iterations between entries of the log", positive, affects_result=False)
+    diagnostics_every: int = _setting(
+        200,
+        "iterations between entries of the log on staleness, push, valid pairs and drift; 0: none",
+        natural,
+        affects_result=False,
+    )

@@ -6,6 +6,7 @@ import shutil
 import signal
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ if not has_timm():
 from training.augmentation import build_transforms
 from training.command_line import build_parser, read_settings
 from training.data import Images, TaskData, load_data
-from training.evaluation import Evaluation
+from training.evaluation import Evaluated, Evaluation
 from training.keyed_items import KeyedItems, load
 from training.model import build_model
 from training.ranks import Ranks
@@ -35,6 +36,11 @@ from training.run import Run
 from training.session import Session
 from training.settings import HEADS, METHODS, Settings
 
+TABLES = {
+    *("training", "accuracy", "embeddings", "drift_1", "staleness", "push", "memory_push", "valid_pairs"),
+}
+MEMORY_TABLES = {"staleness", "push", "memory_push", "valid_pairs"}
+WITHOUT_MEMORY = ("no-xbm", "norm-softmax", "sgsl")
 IMAGENET = {
     "mean": (0.485, 0.456, 0.406),
     "std": (0.229, 0.224, 0.225),
@@ -84,7 +90,9 @@ def test_every_method_trains_and_resumes_exactly(
     assert result_of(killed_run) == result_of(tmp_path / "whole")
     records = Path("seed-0", "logs", "records")
     names = sorted(path.name for path in (tmp_path / "whole" / records).glob("*.csv"))
-    assert len(names) == 2
+    assert {name.partition(f"_{method}.".replace("-", "_"))[0] for name in names} == TABLES - (
+        MEMORY_TABLES if method in WITHOUT_MEMORY else set()
+    )
     for name in names:
         texts = [(folder / records / name).read_text() for folder in (tmp_path / "whole", killed_run)]
         assert texts[0] == texts[1]
@@ -194,8 +202,8 @@ def test_new_layers_train_alone_at_first() -> None:
 def test_best_epoch_is_the_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     recalls = iter([3.0, 5.0, 5.0, 4.0])
 
-    def scripted(evaluation: Evaluation, model: torch.nn.Module, *, nmi: bool = False) -> dict[str, float]:
-        return {"recall_at_1": 0.0, "nmi": 77.0} if nmi else {"recall_at_1": next(recalls)}
+    def scripted(evaluation: Evaluation, model: torch.nn.Module, *, nmi: bool = False) -> Evaluated:
+        return Evaluated({"recall_at_1": 0.0, "nmi": 77.0} if nmi else {"recall_at_1": next(recalls)}, {})
 
     monkeypatch.setattr(Evaluation, "__call__", scripted)
     settings = read("--method", "no-xbm", "--epochs", "3")
@@ -220,7 +228,7 @@ def test_a_gpu_trains_in_mixed_precision(
 
 def test_super_class_needs_superclasses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     data = load_data(read())
-    bare = TaskData(data.train, data.queries, data.gallery, data.num_classes, None)
+    bare = TaskData(replace(data.train, superclasses=None), data.queries, data.gallery, data.num_classes)
     with pytest.raises(ValueError, match="glyphs has no superclasses, which --method super-class needs"):
         Run(read("--method", "super-class"), bare, Ranks(cpu=True))
 
@@ -234,6 +242,47 @@ def test_memory_is_filled_after_its_warm_up() -> None:
     # Nothing in the first step; then whole batches of random images, and the batches that follow.
     assert rows[0] == 0
     assert rows[1] == min(run._loss.memory_size, run._loss.memory_size // 8 * 8 + 8)
+
+
+def train_quietly(*flags: str, dropout: float = 0.0) -> Run:
+    """All steps, without a folder."""
+    settings = read("--epochs", "2", "--steps-per-epoch", "3", "--memory-ratio", "0.5", *flags)
+    run = Run(settings, load_data(settings), Ranks(cpu=True))
+    # A layer that draws random numbers, which a diagnosis must repeat and put back.
+    run._model.head = torch.nn.Sequential(torch.nn.Dropout(dropout), run._model.head)
+    while not run.is_done:
+        run.train_epoch(lambda batches, *_: batches, lambda: False)
+    return run
+
+
+@pytest.mark.parametrize("method", ["xbm", "axbn"])
+def test_diagnostics_leave_no_trace(method: str) -> None:
+    measured, other = (
+        train_quietly("--method", method, "--diagnostics-every", every, dropout=0.5) for every in ("1", "0")
+    )
+    assert measured.history.diagnostics
+    assert not other.history.diagnostics
+    assert (measured.history.epochs, measured.history.steps) == (other.history.epochs, other.history.steps)
+    for part in ("model", "optimizer", "loss_fn"):
+        assert_equal(measured.state_dict()[part], other.state_dict()[part])
+
+
+def test_images_are_embedded_as_they_were_when_they_were_stored() -> None:
+    """Or a model that does not learn would have stale rows."""
+    rest = ["--learning-rate", "0", "--warmup-learning-rate", "0"]
+    rows = train_quietly("--method", "xbm", *rest, dropout=0.5).history.diagnostics["staleness"]
+    assert [row["step"] for row in rows] == [3, 4, 5, 6, 7, 8]  # none before there is a memory
+    assert all(row["before_maximum"] < 1e-5 for row in rows)
+    moved = ["--learning-rate", "0.01"]
+    rows = train_quietly("--method", "xbm", *moved, dropout=0.5).history.diagnostics["staleness"]
+    assert all(row["before_maximum"] > 1e-3 for row in rows[1:])
+
+
+def test_rows_that_the_memory_was_filled_with_count_as_unknown() -> None:
+    run = train_quietly("--method", "xbm", "--memory-warmup", "1", "--fill-memory", "--warmup-epochs", "0")
+    rows = run.history.diagnostics["staleness"]
+    assert [row["before_maximum"] > 0 for row in rows] == [False, False, True, True, True, True]
+    assert run.history.diagnostics["valid_pairs"][1]["negatives_from_memory"] > 0
 
 
 @pytest.mark.parametrize("head", HEADS)

@@ -1,0 +1,87 @@
+"""Embeds training images once more, for diagnostics, and leaves no trace in the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from shared.randomness import generator_for, seed_for
+from shared.run_diagnostics import embed_without_trace
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from .augmentation import Transform
+from .data import TaskData
+from .keyed_items import Key, KeyedItems, load
+from .model import EmbeddingModel
+from .ranks import Ranks
+from .settings import Settings
+
+_PROBE_SIZE = 64
+
+
+def seed_of_step(settings: Settings, epoch: int, step: int, rank: int) -> int:
+    """Of the generators from which a step draws on a rank, for dropout say."""
+    return seed_for(settings.seed, "step", epoch, step, rank)
+
+
+class Reembedding:
+    """What one rank embeds by itself, without the others.
+
+    Args:
+        settings: the run's.
+        data: the training images.
+        model: the run's, in training mode; not wrapped for many ranks.
+        train_transform: as images were stored under.
+        test_transform: of the probe.
+        ranks: the processes.
+        keys_of: (epoch, step, rank) -> keys of a rank's share of that batch.
+        steps_per_epoch: to number steps over all epochs.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        data: TaskData,
+        model: EmbeddingModel,
+        train_transform: Transform,
+        test_transform: Transform,
+        ranks: Ranks,
+        keys_of: Callable[[int, int, int], list[Key]],
+        steps_per_epoch: int,
+    ) -> None:
+        self.settings, self.model, self.ranks = settings, model, ranks
+        self.keys_of, self.steps_per_epoch = keys_of, steps_per_epoch
+        self._items = KeyedItems(data.train, train_transform, settings.seed)
+        self._probe_items = KeyedItems(data.train, test_transform, settings.seed)
+        order = torch.randperm(len(data.train), generator=generator_for("probe"))
+        self._probe_keys = [(position,) for position in order[:_PROBE_SIZE].tolist()]
+        self._probe: Tensor | None = None
+
+    @torch.no_grad()
+    def probe(self) -> Tensor:
+        """(n, d) of unit length, of always the same images, in evaluation mode."""
+        if self._probe is None:
+            ((self._probe, _),) = load(self._probe_items, [self._probe_keys], workers=0)
+        self.model.eval()
+        with self.ranks.autocast(self.settings.mixed_precision):
+            embeddings = self.model(self._probe.to(self.ranks.device))
+        self.model.train()
+        return normalize(embeddings)
+
+    def steps(self, steps: list[int]) -> Tensor:
+        """(len(steps) · batch size, d) of earlier batches, each rank's share by itself as it was then."""
+        settings, device = self.settings, self.ranks.device
+        shares = [
+            (*divmod(step, self.steps_per_epoch), rank)
+            for step in steps
+            for rank in range(self.ranks.world_size)
+        ]
+        batches = load(self._items, [self.keys_of(*share) for share in shares], settings.workers)
+        embeddings = []
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            for share, (images, _) in zip(shares, batches, strict=True):
+                torch.manual_seed(seed_of_step(settings, *share))
+                with self.ranks.autocast(settings.mixed_precision):
+                    embeddings.append(embed_without_trace(self.model, images.to(device)))
+        return torch.cat(embeddings)
