@@ -275,7 +275,7 @@ def test_images_are_embedded_as_they_were_when_they_were_stored() -> None:
     assert all(row["before_maximum"] < 1e-5 for row in rows)
     moved = ["--learning-rate", "0.01"]
     rows = train_quietly("--method", "xbm", *moved, dropout=0.5).history.diagnostics["staleness"]
-    assert all(row["before_maximum"] > 1e-3 for row in rows[1:])
+    assert all(row["before_maximum"] > 0.1 for row in rows[-3:])
 
 
 def test_rows_that_the_memory_was_filled_with_count_as_unknown() -> None:
