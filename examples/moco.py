@@ -133,6 +133,13 @@ def _parse() -> argparse.Namespace:
     add("--bn-splits", type=int, help="groups of a batch with BN statistics of their own (default: 8)")
     add("--seed", type=int, help="(default: 0)")
     add("--classes", type=int, help="train and test on so many classes (default: all)")
+    add(
+        "--diagnostics-every",
+        type=int,
+        metavar="STEPS",
+        help="steps between entries of the logs on staleness, push, valid pairs and drift "
+        "(default: 200; 0: none)",
+    )
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--workers", type=int, default=2, help="processes that load CIFAR (default: 2)")
     add("--output", type=Path, default=Path("runs/moco"))

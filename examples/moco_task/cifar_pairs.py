@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +64,12 @@ class CIFARPairs:
             "each classified by the training images"
         )
 
-    def pairs(self, batches: Tensor, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def pairs(
+        self, batches: Tensor, epoch: int, steps: Sequence[int] | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         keys = [
-            [(self._seed, epoch, step, place, int(position)) for place, position in enumerate(batch)]
-            for step, batch in enumerate(self._positions[batches])
+            [(self._seed, epoch, step, *key) for key in enumerate(self._positions[batches[step]].tolist())]
+            for step in (range(len(batches)) if steps is None else steps)
         ]
         for queries, targets in self._loader(_Views(self._train, self._train_view, views=2), keys):
             yield queries.to(self._device), targets.to(self._device)

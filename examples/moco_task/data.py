@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -37,12 +37,15 @@ class MoCoData(Protocol):
     queries: Labelled
     gallery: Labelled | None
 
-    def pairs(self, batches: Tensor, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def pairs(
+        self, batches: Tensor, epoch: int, steps: Sequence[int] | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Two views (B, C, H, W) of every batch.
 
         Args:
             batches: (steps, B) positions of training images.
             epoch: what the augmentation depends on, beside the seed and the place in ``batches``.
+            steps: places of the batches that are wanted; None for all.
         """
         ...
 

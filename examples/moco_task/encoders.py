@@ -7,6 +7,7 @@ import copy
 import torch
 from glyphs_task.network import GlyphNet
 from shared.randomness import generator_for, seed_for
+from shared.run_diagnostics import embed_without_trace
 from torch import Tensor, nn
 
 from .settings import Settings
@@ -50,14 +51,23 @@ class Encoders(nn.Module):
         embedded_queries: Tensor = self.query(queries)
         with torch.no_grad():
             self._follow()
-            order = torch.randperm(len(keys), generator=generator_for(*shuffle_key)).to(keys.device)
+            order = _order(keys, shuffle_key)
             embedded_keys: Tensor = self.key(keys[order])[order.argsort()]
         return embedded_queries, embedded_keys
+
+    def embed_again(self, keys: Tensor, *shuffle_key: int | str) -> Tensor:
+        """The keys of an earlier step, normalised as then, by the key encoder as it is and stays."""
+        order = _order(keys, shuffle_key)
+        return embed_without_trace(self.key, keys[order])[order.argsort()]
 
     def _follow(self) -> None:
         # The parameters alone, as in MoCo: each encoder has the BN statistics of what it has seen.
         for key, query in zip(self.key.parameters(), self.query.parameters(), strict=True):
             key.lerp_(query, 1 - self.momentum)
+
+
+def _order(keys: Tensor, shuffle_key: tuple[int | str, ...]) -> Tensor:
+    return torch.randperm(len(keys), generator=generator_for(*shuffle_key)).to(keys.device)
 
 
 def _cifar_resnet18(embedding_size: int) -> nn.Module:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from glyphs_task.distortion import distort
@@ -42,9 +42,11 @@ class GlyphPairs:
             f"images; {len(images)} test images of other classes, each searched for among all others"
         )
 
-    def pairs(self, batches: Tensor, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        for step, batch in enumerate(batches):
-            images = self.images[batch.to(self.device)]
+    def pairs(
+        self, batches: Tensor, epoch: int, steps: Sequence[int] | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        for step in range(len(batches)) if steps is None else steps:
+            images = self.images[batches[step].to(self.device)]
             yield (
                 distort(images, generator_for(self.seed, epoch, step, "queries")),
                 distort(images, generator_for(self.seed, epoch, step, "keys")),

@@ -30,6 +30,7 @@ class Settings:
         embedding_size: length of an embedding.
         learning_rate, sgd_momentum, weight_decay: of SGD.
         knn_k, knn_temperature: of the weighted kNN classifier that measures accuracy.
+        diagnostics_every: steps from one measurement of the diagnostics to the next; 0 for none.
 
     Raises:
         ValueError: a value out of range.
@@ -50,6 +51,7 @@ class Settings:
     weight_decay: float = 5e-4
     knn_k: int = 200
     knn_temperature: float = 0.1
+    diagnostics_every: int = 200
 
     def __post_init__(self) -> None:
         if self.dataset not in DATASETS:
@@ -57,6 +59,8 @@ class Settings:
         for name in ("epochs", "batch_size", "queue", "bn_splits"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more")
+        if self.diagnostics_every < 0:
+            raise ValueError(f"diagnostics_every is {self.diagnostics_every}; it must be 0 or more")
         if self.classes is not None and self.classes < 2:
             raise ValueError(f"classes is {self.classes}; it must be 2 or more")
         if not 0 <= self.momentum < 1:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 from glyphs_task.evaluation import embed
 from shared.checkpoint import loss_state, restore_loss
+from shared.embedding_diagnostics import embedding_diagnostics
+from shared.run_diagnostics import RunDiagnostics
 from torch import Tensor
 
 from .data import Labelled, MoCoData, epoch_batches
@@ -19,6 +23,7 @@ from .methods import build_loss
 from .settings import Settings
 
 _LOG_EVERY = 20  # steps
+_PROBE_SIZE = 64
 
 Pairs = Iterable[tuple[Tensor, Tensor]]
 
@@ -30,11 +35,15 @@ class History:
     Attributes:
         epochs: one row per epoch, and one before the first: epoch, weighted_knn, recall_at_1.
         steps: every so many steps, counted over all epochs: step, loss.
-        step_times: seconds of every training step, but for loading and augmentation.
+        diagnostics: what `RunDiagnostics` measured, drift of the query encoder, rows by table; and per epoch
+            the table embeddings.
+        step_times: seconds of every training step, but for loading and augmentation, with its diagnostics
+            if it had any.
     """
 
     epochs: list[dict[str, float]] = field(default_factory=list)
     steps: list[dict[str, float]] = field(default_factory=list)
+    diagnostics: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     step_times: list[float] = field(default_factory=list)
 
 
@@ -61,18 +70,31 @@ class Run:
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, settings.epochs)
         self.epoch = 0
         self.history = History()
+        self._diagnostics = RunDiagnostics(
+            self.loss_fn,
+            settings.diagnostics_every,
+            settings.batch_size,
+            lambda: embed(self.encoders.query, self._probe),
+            self._embed_steps,
+        )
+
+    @cached_property
+    def _probe(self) -> Tensor:
+        return next(iter(self.data.queries.images))[:_PROBE_SIZE]
 
     @property
     def steps_per_epoch(self) -> int:
         return len(self.data.train_labels) // self.settings.batch_size
 
     def evaluate(self) -> None:
-        """Adds a row of accuracy to the history."""
-        gallery = None if self.data.gallery is None else self._embed(self.data.gallery)
-        accuracy = knn_accuracy(
-            *self._embed(self.data.queries), gallery, self.settings.knn_k, self.settings.knn_temperature
-        )
+        """Adds a row of accuracy, and of how the embeddings lie, to the history."""
+        settings, data = self.settings, self.data
+        gallery = None if data.gallery is None else self._embed(data.gallery)
+        queries = self._embed(data.queries)
+        accuracy = knn_accuracy(*queries, gallery, settings.knn_k, settings.knn_temperature)
         self.history.epochs.append({"epoch": self.epoch, **accuracy})
+        if settings.diagnostics_every:
+            self._add_diagnostics("embeddings", {"epoch": self.epoch, **embedding_diagnostics(*queries)})
 
     def train_epoch(self, progress: Callable[[Pairs], Pairs]) -> None:
         """Trains for an epoch and evaluates.
@@ -83,12 +105,14 @@ class Run:
         settings = self.settings
         batches = epoch_batches(len(self.data.train_labels), settings.batch_size, settings.seed, self.epoch)
         for step, (queries, keys) in enumerate(progress(self.data.pairs(batches, self.epoch))):
+            global_step = self.epoch * len(batches) + step
             start = self._now()
-            loss = self._train_step(queries, keys, self.epoch * len(batches) + step)
+            loss = self._train_step(queries, keys, global_step)
             self.history.step_times.append(self._now() - start)
             if step % _LOG_EVERY == 0:
-                row = {"step": self.epoch * len(batches) + step, "loss": loss.item()}
-                self.history.steps.append(row)
+                self.history.steps.append({"step": global_step, "loss": loss.item()})
+            for table, row in self._diagnostics.update(global_step).items():
+                self._add_diagnostics(table, {"step": global_step, **row})
         self.scheduler.step()
         self.epoch += 1
         self.evaluate()
@@ -99,11 +123,25 @@ class Run:
         # Every image of every step is a class of its own, so no key in the queue passes for a positive.
         labels = torch.arange(step * size, (step + 1) * size, device=self.device).repeat(2)
         is_key = torch.arange(2 * size, device=self.device) >= size
-        loss: Tensor = self.loss_fn(embeddings, labels, enqueue_mask=is_key)
+        with self._diagnostics.watch(step):
+            loss: Tensor = self.loss_fn(embeddings, labels, enqueue_mask=is_key)
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
         return loss.detach()
+
+    def _embed_steps(self, steps: list[int]) -> Tensor:
+        """The keys of earlier steps as the key encoder as it is would make them."""
+        settings, embeddings = self.settings, []
+        for step in steps:
+            epoch, place = divmod(step, self.steps_per_epoch)
+            batches = epoch_batches(len(self.data.train_labels), settings.batch_size, settings.seed, epoch)
+            ((_, keys),) = self.data.pairs(batches, epoch, [place])
+            embeddings.append(self.encoders.embed_again(keys, settings.seed, step, "shuffle"))
+        return torch.cat(embeddings)
+
+    def _add_diagnostics(self, table: str, row: dict[str, float]) -> None:
+        self.history.diagnostics.setdefault(table, []).append(row)
 
     def _embed(self, labelled: Labelled) -> tuple[Tensor, Tensor]:
         embeddings = [embed(self.encoders.query, images) for images in labelled.images]
@@ -122,6 +160,7 @@ class Run:
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
             "loss_fn": loss_state(self.loss_fn),
+            "diagnostics": self._diagnostics.state_dict(),
             "history": vars(self.history),
         }
 
@@ -131,4 +170,5 @@ class Run:
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
         restore_loss(self.loss_fn, state["loss_fn"])
-        self.history = History(**{name: list(rows) for name, rows in state["history"].items()})
+        self._diagnostics.load_state_dict(state["diagnostics"])
+        self.history = History(**copy.deepcopy(state["history"]))

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from pytorch_metric_learning.losses import CrossBatchMemory, NTXentLoss
 from torch import Tensor, nn
 from torch.nn.functional import normalize
+from training_script import assert_equal
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.insert(0, str(EXAMPLES))
@@ -31,9 +33,10 @@ from moco_task.split_batch_norm import SplitBatchNorm2d, split_batch_norms  # no
 from moco_task.training import Run  # noqa: E402
 
 CPU = torch.device("cpu")
-TINY = Settings(epochs=3, batch_size=16, queue=40, bn_splits=4, classes=8, knn_k=20)
+TINY = Settings(epochs=3, batch_size=16, queue=40, bn_splits=4, classes=8, knn_k=20, diagnostics_every=2)
 TINY_OPTIONS = [
     *("--epochs", "2", "--batch-size", "16", "--queue", "40", "--bn-splits", "4", "--classes", "8"),
+    *("--diagnostics-every", "2"),
 ]
 
 # Runs the script, and is killed in the middle of the second method's second epoch.
@@ -135,6 +138,9 @@ def test_script_writes_csv_a_picture_and_logs(script: tuple[Path, str]) -> None:
     logged = read_csv(output / "logs" / "records" / "accuracy_axbn.csv")
     expected = [row["weighted_knn"] for row in epochs if row["method"] == "axbn"]
     assert [row["weighted_knn"] for row in logged] == expected
+    names = {path.name for path in (output / "logs" / "records").glob("*_axbn.csv")}
+    tables = ("staleness", "push", "memory_push", "valid_pairs", "drift_1", "embeddings")
+    assert names >= {f"{table}_axbn.csv" for table in tables}
 
 
 def test_killed_script_resumes_to_the_same_table(script: tuple[Path, str], tmp_path: Path) -> None:
@@ -167,7 +173,33 @@ def test_every_method_trains_and_resumes_exactly(method: str, tmp_path: Path) ->
     history = compare(method, path, resume=True).histories[method]
     assert history.steps == expected.steps
     assert history.epochs == expected.epochs
+    assert history.diagnostics == expected.diagnostics
     assert [row["epoch"] for row in history.epochs] == [0, 1, 2, 3]
+
+
+def one_epoch(method: str, **changes: Any) -> Run:
+    settings = replace(TINY, **changes)
+    run = Run(settings, tiny_data(settings), method, CPU)
+    run.train_epoch(lambda pairs: pairs)
+    return run
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_diagnostics_leave_no_trace(method: str) -> None:
+    measured, other = (one_epoch(method, diagnostics_every=every) for every in (1, 0))
+    assert measured.history.diagnostics
+    assert not other.history.diagnostics
+    for part in ("encoders", "optimizer", "loss_fn"):
+        assert_equal(measured.state_dict()[part], other.state_dict()[part])
+
+
+def test_keys_are_embedded_as_they_were_when_they_were_stored() -> None:
+    """Or an encoder that does not learn would have stale keys."""
+    rows = one_epoch("moco", learning_rate=0.0, diagnostics_every=1).history.diagnostics["staleness"]
+    assert len(rows) >= 3
+    assert all(row["before_maximum"] < 1e-5 for row in rows)
+    rows = one_epoch("moco", momentum=0.5, diagnostics_every=1).history.diagnostics["staleness"]
+    assert all(row["before_maximum"] > 0.01 for row in rows[1:])
 
 
 def test_resume_adds_a_method_and_keeps_the_others(tmp_path: Path) -> None:
@@ -195,7 +227,7 @@ def test_losses_and_queue_are_those_of_the_equations(method: str) -> None:
     """InfoNCE (MoCo, Eq. 1) against a queue that Eq. 6 of AXBN adapts, recomputed from the embeddings."""
     # AXBN's gain is 0.9997 here, so its queue is nearly XBN's.
     tolerance = 2e-3 if method == "axbn" else 1e-6
-    run = Run(TINY, tiny_data(), method, CPU)
+    run = Run(replace(TINY, diagnostics_every=0), tiny_data(), method, CPU)
     run.encoders.double()
     run.loss_fn.memory_dtype = torch.float64
     run.loss_fn.reset_queue()
@@ -366,6 +398,7 @@ def test_two_views_differ_and_depend_on_seed_epoch_and_step_alone() -> None:
         ({"batch_size": 18}, "batch_size is 18; it must be a multiple of bn_splits=4"),
         ({"batch_size": 4}, "at least twice as large"),
         ({"classes": 1}, "classes is 1"),
+        ({"diagnostics_every": -1}, "diagnostics_every is -1"),
     ],
 )
 def test_settings_out_of_range_are_named(change: dict[str, Any], message: str) -> None:
@@ -394,15 +427,22 @@ def test_cifar_trains(name: str, workers: int, tmp_path: Path, monkeypatch: pyte
     import tiny_datasets
 
     getattr(tiny_datasets, f"write_{name}")(tmp_path, monkeypatch)
-    settings = Settings(name, epochs=1, batch_size=2, queue=4, bn_splits=1, embedding_size=8)
+    settings = Settings(
+        name, epochs=2, batch_size=2, queue=4, bn_splits=1, embedding_size=8, diagnostics_every=1
+    )
     data = load_data(settings, tmp_path, CPU, workers, download=False)
     run = Run(settings, data, "xbn", CPU)
     run.evaluate()
-    run.train_epoch(lambda pairs: pairs)
-    assert [row["epoch"] for row in run.history.epochs] == [0, 1]
-    assert len(run.history.step_times) == len(data.train_labels) // 2
+    for _ in range(2):
+        run.train_epoch(lambda pairs: pairs)
+    assert [row["epoch"] for row in run.history.epochs] == [0, 1, 2]
+    assert len(run.history.step_times) == 2 * (len(data.train_labels) // 2)
+    assert run.history.diagnostics["staleness"][-1]["before_mean"] > 0
     (first, second), *_ = data.pairs(torch.tensor([[0, 1]]), epoch=0)
     assert first.shape == (2, 3, 32, 32)
     assert not torch.equal(first, second)
     (again, _), *_ = data.pairs(torch.tensor([[0, 1]]), epoch=0)
     assert torch.equal(again, first)
+    batches = torch.tensor([[1, 0], [0, 1]])
+    (_, (second, _)), ((alone, _),) = data.pairs(batches, 0), data.pairs(batches, 0, [1])
+    assert torch.equal(alone, second)
