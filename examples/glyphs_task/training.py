@@ -13,7 +13,7 @@ from shared.batches import EpochBatches
 from shared.checkpoint import loss_state, restore_loss
 from shared.embedding_diagnostics import embedding_diagnostics
 from shared.randomness import generator_for, seed_for
-from shared.run_diagnostics import RunDiagnostics, embed_without_trace
+from shared.run_diagnostics import RunDiagnostics, Tables, embed_without_trace
 from torch import Tensor
 
 from pml_xbn.datasets import Glyphs
@@ -72,7 +72,7 @@ class History:
 
     epochs: list[dict[str, float]] = field(default_factory=list)
     steps: list[dict[str, float]] = field(default_factory=list)
-    diagnostics: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    diagnostics: Tables = field(default_factory=dict)
     step_times: list[float] = field(default_factory=list)
 
 
@@ -174,8 +174,7 @@ class Run:
         if before is not None:
             drift = feature_drift(embed(self.model, task.probe), before).mean
             self.history.steps.append({"step": global_step, "loss": loss.item(), "drift": drift.item()})
-        for table, row in self._diagnostics.update(global_step).items():
-            self.history.diagnostics.setdefault(table, []).append({"step": global_step, **row})
+        self._diagnostics.update(global_step, self.history.diagnostics)
 
     def _loss(self, images: Tensor, labels: Tensor) -> Tensor:
         loss: Tensor = self.loss_fn(self.model(images), labels)

@@ -13,7 +13,7 @@ import torch
 from glyphs_task.evaluation import embed
 from shared.checkpoint import loss_state, restore_loss
 from shared.embedding_diagnostics import embedding_diagnostics
-from shared.run_diagnostics import RunDiagnostics
+from shared.run_diagnostics import RunDiagnostics, Tables
 from torch import Tensor
 
 from .data import Labelled, MoCoData, epoch_batches
@@ -43,7 +43,7 @@ class History:
 
     epochs: list[dict[str, float]] = field(default_factory=list)
     steps: list[dict[str, float]] = field(default_factory=list)
-    diagnostics: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    diagnostics: Tables = field(default_factory=dict)
     step_times: list[float] = field(default_factory=list)
 
 
@@ -94,7 +94,8 @@ class Run:
         accuracy = knn_accuracy(*queries, gallery, settings.knn_k, settings.knn_temperature)
         self.history.epochs.append({"epoch": self.epoch, **accuracy})
         if settings.diagnostics_every:
-            self._add_diagnostics("embeddings", {"epoch": self.epoch, **embedding_diagnostics(*queries)})
+            row = {"epoch": self.epoch, **embedding_diagnostics(*queries)}
+            self.history.diagnostics.setdefault("embeddings", []).append(row)
 
     def train_epoch(self, progress: Callable[[Pairs], Pairs]) -> None:
         """Trains for an epoch and evaluates.
@@ -111,8 +112,7 @@ class Run:
             self.history.step_times.append(self._now() - start)
             if step % _LOG_EVERY == 0:
                 self.history.steps.append({"step": global_step, "loss": loss.item()})
-            for table, row in self._diagnostics.update(global_step).items():
-                self._add_diagnostics(table, {"step": global_step, **row})
+            self._diagnostics.update(global_step, self.history.diagnostics)
         self.scheduler.step()
         self.epoch += 1
         self.evaluate()
@@ -139,9 +139,6 @@ class Run:
             ((_, keys),) = self.data.pairs(batches, epoch, [place])
             embeddings.append(self.encoders.embed_again(keys, settings.seed, step, "shuffle"))
         return torch.cat(embeddings)
-
-    def _add_diagnostics(self, table: str, row: dict[str, float]) -> None:
-        self.history.diagnostics.setdefault(table, []).append(row)
 
     def _embed(self, labelled: Labelled) -> tuple[Tensor, Tensor]:
         embeddings = [embed(self.encoders.query, images) for images in labelled.images]

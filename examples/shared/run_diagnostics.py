@@ -16,8 +16,8 @@ from pml_xbn.diagnostics import FeatureDrift, RowTracker, WatchedLoss, scalars
 _DELTAS = (1, 10, 100)  # Δk, those of Cross-Batch Memory, Fig. 3, and of the AXBN paper, Fig. 3
 _STALE_STEPS = 8  # of those whose rows are in memory
 
-# Numbers by name, by the table that they belong to. A table always has the same names.
-Tables = dict[str, dict[str, float]]
+# Rows by the name of the table that they belong to. All rows of a table have the same names.
+Tables = dict[str, list[dict[str, float]]]
 
 
 class RunDiagnostics:
@@ -45,7 +45,7 @@ class RunDiagnostics:
         self._embed_steps = embed_steps
         self._drift = FeatureDrift(embed_probe, _DELTAS, every) if every else None
         self._memory = loss_fn if every and isinstance(loss_fn, CrossBatchMemory) else None
-        self._measured: Tables = {}
+        self._measured: dict[str, dict[str, float]] = {}
         self.forget_rows()
 
     def forget_rows(self) -> None:
@@ -76,21 +76,23 @@ class RunDiagnostics:
             self._measured["memory_push"] = _floats(seen.common_mode_push(of_memory=True, normalize=unit))
             self._measured["valid_pairs"] = _floats(seen.valid_pairs())
 
-    def update(self, step: int) -> Tables:
+    def update(self, step: int, tables: Tables) -> None:
         """To be called after every step.
 
-        Returns:
-            What was measured: tables drift_1, drift_10, drift_100, and of a memory staleness, push, and
-            memory_push and valid_pairs if its loss tells pairs apart. At most steps nothing.
+        Args:
+            step: as in `watch`.
+            tables: get a row each of what was measured: drift_1, drift_10, drift_100, and of a memory
+                staleness, push, and memory_push and valid_pairs if its loss tells pairs apart.
         """
         if self._drift is None:
-            return {}
+            return
         if self._rows is not None and not self._measured:
             self._follow(self._rows, step)
         measured, self._measured = self._measured, {}
         for delta, drift in self._drift.update(step).items():
             measured[f"drift_{delta}"] = _floats(drift)
-        return measured
+        for name, numbers in measured.items():
+            tables.setdefault(name, []).append({"step": step, **numbers})
 
     def _follow(self, rows: RowTracker, step: int) -> None:
         # Every row of the run is an image of its own: its number is that of its step and its place there.

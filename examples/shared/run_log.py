@@ -9,6 +9,8 @@ from typing import Protocol
 from record_keeper import RecordKeeper, RecordWriter
 from torch.utils.tensorboard import SummaryWriter
 
+from .run_diagnostics import Tables
+
 
 class History(Protocol):
     """Rows of numbers.
@@ -21,7 +23,7 @@ class History(Protocol):
 
     steps: list[dict[str, float]]
     epochs: list[dict[str, float]]
-    diagnostics: dict[str, list[dict[str, float]]]
+    diagnostics: Tables
 
 
 class RunLog:

@@ -12,7 +12,7 @@ import torch
 from shared.batches import EpochBatches
 from shared.checkpoint import loss_state, restore_loss
 from shared.randomness import generator_for, seed_for
-from shared.run_diagnostics import RunDiagnostics
+from shared.run_diagnostics import RunDiagnostics, Tables
 from torch import Tensor
 
 from .augmentation import build_transforms
@@ -48,7 +48,7 @@ class History:
 
     epochs: list[dict[str, float]] = field(default_factory=list)
     steps: list[dict[str, float]] = field(default_factory=list)
-    diagnostics: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    diagnostics: Tables = field(default_factory=dict)
 
 
 class Run:
@@ -169,7 +169,8 @@ class Run:
         row = {"epoch": self.epoch + 1, "loss": self._loss_sum.item() / steps, **accuracy}
         self.history.epochs.append(row)
         if diagnostics:
-            self._add_diagnostics("embeddings", {"epoch": self.epoch + 1, **diagnostics})
+            row = {"epoch": self.epoch + 1, **diagnostics}
+            self.history.diagnostics.setdefault("embeddings", []).append(row)
         self._loss_sum.zero_()
         self.epoch, self.step = self.epoch + 1, 0
         return True
@@ -220,11 +221,7 @@ class Run:
         self._loss_sum += loss.detach()
         if global_step % settings.log_every == 0:
             self.history.steps.append({"step": global_step, "loss": loss.item(), "learning_rate": rate})
-        for table, row in self._diagnostics.update(global_step).items():
-            self._add_diagnostics(table, {"step": global_step, **row})
-
-    def _add_diagnostics(self, table: str, row: dict[str, float]) -> None:
-        self.history.diagnostics.setdefault(table, []).append(row)
+        self._diagnostics.update(global_step, self.history.diagnostics)
 
     @torch.no_grad()
     def _fill_memory(self) -> None:
