@@ -118,8 +118,13 @@ class AnySequence(RuleBasedStateMachine):
 
     def adapted(self, batch: np.ndarray, labels: list[int]) -> list[np.ndarray]:
         memory = self.adapt(np.array(self.rows).reshape(-1, D), self.labels, batch, labels)
+        if not self.unit_norm:
+            return list(memory)
         norms = np.linalg.norm(memory, axis=1, keepdims=True)
-        return list(memory / np.maximum(norms, 1e-12) if self.unit_norm else memory)
+        # The direction of a row that is adapted to zero is that of its rounding: whichever ours has will do.
+        ours = self.ours.embedding_memory[: len(memory)].double().numpy()
+        is_free = (norms < 1e-5) & (np.linalg.norm(ours, axis=1, keepdims=True) < 1 + 1e-5)
+        return list(np.where(is_free, ours, memory / np.maximum(norms, 1e-12)))
 
     # -- what may happen ------------------------------------------------------------------------------------
 
