@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,15 +9,9 @@ from pathlib import Path
 SCRIPT = Path(__file__).parents[2] / "examples" / "distributed_glyphs.py"
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def test_two_processes_train_and_hold_the_same_memory() -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"]
-    address = ["--master_addr=127.0.0.1", f"--master_port={free_port()}"]
+    address = ["--standalone", "--local-addr=127.0.0.1"]  # takes a free port and keeps it
     options = ["--epochs", "1", "--classes", "40", "--batch-size", "8"]
     finished = subprocess.run(
         [*torchrun, *address, str(SCRIPT), *options],

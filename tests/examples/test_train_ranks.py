@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,11 +13,8 @@ TESTS = Path(__file__).parents[1]
 
 
 def torchrun(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"]
-    address = ["--master_addr=127.0.0.1", f"--master_port={port}"]
+    address = ["--standalone", "--local-addr=127.0.0.1"]  # takes a free port and keeps it
     process = subprocess.Popen(
         [*command, *address, str(TESTS / script), *arguments],
         stdout=subprocess.PIPE,
