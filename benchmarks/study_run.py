@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from pytorch_metric_learning.losses import CrossBatchMemory
 from study_cases import EPOCHS, SLOW_RATE, Case
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import normalize
 
-from pml_xbn.diagnostics import (
-    WatchedLoss,
-    class_separability,
-    embedding_distances,
-    scalars,
-    staleness,
-    superclass_neighbours,
-)
+from pml_xbn.diagnostics import WatchedLoss, scalars, staleness
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from glyphs_task.evaluation import embed
 from glyphs_task.training import Run, Settings, Task
+from shared.embedding_diagnostics import embedding_diagnostics
+from shared.run_diagnostics import embed_without_trace
 
 _MEASURE_EVERY = 40  # steps
 _BATCHES = 8  # of those in memory, whose staleness is measured
-_DISTANCES_OF = 4096  # test images; the number of distances is the square of it
 
 
 class StudyRun(Run):
@@ -73,9 +66,7 @@ class StudyRun(Run):
 
     def _embed_as_stored(self, places: Tensor) -> Tensor:
         """The images of one batch, embedded as they were then: in training mode, but leaving no trace."""
-        with torch.no_grad(), _frozen_statistics(self.model):
-            embeddings: Tensor = self.model(self.images[places])
-            return embeddings
+        return embed_without_trace(self.model, self.images[places])
 
     def _refresh(self) -> None:
         for places in self._batches_in_memory():
@@ -104,20 +95,6 @@ def _push(seen: WatchedLoss) -> dict[str, float]:
     """The push on anchors of unit length, and the valid pairs."""
     push = seen.common_mode_push(normalize=True)
     return {**scalars("push", push), **scalars("valid", seen.valid_pairs())}
-
-
-@contextmanager
-def _frozen_statistics(model: nn.Module) -> Iterator[None]:
-    """Within it, batch normalization uses the batch's statistics and keeps its running ones."""
-    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
-    momenta = [norm.momentum for norm in norms]
-    for norm in norms:
-        norm.momentum = 0.0
-    try:
-        yield
-    finally:
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum = momentum
 
 
 def warm_start_path(case: Case, folder: Path) -> Path:
@@ -151,15 +128,13 @@ def train(case: Case, folder: Path, classes: int | None) -> dict[str, Any]:
         run.train_epoch(lambda steps: steps, lambda: None)
     last = run.history.epochs[-1]
     embeddings = embed(run.model, task.test_images)
-    superclasses = task.test_superclasses[task.test_labels.cpu()]
-    sample = embeddings[:_DISTANCES_OF], task.test_labels[:_DISTANCES_OF]
+    numbers = embedding_diagnostics(embeddings, task.test_labels, task.test_superclasses)
     result = {name: last[name] for name in ("recall_at_1", "recall_at_10", "map_at_r")}
     result["best_recall_at_1"] = max(row["recall_at_1"] for row in run.history.epochs)
     result |= {"drift": sum(row["drift"] for row in run.history.epochs) / len(run.history.epochs)}
     result |= _means(run.curve)
-    result |= scalars("separability", class_separability(embeddings, task.test_labels))
-    result |= scalars("distance", embedding_distances(*sample))
-    result["superclass_nearest"] = superclass_neighbours(embeddings.cpu(), superclasses)[0].item()
+    result |= {name: number for name, number in numbers.items() if not name.startswith("superclass")}
+    result["superclass_nearest"] = numbers["superclass_within_1"]
     drift = {int(row["step"]): row["drift"] for row in run.history.steps}
     return {
         "result": result,

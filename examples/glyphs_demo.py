@@ -20,6 +20,7 @@ from glyphs_task.figures import draw_comparison
 from glyphs_task.methods import METHODS
 from glyphs_task.results import summary, table, write_csv
 from glyphs_task.training import Settings, Task
+from shared.flag_values import flag_value, natural, positive
 from shared.run_log import RunLog
 from tqdm import tqdm
 
@@ -85,26 +86,19 @@ def _progress_bar(steps: Iterable[int], title: str) -> Iterable[int]:
     return tqdm(steps, desc=title, unit="step")
 
 
-def _positive(text: str) -> int:
-    if not (text.isdecimal() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0")
-    return int(text)
-
-
-def _natural(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 0 up")
-    return int(text)
-
-
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("--methods", nargs="+", choices=METHODS, default=["no-xbm", "xbm", "xbn", "axbn"])
-    add("--epochs", type=_positive, default=3, help="epochs with memory (default: 3)")
-    add("--warmup-epochs", type=_positive, default=1, help="shared epochs without memory (default: 1)")
+    add("--epochs", type=flag_value(positive), default=3, help="epochs with memory (default: 3)")
+    add(
+        "--warmup-epochs",
+        type=flag_value(positive),
+        default=1,
+        help="shared epochs without memory (default: 1)",
+    )
     add("--batch-size", type=int, default=16, help="a multiple of 4 (default: 16)")
     add(
         "--memory-ratio",
@@ -117,7 +111,7 @@ def _parse() -> argparse.Namespace:
     add("--classes", type=int, help="train and test on so many classes each (default: all)")
     add(
         "--diagnostics-every",
-        type=_natural,
+        type=flag_value(natural),
         default=200,
         metavar="STEPS",
         help="steps between entries of the logs on staleness, push, valid pairs and drift "
@@ -126,7 +120,7 @@ def _parse() -> argparse.Namespace:
     add("--output", type=Path, default=Path("runs/glyphs_demo"))
     add(
         "--checkpoint",
-        type=_natural,
+        type=flag_value(natural),
         default=0,
         metavar="STEPS",
         help="save the whole state every so many steps (default: 0, never)",

@@ -159,8 +159,8 @@ class Run:
     def _train_step(self, batch: Tensor) -> None:
         settings, task = self.task.settings, self.task
         global_step = self.epoch * len(task.batches) + self.step
-        images = self._images(batch, self.epoch, self.step)
-        labels = task.labels[batch.to(task.device)]
+        batch = batch.to(task.device)
+        images, labels = self._images(batch, self.epoch, self.step), task.labels[batch]
 
         measured = self.step % settings.drift_every == 0
         before = embed(self.model, task.probe) if measured else None

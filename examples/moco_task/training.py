@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -103,8 +104,7 @@ class Run:
         Args:
             progress: wraps the iteration over the batches, a progress bar for example.
         """
-        settings = self.settings
-        batches = epoch_batches(len(self.data.train_labels), settings.batch_size, settings.seed, self.epoch)
+        batches = self._batches(self.epoch)
         for step, (queries, keys) in enumerate(progress(self.data.pairs(batches, self.epoch))):
             global_step = self.epoch * len(batches) + step
             start = self._now()
@@ -132,13 +132,18 @@ class Run:
 
     def _embed_steps(self, steps: list[int]) -> Tensor:
         """The keys of earlier steps as the key encoder as it is would make them."""
-        settings, embeddings = self.settings, []
-        for step in steps:
-            epoch, place = divmod(step, self.steps_per_epoch)
-            batches = epoch_batches(len(self.data.train_labels), settings.batch_size, settings.seed, epoch)
-            ((_, keys),) = self.data.pairs(batches, epoch, [place])
-            embeddings.append(self.encoders.embed_again(keys, settings.seed, step, "shuffle"))
+        embeddings = []
+        for epoch, of_epoch in groupby(steps, lambda step: step // self.steps_per_epoch):
+            numbers = list(of_epoch)
+            places = [step % self.steps_per_epoch for step in numbers]
+            pairs = self.data.pairs(self._batches(epoch), epoch, places)
+            for step, (_, keys) in zip(numbers, pairs, strict=True):
+                embeddings.append(self.encoders.embed_again(keys, self.settings.seed, step, "shuffle"))
         return torch.cat(embeddings)
+
+    def _batches(self, epoch: int) -> Tensor:
+        settings = self.settings
+        return epoch_batches(len(self.data.train_labels), settings.batch_size, settings.seed, epoch)
 
     def _embed(self, labelled: Labelled) -> tuple[Tensor, Tensor]:
         embeddings = [embed(self.encoders.query, images) for images in labelled.images]

@@ -44,13 +44,14 @@ class RunDiagnostics:
         self.every, self.rows_per_step = every, rows_per_step
         self._embed_steps = embed_steps
         self._drift = FeatureDrift(embed_probe, _DELTAS, every) if every else None
-        self._memory = loss_fn if every and isinstance(loss_fn, CrossBatchMemory) else None
+        has_rows = every and isinstance(loss_fn, CrossBatchMemory)
+        self._rows = RowTracker(loss_fn) if has_rows else None
         self._measured: dict[str, dict[str, float]] = {}
-        self.forget_rows()
 
     def forget_rows(self) -> None:
         """To be called when rows were stored outside of steps; their staleness is not measured."""
-        self._rows = None if self._memory is None else RowTracker(self._memory)
+        if self._rows is not None:
+            self._rows = RowTracker(self._rows.memory)
 
     @contextmanager
     def watch(self, step: int) -> Iterator[None]:
@@ -59,10 +60,11 @@ class RunDiagnostics:
         Args:
             step: counted over all epochs.
         """
-        memory, rows = self._memory, self._rows
-        if memory is None or rows is None or step % self.every:
+        rows = self._rows
+        if rows is None or step % self.every:
             yield
             return
+        memory = rows.memory
         stored = memory.embedding_memory.clone()
         with WatchedLoss(memory) as seen:
             yield

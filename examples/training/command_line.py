@@ -9,6 +9,8 @@ from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
+from shared.flag_values import flag_value
+
 from .presets import preset_values
 from .settings import Settings
 
@@ -61,7 +63,7 @@ def _add_flag(parser: argparse.ArgumentParser, field: Field[Any]) -> None:
     else:
         parser.add_argument(
             flag,
-            type=_argument(metadata["parse"]),
+            type=flag_value(metadata["parse"]),
             choices=metadata["choices"],
             help=_help(field),
             metavar=None if metadata["choices"] else field.name.rpartition("_")[2].upper(),
@@ -71,16 +73,6 @@ def _add_flag(parser: argparse.ArgumentParser, field: Field[Any]) -> None:
 def _help(field: Field[Any]) -> str:
     known = "" if field.default is None else f" (default: {field.default})"
     return field.metadata["help"].replace("%", "%%") + known
-
-
-def _argument(parse: Any) -> Any:
-    def read(text: str) -> Any:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-    return read
 
 
 class _NamedValues(argparse.Action):

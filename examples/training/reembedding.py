@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 
 import torch
 from shared.randomness import generator_for, seed_for
@@ -54,15 +55,17 @@ class Reembedding:
         self.keys_of, self.steps_per_epoch = keys_of, steps_per_epoch
         self._items = KeyedItems(data.train, train_transform, settings.seed)
         self._probe_items = KeyedItems(data.train, test_transform, settings.seed)
-        order = torch.randperm(len(data.train), generator=generator_for("probe"))
-        self._probe_keys = [(position,) for position in order[:_PROBE_SIZE].tolist()]
-        self._probe: Tensor | None = None
+
+    @cached_property
+    def _probe(self) -> Tensor:
+        order = torch.randperm(len(self._probe_items.images), generator=generator_for("probe"))
+        keys = [(position,) for position in order[:_PROBE_SIZE].tolist()]
+        ((images, _),) = load(self._probe_items, [keys], workers=0)
+        return images
 
     @torch.no_grad()
     def probe(self) -> Tensor:
         """(n, d) of unit length, of always the same images, in evaluation mode."""
-        if self._probe is None:
-            ((self._probe, _),) = load(self._probe_items, [self._probe_keys], workers=0)
         self.model.eval()
         with self.ranks.autocast(self.settings.mixed_precision):
             embeddings = self.model(self._probe.to(self.ranks.device))

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shared.flag_values import natural, positive
+
 from pml_xbn.heads import HEADS
 
 METHODS = (
@@ -37,18 +39,6 @@ DATASETS = (
     "cars",
 )
 PRESETS = ("axbn", "xbm", "thesis", "thesis-margins", "norm-softmax", "sgsl")
-
-
-def positive(text: str) -> int:
-    if not (text.isdecimal() and int(text) > 0):
-        raise ValueError(f"{text} is not a whole number above 0")
-    return int(text)
-
-
-def natural(text: str) -> int:
-    if not text.isdecimal():
-        raise ValueError(f"{text} is not a whole number from 0 up")
-    return int(text)
 
 
 def share(text: str) -> float:

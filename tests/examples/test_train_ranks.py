@@ -1,38 +1,16 @@
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from torchrun import torchrun
 from training_script import TINY, assert_equal, has_timm, result_of, state_of
 
 TESTS = Path(__file__).parents[1]
 
 
-def torchrun(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"]
-    address = ["--standalone", "--local-addr=127.0.0.1"]  # takes a free port and keeps it
-    process = subprocess.Popen(
-        [*command, *address, str(TESTS / script), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-    )
-    try:
-        out, err = process.communicate(timeout=180)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # the ranks too
-        raise
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
 def test_loss_without_memory_has_the_gradient_of_the_whole_batch() -> None:
-    finished = torchrun("batch_loss_worker.py")
+    finished = torchrun(TESTS / "batch_loss_worker.py")
     assert finished.returncode == 0, finished.stderr
     assert "gradients agree" in finished.stdout
 
@@ -41,7 +19,7 @@ def test_loss_without_memory_has_the_gradient_of_the_whole_batch() -> None:
 def test_two_ranks_train_stop_together_and_resume_exactly(tmp_path: Path) -> None:
     flags = [*TINY, "--method", "axbn", "--memory-ratio", "0.2", "--no-nmi", "--images-per-class", "2"]
     flags = [*flags, "--limit-classes", "9"]  # 159 test images, an odd number
-    finished = torchrun("training_rank_worker.py", str(tmp_path), *flags)
+    finished = torchrun(TESTS / "training_rank_worker.py", str(tmp_path), *flags)
     assert finished.returncode == 0, finished.stderr
     assert "on 2 × cpu" in finished.stdout
     assert finished.stdout.count("| Recall@1 |") == 3
