@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 
 
-def torchrun(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs a script on two ranks; what takes three minutes is killed, with its ranks."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"]
+def torchrun(
+    script: Path, *arguments: str, ranks: int = 2, timeout: float = 180
+) -> subprocess.CompletedProcess[str]:
+    """Runs a script on many ranks; what takes longer than ``timeout`` seconds is killed, with its ranks."""
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}"]
     address = ["--standalone", "--local-addr=127.0.0.1"]  # takes a free port and keeps it
     process = subprocess.Popen(
         [*command, *address, str(script), *arguments],
@@ -22,7 +24,7 @@ def torchrun(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
     )
     try:
-        out, err = process.communicate(timeout=180)
+        out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)  # the ranks too
         raise

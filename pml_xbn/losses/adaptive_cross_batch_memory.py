@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from pytorch_metric_learning.losses import CrossBatchMemory
@@ -12,15 +12,18 @@ from torch.nn.functional import normalize
 from torch.utils.hooks import RemovableHandle
 
 from ..number_checks import check_integer, check_non_negative
-from . import masks, ranks
-from .batch import Batch, Memory, gathered, split
+from . import masks, ranks, shares
+from .batch import Batch, Memory, split
 from .checkpoint import check_same_size, inferred_queue
+from .global_batch import Report, gathered, of_all_ranks, report_of
 from .memory_hooks import MemoryHook, MemoryHooks
 from .pairs import IndicesTuple, Miner, all_pairs, joined, mined
 from .row_buffers import Reader, RowBuffers, traced
 from .shared_cosines import shared_cosines
 from .supported import check_supported
-from .validation import check_fits, check_indices
+from .validation import check_fits
+
+Result = TypeVar("Result")
 
 
 class AdaptiveCrossBatchMemory(CrossBatchMemory):
@@ -47,10 +50,11 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             Adaptive Cross Batch Normalization).
         normalize_memory: give the stored rows unit L2 norm after adaptation (thesis, §4.3.5).
         gather_distributed: in a run of many ranks, store the rows of all of them, in rank order, so that
-            every rank holds the same memory and adapts it to the moments of the global batch. A rank's
-            loss is that of its own anchors, weighted so that the mean over ranks, which
-            ``DistributedDataParallel`` takes of the gradients, is the mean over all anchors. Not to be
-            combined with PML's ``DistributedLossWrapper``, which gathers too.
+            every rank holds the same memory and adapts it to the moments of the global batch. The loss is
+            that of a single process with the batch of all ranks, and so is the mean over ranks of its
+            gradients, which ``DistributedDataParallel`` takes. A rank computes the terms of its own
+            anchors where none depends on the others' (all but a few losses and miners: docs/distributed.md
+            names them). Not to be combined with PML's ``DistributedLossWrapper``, which gathers too.
         nonfinite: what to do with a batch that holds NaN or inf: ``"raise"`` a ValueError, ``"skip"``
             storing it, or ``"ignore"`` it. The last spares a GPU one wait for the host per call.
         memory_dtype: dtype of the rows, ``torch.float32`` or ``torch.float64``. Losses are computed in
@@ -58,7 +62,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         collect_stats: record the hooks' numbers for PML's logging.
 
     Raises:
-        ValueError: an unsupported loss, or a parameter out of range.
+        ValueError: an unsupported loss, or a parameter out of range; ``gather_distributed`` with a reducer
+            that is not one of PML's.
 
     Example:
         >>> from pytorch_metric_learning.losses import ContrastiveLoss
@@ -91,6 +96,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         **kwargs: Any,
     ) -> None:
         check_supported(loss)
+        if gather_distributed:
+            shares.check_reducers(loss)
         check_integer("embedding_size", embedding_size, at_least=1)
         check_integer("memory_size", memory_size, at_least=1)
         check_integer("delay", delay, at_least=0)
@@ -176,24 +183,19 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         """
         self.reset_stats()
         is_read_only = not (self.training and torch.is_grad_enabled())
-        batch, is_storable = self._validated(
+        batch, reports, is_storable = self._validated(
             embeddings, labels, indices_tuple, enqueue_mask, is_read_only=is_read_only
         )
         if is_read_only or not is_storable:
-            loss, reader = traced(self._loss_against_stored(batch, indices_tuple))
+            loss, reader = traced(self._loss_against_stored(batch))
             self._row_buffers.read_by(reader)
             return loss
-        memory = None
-        with self._hooks.restored_on_error(), self._ranks_in_step():
-            if self.num_calls < self.warmup:
-                loss = self._loss_of_batch(batch, indices_tuple)
+        with self._hooks.restored_on_error():
+            if reports is None:
+                memory = self._memory_of_step(batch)
+                loss = self._loss_of_step(memory, batch)
             else:
-                memory = self._next_memory(batch, is_adapted=self.num_calls >= self.warmup + self.delay)
-                loss = self._loss_against(memory, batch, indices_tuple)
-                if self.batch_loss_weight:
-                    loss = loss + self.batch_loss_weight * self._loss_of_batch(batch, indices_tuple)
-        if batch.weight != 1:
-            loss = loss * batch.weight
+                memory, loss = self._step_of_ranks(batch, reports)
         if memory is not None:
             loss, reader = traced(loss)
             self._commit(memory, reader)
@@ -214,7 +216,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         Raises:
             ValueError: as in :meth:`forward`.
         """
-        batch, is_storable = self._validated(embeddings, labels, None, None, is_read_only=False)
+        batch, _, is_storable = self._validated(embeddings, labels, None, None, is_read_only=False)
         if is_storable:
             with self._hooks.restored_on_error():
                 memory = self._next_memory(batch, is_adapted=False)
@@ -261,44 +263,33 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         self,
         embeddings: Tensor,
         labels: Tensor,
-        indices_tuple: IndicesTuple | None,
-        enqueue_mask: Tensor | None,
+        given: IndicesTuple | None,
+        mask: Tensor | None,
         *,
         is_read_only: bool,
-    ) -> tuple[Batch, bool]:
-        """The batch, and whether it may be stored; nothing has changed if this raises.
+    ) -> tuple[Batch, list[Report] | None, bool]:
+        """The batch, what all ranks report of theirs if there are many, and whether it may be stored.
 
-        On many ranks it raises on all of them, and the batch holds what all of them store.
+        Nothing has changed if this raises; on many ranks it raises on all of them.
         """
         if is_read_only:
-            return self._split(embeddings, labels, indices_tuple, enqueue_mask), False
+            return self._split(embeddings, labels, given, mask), None, False
         if not self._shares_rows():
-            batch = self._split(embeddings, labels, indices_tuple, enqueue_mask)
+            batch = self._split(embeddings, labels, given, mask)
             check_fits(len(batch.refs), self.memory_size)
-            return batch, self._has_storable_values(embeddings, batch)
-        error, sizes, is_storable = None, (0, 0), False
-        try:
-            batch = self._split(embeddings, labels, indices_tuple, enqueue_mask)
-            sizes = len(batch.refs), len(batch.anchors)
-            is_storable = self._has_storable_values(embeddings, batch)
-        except Exception as raised:
-            error = raised
-        ref_sizes, anchor_sizes, storable = zip(*ranks.exchange(error, *sizes, is_storable), strict=True)
-        check_fits(sum(ref_sizes), self.memory_size)
-        return gathered(batch, list(ref_sizes), list(anchor_sizes)), all(storable)
+            return batch, None, self._has_storable_values(embeddings, batch)
+        report = ranks.Exchange(torch.zeros(len(Report())))
+        with report.at_end():
+            batch = self._split(embeddings, labels, given, mask)
+            report.mine = report_of(batch, self._has_storable_values(embeddings, batch))
+        reports = [Report(*numbers) for numbers in report.of_ranks.long().tolist()]
+        check_fits(sum(report.num_refs for report in reports), self.memory_size)
+        return gathered(batch, reports), reports, all(report.is_storable for report in reports)
 
     def _split(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        indices_tuple: IndicesTuple | None,
-        enqueue_mask: Tensor | None,
+        self, embeddings: Tensor, labels: Tensor, given: IndicesTuple | None, mask: Tensor | None
     ) -> Batch:
-        batch = split(embeddings, labels, enqueue_mask, self.embedding_size, self.memory_dtype)
-        if indices_tuple is not None:
-            check_indices(indices_tuple)
-            if enqueue_mask is not None:
-                raise ValueError("indices_tuple and enqueue_mask are mutually exclusive: pass one of them")
+        batch = split(embeddings, labels, given, mask, self.embedding_size, self.memory_dtype)
         self.embedding_memory = self.embedding_memory.to(batch.rows.device, self.memory_dtype)
         self.label_memory = self.label_memory.to(batch.rows.device)
         return batch
@@ -321,98 +312,115 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             )
         return bool(all_finite)
 
+    def _memory_of_step(self, batch: Batch) -> Memory | None:
+        """What the loss is computed against; None while warming up."""
+        if self.num_calls < self.warmup:
+            return None
+        return self._next_memory(batch, is_adapted=self.num_calls >= self.warmup + self.delay)
+
     def _next_memory(self, batch: Batch, is_adapted: bool) -> Memory:
         """The stored rows, adapted or as they are, with the batch in the place of the oldest ones."""
         if self._rows_known_to_adapters != self._identity_of_rows():
             self._hooks.forget()
         num_rows, size = self.num_rows, len(batch.rows)
         rows = self._row_buffers.take(like=self.embedding_memory)
-        if not (is_adapted and self._adapt_into(rows[:num_rows], batch)):
+        new_rows = batch.rows.to(self.memory_dtype)
+        if not (is_adapted and self._adapt_into(rows[:num_rows], new_rows, batch.row_labels)):
             rows[:num_rows] = self.embedding_memory[:num_rows]
         batch_rows = torch.arange(self.queue_idx, self.queue_idx + size, device=rows.device)
         batch_rows %= self.memory_size
         overwritten = batch_rows[self.memory_size - num_rows :]
-        self._hooks.replaced(rows[overwritten], batch.rows)
-        rows[batch_rows] = batch.rows
+        self._hooks.replaced(rows[overwritten], new_rows)
+        rows[batch_rows] = new_rows
         labels = self.label_memory.clone()
         labels[batch_rows] = batch.row_labels
         return Memory(rows, labels, min(num_rows + size, self.memory_size), batch_rows)
 
-    def _adapt_into(self, out: Tensor, batch: Batch) -> bool:
+    def _adapt_into(self, out: Tensor, batch: Tensor, batch_labels: Tensor) -> bool:
         """Writes the occupied rows to ``out``, where the current model would put them; False if not."""
         rows, labels = self.embedding_memory[: len(out)], self.label_memory[: len(out)]
         adapter = self._hooks.sole_adapter()
         with torch.no_grad():
             if adapter is not None:
-                is_written = adapter.adapt_into(out, rows, labels, batch.rows, batch.row_labels)
+                is_written = adapter.adapt_into(out, rows, labels, batch, batch_labels)
                 if not (is_written or self.normalize_memory):
                     return False
                 if not is_written:
                     out.copy_(rows)
             else:
                 # A copy, so that a hook that writes to its input and then fails cannot harm the memory.
-                out.copy_(self._hooks.run(rows.clone(), labels, batch.rows, batch.row_labels))
+                out.copy_(self._hooks.run(rows.clone(), labels, batch, batch_labels))
             if self.normalize_memory:
                 normalize(out, out=out)
                 self._hooks.forget()
         return True
 
-    def _loss_against(self, memory: Memory, batch: Batch, given: IndicesTuple | None) -> Tensor:
+    def _loss_of_step(self, memory: Memory | None, batch: Batch) -> Tensor:
+        """The loss of the batch against the memory, which holds it, and alone."""
+        if memory is None:
+            return self._loss_of_batch(batch)
+        loss = self._against(memory, batch, masks.loss_of, _loss_of_indices, _zero_loss(batch))
+        if self.batch_loss_weight:
+            loss = loss + self.batch_loss_weight * self._loss_of_batch(batch)
+        return loss
+
+    def _against(
+        self,
+        memory: Memory,
+        batch: Batch,
+        of_masks: Callable[..., Result],
+        of_indices: Callable[..., Result],
+        of_nothing: Result,
+    ) -> Result:
+        """What comes of the pairs of the batch with the memory that holds it."""
         rows, labels = memory.embeddings[: memory.num_rows], memory.labels[: memory.num_rows]
         if len(batch.anchors) == 0 or len(rows) == 0:
-            return _zero_loss(batch)
+            return of_nothing
         rows = rows.to(batch.anchors.dtype)
         own_rows = batch.own(memory.batch_rows)
-        if given is None and masks.are_enough(self.loss, self.miner):
+        excluded = own_rows if batch.is_own else None
+        arguments = batch.anchors, batch.anchor_labels, rows, labels
+        if batch.given is None and masks.are_enough(self.loss, self.miner):
             distances = (part.distance for part in (self.loss, self.miner) if part is not None)
             with shared_cosines(batch.anchors, rows, *distances):
-                pairs = rows, labels, own_rows if batch.is_own else None
-                chosen = masks.pair_masks(self.miner, batch.anchors, batch.anchor_labels, *pairs)
-                return masks.loss_of(self.loss, chosen, batch.anchors, batch.anchor_labels, rows, labels)
-        indices = self._indices(
-            batch.anchors, batch.anchor_labels, rows, labels, own_rows if batch.is_own else None
-        )
-        if given is not None:
-            indices = joined(indices, given, batch.anchor_labels, own_rows)
+                chosen = masks.pair_masks(self.miner, *arguments, excluded)
+                return of_masks(self.loss, chosen, *arguments)
+        indices = self._indices(*arguments, excluded)
+        if batch.given is not None:
+            indices = joined(indices, batch.given, batch.anchor_labels, own_rows)
         if not masks.measures_once(self.loss):
-            return self._loss(batch, indices, rows, labels)
+            return of_indices(self.loss, indices, *arguments)
         # Not for the miner: some write to their matrix.
         with shared_cosines(batch.anchors, rows, self.loss.distance):
-            return self._loss(batch, indices, rows, labels)
+            return of_indices(self.loss, indices, *arguments)
 
-    def _loss_against_stored(self, batch: Batch, given: IndicesTuple | None) -> Tensor:
+    def _loss_against_stored(self, batch: Batch) -> Tensor:
         """The loss against the memory as it is."""
         rows, labels = self.embedding_memory[: self.num_rows], self.label_memory[: self.num_rows]
         if len(batch.anchors) == 0 or len(rows) == 0:
-            return _zero_loss(batch) if given is None else self._loss_of_batch(batch, given)
+            return _zero_loss(batch) if batch.given is None else self._loss_of_batch(batch)
         rows = rows.to(batch.anchors.dtype)
         indices = self._indices(batch.anchors, batch.anchor_labels, rows, labels, None)
-        if given is not None:
+        if batch.given is not None:
             # Not stored, so the given pairs find their rows of the batch behind those of the memory.
             batch_rows = torch.arange(len(rows), len(rows) + len(batch.refs), device=rows.device)
             rows = torch.cat([rows, batch.refs.detach()])
             labels = torch.cat([labels, batch.ref_labels])
-            indices = joined(indices, given, batch.anchor_labels, batch_rows)
-        return self._loss(batch, indices, rows, labels)
+            indices = joined(indices, batch.given, batch.anchor_labels, batch_rows)
+        return _loss_of_indices(self.loss, indices, batch.anchors, batch.anchor_labels, rows, labels)
 
-    def _loss_of_batch(self, batch: Batch, given: IndicesTuple | None) -> Tensor:
-        """The wrapped loss on this rank's batch alone, as if there were no memory."""
+    def _loss_of_batch(self, batch: Batch) -> Tensor:
+        """The wrapped loss on the batch alone, as if there were no memory."""
         if len(batch.anchors) == 0 or len(batch.refs) == 0:
             return _zero_loss(batch)
         refs = (None, None) if batch.is_own else (batch.refs, batch.ref_labels)
-        indices = given
+        indices = batch.given
         if self.miner is not None:
             indices = self.miner(batch.anchors, batch.anchor_labels, *refs)
-            if given is not None:
+            if batch.given is not None:
                 batch_rows = torch.arange(len(batch.refs), device=batch.refs.device)
-                indices = joined(indices, given, batch.anchor_labels, batch_rows)
-        return self._loss(batch, indices, *refs)
-
-    def _loss(
-        self, batch: Batch, indices: IndicesTuple | None, rows: Tensor | None, labels: Tensor | None
-    ) -> Tensor:
-        loss: Tensor = self.loss(batch.anchors, batch.anchor_labels, indices, rows, labels)
-        return loss
+                indices = joined(indices, batch.given, batch.anchor_labels, batch_rows)
+        return _loss_of_indices(self.loss, indices, batch.anchors, batch.anchor_labels, *refs)
 
     def _indices(
         self, anchors: Tensor, anchor_labels: Tensor, rows: Tensor, labels: Tensor, own_rows: Tensor | None
@@ -440,8 +448,31 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     def _shares_rows(self) -> bool:
         return self.gather_distributed and ranks.are_many()
 
-    def _ranks_in_step(self) -> AbstractContextManager[None]:
-        return ranks.fail_together() if self._shares_rows() else nullcontext()
+    def _step_of_ranks(self, batch: Batch, reports: list[Report]) -> tuple[Memory | None, Tensor]:
+        """The memory, and the loss of the batch of all ranks, with this rank's part of its gradient."""
+        is_shared = self.num_calls >= self.warmup and shares.can_be_shared(self.loss, self.miner)
+        # A rank computes its own anchors' terms, or where these depend on other anchors, those of all.
+        everyone = batch
+        if self.batch_loss_weight or not is_shared:
+            everyone = of_all_ranks(batch, reports)
+        loss = batch.anchors.new_zeros(())
+        share = shares.share_of_nothing(self.loss, batch.anchors)
+        exchange = ranks.Exchange(share.numbers())
+        with exchange.at_end():
+            memory = self._memory_of_step(batch)
+            if memory is not None and is_shared:
+                share = self._against(
+                    memory, batch, shares.share_of_masks, shares.share_of_indices, of_nothing=share
+                )
+                exchange.mine = share.numbers()
+            with ranks.same_draws(reports[0].seed + self.num_calls, batch.rows.device):
+                if not is_shared:
+                    loss = self._loss_of_step(memory, everyone)
+                elif self.batch_loss_weight:
+                    loss = self.batch_loss_weight * self._loss_of_batch(everyone)
+        if is_shared:
+            loss = loss + share.loss(self.loss, exchange.of_ranks)
+        return memory, loss
 
     # -- checkpoints ----------------------------------------------------------------------------------------
 
@@ -479,6 +510,12 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._rows_known_to_adapters = self._identity_of_rows()
+
+
+def _loss_of_indices(loss: nn.Module, indices: IndicesTuple | None, *arguments: Tensor | None) -> Tensor:
+    anchors, anchor_labels, rows, labels = arguments
+    value: Tensor = loss(anchors, anchor_labels, indices, rows, labels)
+    return value
 
 
 def _zero_loss(batch: Batch) -> Tensor:

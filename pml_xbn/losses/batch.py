@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import ranks
-from .validation import check_embeddings, check_labels, check_mask
+from .pairs import IndicesTuple
+from .validation import check_embeddings, check_indices, check_labels, check_mask
 
 
 class Batch(NamedTuple):
@@ -19,10 +19,10 @@ class Batch(NamedTuple):
     refs: Tensor  # (b, d), what this rank stores, with gradient
     ref_labels: Tensor  # (b,)
     is_own: bool  # the anchors are the refs
+    given: IndicesTuple | None  # pairs or triplets, whose positives and negatives number refs
     rows: Tensor  # (g, d), what all ranks store; on one rank the refs, detached
     row_labels: Tensor  # (g,)
     first_row: int  # where this rank's refs begin among the rows
-    weight: float  # of this rank's loss in the mean over ranks
 
     def own(self, batch_rows: Tensor) -> Tensor:
         """Of the places ``(g,)`` of all ranks' rows, those of this rank's, ``(b,)``."""
@@ -39,7 +39,12 @@ class Memory(NamedTuple):
 
 
 def split(
-    embeddings: Tensor, labels: Tensor, mask: Tensor | None, embedding_size: int, dtype: torch.dtype
+    embeddings: Tensor,
+    labels: Tensor,
+    given: IndicesTuple | None,
+    mask: Tensor | None,
+    embedding_size: int,
+    dtype: torch.dtype,
 ) -> Batch:
     """Checks shapes and dtypes, and splits the input by its enqueue mask.
 
@@ -47,6 +52,10 @@ def split(
     """
     check_embeddings(embeddings, embedding_size)
     check_labels(labels, len(embeddings))
+    if given is not None:
+        check_indices(given)
+        if mask is not None:
+            raise ValueError("indices_tuple and enqueue_mask are mutually exclusive: pass one of them")
     embeddings = embeddings.to(torch.promote_types(embeddings.dtype, dtype))
     labels = labels.to(embeddings.device, torch.int64).contiguous()
     anchors, anchor_labels = refs, ref_labels = embeddings, labels
@@ -65,21 +74,8 @@ def split(
         refs,
         ref_labels,
         is_own=mask is None,
-        rows=refs.detach().to(dtype),
+        given=given,
+        rows=refs.detach(),
         row_labels=ref_labels,
         first_row=0,
-        weight=1.0,
-    )
-
-
-def gathered(batch: Batch, ref_sizes: list[int], anchor_sizes: list[int]) -> Batch:
-    """The batch with the rows of all ranks, given what every rank brings."""
-    before = sum(ref_sizes[: torch.distributed.get_rank()])
-    # The mean over ranks of their mean losses, so weighted, is the mean over all anchors.
-    weight = len(batch.anchors) * len(anchor_sizes) / max(sum(anchor_sizes), 1)
-    return batch._replace(
-        rows=ranks.gather_rows(batch.rows, ref_sizes),
-        row_labels=ranks.gather_rows(batch.row_labels, ref_sizes),
-        first_row=before,
-        weight=weight,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
-from pytorch_metric_learning.losses import GenericPairLoss
+from pytorch_metric_learning.losses import GenericPairLoss, SupConLoss
 from pytorch_metric_learning.miners import PairMarginMiner
 from torch import Tensor, nn
 
@@ -67,19 +67,42 @@ def loss_of(
     loss: GenericPairLoss, masks: PairMasks, anchors: Tensor, labels: Tensor, rows: Tensor, row_labels: Tensor
 ) -> Tensor:
     """The loss of these pairs; PML's base class is left out of the way between distance and loss."""
-    num_positive, num_negative = torch.stack([mask.sum() for mask in masks]).tolist()
+    num_pairs = torch.stack([mask.sum() for mask in masks]).tolist()
 
     def from_masks(mat: Tensor, _: Any) -> Any:
-        if num_positive and num_negative and anchor_slices.are_worth_it(loss, mat):
-            return anchor_slices.sliced_losses(loss, mat, *masks)
-        return loss._compute_loss(mat, *(mask.to(mat.dtype) for mask in masks))
+        return terms_of(loss, mat, masks, num_pairs)
 
     from_lists = loss.loss_method
     loss.loss_method = from_masks
     try:
         # PML looks at the lengths of the lists alone, to see whether there are pairs at all.
+        num_positive, num_negative = num_pairs
         lengths = tuple(range(n) for n in (num_positive, num_positive, num_negative, num_negative))
         value: Tensor = loss(anchors, labels, lengths, rows, row_labels)
     finally:
         loss.loss_method = from_lists
     return value
+
+
+def terms_of(
+    loss: GenericPairLoss, mat: Tensor, masks: PairMasks, num_pairs: list[int], is_part: bool = False
+) -> dict[str, Any]:
+    """What the loss of these pairs hands its reducer.
+
+    Args:
+        mat: distances, ``(a, n)``.
+        num_pairs: how many the masks choose.
+        is_part: of more pairs elsewhere, so that a lack of one kind of pair here means nothing.
+    """
+    has_both = all(num_pairs)
+    if (has_both or is_part) and anchor_slices.are_worth_it(loss, mat):
+        return anchor_slices.sliced_losses(loss, mat, *masks)
+    positive, negative = (mask.to(mat.dtype) for mask in masks)
+    if has_both or not (is_part and isinstance(loss, SupConLoss)):
+        return dict(loss._compute_loss(mat, positive, negative))
+    # SupConLoss asks whether there are pairs of both kinds. A last row that is no anchor has them.
+    one_pair = torch.zeros_like(mat[:1])
+    one_pair[0, 0] = 1
+    padded = (torch.cat(pair) for pair in ((mat, mat[:1]), (positive, one_pair), (negative, one_pair)))
+    terms = loss._compute_loss(*padded)["loss"]
+    return {"loss": {**terms, "losses": terms["losses"][:-1], "indices": terms["indices"][:-1]}}

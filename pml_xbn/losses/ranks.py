@@ -15,38 +15,36 @@ def are_many() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def exchange(error: Exception | None, *numbers: int) -> list[list[int]]:
-    """Tells all ranks whether this one has failed.
+class Exchange:
+    """What the ranks tell each other at the end of a block.
 
-    Args:
-        error: what this rank failed with, or None.
-        numbers: to tell the others, as many on every rank.
-
-    Returns:
-        Every rank's numbers, in rank order.
-
-    Raises:
-        Exception: this rank's own error.
-        ValueError, RuntimeError: another rank's, with its number and message.
+    Attributes:
+        mine: this rank's numbers, ``(k,)``, which the block may set; kept to the precision of float64.
+        of_ranks: those of every rank, ``(ranks, k)``, float64; set at the end.
     """
-    mine = torch.tensor([error is not None, *numbers], dtype=torch.int64, device=_device())
-    of_ranks = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(of_ranks, mine)
-    reports = torch.stack(of_ranks).tolist()  # one wait for all of them
-    if any(has_failed for has_failed, *_ in reports):
-        _raise_together(error)
-    return [numbers for _, *numbers in reports]
+
+    of_ranks: Tensor
+
+    def __init__(self, mine: Tensor) -> None:
+        self.mine = mine
+
+    @contextmanager
+    def at_end(self) -> Iterator[None]:
+        """A block that raises on every rank if it raises on one."""
+        error = None
+        try:
+            yield
+        except Exception as raised:
+            error = raised
+        self.of_ranks = _exchange(error, self.mine)
 
 
 @contextmanager
-def fail_together() -> Iterator[None]:
-    """A block that raises on every rank if it raises on one."""
-    error = None
-    try:
+def same_draws(seed: int, device: torch.device) -> Iterator[None]:
+    """A block that draws the same random numbers on all ranks, and takes none from those that follow it."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
         yield
-    except Exception as raised:
-        error = raised
-    exchange(error)
 
 
 def gather_rows(rows: Tensor, sizes: list[int]) -> Tensor:
@@ -56,6 +54,22 @@ def gather_rows(rows: Tensor, sizes: list[int]) -> Tensor:
     of_ranks = [torch.empty_like(longest) for _ in sizes]
     dist.all_gather(of_ranks, longest)
     return torch.cat([x[:size] for x, size in zip(of_ranks, sizes, strict=True)]).to(rows.device)
+
+
+def _exchange(error: Exception | None, numbers: Tensor) -> Tensor:
+    """The numbers of every rank.
+
+    Raises:
+        Exception: this rank's own error.
+        ValueError, RuntimeError: another rank's, with its number and message.
+    """
+    mine = torch.cat([torch.tensor([error is not None]), numbers.cpu()]).double().to(_device())
+    of_ranks = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(of_ranks, mine)
+    reports = torch.stack(of_ranks).cpu()  # one wait for all of them
+    if reports[:, 0].any():
+        _raise_together(error)
+    return reports[:, 1:]
 
 
 def _raise_together(error: Exception | None) -> None:

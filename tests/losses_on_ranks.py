@@ -1,0 +1,51 @@
+"""Compares the losses and gradients of ranks with those of a single process, for the tests of both."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import loss_worker
+import torch
+from torchrun import torchrun
+
+# Every so many of the 4,662 cases are run; 1 takes minutes.
+SHARE = int(os.environ.get("PML_XBN_RANK_CASES_SHARE", "12"))
+TIMEOUT = 1200 if SHARE == 1 else 300  # seconds, for a machine that is busy
+
+Results = list[dict[tuple[str, ...], dict[str, Any]]]
+
+
+def run(ranks: int, folder: Path) -> Results:
+    """What every rank saw, by case."""
+    script = Path(loss_worker.__file__)
+    finished = torchrun(script, str(folder), str(SHARE), ranks=ranks, timeout=TIMEOUT)
+    assert finished.returncode == 0, finished.stderr
+    results = [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(ranks)]
+    assert len(results[0]) == len(range(0, len(list(loss_worker.cases())), SHARE))
+    return results
+
+
+def check(results: Results, loss: str) -> None:
+    """Every rank has the value of one process, and the mean of their gradients is its gradient."""
+    wrong, gradients = {}, []
+    for number, case in enumerate(results[0]):
+        if case[0] != loss:
+            continue
+        alone = results[number % len(results)][case]["alone"]
+        for step, expected in enumerate(alone):
+            gradients.append(expected[1:].abs().max().item())
+            for rank, result in enumerate(results):
+                found = result[case]["ranks"][step]
+                errors = difference(found[:1], expected[:1]), difference(found[1:], expected[1:])
+                if not max(errors) < 1e-9:
+                    wrong[(*case, step, rank)] = errors
+    assert not wrong
+    # Most have something to compare; some miners find nothing here and there.
+    assert sum(gradient > 0 for gradient in gradients) > 0.5 * len(gradients) > 0
+
+
+def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Relative, but for what is tiny."""
+    return ((found - expected).abs().max() / expected.abs().max().clamp_min(1e-3)).item()
