@@ -141,12 +141,17 @@ class Input(NamedTuple):
 
 
 def input_of(case: Case, rank: int, size: int, step: int) -> Input:
-    """What a rank brings. In the first step every rank has classes of its own."""
+    """What a rank brings.
+
+    In the first step all have one class; or every rank has one of its own, and the second is far from the
+    others, so that PairMarginMiner finds it no negatives, while a third finds some.
+    """
     generator = torch.Generator().manual_seed(100 * step + rank)
     inputs = torch.randn(size, D, dtype=torch.float64, generator=generator)
     labels = torch.randint(0, CLASSES, (size,), generator=generator)
     if step == 0:
-        labels = (rank + (torch.arange(size) > 2)) % CLASSES
+        labels = torch.full_like(labels, 0 if case.layout == "equal" else rank % CLASSES)
+        inputs[:, 0] += 4.0 if rank == 1 else -4.0
     mask = torch.arange(size) % 2 == 1 if case.mode == "mask" else None
     indices = None
     if case.mode == "indices" and size:

@@ -42,8 +42,8 @@ def check(results: Results, loss: str) -> None:
                 if not max(errors) < 1e-9:
                     wrong[(*case, step, rank)] = errors
     assert not wrong
-    # Most have something to compare; some miners find nothing here and there.
-    assert sum(gradient > 0 for gradient in gradients) > 0.5 * len(gradients) > 0
+    # There is something to compare, though the first step has classes of one kind alone.
+    assert sum(gradient > 0 for gradient in gradients) > 0.3 * len(gradients) > 0
 
 
 def difference(found: torch.Tensor, expected: torch.Tensor) -> float:

@@ -13,9 +13,10 @@ from torch.utils.hooks import RemovableHandle
 
 from ..number_checks import check_integer, check_non_negative
 from . import masks, ranks, shares
-from .batch import Batch, Memory, split
+from .batch import Batch, Memory, split, zero_loss
+from .batch_loss import loss_of_batch
 from .checkpoint import check_same_size, inferred_queue
-from .global_batch import Report, gathered, of_all_ranks, report_of
+from .global_batch import Report, gathered, of_all_ranks, report_of, reports_of
 from .memory_hooks import MemoryHook, MemoryHooks
 from .pairs import IndicesTuple, Miner, all_pairs, joined, mined
 from .row_buffers import Reader, RowBuffers, traced
@@ -278,11 +279,11 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             batch = self._split(embeddings, labels, given, mask)
             check_fits(len(batch.refs), self.memory_size)
             return batch, None, self._has_storable_values(embeddings, batch)
-        report = ranks.Exchange(torch.zeros(len(Report())))
-        with report.at_end():
+        exchange = ranks.Exchange(torch.zeros(len(Report())))
+        with exchange.at_end():
             batch = self._split(embeddings, labels, given, mask)
-            report.mine = report_of(batch, self._has_storable_values(embeddings, batch))
-        reports = [Report(*numbers) for numbers in report.of_ranks.long().tolist()]
+            exchange.mine = report_of(batch, self._has_storable_values(embeddings, batch))
+        reports = reports_of(exchange)
         check_fits(sum(report.num_refs for report in reports), self.memory_size)
         return gathered(batch, reports), reports, all(report.is_storable for report in reports)
 
@@ -359,7 +360,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         """The loss of the batch against the memory, which holds it, and alone."""
         if memory is None:
             return self._loss_of_batch(batch)
-        loss = self._against(memory, batch, masks.loss_of, _loss_of_indices, _zero_loss(batch))
+        loss = self._against(memory, batch, masks.loss_of, _loss_of_indices, zero_loss(batch))
         if self.batch_loss_weight:
             loss = loss + self.batch_loss_weight * self._loss_of_batch(batch)
         return loss
@@ -398,7 +399,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         """The loss against the memory as it is."""
         rows, labels = self.embedding_memory[: self.num_rows], self.label_memory[: self.num_rows]
         if len(batch.anchors) == 0 or len(rows) == 0:
-            return _zero_loss(batch) if batch.given is None else self._loss_of_batch(batch)
+            return zero_loss(batch) if batch.given is None else self._loss_of_batch(batch)
         rows = rows.to(batch.anchors.dtype)
         indices = self._indices(batch.anchors, batch.anchor_labels, rows, labels, None)
         if batch.given is not None:
@@ -407,20 +408,11 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             rows = torch.cat([rows, batch.refs.detach()])
             labels = torch.cat([labels, batch.ref_labels])
             indices = joined(indices, batch.given, batch.anchor_labels, batch_rows)
-        return _loss_of_indices(self.loss, indices, batch.anchors, batch.anchor_labels, rows, labels)
+        loss: Tensor = self.loss(batch.anchors, batch.anchor_labels, indices, rows, labels)
+        return loss
 
     def _loss_of_batch(self, batch: Batch) -> Tensor:
-        """The wrapped loss on the batch alone, as if there were no memory."""
-        if len(batch.anchors) == 0 or len(batch.refs) == 0:
-            return _zero_loss(batch)
-        refs = (None, None) if batch.is_own else (batch.refs, batch.ref_labels)
-        indices = batch.given
-        if self.miner is not None:
-            indices = self.miner(batch.anchors, batch.anchor_labels, *refs)
-            if batch.given is not None:
-                batch_rows = torch.arange(len(batch.refs), device=batch.refs.device)
-                indices = joined(indices, batch.given, batch.anchor_labels, batch_rows)
-        return _loss_of_indices(self.loss, indices, batch.anchors, batch.anchor_labels, *refs)
+        return loss_of_batch(self.loss, self.miner, batch)
 
     def _indices(
         self, anchors: Tensor, anchor_labels: Tensor, rows: Tensor, labels: Tensor, own_rows: Tensor | None
@@ -465,7 +457,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
                     memory, batch, shares.share_of_masks, shares.share_of_indices, of_nothing=share
                 )
                 exchange.mine = share.numbers()
-            with ranks.same_draws(reports[0].seed + self.num_calls, batch.rows.device):
+            with ranks.same_draws(reports[0].seed, batch.rows.device):
                 if not is_shared:
                     loss = self._loss_of_step(memory, everyone)
                 elif self.batch_loss_weight:
@@ -512,12 +504,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         self._rows_known_to_adapters = self._identity_of_rows()
 
 
-def _loss_of_indices(loss: nn.Module, indices: IndicesTuple | None, *arguments: Tensor | None) -> Tensor:
-    anchors, anchor_labels, rows, labels = arguments
-    value: Tensor = loss(anchors, anchor_labels, indices, rows, labels)
+def _loss_of_indices(
+    loss: nn.Module, indices: IndicesTuple, anchors: Tensor, labels: Tensor, rows: Tensor, row_labels: Tensor
+) -> Tensor:
+    value: Tensor = loss(anchors, labels, indices, rows, row_labels)
     return value
-
-
-def _zero_loss(batch: Batch) -> Tensor:
-    """What PML's losses return without pairs: zero, with a zero gradient."""
-    return (batch.anchors * 0).sum()

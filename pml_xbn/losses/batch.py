@@ -79,3 +79,8 @@ def split(
         row_labels=ref_labels,
         first_row=0,
     )
+
+
+def zero_loss(batch: Batch) -> Tensor:
+    """What PML's losses return without pairs: zero, with a zero gradient."""
+    return (batch.anchors * 0).sum()

@@ -24,13 +24,18 @@ class Report(NamedTuple):
     seed: int = 0  # for draws that are to be the same on all ranks
 
 
-def report_of(batch: Batch, is_storable: bool) -> Tensor:
+def report_of(batch: Batch, is_storable: bool = True) -> Tensor:
     """This rank's report as numbers."""
     given = batch.given or ()
     lengths = (len(given[0]), len(given[-1])) if given else (0, 0)
-    seed = torch.initial_seed() % 2**31
+    seed = int(torch.randint(2**31, ()))
     report = Report(len(batch.refs), len(batch.anchors), is_storable, len(given), *lengths, seed)
     return torch.tensor(report, dtype=torch.float64)
+
+
+def reports_of(exchange: ranks.Exchange) -> list[Report]:
+    """The reports that the ranks have exchanged."""
+    return [Report(*numbers) for numbers in exchange.of_ranks.long().tolist()]
 
 
 def gathered(batch: Batch, reports: list[Report]) -> Batch:

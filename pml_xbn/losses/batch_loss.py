@@ -1,0 +1,89 @@
+"""A loss without memory, of the batch of all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import ranks
+from .batch import Batch, split, zero_loss
+from .global_batch import Report, gathered, of_all_ranks, report_of, reports_of
+from .pairs import IndicesTuple, Miner, joined
+
+
+class BatchLoss(nn.Module):
+    """A loss and a miner of PML without a memory: what memories are compared with.
+
+    On one process it is ``loss(embeddings, labels, miner(embeddings, labels))``. On many ranks, with
+    ``gather_distributed``, it is that of the batch of all: every rank returns the loss of a single process,
+    and the mean over ranks of the gradients, which ``DistributedDataParallel`` takes, is that of a single
+    process too; of the embeddings, and of parameters of the loss, such as proxies.
+
+    Args:
+        loss: takes ``(embeddings, labels, indices_tuple)``; any loss of PML.
+        miner: takes ``(embeddings, labels)``; default all pairs.
+        gather_distributed: in a run of many ranks, the loss of the batch of all of them. In ``eval()`` mode
+            and where gradients are disabled every rank is by itself.
+
+    Example:
+        >>> from pytorch_metric_learning.losses import ContrastiveLoss
+        >>> loss_fn = BatchLoss(ContrastiveLoss())
+        >>> loss_fn(torch.eye(4), torch.tensor([0, 0, 1, 1]))
+        tensor(1.4142)
+    """
+
+    def __init__(
+        self, loss: nn.Module, miner: Miner | None = None, *, gather_distributed: bool = False
+    ) -> None:
+        super().__init__()
+        self.loss = loss
+        self.miner = miner
+        self.gather_distributed = gather_distributed
+
+    def forward(
+        self, embeddings: Tensor, labels: Tensor, indices_tuple: IndicesTuple | None = None
+    ) -> Tensor:
+        """The loss, a scalar.
+
+        Args:
+            embeddings: ``(b, d)``, any floating dtype.
+            labels: ``(b,)``, integers.
+            indices_tuple: pairs or triplets within the batch, added to the miner's.
+
+        Raises:
+            ValueError: input that does not fit.
+        """
+        is_alone = not (self.gather_distributed and ranks.are_many())
+        if is_alone or not (self.training and torch.is_grad_enabled()):
+            return loss_of_batch(self.loss, self.miner, self._split(embeddings, labels, indices_tuple))
+        exchange = ranks.Exchange(torch.zeros(len(Report())))
+        with exchange.at_end():
+            batch = self._split(embeddings, labels, indices_tuple)
+            exchange.mine = report_of(batch)
+        reports = reports_of(exchange)
+        batch = of_all_ranks(gathered(batch, reports), reports)
+        with ranks.same_draws(reports[0].seed, batch.rows.device):
+            return loss_of_batch(self.loss, self.miner, batch)
+
+    @staticmethod
+    def _split(embeddings: Tensor, labels: Tensor, given: IndicesTuple | None) -> Batch:
+        size, dtype = embeddings.shape[-1], embeddings.dtype
+        return split(embeddings, labels, given, None, size, dtype)
+
+
+def loss_of_batch(loss: nn.Module, miner: Miner | None, batch: Batch) -> Tensor:
+    """The loss of the anchors against the refs, as if there were no memory."""
+    if len(batch.anchors) == 0 or len(batch.refs) == 0:
+        return zero_loss(batch)
+    arguments: tuple[Any, ...] = batch.anchors, batch.anchor_labels
+    refs = (None, None) if batch.is_own else (batch.refs, batch.ref_labels)
+    indices = batch.given
+    if miner is not None:
+        indices = miner(*arguments, *refs)
+        if batch.given is not None:
+            batch_rows = torch.arange(len(batch.refs), device=batch.refs.device)
+            indices = joined(indices, batch.given, batch.anchor_labels, batch_rows)
+    value: Tensor = loss(*arguments, indices, *refs)
+    return value
