@@ -8,7 +8,7 @@ from pytorch_metric_learning.miners import PairMarginMiner
 from torch import Tensor, nn
 
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
-from pml_xbn.losses import AdaptiveCrossBatchMemory
+from pml_xbn.losses import AdaptiveCrossBatchMemory, BatchLoss
 
 
 @dataclass(frozen=True)
@@ -28,17 +28,6 @@ class MemorySetup:
     superclasses: Tensor
 
 
-class BatchLoss(nn.Module):
-    """The loss of a batch alone, with the same miner as the memories use."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.loss, self.miner = _loss(), _miner()
-
-    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        return self.loss(embeddings, labels, self.miner(embeddings, labels))
-
-
 def _loss() -> SupConLoss:
     return SupConLoss(temperature=0.1)
 
@@ -52,7 +41,7 @@ def _memory(cls: type[CrossBatchMemory], setup: MemorySetup, **options: object) 
 
 
 METHODS: dict[str, Callable[[MemorySetup], nn.Module]] = {
-    "no-xbm": lambda setup: BatchLoss(),
+    "no-xbm": lambda setup: BatchLoss(_loss(), _miner()),
     "xbm": lambda setup: _memory(CrossBatchMemory, setup),
     "xbm-star": lambda setup: _memory(AdaptiveCrossBatchMemory, setup, batch_loss_weight=1.0),
     "xbn": lambda setup: _memory(XBNWrapper, setup),

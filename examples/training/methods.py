@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
 from pml_xbn.losses import (
     AdaptiveCrossBatchMemory,
+    BatchLoss,
     SampledNormalizedSoftmaxLoss,
     StopGradientSoftmaxLoss,
 )
 
-from .batch_loss import BatchLoss
 from .pml_parts import make_loss, make_miner
 from .settings import Settings
 
@@ -102,7 +102,11 @@ def build_loss(settings: Settings, setup: LossSetup) -> nn.Module:
 
 def build_batch_loss(settings: Settings, setup: LossSetup) -> nn.Module:
     """The loss without memory: that of no-xbm, and of all memories in the epochs of the new layers alone."""
-    return BatchLoss(_pml_loss(settings, setup), make_miner(settings.miner, settings.miner_options))
+    return BatchLoss(
+        _pml_loss(settings, setup),
+        make_miner(settings.miner, settings.miner_options),
+        gather_distributed=setup.world_size > 1,
+    )
 
 
 def has_memory(settings: Settings) -> bool:

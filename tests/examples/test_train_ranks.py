@@ -9,12 +9,6 @@ from training_script import TINY, assert_equal, has_timm, result_of, state_of
 TESTS = Path(__file__).parents[1]
 
 
-def test_loss_without_memory_has_the_gradient_of_the_whole_batch() -> None:
-    finished = torchrun(TESTS / "batch_loss_worker.py")
-    assert finished.returncode == 0, finished.stderr
-    assert "gradients agree" in finished.stdout
-
-
 @pytest.mark.skipif(not has_timm(), reason="timm cannot be imported")
 def test_two_ranks_train_stop_together_and_resume_exactly(tmp_path: Path) -> None:
     flags = [*TINY, "--method", "axbn", "--memory-ratio", "0.2", "--no-nmi", "--images-per-class", "2"]

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from pytorch_metric_learning.losses import SupConLoss
+from pytorch_metric_learning.miners import PairMarginMiner
+from torchrun import torchrun
+
+from pml_xbn.losses import BatchLoss
+
+WORKER = Path(__file__).parents[1] / "batch_loss_worker.py"
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_many_ranks_have_loss_and_gradient_of_one_process(ranks: int) -> None:
+    finished = torchrun(WORKER, ranks=ranks)
+    assert finished.returncode == 0, finished.stderr
+    assert "losses and gradients agree" in finished.stdout
+
+
+def test_on_one_process_it_is_the_loss_of_the_miners_pairs() -> None:
+    loss, miner = SupConLoss(), PairMarginMiner(pos_margin=0.9, neg_margin=0.1)
+    embeddings, labels = torch.randn(8, 4), torch.arange(8) % 3
+    expected = loss(embeddings, labels, miner(embeddings, labels))
+    assert torch.equal(BatchLoss(loss, miner)(embeddings, labels), expected)

@@ -1,0 +1,82 @@
+"""Trains the demo's task for 200 steps, as one of many ranks or alone, and saves the weights.
+
+python glyphs_rank_worker.py FOLDER
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+
+import torch
+from glyphs_task.distortion import distort
+from glyphs_task.network import GlyphNet
+from glyphs_task.training import Settings, Task
+from pytorch_metric_learning.losses import SupConLoss
+from pytorch_metric_learning.miners import PairMarginMiner
+from shared.randomness import generator_for
+from shared.sync_batch_norm import synchronise_batch_norm
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pml_xbn import AXBNWrapper, PerClassXBN, XBNWrapper
+from pml_xbn.losses import AdaptiveCrossBatchMemory, BatchLoss
+
+STEPS = 200
+MEMORIES: dict[str, type[AdaptiveCrossBatchMemory] | None] = {
+    "no-xbm": None,
+    "xbm": AdaptiveCrossBatchMemory,
+    "xbn": XBNWrapper,
+    "axbn": AXBNWrapper,
+    "per-class": PerClassXBN,
+}
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+DEVICE = torch.device("cpu")
+
+
+def train(task: Task, method: str, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The weights after 200 steps."""
+    is_many = distributed.is_initialized()
+    rank, ranks = (distributed.get_rank(), distributed.get_world_size()) if is_many else (0, 1)
+    torch.manual_seed(0)
+    network = GlyphNet(task.settings.embedding_size).to(dtype)
+    if is_many:
+        network = synchronise_batch_norm(network, DEVICE)
+    model = DistributedDataParallel(network) if is_many else network
+    loss_fn = build_loss(task, method, dtype, is_many)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=task.settings.learning_rate)
+    batches = task.batches.epoch(0)
+    for step in range(STEPS):
+        images = distort(task.images[batches[step]], generator_for(0, 0, step)).to(dtype)
+        labels = task.labels[batches[step]]
+        optimizer.zero_grad()
+        loss_fn(model(images.chunk(ranks)[rank]), labels.chunk(ranks)[rank]).backward()
+        optimizer.step()
+    return network.state_dict()
+
+
+def build_loss(task: Task, method: str, dtype: torch.dtype, is_many: bool) -> nn.Module:
+    loss, miner = SupConLoss(temperature=0.1), PairMarginMiner(pos_margin=0.2, neg_margin=0.8)
+    memory, setup = MEMORIES[method], task.memory_setup
+    if memory is None:
+        return BatchLoss(loss, miner, gather_distributed=is_many)
+    options = {"memory_dtype": dtype, "gather_distributed": is_many}
+    return memory(loss, setup.embedding_size, setup.memory_size, miner, **options)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    if "RANK" in os.environ:
+        distributed.init_process_group("gloo", timeout=timedelta(minutes=1))
+    task = Task(Settings(), DEVICE)
+    weights = {(m, d): train(task, m, dtype) for m in MEMORIES for d, dtype in DTYPES.items()}
+    rank = os.environ.get("RANK", "alone")
+    torch.save(weights, Path(sys.argv[1], f"{rank}.pt"))
+    if distributed.is_initialized():
+        gc.collect()  # the models hold the process group in cycles
+        distributed.destroy_process_group()
