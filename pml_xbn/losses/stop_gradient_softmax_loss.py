@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from pytorch_metric_learning.distances import DotProductSimilarity
-from pytorch_metric_learning.utils.common_functions import TorchInitWrapper
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize, one_hot, softplus
 
@@ -47,7 +46,8 @@ class StopGradientSoftmaxLoss(BaseClassificationLoss):
         threshold: the softmax loss below which Eq. 6 joins in; ``float("inf")`` for always.
         label_smoothing: share of the target that goes to all classes alike, in the softmax loss. The paper
             smooths but does not say by how much.
-        **kwargs: what PML's classification losses take. The weights start as those of ``nn.Linear``.
+        **kwargs: what PML's classification losses take. The weights start as those of ``nn.Linear``: PML's
+            would make logits of ‖f‖ and more, and a first loss that never gets below the threshold.
 
     Raises:
         ValueError: a number out of range, or a ``distance`` other than that of Eq. 5, the default.
@@ -106,11 +106,6 @@ class StopGradientSoftmaxLoss(BaseClassificationLoss):
 
     def get_default_distance(self) -> DotProductSimilarity:
         return DotProductSimilarity(normalize_embeddings=False)
-
-    def get_default_weight_init_func(self) -> TorchInitWrapper:
-        # As nn.Linear does, whose weights lie the other way round. PML's standard normal would make logits
-        # of ‖f‖ and more, and a first loss that never gets below the threshold.
-        return TorchInitWrapper(torch.nn.init.kaiming_uniform_, a=5**0.5, mode="fan_out")
 
     def _sub_loss_names(self) -> list[str]:
         return ["softmax_loss", "sgsl_loss"]
