@@ -45,7 +45,8 @@ class StopGradientSoftmaxLoss(BaseClassificationLoss):
         gamma: γ; 30 in the paper, whose Table 4 finds little difference from 10 on.
         threshold: the softmax loss below which Eq. 6 joins in; ``float("inf")`` for always.
         label_smoothing: share of the target that goes to all classes alike, in the softmax loss. The paper
-            smooths but does not say by how much.
+            smooths but does not say by how much; it refers to Boudiaf et al. (2020) for other settings, whose
+            code gives 0.1 to the other classes, which is 0.1 · C / (C - 1) to all.
         **kwargs: what PML's classification losses take. The weights start as those of ``nn.Linear``: PML's
             would make logits of ‖f‖ and more, and a first loss that never gets below the threshold.
 

@@ -154,7 +154,7 @@ def test_xbms_loss_is_eq_1_with_its_divisor() -> None:
 
 
 def test_the_gradient_is_that_of_the_divided_loss() -> None:
-    """Clipped to nothing but told by SGD's first step."""
+    """As a first step of SGD shows."""
     rest = "--loss ContrastiveLoss --loss-options reducer=SumReducer --miner none --method no-xbm"
     rest += " --warmup-epochs 0 --steps-per-epoch 1 --optimizer sgd --sgd-momentum 0 --weight-decay 0"
     rest += " --clip-gradient 0"
