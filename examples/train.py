@@ -26,8 +26,9 @@ from training.command_line import build_parser, read_settings
 from training.data import TaskData, load_data
 from training.figures import draw_curves
 from training.interruption import Interruption
+from training.model import name_of_weights
 from training.ranks import Ranks
-from training.reproducing import same_experiments, table
+from training.reproducing import paper_weights, same_experiments, table
 from training.results import result_table
 from training.run import Run
 from training.session import Session
@@ -113,20 +114,23 @@ def _print_start(run: Run, folder: Path) -> None:
     if data.gallery is not None:
         tests = f"{len(data.queries)} queries in a gallery of {len(data.gallery)}"
     print(
-        f"{settings.method} on {settings.dataset}, seed {settings.seed}: {len(data.train)} training images "
+        f"{settings.method} on {settings.dataset}, seed {settings.seed}, "
+        f"{name_of_weights(settings)}: {len(data.train)} training images "
         f"of {data.num_classes} classes, {tests}; {run.length.steps_per_epoch} steps in each of "
         f"{run.length.epochs} epochs, on {run.ranks.world_size} × {run.ranks.device.type}; into {folder}"
     )
 
 
 def _print_results(settings: Settings, results: list[dict[str, float]]) -> None:
-    same = same_experiments(settings, partial(read_settings, build_parser(None)))
+    read = partial(read_settings, build_parser(None))
+    same = same_experiments(settings, read)
     if not same:
-        print(result_table(results, {}, ""))
+        print(result_table(results, {}, "", (name_of_weights(settings), "–")))
         print("No table of the papers has these settings; --list shows those that are there.")
         return
     experiment, differences = same[0]
-    print(result_table(results, experiment.figures, experiment.source))
+    weights = (name_of_weights(settings), paper_weights(experiment, read))
+    print(result_table(results, experiment.figures, experiment.source, weights))
     for other, _ in same[1:]:
         figures = ", ".join(other.figures.values())
         print(f"Also there: {other.source} ({other.title}): {figures}")

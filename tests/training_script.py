@@ -38,8 +38,9 @@ def run_script(monkeypatch: pytest.MonkeyPatch, output: Path, *flags: str) -> No
 
 
 def result_of(output: Path, seed: int = 0) -> dict[str, float]:
-    result: dict[str, float] = json.loads((output / f"seed-{seed}" / "result.json").read_text())
-    return result
+    """The numbers of a result."""
+    result = json.loads((output / f"seed-{seed}" / "result.json").read_text())
+    return {name: value for name, value in result.items() if name != "pretrained_weights"}
 
 
 def state_of(output: Path, name: str = "last.pt") -> dict[str, Any]:

@@ -10,7 +10,10 @@ _DISTANCES_OF = 4096  # images; the number of distances is the square of it
 
 
 def embedding_diagnostics(
-    embeddings: Tensor, labels: Tensor, superclasses: Tensor | None = None
+    embeddings: Tensor,
+    labels: Tensor,
+    superclasses: Tensor | None = None,
+    features: Tensor | None = None,
 ) -> dict[str, float]:
     """Class separability, distances, and the shares of embeddings near their superclass, by name.
 
@@ -18,10 +21,11 @@ def embedding_diagnostics(
         embeddings: (N, d), of unit length; distances are of 4,096 of the first classes.
         labels: (N,).
         superclasses: label -> superclass, or None.
+        features: (N, d) of which separability is measured; None for the embeddings.
     """
     first = labels.argsort(stable=True)[:_DISTANCES_OF]
     numbers = {
-        **scalars("separability", class_separability(embeddings, labels)),
+        **scalars("separability", class_separability(embeddings if features is None else features, labels)),
         **scalars("distance", embedding_distances(embeddings[first], labels[first])),
     }
     if superclasses is not None:

@@ -35,9 +35,9 @@ def build_transforms(settings: Settings, data_config: dict[str, Any]) -> tuple[T
     if settings.dataset == "glyphs":
         prepared = partial(_glyph_input, size=size, mean=mean, std=std)
         return partial(_distorted_glyph_input, prepare=prepared), prepared
-    if settings.augmentation == "crop":
-        return _crop_transforms(size, mean, std)
-    return _timm_transforms(settings, size, data_config)
+    if settings.augmentation == "timm":
+        return _timm_transforms(settings, size, data_config)
+    return _crop_transforms(settings, size, mean, std)
 
 
 def _timm_transforms(
@@ -61,14 +61,22 @@ def _timm_transforms(
     return train, test
 
 
-def _crop_transforms(size: int, mean: Any, std: Any) -> tuple[Transform, Transform]:
-    """Resized to 256, a random or central crop of 224, mirrored at random: XBM §4.1, NormSoftmax §4.1."""
+def _crop_transforms(settings: Settings, size: int, mean: Any, std: Any) -> tuple[Transform, Transform]:
+    """Resized to 256 and cropped to 224, at random and mirrored in training: XBM §4.1, NormSoftmax §4.1.
+
+    The resized crop is that of Boudiaf et al. (2020), colours first.
+    """
     from torchvision import transforms
 
     larger = round(size * _RESIZE)
     resize = transforms.Resize((larger, larger))
     finish = [transforms.ToTensor(), transforms.Normalize(mean, std)]
-    train = [resize, transforms.RandomCrop(size), transforms.RandomHorizontalFlip(), *finish]
+    crop = [transforms.RandomCrop(size)]
+    if settings.augmentation == "resized-crop":
+        ratios = (1 / settings.crop_ratio, settings.crop_ratio)
+        jitter = transforms.ColorJitter(*[settings.color_jitter] * 3, hue=settings.hue_jitter)
+        crop = [jitter, transforms.RandomResizedCrop(size, (settings.crop_scale, 1), ratios)]
+    train = [resize, *crop, transforms.RandomHorizontalFlip(), *finish]
     test = [resize, transforms.CenterCrop(size), *finish]
     return transforms.Compose(train), transforms.Compose(test)
 

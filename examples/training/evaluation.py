@@ -33,7 +33,8 @@ class Evaluated(NamedTuple):
 
     Attributes:
         accuracy: percentages.
-        diagnostics: of the queries' embeddings, if wished; see `embedding_diagnostics`.
+        diagnostics: of the queries' embeddings, if wished; see `embedding_diagnostics`. Separability is that
+            of the features as the model returns them, as in SGSL's Table 5.
     """
 
     accuracy: dict[str, float]
@@ -55,8 +56,9 @@ class Evaluation:
 
     def __call__(self, model: nn.Module, *, nmi: bool = False) -> Evaluated:
         data, settings = self.data, self.settings
-        queries = self._embed(model, data.queries)
-        gallery = None if data.gallery is None else self._embed(model, data.gallery)
+        features = self._embed(model, data.queries)
+        queries = self._comparable(features)
+        gallery = None if data.gallery is None else self._comparable(self._embed(model, data.gallery))
         if not self.ranks.is_first:
             return Evaluated({}, {})
         percentages = accuracy(
@@ -69,12 +71,16 @@ class Evaluation:
         )
         if not settings.diagnostics_every:
             return Evaluated(percentages, {})
-        diagnostics = embedding_diagnostics(queries, data.queries.labels, data.queries.superclasses)
+        diagnostics = embedding_diagnostics(queries, data.queries.labels, data.queries.superclasses, features)
         return Evaluated(percentages, diagnostics)
+
+    def _comparable(self, features: Tensor) -> Tensor:
+        """Unit length, or signs: what retrieval compares."""
+        return signs(features) if self.settings.binary else normalize(features)
 
     @torch.no_grad()
     def _embed(self, model: nn.Module, images: Images) -> Tensor:
-        """(N, d) on the CPU, unit length or signs; leaves the model in training mode."""
+        """(N, d) on the CPU, as the model returns them; leaves it in training mode."""
         ranks, settings = self.ranks, self.settings
         size = -(-len(images) // ranks.world_size)
         first = ranks.rank * size
@@ -88,8 +94,7 @@ class Evaluation:
             with ranks.autocast(settings.mixed_precision):
                 parts.append(model(inputs.to(ranks.device)).float())
         model.train()
-        embeddings = ranks.gather(torch.cat(parts))[: len(images)].cpu()
-        return signs(embeddings) if settings.binary else normalize(embeddings)
+        return ranks.gather(torch.cat(parts))[: len(images)].cpu()
 
 
 def signs(embeddings: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pytorch_metric_learning.utils.common_functions import TorchInitWrapper
 from torch import Tensor, nn
 
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
@@ -83,7 +84,10 @@ def build_loss(settings: Settings, setup: LossSetup) -> nn.Module:
             settings.embedding_size,
             settings.gamma,
             settings.sgsl_start,
-            settings.label_smoothing,
+            # The paper defers to the code of Boudiaf et al. (2020), which smooths towards the other classes,
+            # where torch takes all, and starts from class weights of zero.
+            settings.label_smoothing * setup.num_classes / (setup.num_classes - 1),
+            weight_init_func=TorchInitWrapper(nn.init.zeros_),
         )
     if settings.method == "no-xbm":
         return build_batch_loss(settings, setup)

@@ -16,17 +16,34 @@ from .settings import Settings
 
 def build_warmup_optimizer(settings: Settings, parameters: Iterable[nn.Parameter]) -> Optimizer:
     """SGD on the new layers alone."""
-    return torch.optim.SGD(parameters, lr=settings.warmup_learning_rate, momentum=settings.sgd_momentum)
+    return _sgd(settings, parameters, settings.warmup_learning_rate)
 
 
 def build_optimizer(settings: Settings, parameters: Iterable[nn.Parameter]) -> Optimizer:
     """The optimizer of all layers."""
-    known: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
-    if settings.optimizer == "adamw":
-        return torch.optim.AdamW(parameters, **known)
-    if settings.optimizer == "adam":
-        return torch.optim.Adam(parameters, **known)
-    return torch.optim.SGD(parameters, momentum=settings.sgd_momentum, **known)
+    if settings.optimizer == "sgd":
+        return _sgd(settings, parameters, settings.learning_rate)
+    cls = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
+    return cls(_groups(settings, parameters), lr=settings.learning_rate)
+
+
+def _sgd(settings: Settings, parameters: Iterable[nn.Parameter], rate: float) -> Optimizer:
+    momentum = settings.sgd_momentum
+    # torch refuses Nesterov's method where there is no momentum for it.
+    nesterov = settings.nesterov and momentum > 0
+    return torch.optim.SGD(_groups(settings, parameters), lr=rate, momentum=momentum, nesterov=nesterov)
+
+
+def _groups(settings: Settings, parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
+    """Parameters by their weight decay; vectors and scalars have none unless that is set."""
+    decayed, others = [], []
+    for parameter in parameters:
+        (decayed if parameter.ndim > 1 or settings.decay_vectors else others).append(parameter)
+    groups = [
+        {"params": decayed, "weight_decay": settings.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
 
 
 def learning_rate(settings: Settings, length: Length, step: int) -> float:
@@ -41,6 +58,8 @@ def learning_rate(settings: Settings, length: Length, step: int) -> float:
         factor = settings.decay if step >= settings.decay_at else 1.0
     elif settings.schedule == "step":
         factor = settings.decay ** (step // length.steps_per_epoch // settings.decay_every)
+    if settings.warmup_steps:
+        factor = min(factor, (step + 1) / settings.warmup_steps)
     return settings.learning_rate * factor
 
 

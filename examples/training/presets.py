@@ -1,15 +1,12 @@
 """The papers' settings, as far as they differ from the defaults, which are those of the AXBN paper.
 
-Where a paper says nothing, the comment at the value says so.
+Where every value comes from, and which of them no paper states, is in docs/presets.md.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-# §5.1 of the AXBN paper is the default of every setting. It is silent on these, which are timm's or
-# PML's defaults: weight decay 2e-5, SGD momentum 0.9, the temperature 0.1 of SupConLoss; on the miner in
-# the epochs of the last layer alone, which is the same as later; on the interpolation of images.
 _AXBN: dict[str, Any] = {}
 _AXBN_BY_DATASET: dict[str, dict[str, Any]] = {
     "deep-fashion2": {"memory_ratio": 1.0, "gain_update_interval": 10},
@@ -17,11 +14,6 @@ _AXBN_BY_DATASET: dict[str, dict[str, Any]] = {
     "cifar10": {"images_per_class": 8},
 }
 
-# Cross-Batch Memory, §4.1, §3.3 and its Table 7. Silent on: K, taken as 4 images per class; the margin λ of
-# the contrastive loss, taken as 0.5; gradient clipping and mixed precision, taken as none. The weight 1 of
-# the batch's own loss is that of its code, as the AXBN paper reports (§5.3.1). Pairs are summed, as in
-# Eq. 1, whose 1/m Adam does not see. The ratios R_M of Table 7 are read as shares, not per cent: at 1 its
-# SOP run is the 77.4 of Table 3, which Table 2 gives for 100 %. For CUB and Cars it has none; all is taken.
 _XBM: dict[str, Any] = {
     "method": "xbm-star",
     "loss": "ContrastiveLoss",
@@ -31,7 +23,12 @@ _XBM: dict[str, Any] = {
         "distance": "CosineSimilarity",
         "reducer": "SumReducer",
     },
+    # With the sums, Eq. 1. Adam would hardly see the factor but for the weight decay, which it adds to the
+    # gradient: of a loss 64 times as large it would be a 64th.
+    "loss_per_anchor": True,
     "miner": "none",
+    "backbone": "resnet50.tv_in1k",
+    "pooling": "max",
     "embedding_size": 128,
     "augmentation": "crop",
     "memory_warmup": 1000,
@@ -40,10 +37,13 @@ _XBM: dict[str, Any] = {
     "warmup_epochs": 0,
     "optimizer": "adam",
     "weight_decay": 5e-4,
+    "decay_vectors": True,
     "decay": 0.1,
     "clip_gradient": 0.0,
     "mixed_precision": "no",
 }
+# The ratios R_M of its Table 7 are read as shares, not per cent: at 1 its SOP run is the 77.4 of Table 3,
+# which Table 2 gives for 100 %.
 _XBM_BY_DATASET: dict[str, dict[str, Any]] = {
     "sop": {"learning_rate": 3e-4, "decay_at": 24_000, "iterations": 34_000, "memory_ratio": 1.0},
     "in-shop": {"learning_rate": 3e-4, "decay_at": 24_000, "iterations": 34_000, "memory_ratio": 0.2},
@@ -53,14 +53,11 @@ _XBM_BY_DATASET: dict[str, dict[str, Any]] = {
     "cars": {"learning_rate": 1e-4, "decay_at": 1_400, "iterations": 2_000, "memory_ratio": 1.0},
 }
 
-# The thesis repeats the AXBN protocol (§5.2); λμ 0.5, λσ 1 and the delay of 15 epochs are its own
-# (§4.3) and the defaults here. Its §9 widens the margins for PC-XBN and SC-XBN.
 _THESIS_MARGINS: dict[str, Any] = {"miner_options": {"pos_margin": 0.1, "neg_margin": 2.0}}
 
-# Classification is a Strong Baseline, §4.1. Silent on: the learning rate of the epoch of the new layers,
-# taken as that of the others; gradient clipping and mixed precision, taken as none.
 _NORM_SOFTMAX: dict[str, Any] = {
     "method": "norm-softmax",
+    "backbone": "resnet50.tv_in1k",
     "head": "layer-norm",
     "augmentation": "crop",
     "batch_size": 75,
@@ -69,8 +66,10 @@ _NORM_SOFTMAX: dict[str, Any] = {
     "warmup_learning_rate": 0.01,
     "epochs": 30,
     "optimizer": "sgd",
+    "nesterov": False,
     "learning_rate": 0.01,
     "weight_decay": 1e-4,
+    "decay_vectors": True,
     "decay": 0.1,
     "decay_every": 15,
     "clip_gradient": 0.0,
@@ -81,27 +80,38 @@ _NORM_SOFTMAX_BY_DATASET: dict[str, dict[str, Any]] = {
     "cars": {"images_per_class": 25},
 }
 
-# Stop-Gradient Softmax Loss, Implementation Details. Silent on, with "other settings" those of a paper that
-# it cites: the optimizer, its learning rate and weight decay, taken from NormSoftmax; the amount of label
-# smoothing, taken as 0.1; a start with the new layers alone and gradient clipping, taken as none.
 _SGSL: dict[str, Any] = {
     "method": "sgsl",
+    "backbone": "resnet50.tv_in1k",
+    "freeze_bn": True,
     "head": "gem-bn-neck",
     "normalize": False,
+    "dropout": 0.5,
     "remove_last_bn_relu": True,
     "embedding_size": 2048,
-    "augmentation": "crop",
+    "augmentation": "resized-crop",
     "batch_size": 64,
     "images_per_class": 4,
     "warmup_epochs": 0,
     "epochs": 100,
     "optimizer": "sgd",
-    "learning_rate": 0.01,
-    "weight_decay": 1e-4,
+    "sgd_momentum": 0.0,
+    "nesterov": False,
+    "learning_rate": 0.02,
+    "weight_decay": 5e-4,
     "schedule": "cosine",
+    "warmup_steps": 100,
     "clip_gradient": 0.0,
 }
-_SGSL_BY_DATASET: dict[str, dict[str, Any]] = {"cub": {"learning_rate": 0.001}}
+_SGSL_LARGE = {"learning_rate": 0.003, "sgd_momentum": 0.99, "nesterov": True}
+_SGSL_BY_DATASET: dict[str, dict[str, Any]] = {
+    "cub": {"color_jitter": 0.25},
+    "cars": {"learning_rate": 0.05, "color_jitter": 0.3, "hue_jitter": 0.1, "crop_ratio": 1.0},
+    "sop": _SGSL_LARGE,
+    "in-shop": _SGSL_LARGE,
+    # Here the backbone is untrained, and has no statistics to keep.
+    "glyphs": {"freeze_bn": False},
+}
 
 _PRESETS: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
     "axbn": (_AXBN, _AXBN_BY_DATASET),

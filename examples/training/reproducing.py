@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from .papers import EXPERIMENTS, Experiment
 from .results import metric_name
@@ -21,7 +22,6 @@ _IDENTITY = (
     "dataset",
     "test_size",
     "method",
-    "backbone",
     "head",
     "embedding_size",
     "batch_size",
@@ -50,8 +50,8 @@ spreads a batch over N GPUs.
   which nothing is downloaded. It is read from `benchmarks/results/train_glyphs.csv`, with columns
   `experiment` and `recall_at_1`.
 
-Where a paper does not state a setting, the value taken stands in `examples/training/presets.py` and
-`examples/training/papers`. Data sets: Stanford Online Products (`sop`), In-shop Clothes Retrieval
+[Presets](presets.md) has every value behind `--preset`, and where it comes from: a paper's section, its
+authors' code, or nowhere. Data sets: Stanford Online Products (`sop`), In-shop Clothes Retrieval
 (`in-shop`), DeepFashion2, PKU VehicleID, CIFAR-10 and -100, CUB-200-2011 and Cars-196, each in the folder
 given by `--root`. `--download` fetches those that can be fetched.
 
@@ -59,13 +59,26 @@ Left out are the rows of backbones that timm does not have (GoogLeNet, BNIncepti
 CUB and Cars, whose memory is also updated in another way; LMCL in NormSoftmax; and the weight β of SGSL.
 
 The thesis runs the AXBN paper's protocol and reports much lower figures for the same methods, which it
-could not explain (§5.4.1): compare its figures with its own No-XBM.
+could not explain (§5.4.1): compare its figures with its own No-XBM. Its Table 5.14 gives neither the
+margins of the miner nor the other λ. Assumed are the usual λμ = 0.5 and λσ = 1, and the wide margins of its
+Table 9.1, since its figures at these (84.8 to 91.7 about λμ = 0.5, and 85.0 at λσ = 1) lie far above the
+39.69 of its Table 5.13.
+
+The AXBN paper and the thesis do not name their pretrained weights: their rows start from timm's default,
+`resnet50.a1_in1k` at present. Nor does the AXBN paper say which Swin its Table 4 has, nor with which weights.
+Every result names the weights that it started from.
 """
 
 
 def parse_experiment(experiment: Experiment, read: Callable[[list[str]], Settings]) -> Settings:
     """The settings of an experiment's command."""
     return read(shlex.split(experiment.arguments))
+
+
+def paper_weights(experiment: Experiment, read: Callable[[list[str]], Settings]) -> str:
+    """The pretrained weights of an experiment; those whose paper does not name them have no tag."""
+    backbone = parse_experiment(experiment, read).backbone
+    return backbone if "." in backbone else "not stated"
 
 
 def table() -> str:
@@ -122,11 +135,17 @@ def same_experiments(
     found: list[tuple[bool, Experiment, list[str]]] = []
     for experiment in EXPERIMENTS:
         theirs = parse_experiment(experiment, read)
-        if all(getattr(settings, name) == getattr(theirs, name) for name in _IDENTITY):
+        if _identity(settings) == _identity(theirs):
             is_other = settings.preset != theirs.preset
             found.append((is_other, experiment, _differences(settings, theirs)))
     found.sort(key=lambda row: (row[0], len(row[2])))
     return [(experiment, differences) for _, experiment, differences in found]
+
+
+def _identity(settings: Settings) -> list[Any]:
+    # Other pretrained weights are a difference that is told, not another experiment.
+    architecture = settings.backbone.partition(".")[0]
+    return [architecture, *(getattr(settings, name) for name in _IDENTITY)]
 
 
 def _differences(ours: Settings, theirs: Settings) -> list[str]:

@@ -20,13 +20,16 @@ def with_deviation(values: Sequence[float]) -> str:
     return f"{fmean(values):.2f} ± {stdev(values):.2f}"
 
 
-def result_table(results: Sequence[dict[str, float]], paper: dict[str, str], source: str) -> str:
+def result_table(
+    results: Sequence[dict[str, float]], paper: dict[str, str], source: str, weights: tuple[str, str]
+) -> str:
     """A Markdown table with one row per metric.
 
     Args:
         results: one per run, of equal keys; percentages by metric.
         paper: the paper's figures by metric; empty where it has none.
         source: the paper's table.
+        weights: what the backbone started from, here and in the paper.
     """
     metrics = [key for key in results[0] if key != "epoch"]
     title = source if paper else "paper"
@@ -36,4 +39,5 @@ def result_table(results: Sequence[dict[str, float]], paper: dict[str, str], sou
         lines.append(f"| {metric_name(key)} | {result} | {paper.get(key, '–')} |")
     epochs = ", ".join(str(int(row["epoch"])) for row in results)
     lines.append(f"| best epoch | {epochs} | – |")
+    lines.append(f"| pretrained weights | {weights[0]} | {weights[1]} |")
     return "\n".join(lines)

@@ -212,6 +212,8 @@ class Run:
             embeddings = self._ranked_model(images)
         with nullcontext() if alone else self._diagnostics.watch(global_step):
             loss = loss_fn(embeddings, labels)
+        if settings.loss_per_anchor:
+            loss = loss / settings.batch_size
         self._scaler.scale(loss).backward()
         self._scaler.unscale_(optimizer)
         clip_gradient(optimizer, settings.clip_gradient)

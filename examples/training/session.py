@@ -12,6 +12,7 @@ from shared import checkpoint
 from shared.run_log import RunLog
 
 from .figures import draw_curves
+from .model import name_of_weights
 from .run import Progress, Run
 from .settings import Settings
 
@@ -105,7 +106,8 @@ class Session:
             result.update(self.run.evaluate(best["model"], nmi=True))
         result.pop("loss", None)
         if self.ranks.is_first:
-            (self.folder / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+            told = {"pretrained_weights": name_of_weights(self.run.settings), **result}
+            (self.folder / "result.json").write_text(json.dumps(told, indent=1) + "\n")
         return result
 
 

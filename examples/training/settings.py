@@ -47,6 +47,18 @@ def share(text: str) -> float:
     return float(text)
 
 
+def probability(text: str) -> float:
+    if not 0 <= float(text) < 1:
+        raise ValueError(f"{text} is not from 0 up and below 1")
+    return float(text)
+
+
+def at_least_1(text: str) -> float:
+    if not 1 <= float(text) < float("inf"):
+        raise ValueError(f"{text} is not a finite number from 1 up")
+    return float(text)
+
+
 def not_negative(text: str) -> float:
     if not 0 <= float(text) < float("inf"):
         raise ValueError(f"{text} is not a finite number from 0 up")
@@ -88,24 +100,38 @@ class Settings:
     limit_classes: int | None = _setting(None, "train and test on so many classes each", positive)
     image_size: int | None = _setting(None, "side in pixels; default: 32 for Glyphs, else 224", positive)
     augmentation: str = _setting(
-        "timm", "timm's, or random crops and mirroring; Glyphs are distorted", choices=("timm", "crop")
+        "timm",
+        "timm's; random crops and mirroring; or random resized crops, colours and mirroring; "
+        "Glyphs are distorted",
+        choices=("timm", "crop", "resized-crop"),
     )
     rand_augment: str = _setting("rand-m9-mstd0.5", "timm's name of a RandAugment profile, or none")
     random_erasing: float = _setting(0.2, "probability of erasing a rectangle", not_negative)
+    crop_scale: float = _setting(0.16, "resized-crop: smallest share of the image", share)
+    crop_ratio: float = _setting(4 / 3, "resized-crop: largest ratio of the sides", at_least_1)
+    color_jitter: float = _setting(
+        0.0, "resized-crop: largest change of brightness, contrast and saturation", not_negative
+    )
+    hue_jitter: float = _setting(0.0, "resized-crop: largest change of hue, up to 0.5", not_negative)
     workers: int = _setting(4, "processes that load images", natural, affects_result=False)
 
     # -- model
-    backbone: str = _setting("resnet50", "any of timm's models")
-    pretrained: bool = _setting(True, "start from timm's pretrained weights", bool)
+    backbone: str = _setting("resnet50", "any of timm's models, with or without the tag of its weights")
+    pretrained: bool = _setting(True, "start from pretrained weights", bool)
+    weights: str | None = _setting(None, "file of the pretrained weights; default: timm fetches them")
+    pooling: str | None = _setting(None, "in place of the backbone's own", choices=("avg", "max"))
+    freeze_bn: bool = _setting(False, "BN of the backbone keeps its statistics from pretraining", bool)
     head: str = _setting("linear", "what follows the backbone", choices=HEADS)
     embedding_size: int = _setting(512, "length d of an embedding", positive)
     normalize: bool = _setting(True, "the model returns embeddings of unit length", bool)
     remove_last_bn_relu: bool = _setting(False, "RBR: drop the backbone's last BN and ReLU", bool)
+    dropout: float = _setting(0.0, "share of an embedding that the loss does not see", probability)
 
     # -- method
     method: str = _setting("axbn", "how the loss sees past batches", choices=METHODS)
     loss: str = _setting("SupConLoss", "a loss of PML; norm-softmax and sgsl bring their own")
     loss_options: dict[str, Any] = _setting({}, "name=value arguments of the loss", dict)
+    loss_per_anchor: bool = _setting(False, "divide the loss by the batch size, for one that sums", bool)
     miner: str = _setting("PairMarginMiner", "a miner of PML, or none")
     miner_options: dict[str, Any] = _setting(
         {"pos_margin": 0.2, "neg_margin": 0.8}, "name=value arguments of the miner", dict
@@ -126,7 +152,9 @@ class Settings:
     class_ratio: float = _setting(1.0, "norm-softmax: share of the classes per iteration", share)
     gamma: float = _setting(30.0, "sgsl: γ", not_negative)
     sgsl_start: float = _setting(3.0, "sgsl: joins where the softmax loss is below; 0: never", not_negative)
-    label_smoothing: float = _setting(0.1, "sgsl: of the softmax", not_negative)
+    label_smoothing: float = _setting(
+        0.1, "sgsl: share of the softmax's target for other classes", probability
+    )
 
     # -- optimisation
     batch_size: int = _setting(64, "images per iteration, over all ranks", positive)
@@ -138,8 +166,11 @@ class Settings:
     steps_per_epoch: int | None = _setting(None, "cut epochs short", positive)
     optimizer: str = _setting("adamw", "of all layers", choices=("adamw", "adam", "sgd"))
     learning_rate: float = _setting(1e-4, "of all layers, at first", not_negative)
-    weight_decay: float = _setting(2e-5, "of all layers", not_negative)
+    weight_decay: float = _setting(2e-5, "in both stages", not_negative)
+    decay_vectors: bool = _setting(False, "weight decay of biases and of the scales of BN too", bool)
     sgd_momentum: float = _setting(0.9, "of SGD, in both stages", not_negative)
+    nesterov: bool = _setting(True, "SGD with momentum is Nesterov's, in both stages", bool)
+    warmup_steps: int = _setting(0, "iterations in which the learning rate of all layers rises", natural)
     schedule: str = _setting("step", "of the learning rate", choices=("step", "cosine", "constant"))
     decay: float = _setting(0.33, "factor of the step schedule", not_negative)
     decay_every: int = _setting(15, "epochs between its steps", positive)

@@ -27,8 +27,9 @@ def make_head(
     """Builds a head by its name.
 
     * ``"linear"``: a linear layer (Adaptive Cross Batch Normalization, §5.1).
-    * ``"layer-norm"``: layer normalization of the features, without parameters, and a linear layer
-      (Classification is a Strong Baseline for Deep Metric Learning, §3.2 and §4.1).
+    * ``"layer-norm"``: layer normalization of the features, without parameters, and a linear layer without
+      bias (Classification is a Strong Baseline for Deep Metric Learning, §3.2 and §4.1). If the embedding
+      has as many dimensions as the features there is no linear layer, as in the authors' code.
     * ``"bn"``, ``"mbn"``, ``"ln"``: a linear layer, L2 normalization, and on the embedding batch
       normalization, :class:`MomentumBatchNorm` or layer normalization, each with scale and bias (Adaptive
       Cross Batch Normalization, Appendix A and Table 3, where BN and MBN leave the network untrainable
@@ -37,7 +38,8 @@ def make_head(
     * ``"bn-neck"``: batch normalization without scale and bias on top of the features (Stop-Gradient
       Softmax Loss, Figure 2, after Luo et al.'s BNNeck). If the embedding has as many dimensions as the
       features, that is all. For fewer the paper does not say where they are reduced; here a linear layer
-      comes before it, without the bias that batch normalization would take away.
+      comes after it, with a bias that starts at zero, as in the code of Boudiaf et al. (A unifying mutual
+      information view of metric learning, 2020), to which the paper defers.
     * ``"gem"``: :class:`GeMPooling` in place of average pooling, and a linear layer.
     * ``"gem-bn-neck"``: :class:`GeMPooling` and the layers of ``"bn-neck"``: the network of Stop-Gradient
       Softmax Loss, whose backbone goes through :func:`remove_last_bn_relu`.
@@ -62,11 +64,11 @@ def make_head(
         raise ValueError(f"name={name!r}: pass one of {', '.join(HEADS)}")
     check_integer("in_features", in_features, at_least=1)
     check_integer("embedding_size", embedding_size, at_least=1)
-    is_neck = name.endswith("bn-neck")
-    linear = nn.Linear(in_features, embedding_size, bias=not is_neck)
+    linear = nn.Linear(in_features, embedding_size, bias=name != "layer-norm")
+    reduction = [] if embedding_size == in_features else [linear]
     layers: list[nn.Module]
     if name == "layer-norm":
-        layers = [nn.LayerNorm(in_features, elementwise_affine=False), linear]
+        layers = [nn.LayerNorm(in_features, elementwise_affine=False), *reduction]
     elif name == "bn":
         layers = [linear, L2Normalize(), nn.BatchNorm1d(embedding_size)]
     elif name == "mbn":
@@ -77,9 +79,9 @@ def make_head(
         layers = [linear, L2Normalize(), MomentumBatchNorm(embedding_size, num_calls, ideal_batch_size)]
     elif name == "ln":
         layers = [linear, L2Normalize(), nn.LayerNorm(embedding_size)]
-    elif is_neck:
-        norm = nn.BatchNorm1d(embedding_size, affine=False)
-        layers = [norm] if embedding_size == in_features else [linear, norm]
+    elif name.endswith("bn-neck"):
+        nn.init.zeros_(linear.bias)
+        layers = [nn.BatchNorm1d(in_features, affine=False), *reduction]
     else:
         layers = [linear]
     if name in MAP_HEADS:

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from pytorch_metric_learning.distances import DotProductSimilarity
-from pytorch_metric_learning.utils.common_functions import TorchInitWrapper
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize, one_hot, softplus
 
@@ -46,8 +45,10 @@ class StopGradientSoftmaxLoss(BaseClassificationLoss):
         gamma: γ; 30 in the paper, whose Table 4 finds little difference from 10 on.
         threshold: the softmax loss below which Eq. 6 joins in; ``float("inf")`` for always.
         label_smoothing: share of the target that goes to all classes alike, in the softmax loss. The paper
-            smooths but does not say by how much.
-        **kwargs: what PML's classification losses take. The weights start as those of ``nn.Linear``.
+            smooths but does not say by how much; it refers to Boudiaf et al. (2020) for other settings, whose
+            code gives 0.1 to the other classes, which is 0.1 · C / (C - 1) to all.
+        **kwargs: what PML's classification losses take. The weights start as those of ``nn.Linear``: PML's
+            would make logits of ‖f‖ and more, and a first loss that never gets below the threshold.
 
     Raises:
         ValueError: a number out of range, or a ``distance`` other than that of Eq. 5, the default.
@@ -106,11 +107,6 @@ class StopGradientSoftmaxLoss(BaseClassificationLoss):
 
     def get_default_distance(self) -> DotProductSimilarity:
         return DotProductSimilarity(normalize_embeddings=False)
-
-    def get_default_weight_init_func(self) -> TorchInitWrapper:
-        # As nn.Linear does, whose weights lie the other way round. PML's standard normal would make logits
-        # of ‖f‖ and more, and a first loss that never gets below the threshold.
-        return TorchInitWrapper(torch.nn.init.kaiming_uniform_, a=5**0.5, mode="fan_out")
 
     def _sub_loss_names(self) -> list[str]:
         return ["softmax_loss", "sgsl_loss"]

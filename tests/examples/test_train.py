@@ -171,6 +171,10 @@ def test_repeated_runs_print_mean_and_deviation_and_leave_everything_on_disk(
         ("--batch-size 10", "batch_size is 10; it must be a positive multiple of 4"),
         ("--batch-size 64", "8 classes .* do not fill a batch of 64"),
         ("--head bn-neck --embedding-size 512", "nothing to train alone"),
+        ("--head gem --pooling max", "--pooling is max, and --head gem pools by itself"),
+        ("--backbone resnet18.a9_in1k", "'resnet18.a9_in1k': .*resnet18.a1_in1k"),
+        ("--weights absent.pth", "--weights is absent.pth, beside --no-pretrained"),
+        ("--pretrained --weights absent.pth", "there is no such file"),
         ("--resume", "no checkpoint in .* to resume from"),
     ],
 )
@@ -302,7 +306,7 @@ def photographs() -> Images:
     return Images(items, torch.arange(4), torch.arange(4))
 
 
-@pytest.mark.parametrize("augmentation", ["timm", "crop"])
+@pytest.mark.parametrize("augmentation", ["timm", "crop", "resized-crop --color-jitter 0.3 --hue-jitter 0.1"])
 def test_photographs_are_augmented_as_their_key_says(augmentation: str) -> None:
     settings = read(*f"--dataset sop --image-size 48 --augmentation {augmentation}".split())
     train, test = build_transforms(settings, IMAGENET)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from dataclasses import replace
@@ -21,7 +22,12 @@ from training.optimisation import clip_gradient, learning_rate  # noqa: E402
 from training.papers import EXPERIMENTS  # noqa: E402
 from training.pml_parts import make_loss, make_miner  # noqa: E402
 from training.presets import preset_values  # noqa: E402
-from training.reproducing import parse_experiment, same_experiments, table  # noqa: E402
+from training.reproducing import (  # noqa: E402
+    paper_weights,
+    parse_experiment,
+    same_experiments,
+    table,
+)
 from training.results import result_table, with_deviation  # noqa: E402
 from training.settings import DATASETS, PRESETS, Settings  # noqa: E402
 
@@ -86,7 +92,7 @@ def test_flag_wins_over_config_over_preset_over_default(tmp_path: Path) -> None:
     assert settings.batch_size == 50  # config, not the preset's 75
     assert settings.miner_options == {"pos_margin": 0.3}
     assert settings.learning_rate == 0.001  # preset on this data set
-    assert settings.backbone == "resnet50"  # default
+    assert settings.temperature == 0.05  # default
     assert read(f"--config {config} --preset axbn").learning_rate == 1e-4
 
 
@@ -181,7 +187,10 @@ def test_learning_rates_are_the_papers() -> None:
     softmax = learning_rates(read("--dataset cars --preset norm-softmax"), 107, [0, 15 * 107])
     assert softmax == pytest.approx([0.01, 0.001])
     sgsl = learning_rates(read("--dataset cars --preset sgsl"), 125, [0, 50 * 125, 100 * 125])
-    assert sgsl == pytest.approx([0.01, 0.005, 0.0], abs=1e-12)
+    assert sgsl == pytest.approx([0.05 / 100, 0.025, 0.0], abs=1e-12)
+    rise = learning_rates(read("--dataset sop --preset sgsl"), 930, [0, 49, 99, 100])
+    cosine = [0.5 * (1 + math.cos(math.pi * step / 93_000)) for step in (99, 100)]
+    assert rise == pytest.approx([0.003 * factor for factor in (0.01, 0.5, *cosine)])
 
 
 def test_gradient_is_shortened_to_the_limit() -> None:
@@ -244,9 +253,10 @@ def test_several_runs_have_a_mean_and_a_deviation() -> None:
     assert with_deviation([81.234]) == "81.23"
     assert with_deviation([80.0, 81.0, 82.0]) == "81.00 ± 1.00"
     rows = [{"epoch": 3, "recall_at_1": 50.0, "nmi": 90.0}, {"epoch": 4, "recall_at_1": 52.0, "nmi": 90.0}]
-    printed = result_table(rows, {"recall_at_1": "80.73 ± 0.30"}, "AXBN, Table 2")
+    printed = result_table(rows, {"recall_at_1": "80.73 ± 0.30"}, "AXBN, Table 2", ("a.b", "not stated"))
     assert "| Recall@1 | 51.00 ± 1.41 | 80.73 ± 0.30 |" in printed
     assert "| NMI | 90.00 ± 0.00 | – |" in printed
+    assert "| pretrained weights | a.b | not stated |" in printed
 
 
 def test_differences_from_the_paper_are_named() -> None:
@@ -255,3 +265,13 @@ def test_differences_from_the_paper_are_named() -> None:
     assert experiment.source == "AXBN, Table 2"
     assert differences == ["epochs=1, theirs 50"]
     assert same_experiments(read("--dataset glyphs"), read) == []
+
+
+def test_other_pretrained_weights_are_a_difference_from_the_paper() -> None:
+    (experiment, differences), *_ = same_experiments(
+        read("--preset xbm --dataset sop --backbone resnet50"), read
+    )
+    assert (experiment.key, paper_weights(experiment, read)) == ("xbm-paper", "resnet50.tv_in1k")
+    assert differences == ["backbone='resnet50', theirs 'resnet50.tv_in1k'"]
+    (experiment, _), *_ = same_experiments(read("--dataset sop"), read)
+    assert paper_weights(experiment, read) == "not stated"

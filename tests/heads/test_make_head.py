@@ -30,13 +30,13 @@ def pooled(maps: np.ndarray) -> np.ndarray:
 
 EXPECTED = {
     "linear": lambda x, w, b: x @ w.T + b,
-    "layer-norm": lambda x, w, b: standardized(x, 1) @ w.T + b,
+    "layer-norm": lambda x, w, b: standardized(x, 1) @ w.T,
     "bn": lambda x, w, b: standardized(unit(x @ w.T + b), 0),
     "mbn": lambda x, w, b: standardized(unit(x @ w.T + b), 0),  # its first call is BN's
     "ln": lambda x, w, b: standardized(unit(x @ w.T + b), 1),
-    "bn-neck": lambda x, w, b: standardized(x @ w.T, 0),
+    "bn-neck": lambda x, w, b: standardized(x, 0) @ w.T + b,
     "gem": lambda x, w, b: pooled(x) @ w.T + b,
-    "gem-bn-neck": lambda x, w, b: standardized(pooled(x) @ w.T, 0),
+    "gem-bn-neck": lambda x, w, b: standardized(pooled(x), 0) @ w.T + b,
 }
 
 
@@ -104,15 +104,23 @@ def test_an_image_embeds_alike_in_any_batch_after_training(name: str, device: to
 
 
 def test_layer_norm_on_the_features_and_the_necks_batch_norm_have_no_parameters() -> None:
-    assert {name for name, _ in make("layer-norm").named_parameters()} == {"layers.1.weight", "layers.1.bias"}
-    assert {name for name, _ in make("bn-neck").named_parameters()} == {"layers.0.weight"}
-    assert {name for name, _ in make("gem-bn-neck").named_parameters()} == {"layers.0.p", "layers.1.weight"}
+    linear = {"layers.1.weight", "layers.1.bias"}
+    assert {name for name, _ in make("layer-norm").named_parameters()} == {"layers.1.weight"}
+    assert {name for name, _ in make("bn-neck").named_parameters()} == linear
+    with_pooling = {"layers.0.p", "layers.2.weight", "layers.2.bias"}
+    assert {name for name, _ in make("gem-bn-neck").named_parameters()} == with_pooling
+    assert make("bn-neck").layers[1].bias.tolist() == [0] * D
 
 
 @pytest.mark.parametrize(
-    ("name", "names"), [("bn-neck", ["BatchNorm1d"]), ("gem-bn-neck", ["GeMPooling", "BatchNorm1d"])]
+    ("name", "names"),
+    [
+        ("bn-neck", ["BatchNorm1d"]),
+        ("gem-bn-neck", ["GeMPooling", "BatchNorm1d"]),
+        ("layer-norm", ["LayerNorm"]),
+    ],
 )
-def test_the_neck_of_features_of_the_embeddings_size_is_batch_norm_alone(name: str, names: list[str]) -> None:
+def test_features_of_the_embeddings_size_are_normalized_alone(name: str, names: list[str]) -> None:
     assert [type(layer).__name__ for layer in make(name, embedding_size=C).layers] == names
 
 

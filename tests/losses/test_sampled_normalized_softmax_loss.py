@@ -65,6 +65,36 @@ def test_share_1_is_pmls_loss_with_another_distance(device: torch.device) -> Non
     assert torch.equal(sampled(f, LABELS), pmls(f, LABELS))
 
 
+@pytest.mark.parametrize("d", [6, 128, 512, 2048])
+def test_weights_start_uniform_between_the_authors_bounds(d: int) -> None:
+    """Their code draws U(±1/√d), of mean square length d · 1 / 3d."""
+    weights = SampledNormalizedSoftmaxLoss(1000, d).W.detach()
+    assert weights.abs().max() <= d**-0.5
+    assert weights.abs().max() > 0.99 * d**-0.5
+    assert weights.mean().abs() < 5 * d**-0.5 / (3 * weights.numel()) ** 0.5
+    assert weights.norm(dim=0).square().mean().sqrt() == pytest.approx(3**-0.5, rel=0.05)
+
+
+def turn_of_a_first_step(loss_fn: torch.nn.Module) -> float:
+    """Mean angle, in degrees, by which SGD at 0.01 turns the weights of a batch's 15 classes of 5."""
+    labels = torch.arange(15).repeat_interleave(5)
+    f = torch.randn(15, 512).repeat_interleave(5, dim=0) + 0.5 * torch.randn(75, 512)
+    before = loss_fn.W.detach().double()
+    optimizer = torch.optim.SGD(loss_fn.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
+    loss_fn(f, labels).backward()
+    optimizer.step()
+    cosines = torch.cosine_similarity(before, loss_fn.W.detach().double(), dim=0)[:15]
+    return float(torch.rad2deg(torch.acos(cosines.clamp(max=1))).mean())
+
+
+def test_a_first_step_turns_the_weights() -> None:
+    """Those of PML, 40 times as long, it leaves where they are: that angle falls with their square."""
+    ours, pmls = SampledNormalizedSoftmaxLoss(100, 512), losses.NormalizedSoftmaxLoss(100, 512)
+    assert pmls.W.detach().norm(dim=0).mean() == pytest.approx(22.6, abs=0.2)
+    assert 1.5 < turn_of_a_first_step(ours) < 3
+    assert turn_of_a_first_step(pmls) < 0.002
+
+
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.9])
 def test_value_and_gradients_are_those_of_eq_1_over_the_drawn_classes(
     share: float, dtype: torch.dtype, device: torch.device

@@ -87,7 +87,7 @@ EXPERIMENTS = (
             f"PC-XBN, {_SYMBOLS[moment]} = {value}",
             "cifar100",
             f"--preset thesis-margins --method per-class --{moment}-lambda {value}",
-            "Thesis, Table 5.14",
+            "Thesis, Table 5.14, margins assumed",
             recall(figure),
         )
         for moment, by_value in _TABLE_5_14.items()
