@@ -34,6 +34,7 @@ class Cars196(ImageDataset):
 
     title = "Cars196"
     homepage = "https://www.kaggle.com/datasets/jutrera/stanford-car-dataset-by-classes-folder"
+    official_counts = (8_054, 8_131)
 
     def _read(self) -> Annotation:
         reader = import_pml_datasets(self.title).Cars196

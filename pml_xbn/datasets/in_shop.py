@@ -43,6 +43,7 @@ class InShop(ImageDataset):
     homepage = "https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion/InShopRetrieval.html"
     splits = ("train", "query", "gallery")
     evaluation = ("query", "gallery")
+    official_counts = (25_882, 14_218, 12_612)
 
     def _read(self) -> Annotation:
         name = "list_eval_partition.txt"
