@@ -23,7 +23,7 @@ class DeepFashion2(ImageDataset):
     """DeepFashion2: finding what somebody wears on a photo of their own in the photos of shops.
 
     Every image of this dataset is the ground-truth bounding box of one item, a superclass is one of the 13
-    categories. Splits, with the figures of the released files:
+    categories. Splits, with the counts of the AXBN paper (§5.2):
 
     * ``"train"``: the items of the training set that have a style, from consumers and shops (217,778).
     * ``"query"``: consumers' items of the validation set that have a style (12,377).

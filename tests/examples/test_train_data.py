@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from training.evaluation import Evaluation
 from training.ranks import Ranks
 from training.settings import DATASETS
 
-from pml_xbn.datasets import VehicleID
+from pml_xbn.datasets import StanfordOnlineProducts, VehicleID
 
 WRITERS = {
     "sop": tiny_datasets.write_stanford_online_products,
@@ -82,6 +83,17 @@ def test_galleries_of_fewer_vehicles_are_drawn_alike(tmp_path: Path) -> None:
     assert some.drawn_galleries.tolist() == every.drawn_galleries[:3, kept].tolist()
 
 
+def test_fewer_classes_by_choice_are_no_fewer_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    complete = [len(tiny_datasets.EBAY_TRAIN), len(tiny_datasets.EBAY_TEST)]
+    monkeypatch.setattr(StanfordOnlineProducts, "official_counts", complete)
+    tiny_datasets.write_stanford_online_products(tmp_path)
+    flags = ["--dataset", "sop", "--root", str(tmp_path), "--limit-classes", "1"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data = load_data(read_settings(build_parser(None), flags))
+    assert len(data.train) < complete[0]
+
+
 def test_vehicles_of_one_image_are_nothing_to_search_for(tmp_path: Path) -> None:
     rows = [("0000001", 1), ("0000002", 2)]
     tiny_datasets.write_vehicle_id(tmp_path)
@@ -134,6 +146,19 @@ def test_figures_of_vehicles_are_means_over_galleries_of_images_embedded_once(tm
         hits.append((gallery.labels[nearest] == query.labels).double().mean().item())
     assert len(set(hits)) > 1
     assert measured["recall_at_1"] == pytest.approx(100 * sum(hits) / 4)
+
+
+def test_result_of_vehicles_names_the_draws(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny_datasets.write_vehicle_id(tmp_path)
+    for name, first in (("train_list.txt", 100), ("test_list_800.txt", 200)):
+        rows = [(f"{first + number:07}", number % 4) for number in range(16)]
+        tiny_datasets.write_vehicle_list(tmp_path, name, rows)
+    flags = ["--dataset", "vehicle-id", "--root", str(tmp_path), "--image-size", "32", "--no-nmi"]
+    run_script(monkeypatch, tmp_path / "out", *flags, "--gallery-draws", "2")
+    assert "12 queries in a gallery of 4, drawn 2 times" in capsys.readouterr().out
+    assert set(result_of(tmp_path / "out")) == {"epoch", "recall_at_1", "map_at_r"}
 
 
 def transform(image: PillowImage) -> torch.Tensor:
