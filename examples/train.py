@@ -113,6 +113,9 @@ def _print_start(run: Run, folder: Path) -> None:
     tests = f"{len(data.queries)} test images"
     if data.gallery is not None:
         tests = f"{len(data.queries)} queries in a gallery of {len(data.gallery)}"
+    if data.drawn_galleries is not None:
+        draws, size = len(data.drawn_galleries), int(data.drawn_galleries[0].sum())
+        tests = f"{len(data.queries) - size} queries in a gallery of {size}, drawn {draws} times"
     print(
         f"{settings.method} on {settings.dataset}, seed {settings.seed}, "
         f"{name_of_weights(settings)}: {len(data.train)} training images "

@@ -163,6 +163,30 @@ def write_cars196(root: Path) -> None:
             write_image(root / "car_data" / "car_data" / part / name / image)
 
 
+def write_cars196_devkit(root: Path) -> None:
+    """In MATLAB's format, as the authors publish it."""
+    write_mat(root / "devkit" / "cars_meta.mat", "class_names", np.array(CAR_NAMES, dtype=object))
+    for part, name in (("train", "devkit/cars_train_annos.mat"), ("test", "cars_test_annos_withlabels.mat")):
+        write_car_annotations(root / name, CARS[part])
+        for image, _ in CARS[part]:
+            write_image(root / f"cars_{part}" / image)
+
+
+def write_car_annotations(path: Path, images: Sequence[tuple[str, int]]) -> None:
+    box = ["bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2"]
+    rows = [(3, 4, 10, 9, number, image) for image, number in images]
+    columns = [(name, object) for name in (*box, "class", "fname")]
+    write_mat(path, "annotations", np.array(rows, dtype=columns))
+
+
+def write_mat(path: Path, key: str, rows: np.ndarray) -> None:
+    """One row of many columns, as in the real files."""
+    from scipy.io import savemat
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    savemat(path, {key: rows[None]})
+
+
 CIFAR_PIXELS = np.arange(3 * 3072, dtype=np.uint32).reshape(3, 3072).astype(np.uint8)
 FINE_NAMES = [f"fine {number}" for number in range(100)]
 COARSE_NAMES = [f"coarse {number}" for number in range(20)]

@@ -12,7 +12,7 @@ class RetrievalAccuracy(AccuracyCalculator):
     """PML's calculator with Recall@K added in its way for custom metrics.
 
     Recall@K is the share of queries that find at least one image of their class among their K
-    nearest; queries without any such image do not count, as in PML's own metrics.
+    nearest; a query without any such image is a miss, while PML's own metrics leave it out.
 
     Args:
         recall_at: the values of K; each gives a metric ``recall_at_K``.
@@ -34,4 +34,5 @@ def _recall(
     neighbours: int, knn_labels: Tensor, query_labels: Tensor, not_lone_query_mask: Tensor, **kwargs: Any
 ) -> float:
     hits = (knn_labels[:, :neighbours] == query_labels[:, None]).any(dim=1)
-    return hits[not_lone_query_mask].float().mean().item()
+    # A query without a match may still find itself, where an equal embedding was taken for its own.
+    return (hits & not_lone_query_mask).float().mean().item()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.nn.functional import all_reduce
 
 
 def has_batch_norm(model: nn.Module) -> bool:
@@ -30,6 +31,18 @@ def synchronise_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
     return model
 
 
+class _SumOverRanks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        total = values.clone()
+        distributed.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return _SumOverRanks.forward(ctx, gradient)
+
+
 class _MomentsOfAllRanks(nn.modules.batchnorm._BatchNorm):
     def forward(self, values: Tensor) -> Tensor:
         if not self.training:
@@ -38,9 +51,9 @@ class _MomentsOfAllRanks(nn.modules.batchnorm._BatchNorm):
         shape = [1, -1, *[1] * (values.ndim - 2)]
         count = values.new_tensor([values.numel() // values.shape[1]])
         distributed.all_reduce(count)
-        mean = all_reduce(values.sum(dims)) / count
+        mean = _SumOverRanks.apply(values.sum(dims)) / count
         centred = values - mean.view(shape)
-        variance = all_reduce(centred.square().sum(dims)) / count
+        variance = _SumOverRanks.apply(centred.square().sum(dims)) / count
         with torch.no_grad():
             self.num_batches_tracked += 1
             self.running_mean.lerp_(mean, self.momentum)

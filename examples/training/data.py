@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -55,12 +55,15 @@ class TaskData:
         queries: test images that are searched for.
         gallery: those that they are searched among; None for all other queries.
         num_classes: number of training classes.
+        drawn_galleries: (draws, number of queries), bool: the ``queries`` that a gallery takes, in which the
+            others are then searched for; None where the data set fixes what is searched for.
     """
 
     train: Images
     queries: Images
     gallery: Images | None
     num_classes: int
+    drawn_galleries: Tensor | None = None
 
 
 def load_data(settings: Settings) -> TaskData:
@@ -68,21 +71,35 @@ def load_data(settings: Settings) -> TaskData:
 
     Raises:
         FileNotFoundError: it is not there.
-        ValueError: it cannot be downloaded, or a file is broken.
+        ValueError: it cannot be downloaded, a file is broken, or there is nothing to search for.
     """
     if settings.dataset == "glyphs":
         return _glyphs(settings)
     cls = getattr(datasets, _CLASSES[settings.dataset])
 
+    options = {"protocol": settings.protocol} if settings.dataset == "deep-fashion2" else {}
+
     def load(split: str) -> Any:
-        return cls(settings.root, split, download=settings.download)
+        return cls(settings.root, split, download=settings.download, **options)
 
     train = _chosen(load("train"), settings.limit_classes)
-    names = cls.evaluation
     if settings.dataset == "vehicle-id":
-        names = [f"{settings.test_size}-query", f"{settings.test_size}-gallery"]
-    tests = [_chosen(load(name), settings.limit_classes) for name in names]
+        return _with_drawn_galleries(settings, train, load(settings.test_size))
+    tests = [_chosen(load(name), settings.limit_classes) for name in cls.evaluation]
     return _task(train, *tests)
+
+
+def _with_drawn_galleries(settings: Settings, train: Images, tests: datasets.VehicleID) -> TaskData:
+    chosen = _chosen(tests, settings.limit_classes)
+    # The same in all runs, so that their figures can be compared.
+    draws = torch.stack([tests.draw_gallery(seed) for seed in range(settings.gallery_draws)])
+    galleries = draws[:, chosen.positions]
+    if galleries.all():
+        raise ValueError(
+            f"every vehicle of test set {settings.test_size!r} has one image alone, which the gallery takes; "
+            "pass a larger --limit-classes or unpack the lists again"
+        )
+    return replace(_task(train, chosen), drawn_galleries=galleries)
 
 
 def _glyphs(settings: Settings) -> TaskData:

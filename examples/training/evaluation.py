@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import NamedTuple
 
 import torch
@@ -26,6 +27,9 @@ _MORE_RECALL_AT = {
     "cub": (2, 4, 8),
     "cars": (2, 4, 8),
 }
+
+# Embeddings and labels of the queries, and of the gallery.
+_Search = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 
 
 class Evaluated(NamedTuple):
@@ -61,17 +65,21 @@ class Evaluation:
         gallery = None if data.gallery is None else self._comparable(self._embed(model, data.gallery))
         if not self.ranks.is_first:
             return Evaluated({}, {})
-        percentages = accuracy(
-            queries,
-            data.queries.labels,
-            gallery,
-            None if data.gallery is None else data.gallery.labels,
-            recall_at=sorted({*_RECALL_AT, *_MORE_RECALL_AT.get(settings.dataset, ())}),
-            nmi=nmi,
-        )
+        labels = data.queries.labels
+        searches: list[_Search] = [
+            (queries, labels, gallery, None if data.gallery is None else data.gallery.labels)
+        ]
+        if data.drawn_galleries is not None:
+            searches = [
+                (queries[~drawn], labels[~drawn], queries[drawn], labels[drawn])
+                for drawn in data.drawn_galleries
+            ]
+        recall_at = sorted({*_RECALL_AT, *_MORE_RECALL_AT.get(settings.dataset, ())})
+        rows = [accuracy(*search, recall_at=recall_at, nmi=nmi) for search in searches]
+        percentages = {name: fmean(row[name] for row in rows) for name in rows[0]}
         if not settings.diagnostics_every:
             return Evaluated(percentages, {})
-        diagnostics = embedding_diagnostics(queries, data.queries.labels, data.queries.superclasses, features)
+        diagnostics = embedding_diagnostics(queries, labels, data.queries.superclasses, features)
         return Evaluated(percentages, diagnostics)
 
     def _comparable(self, features: Tensor) -> Tensor:
@@ -113,6 +121,8 @@ def accuracy(
 ) -> dict[str, float]:
     """Recall@K for every K that the references suffice for, MAP@R and, if wished, NMI; in per cent.
 
+    A query of whose class there is no reference counts as a miss in all of them but NMI.
+
     Args:
         queries: (N, d).
         query_labels: (N,).
@@ -135,7 +145,10 @@ def accuracy(
         queries, query_labels, gallery, gallery_labels, ref_includes_query=gallery is None
     )
     result = {name: 100 * float(measured[name]) for name in include[:-1]}
-    result["map_at_r"] = 100 * float(measured["mean_average_precision_at_r"])
+    # PML's mean leaves out the queries without a match, and is NaN where there are no others.
+    images_of_class = references.bincount(minlength=int(query_labels.max()) + 1)[query_labels]
+    share = float((images_of_class > int(gallery is None)).float().mean())
+    result["map_at_r"] = 100 * share * float(measured["mean_average_precision_at_r"]) if share else 0.0
     if nmi:
         result["nmi"] = 100 * float(measured["NMI"])
     return result

@@ -48,7 +48,13 @@ _XBM_BY_DATASET: dict[str, dict[str, Any]] = {
     "sop": {"learning_rate": 3e-4, "decay_at": 24_000, "iterations": 34_000, "memory_ratio": 1.0},
     "in-shop": {"learning_rate": 3e-4, "decay_at": 24_000, "iterations": 34_000, "memory_ratio": 0.2},
     "vehicle-id": {"learning_rate": 1e-4, "decay_at": 30_000, "iterations": 50_000, "memory_ratio": 0.5},
-    "deep-fashion2": {"learning_rate": 3e-4, "decay_at": 20_000, "iterations": 36_000, "memory_ratio": 1.0},
+    "deep-fashion2": {
+        "protocol": "xbm",
+        "learning_rate": 3e-4,
+        "decay_at": 20_000,
+        "iterations": 36_000,
+        "memory_ratio": 1.0,
+    },
     "cub": {"learning_rate": 3e-5, "schedule": "constant", "iterations": 1_400, "memory_ratio": 1.0},
     "cars": {"learning_rate": 1e-4, "decay_at": 1_400, "iterations": 2_000, "memory_ratio": 1.0},
 }

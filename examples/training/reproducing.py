@@ -53,7 +53,10 @@ spreads a batch over N GPUs.
 [Presets](presets.md) has every value behind `--preset`, and where it comes from: a paper's section, its
 authors' code, or nowhere. Data sets: Stanford Online Products (`sop`), In-shop Clothes Retrieval
 (`in-shop`), DeepFashion2, PKU VehicleID, CIFAR-10 and -100, CUB-200-2011 and Cars-196, each in the folder
-given by `--root`. `--download` fetches those that can be fetched.
+given by `--root`. `--download` fetches those that can be fetched. Figures on VehicleID are means over
+`--gallery-draws` random galleries, 10 unless said; XBM does not say over how many. DeepFashion2 is run
+with the classes of `--protocol`, XBM's with its preset, on the 12,377 queries and the gallery of 36,961
+that are released. XBM prints 32,550 and 37,183, which cannot be had. A query without a match is a miss.
 
 Left out are the rows of backbones that timm does not have (GoogLeNet, BNInception), so those of XBM on
 CUB and Cars, whose memory is also updated in another way; LMCL in NormSoftmax; and the weight β of SGSL.

@@ -97,6 +97,10 @@ class Settings:
     root: Path = _setting(Path("data"), "folder of the data set", Path, affects_result=False)
     download: bool = _setting(False, "download the data set where possible", bool, affects_result=False)
     test_size: str = _setting("small", "test set of VehicleID", choices=("small", "medium", "large"))
+    gallery_draws: int = _setting(
+        10, "VehicleID: galleries to draw, and to average the figures over", positive
+    )
+    protocol: str = _setting("axbn", "whose classes DeepFashion2 has", choices=("axbn", "xbm"))
     limit_classes: int | None = _setting(None, "train and test on so many classes each", positive)
     image_size: int | None = _setting(None, "side in pixels; default: 32 for Glyphs, else 224", positive)
     augmentation: str = _setting(

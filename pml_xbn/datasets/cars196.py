@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from .annotation_files import Columns, number_up_to, read_lines, read_rows
+from .cars196_devkit import devkit_files, read_devkit
 from .image_dataset import Annotation, ImageDataset
 from .pml_datasets import import_pml_datasets
 
@@ -12,10 +13,15 @@ from .pml_datasets import import_pml_datasets
 class Cars196(ImageDataset):
     """Cars196: photos of 196 models of cars.
 
-    Splits ``"train"`` (the first 98 models) and ``"test"`` (the other 98), 16,185 images together.
-    There are no superclasses. `pytorch_metric_learning.datasets.Cars196` downloads and reads it, in the
-    layout of its source: ``names.csv``, ``anno_train.csv``, ``anno_test.csv`` and ``car_data`` in
-    ``root``; labels are renumbered from 0.
+    Splits ``"train"`` (8,054 images of the first 98 models) and ``"test"`` (8,131 of the other 98), which
+    are not those of its authors: both take from their training and test images alike. Labels are renumbered
+    from 0. There are no superclasses. Read is what ``root`` holds:
+
+    * The layout of the copy that `pytorch_metric_learning.datasets.Cars196` downloads and reads:
+      ``names.csv``, ``anno_train.csv``, ``anno_test.csv`` and ``car_data``.
+    * Otherwise that of the authors: ``cars_meta.mat``, ``cars_train_annos.mat`` and
+      ``cars_test_annos_withlabels.mat`` in ``devkit`` or in ``root``, and the images in ``cars_train`` and
+      ``cars_test``. SciPy reads it. The list ``cars_test_annos.mat`` of the devkit has no labels.
 
     Source: Krause et al., 3D Object Representations for Fine-Grained Categorization, 2013; the copy that
     PML downloads: https://www.kaggle.com/datasets/jutrera/stanford-car-dataset-by-classes-folder.
@@ -24,7 +30,7 @@ class Cars196(ImageDataset):
 
     Raises:
         ValueError, FileNotFoundError: as `ImageDataset`.
-        ImportError: pytorch-metric-learning is older than 2.8.
+        ImportError: pytorch-metric-learning is older than 2.8 (the copy), SciPy is missing (the devkit).
 
     Example:
         >>> from pml_xbn.datasets import Cars196
@@ -34,8 +40,11 @@ class Cars196(ImageDataset):
 
     title = "Cars196"
     homepage = "https://www.kaggle.com/datasets/jutrera/stanford-car-dataset-by-classes-folder"
+    official_counts = (8_054, 8_131)
 
     def _read(self) -> Annotation:
+        if not (self.root / "names.csv").exists() and any(file.exists() for file in devkit_files(self.root)):
+            return self._read_devkit()
         reader = import_pml_datasets(self.title).Cars196
         names = self._check_files()
         dataset = reader(self.root, self.split)
@@ -43,6 +52,17 @@ class Cars196(ImageDataset):
             classes=dataset.labels,
             class_names={number: names[number - 1] for number in dataset.labels},
             paths=[Path(path) for path in dataset.paths],
+        )
+
+    def _read_devkit(self) -> Annotation:
+        for file in devkit_files(self.root):
+            self._existing(file)
+        names, images = read_devkit(self.root)
+        chosen = [(path, number) for path, number in images if (number <= 98) == (self.split == "train")]
+        return Annotation(
+            classes=[number for _, number in chosen],
+            class_names={number: names[number - 1] for _, number in chosen},
+            paths=[path for path, _ in chosen],
         )
 
     def _check_files(self) -> list[str]:

@@ -32,6 +32,7 @@ class CUB(ImageDataset):
 
     title = "CUB-200-2011"
     homepage = "https://www.vision.caltech.edu/datasets/cub_200_2011/"
+    official_counts = (5_864, 5_924)
 
     def _read(self) -> Annotation:
         reader = import_pml_datasets(self.title).CUB

@@ -45,13 +45,10 @@ class Item(NamedTuple):
     box: tuple[int, int, int, int]
 
     @property
-    def identity(self) -> tuple[int, int, int]:
-        """What makes two items the same piece of clothing."""
-        return self.pair, self.category, self.style
-
-    @property
-    def name(self) -> str:
-        return f"pair {self.pair}, {CATEGORIES[self.category - 1]}, style {self.style}"
+    def has_area(self) -> bool:
+        """Whether the box holds a pixel."""
+        left, upper, right, lower = self.box
+        return left < right and upper < lower
 
 
 def read_items(files: Sequence[Path], title: str) -> list[Item]:
@@ -112,7 +109,4 @@ def _is_category(value: Any) -> bool:
 def _is_box(value: Any) -> bool:
     if not (isinstance(value, list) and len(value) == 4):
         return False
-    if not all(type(edge) in (int, float) and isfinite(edge) for edge in value):
-        return False
-    left, upper, right, lower = map(round, value)
-    return bool(left < right and upper < lower)
+    return all(type(edge) in (int, float) and isfinite(edge) for edge in value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ class Annotation(NamedTuple):
         paths: the image files, if images are files.
         superclasses: class -> number of its superclass, if there are superclasses.
         superclass_names: number -> name.
+        skipped: images of the split that are listed and left out.
     """
 
     classes: Sequence[Any]
@@ -31,6 +33,7 @@ class Annotation(NamedTuple):
     paths: Sequence[Path] | None = None
     superclasses: Mapping[Any, int] | None = None
     superclass_names: Sequence[str] | None = None
+    skipped: int = 0
 
 
 class ImageDataset(Dataset[tuple[Any, Any]], ABC):
@@ -58,6 +61,8 @@ class ImageDataset(Dataset[tuple[Any, Any]], ABC):
         superclass_names: superclass -> name, or None.
         evaluation: the splits of the test protocol: one, in which every image is searched for among
             all others, or the queries and the gallery.
+        official_counts: for each of the splits, the number of images in the official release. A list that
+            was cut at the end of a line can be read all the same: fewer images are told in a warning.
 
     Raises:
         ValueError: there is no such split, the dataset cannot be downloaded, or an annotation is
@@ -69,6 +74,7 @@ class ImageDataset(Dataset[tuple[Any, Any]], ABC):
     homepage: ClassVar[str]
     splits: ClassVar[tuple[str, ...]] = ("train", "test")
     evaluation: ClassVar[tuple[str, ...]] = ("test",)
+    official_counts: ClassVar[tuple[int, ...]]
 
     def __init__(
         self,
@@ -90,6 +96,7 @@ class ImageDataset(Dataset[tuple[Any, Any]], ABC):
         annotation = self._read()
         if not annotation.classes:
             raise ValueError(f"the files in {self.root} list no image of split {split!r} of {self.title}")
+        self._check_count(len(annotation.classes) + annotation.skipped)
         if annotation.paths is not None:
             self._existing(annotation.paths[0])  # folders that are not where they should be
         classes = sorted(annotation.class_names)
@@ -122,6 +129,15 @@ class ImageDataset(Dataset[tuple[Any, Any]], ABC):
     @abstractmethod
     def _read(self) -> Annotation:
         """Reads and checks all annotations of the split."""
+
+    def _check_count(self, count: int) -> None:
+        official = self.official_counts[self.splits.index(self.split)]
+        if count < official:
+            warnings.warn(
+                f"{self.root} lists {count:,} images of split {self.split!r} of {self.title}, the official "
+                f"release {official:,}; a list may have been cut, so unpack it again ({self.homepage})",
+                stacklevel=3,
+            )
 
     def _download(self) -> None:
         raise ValueError(

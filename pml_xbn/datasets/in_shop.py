@@ -15,8 +15,9 @@ class InShop(ImageDataset):
     (12,612 of the same 3,985). The superclass is the folder of the category (``Dresses``, ``Denim``,
     ...), as in the thesis (§5.1.2), so men's and women's trousers share one.
 
-    Needs ``Eval/list_eval_partition.txt`` (or the same file in ``root``) and the images of
-    ``img.zip``, unpacked in ``Img`` or in ``root``.
+    Needs ``Eval/list_eval_partition.txt`` (or the same file in ``root``) and the images of ``img.zip`` or
+    ``img_highres.zip``, unpacked in ``Img`` or in ``root``: ``img`` is read where it is there, else
+    ``img_highres``, the same photos in their original size. The list calls them ``img/...`` either way.
 
     Source: Liu et al., DeepFashion: Powering Robust Clothes Recognition and Retrieval with Rich
     Annotations, CVPR 2016, https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion/InShopRetrieval.html.
@@ -43,6 +44,7 @@ class InShop(ImageDataset):
     homepage = "https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion/InShopRetrieval.html"
     splits = ("train", "query", "gallery")
     evaluation = ("query", "gallery")
+    official_counts = (25_882, 14_218, 12_612)
 
     def _read(self) -> Annotation:
         name = "list_eval_partition.txt"
@@ -63,11 +65,12 @@ class InShop(ImageDataset):
         category_of = {item: image.parts[-3] for image, item, _ in reversed(rows)}
         categories = sorted(set(category_of.values()))
         shares_labels = ("train",) if self.split == "train" else self.evaluation
-        images = self._existing(self.root / "Img" / "img", self.root / "img").parent
+        folders = [self.root / parent / name for name in ("img", "img_highres") for parent in ("Img", "")]
+        images = self._existing(*folders)
         return Annotation(
             classes=[item for _, item, status in rows if status == self.split],
             class_names={item: item for _, item, status in rows if status in shares_labels},
-            paths=[images / image for image, _, status in rows if status == self.split],
+            paths=[images.joinpath(*image.parts[1:]) for image, _, status in rows if status == self.split],
             superclasses={item: categories.index(category) for item, category in category_of.items()},
             superclass_names=categories,
         )

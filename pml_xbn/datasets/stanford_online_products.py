@@ -53,6 +53,7 @@ class StanfordOnlineProducts(ImageDataset):
 
     title = "Stanford Online Products"
     homepage = "https://cvgl.stanford.edu/projects/lifted_struct/"
+    official_counts = (59_551, 60_502)
 
     def _read(self) -> Annotation:
         folder = self.root / "Stanford_Online_Products"

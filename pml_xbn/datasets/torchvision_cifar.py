@@ -18,6 +18,7 @@ class TorchvisionCIFAR(ImageDataset):
     """
 
     homepage = "https://www.cs.toronto.edu/~kriz/cifar.html"
+    official_counts = (50_000, 10_000)
     reader: ClassVar[str]
 
     def _read(self) -> Annotation:

@@ -3,8 +3,16 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
-from tiny_datasets import write_cars196, write_lines
+from tiny_datasets import (
+    CARS,
+    write_car_annotations,
+    write_cars196,
+    write_cars196_devkit,
+    write_lines,
+    write_mat,
+)
 
 from pml_xbn.datasets import Cars196
 
@@ -76,3 +84,79 @@ def test_download_is_that_of_pml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     theirs = pytest.importorskip("pytorch_metric_learning.datasets").Cars196
     monkeypatch.setattr(theirs, "download_and_remove", lambda self: write_cars196(Path(self.root)))
     assert len(Cars196(tmp_path / "new", download=True)) == 3
+
+
+@pytest.fixture
+def devkit(tmp_path: Path) -> Path:
+    pytest.importorskip("scipy")
+    write_cars196_devkit(tmp_path)
+    return tmp_path
+
+
+def test_devkit_gives_what_the_copy_gives(devkit: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    pytest.importorskip("pytorch_metric_learning.datasets")
+    copy = tmp_path_factory.mktemp("copy")
+    write_cars196(copy)
+    for split in Cars196.splits:
+        ours, theirs = Cars196(devkit, split), Cars196(copy, split)
+        assert ours.labels.tolist() == theirs.labels.tolist()
+        assert ours.label_names == theirs.label_names
+
+
+def test_devkit_splits_by_model_over_both_folders(devkit: Path) -> None:
+    assert Cars196(devkit).paths == [
+        str(devkit / image)
+        for image in ("cars_train/00001.jpg", "cars_train/00002.jpg", "cars_test/00001.jpg")
+    ]
+    test = Cars196(devkit, "test")
+    assert test.paths == [str(devkit / image) for image in ("cars_train/00003.jpg", "cars_test/00002.jpg")]
+    assert test.label_names == ["Eagle Talon Hatchback 1998", "Maker Model 196 2012"]
+    assert [test[index][1] for index in range(2)] == [1, 0]
+
+
+def test_devkit_may_lie_in_root(devkit: Path) -> None:
+    expected = Cars196(devkit).paths
+    for file in (devkit / "devkit").iterdir():
+        file.rename(devkit / file.name)
+    assert Cars196(devkit).paths == expected
+
+
+def test_devkit_is_read_by_any_pml(devkit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pytorch_metric_learning.datasets", None)
+    assert len(Cars196(devkit)) == 3
+
+
+def test_without_scipy_the_error_names_the_extra(devkit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.io", None)
+    with pytest.raises(ImportError, match=r'cars_meta.mat is read by SciPy .*"pml_xbn\[examples\]"'):
+        Cars196(devkit)
+
+
+@pytest.mark.parametrize(
+    "name", ["devkit/cars_meta.mat", "devkit/cars_train_annos.mat", "cars_test_annos_withlabels.mat"]
+)
+def test_missing_or_broken_file_of_the_devkit_is_named(devkit: Path, name: str) -> None:
+    content = (devkit / name).read_bytes()
+    for part in (b"<html>", content[:200], b""):
+        (devkit / name).write_bytes(part)
+        with pytest.raises(ValueError, match=rf"{name} (is no file of MATLAB|lacks ')"):
+            Cars196(devkit)
+    (devkit / name).unlink()
+    with pytest.raises(FileNotFoundError, match=f"{Path(name).name} is missing"):
+        Cars196(devkit)
+
+
+def test_list_without_labels_is_told(devkit: Path) -> None:
+    rows = np.array([(3, "00001.jpg")], dtype=[("bbox_x1", object), ("fname", object)])
+    write_mat(devkit / "cars_test_annos_withlabels.mat", "annotations", rows)
+    with pytest.raises(
+        ValueError, match=r"withlabels.mat: its annotations have the fields bbox_x1, fname, not"
+    ):
+        Cars196(devkit)
+
+
+@pytest.mark.parametrize("number", [0, 197])
+def test_model_that_has_no_name_is_told(devkit: Path, number: int) -> None:
+    write_car_annotations(devkit / "devkit/cars_train_annos.mat", [*CARS["train"], ("00004.jpg", number)])
+    with pytest.raises(ValueError, match=rf": 00004.jpg is of model {number}, not one from 1 to 196"):
+        Cars196(devkit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -95,6 +96,23 @@ def test_the_splits_of_an_evaluation_number_their_labels_alike_from_0(load: Load
         assert part.label_names == parts[0].label_names
         if part.superclasses is not None:
             assert part.superclasses.tolist() == parts[0].superclasses.tolist()
+
+
+@pytest.mark.parametrize(("name", "split"), SPLITS)
+def test_fewer_images_than_the_official_ones_are_told(
+    load: Load, name: str, split: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cls = getattr(datasets, name)
+    official = dict(zip(cls.splits, cls.official_counts, strict=True))[split]
+    with pytest.warns(
+        UserWarning, match=rf"of split '{split}' .* the official release {official:,};"
+    ) as told:
+        count = len(load(name, split))
+    assert f" lists {count} images " in str(told[0].message)
+    monkeypatch.setattr(cls, "official_counts", [count] * len(cls.splits))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load(name, split)
 
 
 @pytest.mark.parametrize("name", WRITERS)

@@ -154,9 +154,6 @@ def test_wrong_value_of_an_image_is_named(root: Path, key: str, value: object) -
         ("style", None),
         ("bounding_box", [1, 2, 3]),
         ("bounding_box", [1, 2, 3, "4"]),
-        ("bounding_box", [5, 2, 5, 4]),
-        ("bounding_box", [5, 4, 6, 2]),
-        ("bounding_box", [5.1, 2, 5.3, 4]),
         ("bounding_box", [0, 0, float("inf"), 4]),
         ("bounding_box", [0, float("nan"), 5, 4]),
         ("bounding_box", {"x1": 0}),
@@ -192,3 +189,67 @@ def test_reads_without_tqdm(
     monkeypatch.setitem(sys.modules, "tqdm", None)
     assert len(DeepFashion2(root)) == 4
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("box", [[5, 2, 5, 4], [5, 4, 6, 2], [5.1, 2, 5.3, 4]])
+def test_item_whose_box_holds_no_pixel_is_skipped_and_counted(root: Path, box: list[float]) -> None:
+    edit(root, BROKEN, lambda annotation: annotation["item2"].update(bounding_box=box))
+    with pytest.warns(UserWarning, match="'gallery' of DeepFashion2 is read without 1 items") as told:
+        gallery = DeepFashion2(root, "gallery")
+    assert "lists 4 images" in str(told[1].message)  # what is skipped is not missing
+    assert names(gallery) == [
+        "pair 7, short sleeve dress, style 3",
+        "pair 5, sling dress, style 1",
+        "pair 5, sling, style 0",
+    ]
+    assert len(gallery.boxes) == 3
+    assert gallery.label_names == DeepFashion2(root, "query").label_names
+
+
+@pytest.mark.parametrize(("folder", "split"), [("train", "train"), ("validation", "query")])
+def test_files_of_macos_are_skipped_and_counted(root: Path, folder: str, split: str) -> None:
+    expected = names(DeepFashion2(root, split))
+    for name in ("._000001.json", "._000002.json"):
+        (root / folder / "annos" / name).write_bytes(b"\x00\x05\x16\x07\x00\x02")
+    with pytest.warns(UserWarning, match=rf"'{split}' .* and without 2 files that macOS left there"):
+        assert names(DeepFashion2(root, split)) == expected
+
+
+def test_folder_with_files_of_macos_alone_is_empty(root: Path) -> None:
+    for file in (root / "train" / "annos").iterdir():
+        file.rename(file.with_name(f"._{file.name}"))
+    with pytest.raises(FileNotFoundError, match=r"train/annos/000001.json is missing"):
+        DeepFashion2(root)
+
+
+def test_class_of_xbm_is_a_pair_and_a_style_whatever_the_category(root: Path) -> None:
+    train = DeepFashion2(root, protocol="xbm")
+    assert names(train) == ["pair 1, style 1"] * 2 + ["pair 2, style 2"] * 2
+    assert train.superclasses is not None
+    assert train.superclass_names is not None
+    skirt_or_top = train.superclasses[train.labels[-1]]
+    assert train.superclass_names[skirt_or_top] == "skirt"  # that of the first item
+
+
+def test_match_in_another_category_counts_for_xbm_alone(root: Path) -> None:
+    edit(root, BROKEN, lambda annotation: annotation["item1"].update(category_id=12))
+    matches = {
+        protocol: len(
+            set(names(DeepFashion2(root, "query", protocol=protocol)))
+            & set(names(DeepFashion2(root, "gallery", protocol=protocol)))
+        )
+        for protocol in ("axbn", "xbm")
+    }
+    assert matches == {"axbn": 1, "xbm": 2}
+
+
+def test_protocols_share_their_items(root: Path) -> None:
+    for split in DeepFashion2.splits:
+        ours, theirs = (DeepFashion2(root, split, protocol=protocol) for protocol in ("axbn", "xbm"))
+        assert ours.paths == theirs.paths
+        assert ours.boxes.tolist() == theirs.boxes.tolist()
+
+
+def test_unknown_protocol_is_told(root: Path) -> None:
+    with pytest.raises(ValueError, match="protocol is 'official'; choose one of 'axbn', 'xbm'"):
+        DeepFashion2(root, protocol="official")

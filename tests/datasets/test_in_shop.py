@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -75,6 +76,23 @@ def test_list_and_images_may_lie_in_root(tmp_path: Path) -> None:
     dataset = InShop(tmp_path, "query")
     assert dataset.paths is not None
     assert dataset.paths[0] == str(tmp_path / "img/MEN/Denim/id_00000080/01_2_side.jpg")
+    assert dataset[0][1] == 2
+
+
+@pytest.mark.parametrize("parent", ["Img", ""])
+def test_large_images_are_read_where_there_are_no_small_ones(tmp_path: Path, parent: str) -> None:
+    write_in_shop(tmp_path)
+    small, large = tmp_path / "Img" / "img", tmp_path / parent / "img_highres"
+    shutil.copytree(small, large)
+    image = "MEN/Denim/id_00000080/01_2_side.jpg"
+    assert InShop(tmp_path, "query").paths == [
+        str(small / image),
+        str(small / "WOMEN/Dresses/id_00000009/01_1_front.jpg"),
+    ]
+    shutil.rmtree(small)
+    dataset = InShop(tmp_path, "query")
+    assert dataset.paths is not None
+    assert dataset.paths[0] == str(large / image)
     assert dataset[0][1] == 2
 
 

@@ -94,3 +94,14 @@ def test_download_with_an_older_pml_says_which_one_to_install(
     with pytest.raises(ImportError, match=r'Stanford .*pip install "pytorch-metric-learning>=2.8,<3"'):
         StanfordOnlineProducts(root, download=True)
     assert len(StanfordOnlineProducts(root)) == 4
+
+
+def test_a_list_that_was_cut_at_the_end_of_a_line_is_told(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StanfordOnlineProducts, "official_counts", (len(EBAY_TRAIN), 60_502))
+    write_lines(root / FOLDER / "Ebay_train.txt", [HEADER, *EBAY_TRAIN[:3]])
+    with pytest.warns(
+        UserWarning, match=r"lists 3 images of split 'train' .* official release 4; a list may"
+    ):
+        assert len(StanfordOnlineProducts(root)) == 3

@@ -101,3 +101,28 @@ def test_list_without_a_second_image_of_any_vehicle_has_no_queries(root: Path) -
     assert len(VehicleID(root, "small-gallery")) == 2
     with pytest.raises(ValueError, match="list no image of split 'small-query'"):
         VehicleID(root, "small-query")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_gallery_drawn_from_the_whole_list_is_that_of_the_splits(root: Path, size: str) -> None:
+    whole = VehicleID(root, size)
+    for seed in range(5):
+        drawn = whole.draw_gallery(seed)
+        for part, chosen in (("gallery", drawn), ("query", ~drawn)):
+            dataset = VehicleID(root, f"{size}-{part}", gallery_seed=seed)
+            assert dataset.labels.tolist() == whole.labels[chosen].tolist()
+            positions = chosen.nonzero().squeeze(1).tolist()
+            assert dataset.paths == [(whole.paths or [])[position] for position in positions]
+
+
+@pytest.mark.parametrize("split", ["train", "small-query", "large-gallery"])
+def test_a_gallery_is_drawn_from_a_test_list_alone(root: Path, split: str) -> None:
+    with pytest.raises(ValueError, match=f"not from '{split}'; load 'small', 'medium', 'large'"):
+        VehicleID(root, split).draw_gallery(0)
+
+
+def test_official_counts_are_those_of_the_released_lists() -> None:
+    counts = dict(zip(VehicleID.splits, VehicleID.official_counts, strict=True))
+    assert [counts[size] for size in SIZES] == [6_493, 13_377, 19_777]
+    assert [counts[f"{size}-gallery"] for size in SIZES] == [800, 1_600, 2_400]
+    assert [counts[f"{size}-query"] for size in SIZES] == [5_693, 11_777, 17_377]

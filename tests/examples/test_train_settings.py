@@ -245,6 +245,45 @@ def test_recall_is_that_of_a_plain_search(protocol: str) -> None:
     assert 0 < measured["map_at_r"] < 100
 
 
+def brute_force_map_at_r(
+    queries: torch.Tensor, labels: torch.Tensor, gallery: torch.Tensor, other: torch.Tensor
+) -> float:
+    precisions = []
+    for query, label in zip(queries, labels, strict=True):
+        size = int((other == label).sum())
+        right = other[(gallery - query).double().norm(dim=1).argsort()[:size]] == label
+        found = [float(right[: rank + 1].double().mean()) for rank in range(size) if right[rank]]
+        precisions.append(sum(found) / max(size, 1))
+    return 100 * sum(precisions) / len(precisions)
+
+
+@pytest.mark.parametrize("lone", [1, 20, 40])
+def test_query_without_a_match_is_a_miss(lone: int) -> None:
+    pytest.importorskip("faiss")
+    generator = generator_for("misses")
+    queries, gallery = (
+        torch.nn.functional.normalize(torch.randn(size, 4, generator=generator)) for size in (40, 30)
+    )
+    labels, other = torch.arange(40) % 6, torch.arange(30) % 6
+    labels[:lone] = 17
+    measured = accuracy(queries, labels, gallery, other, recall_at=[1, 10], nmi=False)
+    for k in (1, 10):
+        expected = brute_force_recall(queries, labels, gallery, other, k)
+        assert measured[f"recall_at_{k}"] == pytest.approx(expected, abs=1e-4)
+    assert measured["recall_at_10"] <= 100 - 100 * lone / 40
+    expected = brute_force_map_at_r(queries, labels, gallery, other)
+    assert measured["map_at_r"] == pytest.approx(expected, abs=1e-4)
+
+
+def test_query_whose_class_has_no_other_image_is_a_miss_even_among_equal_embeddings() -> None:
+    pytest.importorskip("faiss")
+    rows = torch.nn.functional.normalize(torch.ones(6, 3))
+    labels = torch.tensor([0, 1, 2, 3, 4, 4])
+    measured = accuracy(rows, labels, None, None, recall_at=[5], nmi=False)
+    assert measured["recall_at_5"] <= 100 * 2 / 6 + 1e-4
+    assert measured["map_at_r"] <= 100 * 2 / 6 + 1e-4
+
+
 def test_bits_are_thresholded_at_zero() -> None:
     assert signs(torch.tensor([[-0.1, 0.0, 2.0]])).tolist() == [[-1.0, -1.0, 1.0]]
 
