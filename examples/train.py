@@ -120,7 +120,8 @@ def _print_start(run: Run, folder: Path) -> None:
         f"{settings.method} on {settings.dataset}, seed {settings.seed}, "
         f"{name_of_weights(settings)}: {len(data.train)} training images "
         f"of {data.num_classes} classes, {tests}; {run.length.steps_per_epoch} steps in each of "
-        f"{run.length.epochs} epochs, on {run.ranks.world_size} × {run.ranks.device.type}; into {folder}"
+        f"{run.length.epochs} epochs, on {run.ranks.world_size} × {run.ranks.device.type}"
+        f"{'' if run.images_per_norm is None else f', BN over {run.images_per_norm} images'}; into {folder}"
     )
 
 

@@ -51,4 +51,5 @@ if __name__ == "__main__":
     interrupted_run("stopped")
     run("stopped", "--resume")
     run("unwatched", "--diagnostics-every", "0")
+    run("own-norms", "--no-sync-bn", "--epochs", "1")
     leave_process_group()

@@ -8,10 +8,6 @@ import torch
 from torch import Tensor, distributed, nn
 
 
-def has_batch_norm(model: nn.Module) -> bool:
-    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
-
-
 def synchronise_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
     """The model, whose batch normalization sees the batch of all ranks.
 

@@ -85,6 +85,13 @@ def build_model(settings: Settings, num_calls: int) -> tuple[EmbeddingModel, dic
     return model, resolve_data_config({}, model=backbone)
 
 
+def images_per_norm(settings: Settings, model: EmbeddingModel, world_size: int) -> int | None:
+    """Images whose moments batch normalization uses in training; None without any."""
+    if not any(isinstance(module, _BatchNorm) and module.training for module in model.modules()):
+        return None
+    return settings.batch_size if settings.sync_bn else settings.batch_size // world_size
+
+
 def name_of_weights(settings: Settings) -> str:
     """What the backbone starts from, such as resnet50.a1_in1k: a name without a tag means timm's default."""
     timm = _import_timm()

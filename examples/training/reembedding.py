@@ -27,7 +27,7 @@ def seed_of_step(settings: Settings, epoch: int, step: int, rank: int) -> int:
 
 
 class Reembedding:
-    """What one rank embeds by itself, without the others.
+    """What the diagnostics embed; to be asked on all ranks at once, for batch normalization sees all of them.
 
     Args:
         settings: the run's.
@@ -73,18 +73,15 @@ class Reembedding:
         return normalize(embeddings)
 
     def steps(self, steps: list[int]) -> Tensor:
-        """(len(steps) · batch size, d) of earlier batches, each rank's share by itself as it was then."""
-        settings, device = self.settings, self.ranks.device
-        shares = [
-            (*divmod(step, self.steps_per_epoch), rank)
-            for step in steps
-            for rank in range(self.ranks.world_size)
-        ]
+        """(len(steps) · batch size, d) of earlier batches; every rank embeds the share that it had then."""
+        settings, ranks = self.settings, self.ranks
+        shares = [(*divmod(step, self.steps_per_epoch), ranks.rank) for step in steps]
         batches = load(self._items, [self.keys_of(*share) for share in shares], settings.workers)
         embeddings = []
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with torch.random.fork_rng([ranks.device] if ranks.device.type == "cuda" else []):
             for share, (images, _) in zip(shares, batches, strict=True):
                 torch.manual_seed(seed_of_step(settings, *share))
-                with self.ranks.autocast(settings.mixed_precision):
-                    embeddings.append(embed_without_trace(self.model, images.to(device)))
+                with ranks.autocast(settings.mixed_precision):
+                    mine = embed_without_trace(self.model, images.to(ranks.device))
+                embeddings.append(ranks.gather(mine))
         return torch.cat(embeddings)

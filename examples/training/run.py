@@ -13,6 +13,7 @@ from shared.batches import EpochBatches
 from shared.checkpoint import loss_state, restore_loss
 from shared.randomness import generator_for, seed_for
 from shared.run_diagnostics import RunDiagnostics, Tables
+from shared.sync_batch_norm import synchronise_batch_norm
 from torch import Tensor
 
 from .augmentation import build_transforms
@@ -21,7 +22,7 @@ from .evaluation import Evaluation
 from .keyed_items import Key, KeyedItems, load
 from .length import run_length
 from .methods import LossSetup, build_batch_loss, build_loss, has_memory
-from .model import build_model
+from .model import build_model, images_per_norm
 from .optimisation import (
     build_optimizer,
     build_warmup_optimizer,
@@ -66,6 +67,7 @@ class Run:
         epoch: epochs that are done.
         step: steps that are done in the one that is not.
         history: measurements.
+        images_per_norm: images whose moments batch normalization uses; None without any.
 
     Raises:
         ValueError: settings that do not go together.
@@ -92,6 +94,10 @@ class Run:
 
         torch.manual_seed(seed_for(settings.seed, "weights"))
         self._model, data_config = build_model(settings, self.length.steps)
+        self._model.train()
+        self.images_per_norm = images_per_norm(settings, self._model, ranks.world_size)
+        if self.images_per_norm == settings.batch_size and ranks.world_size > 1:
+            self._model = synchronise_batch_norm(self._model, ranks.device)
         self._loss = build_loss(settings, setup).to(ranks.device)
         self._warmup_loss = self._loss
         if has_memory(settings):
@@ -134,7 +140,7 @@ class Run:
         )
         self._diagnostics = RunDiagnostics(
             self._loss,
-            settings.diagnostics_every if ranks.is_first else 0,
+            settings.diagnostics_every,
             settings.batch_size,
             embedding.probe,
             embedding.steps,

@@ -118,4 +118,9 @@ def identity(run: Run) -> dict[str, Any]:
         for field in fields(Settings)
         if field.metadata["affects_result"]
     }
-    return {**ours, "ranks": run.ranks.world_size, "training images": len(run.data.train)}
+    return {
+        **ours,
+        "ranks": run.ranks.world_size,
+        "images per batch normalization": run.images_per_norm,
+        "training images": len(run.data.train),
+    }

@@ -193,6 +193,9 @@ class Settings:
         None, "folder of all results; default: runs/PRESET-DATASET-METHOD", Path, affects_result=False
     )
     resume: bool = _setting(False, "go on from the checkpoints in output", bool, affects_result=False)
+    sync_bn: bool = _setting(
+        True, "on many ranks, batch normalization sees the batch of all", bool, affects_result=False
+    )
     cpu: bool = _setting(False, "leave GPUs alone", bool, affects_result=False)
     log_every: int = _setting(20, "iterations between entries of the log", positive, affects_result=False)
     diagnostics_every: int = _setting(

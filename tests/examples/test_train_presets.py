@@ -84,6 +84,8 @@ def matters(name: str, settings: Settings) -> bool:
         ),
         **dict.fromkeys(("loss", "loss_options", "loss_per_anchor", "miner", "memory_ratio"), not own),
         **dict.fromkeys(("memory_warmup", "fill_memory", "batch_loss_weight"), not own),
+        # These papers have neither DeepFashion2 nor VehicleID.
+        **dict.fromkeys(("protocol", "gallery_draws"), not own),
         "miner_options": not own and settings.miner != "none",
         # The rows of these papers name their methods; XBM's have one.
         **dict.fromkeys(("delay", "momentum", "mean_lambda", "std_lambda"), settings.method == "axbn"),

@@ -4,26 +4,40 @@ from pathlib import Path
 
 import pytest
 from torchrun import torchrun
-from training_script import TINY, assert_equal, has_timm, result_of, state_of
+from training_script import TINY, assert_equal, has_timm, result_of, run_script, state_of
 
 TESTS = Path(__file__).parents[1]
 
 
 @pytest.mark.skipif(not has_timm(), reason="timm cannot be imported")
-def test_two_ranks_train_stop_together_and_resume_exactly(tmp_path: Path) -> None:
-    flags = [*TINY, "--method", "axbn", "--memory-ratio", "0.2", "--no-nmi", "--images-per-class", "2"]
-    flags = [*flags, "--limit-classes", "9"]  # 159 test images, an odd number
-    finished = torchrun(TESTS / "training_rank_worker.py", str(tmp_path), *flags)
+def test_two_ranks_train_stop_together_and_resume_exactly(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    flags = ["--method", "axbn", "--memory-ratio", "0.2", "--no-nmi", "--images-per-class", "2"]
+    flags = [*flags, "--limit-classes", "7"]  # 83 test images, an odd number
+    finished = torchrun(TESTS / "training_rank_worker.py", str(tmp_path), *TINY, *flags)
     assert finished.returncode == 0, finished.stderr
     assert "on 2 × cpu" in finished.stdout
-    assert finished.stdout.count("| Recall@1 |") == 3
+    assert finished.stdout.count("| Recall@1 |") == 4
     assert finished.stdout.count("stopped, and saved in") == 1
     assert "epoch 2:  50%" in finished.stderr  # where the resumed run began
     assert_equal(state_of(tmp_path / "stopped"), state_of(tmp_path / "whole"))
     assert result_of(tmp_path / "stopped") == result_of(tmp_path / "whole")
 
-    # Diagnostics are the first rank's alone, and leave no trace in the training of both.
+    # All ranks measure, which leaves no trace in the training of both.
     whole, unwatched = (state_of(tmp_path / name)["run"] for name in ("whole", "unwatched"))
     assert max(row["before_maximum"] for row in whole["history"]["diagnostics"]["staleness"]) > 0
     for part in ("model", "optimizer", "loss_fn"):
         assert_equal(whole[part], unwatched[part])
+    run_script(monkeypatch, tmp_path / "alone", *flags)
+    assert_has_the_losses_of_one_process(tmp_path)
+
+
+def assert_has_the_losses_of_one_process(folder: Path) -> None:
+    """Batch normalization sees the batch of both ranks, and the log has the loss of all anchors."""
+    alone, ranks, own = (state_of(folder / name) for name in ("alone", "whole", "own-norms"))
+    assert [s["identity"]["images per batch normalization"] for s in (alone, ranks, own)] == [8, 8, 4]
+    assert [s["identity"]["ranks"] for s in (alone, ranks, own)] == [1, 2, 2]
+    first, of_ranks, with_own = (s["run"]["history"]["steps"][0]["loss"] for s in (alone, ranks, own))
+    assert of_ranks == pytest.approx(first, rel=1e-4)
+    assert with_own != pytest.approx(first, rel=1e-2)
