@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -114,7 +115,10 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         # What reset_queue needs, which runs inside super().__init__.
         self.memory_dtype = memory_dtype
         self._hooks = MemoryHooks()
+        self._names_of_hooks: dict[int, str] = {}
         self._row_buffers = RowBuffers()
+        self._rows_known_to_adapters: tuple[int, int] | None = None
+        self._has_warned_of_eval = False
         super().__init__(
             loss=loss, embedding_size=embedding_size, memory_size=memory_size, miner=miner, **kwargs
         )
@@ -156,8 +160,11 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         """
         handle = self._hooks.register(hook)
         if isinstance(hook, nn.Module) and all(hook is not module for module in self.modules()):
-            number = sum(name.startswith("memory_hook_") for name in self._modules)
-            self.add_module(f"memory_hook_{number}", hook)
+            self._drop_removed_hooks()
+            numbers = [int(name.removeprefix("memory_hook_")) for name in self._names_of_hooks.values()]
+            name = f"memory_hook_{max(numbers, default=-1) + 1}"
+            self._names_of_hooks[handle.id] = name
+            self.add_module(name, hook)
         return handle
 
     def forward(
@@ -187,6 +194,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         batch, reports, is_storable = self._validated(
             embeddings, labels, indices_tuple, enqueue_mask, is_read_only=is_read_only
         )
+        if is_read_only:
+            self._warn_of_eval(batch)
         if is_read_only or not is_storable:
             loss, reader = traced(self._loss_against_stored(batch))
             self._row_buffers.read_by(reader)
@@ -197,6 +206,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
                 loss = self._loss_of_step(memory, batch)
             else:
                 memory, loss = self._step_of_ranks(batch, reports)
+            _check_scalar(loss, self.loss)
         if memory is not None:
             loss, reader = traced(loss)
             self._commit(memory, reader)
@@ -275,6 +285,11 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         """
         if is_read_only:
             return self._split(embeddings, labels, given, mask), None, False
+        if self._hooks.are_running:
+            raise RuntimeError(
+                "the memory was called from one of its own hooks: return the new rows from the hook, and "
+                "store others after the step"
+            )
         if not self._shares_rows():
             batch = self._split(embeddings, labels, given, mask)
             check_fits(len(batch.refs), self.memory_size)
@@ -290,10 +305,12 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     def _split(
         self, embeddings: Tensor, labels: Tensor, given: IndicesTuple | None, mask: Tensor | None
     ) -> Batch:
-        batch = split(embeddings, labels, given, mask, self.embedding_size, self.memory_dtype)
-        self.embedding_memory = self.embedding_memory.to(batch.rows.device, self.memory_dtype)
-        self.label_memory = self.label_memory.to(batch.rows.device)
-        return batch
+        return split(embeddings, labels, given, mask, self.embedding_size, self.memory_dtype)
+
+    def _follow(self, device: torch.device) -> None:
+        """The memory goes where the batch is, as PML's does."""
+        self.embedding_memory = self.embedding_memory.to(device, self.memory_dtype)
+        self.label_memory = self.label_memory.to(device)
 
     def _has_storable_values(self, embeddings: Tensor, batch: Batch) -> bool:
         """Checks the values, in one wait for the GPU; False if the batch is to be used but not stored."""
@@ -301,7 +318,9 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             return True
         refusals = self._hooks.refusals(batch.ref_labels)
         is_finite = torch.isfinite(embeddings).all()
-        all_finite, *refused = torch.stack([is_finite, *(flag for flag, _ in refusals)]).tolist()
+        has_room = torch.isfinite(batch.rows.to(self.memory_dtype)).all()
+        flags = [is_finite, has_room, *(flag for flag, _ in refusals)]
+        all_finite, all_fit, *refused = torch.stack(flags).tolist()
         for is_refused, (_, message) in zip(refused, refusals, strict=True):
             if is_refused:
                 raise ValueError(message())
@@ -311,7 +330,23 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
                 f"embeddings has NaN or inf in rows {bad_rows}: lower the learning rate or mend the data, "
                 "or pass nonfinite='skip' to leave such batches out of the memory"
             )
-        return bool(all_finite)
+        if all_finite and not all_fit and self.nonfinite == "raise":
+            raise ValueError(
+                f"embeddings holds {embeddings.abs().max().item():.3g}, beyond the range of "
+                f"{self.memory_dtype}: pass smaller ones, or build the memory with memory_dtype=torch.float64"
+            )
+        return bool(all_finite and all_fit)
+
+    def _warn_of_eval(self, batch: Batch) -> None:
+        """Of a loss that is wanted for training, and that nothing will ever be compared with."""
+        is_wanted = torch.is_grad_enabled() and batch.anchors.requires_grad
+        if is_wanted and not self.training and self.num_rows == 0 and not self._has_warned_of_eval:
+            self._has_warned_of_eval = True
+            warnings.warn(
+                "the memory is empty and in eval() mode, in which it stores nothing, so that the loss stays "
+                "0; to train, call train() on the loss after eval() on a module that holds it",
+                stacklevel=3,
+            )
 
     def _memory_of_step(self, batch: Batch) -> Memory | None:
         """What the loss is computed against; None while warming up."""
@@ -321,6 +356,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
     def _next_memory(self, batch: Batch, is_adapted: bool) -> Memory:
         """The stored rows, adapted or as they are, with the batch in the place of the oldest ones."""
+        self._follow(batch.rows.device)
         if self._rows_known_to_adapters != self._identity_of_rows():
             self._hooks.forget()
         num_rows, size = self.num_rows, len(batch.rows)
@@ -349,8 +385,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
                 if not is_written:
                     out.copy_(rows)
             else:
-                # A copy, so that a hook that writes to its input and then fails cannot harm the memory.
-                out.copy_(self._hooks.run(rows.clone(), labels, batch, batch_labels))
+                is_free = self.nonfinite == "ignore"
+                out.copy_(self._hooks.run(rows, labels, batch, batch_labels, allow_nonfinite=is_free))
             if self.normalize_memory:
                 normalize(out, out=out)
                 self._hooks.forget()
@@ -397,6 +433,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
     def _loss_against_stored(self, batch: Batch) -> Tensor:
         """The loss against the memory as it is."""
+        self._follow(batch.rows.device)
         rows, labels = self.embedding_memory[: self.num_rows], self.label_memory[: self.num_rows]
         if len(batch.anchors) == 0 or len(rows) == 0:
             return zero_loss(batch) if batch.given is None else self._loss_of_batch(batch)
@@ -468,7 +505,13 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
     # -- checkpoints ----------------------------------------------------------------------------------------
 
+    def _drop_removed_hooks(self) -> None:
+        """A module that was registered for a hook goes with it."""
+        for number in [number for number in self._names_of_hooks if number not in self._hooks]:
+            delattr(self, self._names_of_hooks.pop(number))
+
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._drop_removed_hooks()
         self._row_buffers.lend()  # who asks for the state is to find it unchanged when the run has gone on
         super()._save_to_state_dict(*args, **kwargs)
 
@@ -485,6 +528,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         self.num_calls = state["num_calls"]
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        self._drop_removed_hooks()
         rows = state_dict.get(prefix + "embedding_memory")
         if rows is not None:
             check_same_size(rows, self.embedding_memory)
@@ -502,6 +546,15 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._rows_known_to_adapters = self._identity_of_rows()
+
+
+def _check_scalar(value: Any, loss: nn.Module) -> None:
+    if not (isinstance(value, Tensor) and value.numel() == 1):
+        found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise TypeError(
+            f"{type(loss).__name__} returned {found}: give it a reducer that returns a scalar, such as "
+            "MeanReducer"
+        )
 
 
 def _loss_of_indices(

@@ -22,11 +22,12 @@ class PairMasks(NamedTuple):
 def are_enough(loss: nn.Module, miner: Any) -> bool:
     """Whether this loss with this miner gives the same value from masks.
 
-    The loss has to scatter its index lists into masks by the method of PML's base class, and the miner to
+    The loss has to scatter its index lists into masks by the methods of PML's base class, and the miner to
     be none or PML's own ``PairMarginMiner``, without statistics.
     """
     return (
         measures_once(loss)
+        and type(loss).forward is GenericPairLoss.forward
         and type(loss).mat_based_loss is GenericPairLoss.mat_based_loss
         and loss.loss_method == loss.mat_based_loss
         and (miner is None or (type(miner) is PairMarginMiner and not miner.collect_stats))

@@ -18,13 +18,22 @@ MemoryHook = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor | None]
 
 
 class MemoryHooks:
-    """Hooks in order of registration."""
+    """Hooks in order of registration.
+
+    Attributes:
+        are_running: a hook is adapting the rows at the moment.
+    """
 
     def __init__(self) -> None:
         self._hooks: OrderedDict[int, MemoryHook] = OrderedDict()
+        self.are_running = False
 
     def __len__(self) -> int:
         return len(self._hooks)
+
+    def __contains__(self, number: int) -> bool:
+        """Whether the hook with this handle's number is still there."""
+        return number in self._hooks
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Keeps the handles of a process that unpickles hooks apart from those of the hooks."""
@@ -47,12 +56,22 @@ class MemoryHooks:
         refusals = (check(labels) for check in checks if check is not None)
         return [refusal for refusal in refusals if refusal is not None]
 
-    def run(self, rows: Tensor, labels: Tensor, batch: Tensor, batch_labels: Tensor) -> Tensor:
-        """Hands every hook the rows that the one before it left, and returns the last ones."""
-        for hook in self._hooks.values():
-            new_rows = hook(rows, labels, batch, batch_labels)
-            if new_rows is not None:
-                rows = _checked(new_rows, rows, hook)
+    def run(
+        self, rows: Tensor, labels: Tensor, batch: Tensor, batch_labels: Tensor, *, allow_nonfinite: bool
+    ) -> Tensor:
+        """Hands every hook the rows that the one before it left, and returns the last ones.
+
+        They are copies, so that a hook that writes to its input and then fails cannot harm the memory.
+        """
+        rows, labels, batch, batch_labels = (x.clone() for x in (rows, labels, batch, batch_labels))
+        self.are_running = True
+        try:
+            for hook in self._hooks.values():
+                new_rows = hook(rows, labels, batch, batch_labels)
+                if new_rows is not None:
+                    rows = _checked(new_rows, rows, hook, allow_nonfinite or isinstance(hook, BaseAdapter))
+        finally:
+            self.are_running = False
         return rows
 
     def sole_adapter(self) -> BaseAdapter | None:
@@ -93,7 +112,7 @@ def _state_of(module: nn.Module) -> dict[str, Any]:
     return copy.deepcopy(state)
 
 
-def _checked(new_rows: Tensor, rows: Tensor, hook: MemoryHook) -> Tensor:
+def _checked(new_rows: Tensor, rows: Tensor, hook: MemoryHook, allow_nonfinite: bool) -> Tensor:
     name = getattr(hook, "__name__", type(hook).__name__)
     if not isinstance(new_rows, torch.Tensor):
         raise TypeError(f"memory hook {name} returned a {type(new_rows).__name__}: return a tensor or None")
@@ -102,4 +121,10 @@ def _checked(new_rows: Tensor, rows: Tensor, hook: MemoryHook) -> Tensor:
             f"memory hook {name} returned shape {tuple(new_rows.shape)}: return all "
             f"{len(rows)} rows in order, shape {tuple(rows.shape)}"
         )
-    return new_rows.detach().to(rows)
+    new_rows = new_rows.detach().to(rows)
+    if not (allow_nonfinite or torch.isfinite(new_rows).all()):
+        raise ValueError(
+            f"memory hook {name} returned NaN or inf: return finite rows, or build the memory with "
+            "nonfinite='ignore'"
+        )
+    return new_rows

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity, LpDistance
 from torch import Tensor
 
+_PAIRS_AT_ONCE = 2**14
 _SMALLEST_NORM = 1e-12  # what torch.nn.functional.normalize divides by at least
 
 
@@ -39,6 +41,7 @@ class _Cosines(NamedTuple):
     # Squared lengths after scaling: 1, but 0 for a vector of zeros.
     anchors: Tensor  # (a, 1)
     rows: Tensor  # (n,)
+    are_equal: Callable[[Tensor], Tensor]  # of pairs that a mask allows, those of equal vectors
 
 
 def _cosines(anchors: Tensor, rows: Tensor) -> _Cosines:
@@ -48,15 +51,30 @@ def _cosines(anchors: Tensor, rows: Tensor) -> _Cosines:
         row_norms = torch.linalg.vector_norm(rows, dim=1)
         mat = (anchors / anchor_norms.clamp_min(_SMALLEST_NORM)) @ rows.t()
         mat /= row_norms.clamp_min(_SMALLEST_NORM)
-    return _Cosines(mat, *((norms > _SMALLEST_NORM).to(mat) for norms in (anchor_norms, row_norms)))
+    of_anchors, of_rows = ((norms > _SMALLEST_NORM).to(mat) for norms in (anchor_norms, row_norms))
+    return _Cosines(mat, of_anchors, of_rows, partial(_equal_pairs, anchors.detach(), rows.detach()))
+
+
+def _equal_pairs(anchors: Tensor, rows: Tensor, allowed: Tensor) -> Tensor:
+    """Where an anchor and a row are the same vector, ``(a, n)`` bool, among the pairs that are allowed."""
+    # One coordinate tells nearly all pairs apart, so that few need a look at all.
+    equal = allowed & (anchors[:, :1] == rows[:, 0])
+    for pairs in equal.nonzero().split(_PAIRS_AT_ONCE):
+        of_anchors, of_rows = pairs.unbind(dim=1)
+        equal[of_anchors, of_rows] = (anchors[of_anchors] == rows[of_rows]).all(dim=1)
+    return equal
 
 
 def _euclidean(cosines: _Cosines) -> Tensor:
     squared = -2 * cosines.mat
     squared += cosines.rows
     squared += cosines.anchors
-    # Rounding takes equal vectors below zero, where the root has no gradient.
-    return squared.clamp_min_(torch.finfo(squared.dtype).eps).sqrt_()
+    # Rounding hides which of the closest vectors are equal, and takes some below zero, where the root has no
+    # gradient.
+    eps = torch.finfo(squared.dtype).eps
+    equal = cosines.are_equal(squared.detach() < 16 * eps)
+    distances: Tensor = squared.clamp_min_(eps).masked_fill_(equal, 1.0).sqrt_()
+    return distances.masked_fill(equal, 0.0)
 
 
 _FROM_COSINES: dict[type[BaseDistance], Callable[[_Cosines], Tensor]] = {

@@ -1,0 +1,179 @@
+"""What careful users do, and what breaks a memory that trusts them too much."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from pytorch_metric_learning.losses import ContrastiveLoss, SupConLoss
+from pytorch_metric_learning.reducers import DoNothingReducer
+from torch import Tensor, nn
+
+from pml_xbn import AXBNWrapper, XBNWrapper
+from pml_xbn.losses import AdaptiveCrossBatchMemory
+
+D = 3
+
+
+def step(loss_fn: nn.Module, size: int = 4) -> Tensor:
+    return loss_fn(torch.randn(size, D), torch.arange(size) % 2)
+
+
+def everything(loss_fn: nn.Module) -> str:
+    return str(loss_fn.state_dict())
+
+
+@pytest.fixture
+def memory() -> AdaptiveCrossBatchMemory:
+    return AdaptiveCrossBatchMemory(ContrastiveLoss(), D, 10)
+
+
+class FirstPairs(SupConLoss):
+    """Reads its index tuple before the loss does."""
+
+    num_pairs = 0
+
+    def forward(self, embeddings: Tensor, labels: Tensor, indices: Any = None, *refs: Any) -> Tensor:
+        self.num_pairs = indices[0].numel() + indices[2].numel()
+        return super().forward(embeddings, labels, indices, *refs)
+
+
+def test_a_loss_with_a_forward_of_its_own_is_called_with_index_tensors() -> None:
+    loss_fn = XBNWrapper(FirstPairs(), D, 10)
+    step(loss_fn)
+    step(loss_fn)
+    assert loss_fn.loss.num_pairs == 4 * 7  # every anchor with all rows but its own
+
+
+def test_a_batch_that_is_seen_again_has_no_distance_to_itself(memory: AdaptiveCrossBatchMemory) -> None:
+    embeddings, labels = torch.randn(40, D), torch.arange(40) % 4
+    memory = AdaptiveCrossBatchMemory(ContrastiveLoss(), D, 100)
+    memory(embeddings, labels)
+    loss = memory(embeddings, labels)
+    unit = nn.functional.normalize(embeddings.double())
+    distances = (unit[:, None] - torch.cat([unit, unit])[None]).norm(dim=2)
+    is_same = labels[:, None] == torch.cat([labels, labels])
+    is_own = torch.cat([torch.zeros(40, 40), torch.eye(40)], dim=1).bool()
+    positive, negative = distances[is_same & ~is_own], (1 - distances[~is_same]).relu()
+    expected = sum(terms[terms > 0].mean() for terms in (positive, negative))
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equal_vectors_have_a_finite_gradient(dtype: torch.dtype) -> None:
+    memory = AdaptiveCrossBatchMemory(ContrastiveLoss(), D, 100, memory_dtype=dtype)
+    embeddings, labels = torch.ones(40, D, dtype=dtype, requires_grad=True), torch.arange(40) % 4
+    memory(embeddings, labels)
+    memory(embeddings, labels).backward()
+    assert torch.isfinite(embeddings.grad).all()
+
+
+def test_a_reducer_that_returns_no_scalar_leaves_everything_as_it_was() -> None:
+    loss_fn = AXBNWrapper(ContrastiveLoss(), D, 10, measurement_noise=5.0)
+    step(loss_fn)
+    before = everything(loss_fn)
+    reducer, loss_fn.loss.reducer = loss_fn.loss.reducer, DoNothingReducer()
+    with pytest.raises(
+        TypeError, match=r"ContrastiveLoss returned a dict: .* a reducer that returns a scalar"
+    ):
+        step(loss_fn)
+    assert everything(loss_fn) == before
+    loss_fn.loss.reducer = reducer
+    step(loss_fn)
+
+
+def test_rows_of_a_hook_are_checked_like_those_of_a_batch(memory: AdaptiveCrossBatchMemory) -> None:
+    step(memory)
+    before = everything(memory)
+    with memory.register_memory_hook(lambda rows, *_: rows / 0):
+        with pytest.raises(ValueError, match="memory hook <lambda> returned NaN or inf"):
+            step(memory)
+        assert everything(memory) == before
+        memory.nonfinite = "ignore"
+        step(memory)
+
+
+def test_a_hook_that_writes_to_labels_and_fails_has_changed_nothing(memory: AdaptiveCrossBatchMemory) -> None:
+    step(memory)
+    before, labels = everything(memory), torch.arange(4) % 2
+
+    def spoil(_: Tensor, memory_labels: Tensor, __: Tensor, batch_labels: Tensor) -> None:
+        memory_labels.fill_(7)
+        batch_labels.fill_(7)
+        raise OSError("disk on fire")
+
+    with memory.register_memory_hook(spoil), pytest.raises(OSError, match="disk on fire"):
+        memory(torch.randn(4, D), labels)
+    assert everything(memory) == before
+    assert labels.tolist() == [0, 1, 0, 1]
+
+
+def test_a_memory_refuses_to_be_filled_by_its_own_hook(memory: AdaptiveCrossBatchMemory) -> None:
+    step(memory)
+    before = everything(memory)
+    with memory.register_memory_hook(lambda *_: memory.fill_memory(torch.randn(4, D), torch.arange(4))):
+        with pytest.raises(RuntimeError, match="called from one of its own hooks"):
+            step(memory)
+        assert everything(memory) == before
+    step(memory)
+
+
+def test_a_removed_hook_leaves_the_checkpoint() -> None:
+    memory = AdaptiveCrossBatchMemory(ContrastiveLoss(), D, 10)
+    before = memory.state_dict().keys()
+    handle = memory.register_memory_hook(nn.Bilinear(D, D, D))
+    with_hook = memory.state_dict().keys()
+    handle.remove()
+    assert memory.state_dict().keys() == before < with_hook
+    copied = copy.deepcopy(memory)
+    assert copied.state_dict().keys() == before
+
+
+def test_an_empty_memory_in_eval_mode_warns_once_that_it_stays_empty(
+    memory: AdaptiveCrossBatchMemory,
+) -> None:
+    memory.eval()
+    embeddings, labels = torch.randn(4, D, requires_grad=True), torch.arange(4)
+    with torch.no_grad():
+        memory(embeddings, labels)
+    step(memory)  # to look at, not to train with
+    with pytest.warns(UserWarning, match=r"eval\(\) mode.*call train\(\) on the loss"):
+        assert memory(embeddings, labels) == 0
+    memory(embeddings, labels)
+
+
+def test_finite_rows_beyond_the_range_of_the_memory_are_refused(memory: AdaptiveCrossBatchMemory) -> None:
+    step(memory)
+    before = everything(memory)
+    huge = torch.full((4, D), 1e300, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"beyond the range of torch.float32.*memory_dtype=torch.float64"):
+        memory(huge, torch.arange(4))
+    assert everything(memory) == before
+
+
+def test_a_refused_batch_does_not_take_the_rows_to_its_device(memory: AdaptiveCrossBatchMemory) -> None:
+    step(memory)
+    with pytest.raises(ValueError, match="do not fit"):
+        memory(torch.randn(11, D, device="meta"), torch.arange(11, device="meta"))
+    with pytest.raises((NotImplementedError, RuntimeError, ValueError)):
+        memory(torch.randn(4, D, device="meta"), torch.arange(4, device="meta"))
+    assert memory.embedding_memory.device.type == memory.label_memory.device.type == "cpu"
+    step(memory)
+
+
+def test_a_subclass_may_reset_its_queue_as_pmls_may() -> None:
+    class Unlabelled(XBNWrapper):
+        def reset_queue(self) -> None:
+            self.register_buffer("embedding_memory", torch.zeros(self.memory_size, self.embedding_size))
+            self.register_buffer("label_memory", torch.full((self.memory_size,), -1))
+            self.has_been_filled = False
+            self.queue_idx = 0
+
+    loss_fn = Unlabelled(SupConLoss(), D, 10)
+    for _ in range(3):
+        step(loss_fn)
+    loss_fn.reset_queue()
+    step(loss_fn)
+    assert loss_fn.label_memory.tolist() == [0, 1, 0, 1, *[-1] * 6]
