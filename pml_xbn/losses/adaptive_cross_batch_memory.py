@@ -18,7 +18,7 @@ from .batch import Batch, Memory, split, zero_loss
 from .batch_loss import loss_of_batch
 from .checkpoint import check_same_size, inferred_queue
 from .global_batch import Report, gathered, of_all_ranks, report_of, reports_of
-from .memory_hooks import MemoryHook, MemoryHooks
+from .memory_hooks import MemoryHook, MemoryHooks, make_buffers
 from .pairs import IndicesTuple, Miner, all_pairs, joined, mined
 from .row_buffers import Reader, RowBuffers, traced
 from .shared_cosines import shared_cosines
@@ -257,11 +257,12 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
     def reset_queue(self) -> None:
         """Empties the memory. Calls stay counted and adapters keep their estimates."""
-        rows = torch.zeros(self.memory_size, self.embedding_size, dtype=self.memory_dtype)
-        labels = torch.zeros(self.memory_size, dtype=torch.int64)
         device = self.embedding_memory.device if hasattr(self, "embedding_memory") else None
-        self.register_buffer("embedding_memory", rows.to(device))
-        self.register_buffer("label_memory", labels.to(device))
+        with torch.inference_mode(False):
+            rows = torch.zeros(self.memory_size, self.embedding_size, dtype=self.memory_dtype, device=device)
+            labels = torch.zeros(self.memory_size, dtype=torch.int64, device=device)
+        self.register_buffer("embedding_memory", rows)
+        self.register_buffer("label_memory", labels)
         self.has_been_filled = False
         self.queue_idx = 0
         self._row_buffers.drop()
@@ -309,8 +310,15 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
     def _follow(self, device: torch.device) -> None:
         """The memory goes where the batch is, as PML's does."""
-        self.embedding_memory = self.embedding_memory.to(device, self.memory_dtype)
-        self.label_memory = self.label_memory.to(device)
+        is_there = (self.embedding_memory.device, self.embedding_memory.dtype) == (device, self.memory_dtype)
+        if not is_there or self.embedding_memory.is_inference():
+            self._renew_rows(device)
+
+    def _renew_rows(self, device: torch.device) -> None:
+        """Copies the memory, outside of ``inference_mode``, whose tensors could not be trained with."""
+        with torch.inference_mode(False):
+            self.embedding_memory = self.embedding_memory.to(device, self.memory_dtype, copy=True)
+            self.label_memory = self.label_memory.to(device, copy=True)
 
     def _has_storable_values(self, embeddings: Tensor, batch: Batch) -> bool:
         """Checks the values, in one wait for the GPU; False if the batch is to be used but not stored."""
@@ -470,7 +478,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
     def _identity_of_rows(self) -> tuple[int, int]:
         """Differs from that of the last commit once somebody else has replaced or written to the rows."""
-        return id(self.embedding_memory), self.embedding_memory._version
+        rows = self.embedding_memory
+        return id(rows), -1 if rows.is_inference() else rows._version
 
     # -- many ranks -----------------------------------------------------------------------------------------
 
@@ -529,6 +538,9 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         self._drop_removed_hooks()
+        for name in self._names_of_hooks.values():
+            make_buffers(getattr(self, name), state_dict, prefix + name)
+        self._renew_rows(self.embedding_memory.device)  # a graph may still need those that were there
         rows = state_dict.get(prefix + "embedding_memory")
         if rows is not None:
             check_same_size(rows, self.embedding_memory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,9 @@ from torch.utils.hooks import RemovableHandle
 from ..adapters.base_adapter import BaseAdapter, Refusal
 
 MemoryHook = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor | None]
+
+_HOOKS_OF: weakref.WeakKeyDictionary[BaseAdapter, Callable[[], MemoryHooks | None]]
+_HOOKS_OF = weakref.WeakKeyDictionary()
 
 
 class MemoryHooks:
@@ -41,11 +45,24 @@ class MemoryHooks:
         RemovableHandle.next_id = max(RemovableHandle.next_id, *self._hooks, -1) + 1
 
     def register(self, hook: MemoryHook) -> RemovableHandle:
+        """Adds a hook.
+
+        Raises:
+            TypeError: it cannot be called.
+            ValueError: it is an adapter of another memory, whose moments it follows.
+        """
         if not callable(hook):
             raise TypeError(
                 f"hook is a {type(hook).__name__}: pass a function or module that takes "
                 "(memory, memory_labels, batch, batch_labels)"
             )
+        if isinstance(hook, BaseAdapter):
+            others = _HOOKS_OF.get(hook, lambda: None)()
+            if others is not None and others is not self and hook in others._hooks.values():
+                raise ValueError(
+                    f"{type(hook).__name__} is registered on another memory: build one for each memory"
+                )
+            _HOOKS_OF[hook] = weakref.ref(self)
         handle = RemovableHandle(self._hooks)
         self._hooks[handle.id] = hook
         return handle
@@ -94,13 +111,26 @@ class MemoryHooks:
     @contextmanager
     def restored_on_error(self) -> Iterator[None]:
         """Gives the hooks that are modules their state back if the block raises."""
-        states = [(hook, _state_of(hook)) for hook in self._hooks.values() if isinstance(hook, nn.Module)]
+        modules = [hook for hook in self._hooks.values() if isinstance(hook, nn.Module)]
+        states = [_state_of(module) for module in modules]
+        buffers = [(part, dict(part._buffers)) for module in modules for part in module.modules()]
         try:
             yield
         except BaseException:
-            for module, state in states:
+            for part, before in buffers:
+                part._buffers.update(before)  # one that was None is no part of the state
+            for module, state in zip(modules, states, strict=True):
                 module.load_state_dict(state)
             raise
+
+
+def make_buffers(module: nn.Module, state: dict[str, Any], prefix: str) -> None:
+    """Makes the buffers that are None in a fresh module, and that the state of a used one holds."""
+    for name, part in module.named_modules(prefix=prefix.rstrip(".")):
+        for key, buffer in part._buffers.items():
+            saved = state.get(f"{name}.{key}" if name else key)
+            if buffer is None and saved is not None:
+                part._buffers[key] = torch.empty_like(saved)
 
 
 def _state_of(module: nn.Module) -> dict[str, Any]:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import copy
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from pytorch_metric_learning.distances import DotProductSimilarity
 from pytorch_metric_learning.losses import ContrastiveLoss, SupConLoss
 from pytorch_metric_learning.reducers import DoNothingReducer
 from torch import Tensor, nn
 
 from pml_xbn import AXBNWrapper, XBNWrapper
+from pml_xbn.adapters import MomentMatching
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 
 D = 3
@@ -177,3 +181,103 @@ def test_a_subclass_may_reset_its_queue_as_pmls_may() -> None:
     loss_fn.reset_queue()
     step(loss_fn)
     assert loss_fn.label_memory.tolist() == [0, 1, 0, 1, *[-1] * 6]
+
+
+class Slow(nn.Module):
+    """A hook with a buffer that it makes in its first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", None)
+        self.fails = False
+
+    def forward(self, rows: Tensor, _: Tensor, batch: Tensor, __: Tensor) -> Tensor:
+        self.centre = batch.mean(dim=0) if self.centre is None else self.centre.lerp(batch.mean(dim=0), 0.1)
+        if self.fails:
+            raise OSError("disk on fire")
+        return rows + self.centre
+
+
+def test_a_hook_may_make_its_buffers_when_it_first_needs_them(memory: AdaptiveCrossBatchMemory) -> None:
+    hook = Slow()
+    memory.register_memory_hook(hook)
+    hook.fails = True
+    with pytest.raises(OSError, match="disk on fire"):
+        step(memory)
+    assert hook.centre is None
+    hook.fails = False
+    step(memory)
+    resumed = AdaptiveCrossBatchMemory(ContrastiveLoss(), D, 10)
+    resumed.register_memory_hook(Slow())
+    resumed.load_state_dict(memory.state_dict())
+    embeddings, labels = torch.randn(4, D), torch.arange(4)
+    assert torch.equal(memory(embeddings, labels), resumed(embeddings, labels))
+    assert everything(memory) == everything(resumed)
+
+
+def test_an_adapter_serves_one_memory() -> None:
+    first, second = (AdaptiveCrossBatchMemory(ContrastiveLoss(), D, 10) for _ in range(2))
+    adapter = MomentMatching()
+    handle = first.register_memory_hook(adapter)
+    with pytest.raises(
+        ValueError, match="MomentMatching is registered on another memory: build one for each"
+    ):
+        second.register_memory_hook(adapter)
+    handle.remove()
+    second.register_memory_hook(adapter)
+    copy.deepcopy(second)
+    step(second)
+
+
+@pytest.mark.parametrize("loss", [ContrastiveLoss(distance=DotProductSimilarity()), SupConLoss()])
+def test_a_checkpoint_may_be_loaded_between_forward_and_backward(loss: nn.Module) -> None:
+    memory = XBNWrapper(loss, D, 10)
+    step(memory)
+    saved = copy.deepcopy(memory.state_dict())
+    embeddings = torch.randn(4, D, requires_grad=True)
+    value = memory(embeddings, torch.arange(4) % 2)
+    (expected,) = torch.autograd.grad(value, embeddings, retain_graph=True)
+    memory.load_state_dict(saved)
+    value.backward()
+    assert torch.equal(embeddings.grad, expected)
+
+
+def trained_after(prepare: Callable[[XBNWrapper], XBNWrapper]) -> str:
+    """What is in memory after some steps that come after what happened in inference mode."""
+    torch.manual_seed(0)
+    loss_fn = XBNWrapper(SupConLoss(), D, 10)
+    step(loss_fn)
+    with torch.inference_mode():
+        loss_fn = prepare(loss_fn)
+    for _ in range(4):
+        embeddings = torch.randn(4, D, requires_grad=True)
+        loss_fn(embeddings, torch.arange(4) % 2).backward()
+    return everything(loss_fn)
+
+
+@pytest.mark.parametrize("way", ["copy", "pickle", "float64"])
+def test_what_happens_in_inference_mode_leaves_training_alone(way: str) -> None:
+    def prepare(loss_fn: XBNWrapper) -> XBNWrapper:
+        if way == "float64":
+            loss_fn.eval()(torch.randn(4, D, dtype=torch.float64), torch.arange(4))
+            torch.manual_seed(1)
+            return loss_fn.train()
+        torch.manual_seed(1)
+        return copy.deepcopy(loss_fn) if way == "copy" else pickle.loads(pickle.dumps(loss_fn))
+
+    def untouched(loss_fn: XBNWrapper) -> XBNWrapper:
+        torch.manual_seed(1)
+        return loss_fn
+
+    assert trained_after(prepare) == trained_after(untouched)
+
+
+def test_a_memory_that_is_built_or_reset_in_inference_mode_can_be_trained() -> None:
+    with torch.inference_mode():
+        loss_fn = XBNWrapper(SupConLoss(), D, 10)
+    for _ in range(2):
+        for _ in range(3):
+            loss_fn(torch.randn(4, D, requires_grad=True), torch.arange(4) % 2).backward()
+        with torch.inference_mode():
+            loss_fn.reset_queue()
+        assert loss_fn.num_rows == 0
