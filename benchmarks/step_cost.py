@@ -85,7 +85,7 @@ class Subject:
         self.loss_fn.to(device)
         generator = torch.Generator(device).manual_seed(0)
         for part in self.loss_fn.embedding_memory.split(2**16):  # in place: not a moment of twice the memory
-            _fill_with_embeddings(part, generator)
+            fill_with_embeddings(part, generator)
         self.loss_fn.label_memory.random_(NUM_CLASSES, generator=generator)
         self.loss_fn.has_been_filled = True
         self.generator = generator
@@ -93,7 +93,7 @@ class Subject:
     def batch(self) -> tuple[Tensor, Tensor]:
         case, generator = self.case, self.generator
         embeddings = torch.empty(case.batch, case.dim, device=self.device)
-        _fill_with_embeddings(embeddings, generator)
+        fill_with_embeddings(embeddings, generator)
         classes = torch.randint(
             NUM_CLASSES, (case.batch // IMAGES_PER_CLASS,), device=self.device, generator=generator
         )
@@ -125,7 +125,7 @@ class Subject:
         return len(waits)
 
 
-def _fill_with_embeddings(rows: Tensor, generator: torch.Generator) -> None:
+def fill_with_embeddings(rows: Tensor, generator: torch.Generator) -> None:
     """Unit vectors 0.8 apart on average, so that PairMarginMiner(0.2, 0.8) takes about half the pairs."""
     rows.normal_(std=(0.5 / rows.shape[1]) ** 0.5, generator=generator)
     rows[:, 0] += 1

@@ -1,6 +1,8 @@
 """One memory shared by many processes: trains on Glyphs under torchrun, on CPUs or GPUs.
 
-Every process embeds its own part of the global batch; the memory of each holds the rows of all.
+Every process embeds its own part of the global batch; the memory of each holds the rows of all. Loss and
+gradients are those of one process with the global batch, and so is batch normalization, which sees the batch
+of all (``--no-sync-bn``: every process normalizes by its own part).
 
     torchrun --nproc_per_node=2 examples/distributed_glyphs.py
     torchrun --nproc_per_node=2 examples/distributed_glyphs.py --epochs 1 --classes 100
@@ -22,6 +24,7 @@ from pytorch_metric_learning.losses import SupConLoss
 from pytorch_metric_learning.miners import PairMarginMiner
 from shared.process_group import leave_process_group
 from shared.randomness import generator_for, seed_for
+from shared.sync_batch_norm import synchronise_batch_norm
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
@@ -44,7 +47,10 @@ def _train(arguments: argparse.Namespace, device: torch.device) -> None:
     task = Task(settings, device)
 
     torch.manual_seed(seed_for(settings.seed, "weights"))
-    model = DistributedDataParallel(GlyphNet(settings.embedding_size).to(device))
+    network = GlyphNet(settings.embedding_size).to(device)
+    if arguments.sync_bn:
+        network = synchronise_batch_norm(network, device)
+    model = DistributedDataParallel(network)
     loss_fn = XBNWrapper(
         SupConLoss(temperature=0.1),
         settings.embedding_size,
@@ -64,8 +70,8 @@ def _train(arguments: argparse.Namespace, device: torch.device) -> None:
             loss_fn(model(images), task.labels[mine]).backward()
             optimizer.step()
         if rank == 0:
-            # The network inside: a forward through DistributedDataParallel would wait for the others.
-            accuracy = retrieval_accuracy(embed(model.module, task.test_images), task.test_labels)
+            # Not the model: a forward through DistributedDataParallel would wait for the others.
+            accuracy = retrieval_accuracy(embed(network, task.test_images), task.test_labels)
             print(f"epoch {epoch + 1}: Recall@1 {accuracy['recall_at_1']:.1f}, rows {loss_fn.num_rows}")
 
     checksum = hashlib.sha256(loss_fn.embedding_memory.cpu().numpy().tobytes()).hexdigest()[:16]
@@ -97,6 +103,12 @@ def _parse() -> argparse.Namespace:
     add("--batch-size", type=int, default=16, help="per process, a multiple of 4 (default: 16)")
     add("--seed", type=int, default=0)
     add("--classes", type=int, help="train and test on so many classes each (default: all)")
+    add(
+        "--sync-bn",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="batch normalization sees the batch of all processes (default: yes)",
+    )
     return parser.parse_args()
 
 

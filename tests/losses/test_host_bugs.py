@@ -12,6 +12,7 @@ import torch
 from pytorch_metric_learning import losses, miners, reducers
 from pytorch_metric_learning.distances import DotProductSimilarity, LpDistance
 from pytorch_metric_learning.losses import ContrastiveLoss, CrossBatchMemory
+from pytorch_metric_learning.utils.loss_and_miner_utils import get_all_pairs_indices as all_pairs
 from torch import Tensor, nn
 
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
@@ -231,3 +232,30 @@ def test_b13_rows_stay_in_float32(ours: Callable) -> None:
 
 
 # B14, rows that differ between ranks, needs ranks: tests/distributed/test_ranks.py.
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "AngularLoss",
+        "CircleLoss",
+        "GeneralizedLiftedStructureLoss",
+        "MultiSimilarityLoss",
+        "TupletMarginLoss",
+    ],
+)
+def test_class_weights_do_not_weigh_the_terms_of_a_column_and_we_keep_that(name: str) -> None:
+    torch.manual_seed(0)
+    embeddings, labels = torch.randn(8, D), torch.arange(8) % 3
+    weights = torch.tensor([0.5, 1.0, 2.5])
+    loss = getattr(losses, name)(reducer=reducers.ClassWeightedReducer(weights))
+    (part,) = loss.compute_loss(embeddings, labels, all_pairs(labels), embeddings, labels).values()
+    terms = part["losses"]
+    anchors = part["indices"] if part["reduction_type"] == "element" else part["indices"][0]
+    assert terms.shape == (len(anchors), 1)
+    weighted = sum(term * weights[labels[anchor]] for term, anchor in zip(terms[:, 0], anchors, strict=True))
+    every_term_by_every_weight = terms.mean() * weights[labels[anchors]].mean()
+    for make in (CrossBatchMemory, *OURS.values()):
+        value = make(loss, D, 20)(embeddings, labels)
+        torch.testing.assert_close(value, every_term_by_every_weight)
+        assert not torch.isclose(value, weighted / len(terms), rtol=1e-3)
