@@ -53,5 +53,6 @@ if __name__ == "__main__":
         LOSSES["pairs"]()(inputs[: rank + 2], labels[: rank + 2])  # nobody waits for the others
     if rank == 0:
         print("losses and gradients agree")
+    distributed.barrier()  # nobody leaves while another still listens
     gc.collect()  # the models hold the process group in cycles
     distributed.destroy_process_group()

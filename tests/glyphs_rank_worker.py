@@ -81,5 +81,6 @@ if __name__ == "__main__":
     rank = os.environ.get("RANK", "alone")
     torch.save(weights, Path(sys.argv[1], f"{rank}.pt"))
     if distributed.is_initialized():
+        distributed.barrier()  # nobody leaves while another still listens
         gc.collect()  # the models hold the process group in cycles
         distributed.destroy_process_group()
