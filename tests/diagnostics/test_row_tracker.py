@@ -142,7 +142,7 @@ class AnySequence(RuleBasedStateMachine):
             assert [tuple(row) for row in stored] == self.rows
 
 
-TestAnySequence = AnySequence.TestCase
+TestAnySequence = pytest.mark.filterwarnings("ignore:the memory is empty and in eval")(AnySequence.TestCase)
 TestAnySequence.settings = settings(
     max_examples=100, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
 )
