@@ -61,7 +61,7 @@ MORE_MINERS: dict[str, Callable[[], nn.Module]] = {
 LAYOUTS: dict[str, Callable[[int, int], list[int]]] = {
     "equal": lambda ranks, step: [4] * ranks,
     "unequal": lambda ranks, step: [1 + (3 * (rank + step)) % 7 for rank in range(ranks)],
-    "one empty": lambda ranks, step: [0 if rank == step % ranks else 4 for rank in range(ranks)],
+    "one empty": lambda ranks, step: [0 if rank == step % ranks else 3 + step for rank in range(ranks)],
 }
 MODES = ("plain", "mask", "indices")
 
@@ -144,13 +144,16 @@ def input_of(case: Case, rank: int, size: int, step: int) -> Input:
     """What a rank brings.
 
     In the first step all have one class; or every rank has one of its own, and the second is far from the
-    others, so that PairMarginMiner finds it no negatives, while a third finds some.
+    others, so that PairMarginMiner finds it no negatives, while a third finds some. Where one of two ranks is
+    empty, the other has with a mask one positive pair and one negative.
     """
     generator = torch.Generator().manual_seed(100 * step + rank)
     inputs = torch.randn(size, D, dtype=torch.float64, generator=generator)
     labels = torch.randint(0, CLASSES, (size,), generator=generator)
     if step == 0:
         labels = torch.full_like(labels, 0 if case.layout == "equal" else rank % CLASSES)
+        if case.layout == "one empty":
+            labels[2:] = (rank + 1) % CLASSES
         inputs[:, 0] += 4.0 if rank == 1 else -4.0
     mask = torch.arange(size) % 2 == 1 if case.mode == "mask" else None
     indices = None
