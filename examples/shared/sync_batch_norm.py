@@ -54,8 +54,10 @@ class _MomentsOfAllRanks(nn.modules.batchnorm._BatchNorm):
             self.num_batches_tracked += 1
             self.running_mean.lerp_(mean, self.momentum)
             self.running_var.lerp_(variance * count / (count - 1), self.momentum)
-        scale = self.weight / (variance + self.eps).sqrt()
-        return centred * scale.view(shape) + self.bias.view(shape)
+        normalized = centred / (variance + self.eps).sqrt().view(shape)
+        if not self.affine:
+            return normalized
+        return normalized * self.weight.view(shape) + self.bias.view(shape)
 
 
 class _BatchNorm1d(_MomentsOfAllRanks, nn.BatchNorm1d):
