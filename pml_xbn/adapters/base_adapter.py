@@ -5,38 +5,69 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from pytorch_metric_learning.utils.module_with_records import ModuleWithRecords
 from torch import Tensor
 
-from .moments import Moments, at_least_float32, moments, std_ratio
-from .running_moments import RunningMoments
+from .._dtypes import at_least_float32, widest
+from ._rows import Rows
+from .affine import Affine
+from .moments import Moments, moments
 
 # Whether to refuse, as a 0-d tensor that stays on its device, and the error's text if so.
 Refusal = tuple[Tensor, Callable[[], str]]
 
 
 class BaseAdapter(ModuleWithRecords):
-    """A memory hook that moves the stored rows to where the current model would put them.
+    """From the moments of memory and batch to the map that takes the stored rows to where they would be now.
 
-    A subclass implements :meth:`adapt` and, if it estimates the moments to adapt to from more than one
-    batch, :meth:`estimate`. With fewer than two rows in the batch, or in memory, there are no moments
-    and the rows stay as they are.
+    A subclass implements :meth:`map` and, if it estimates the moments to adapt to from more than one batch,
+    :meth:`estimate`. The memory applies the map and follows the moments itself. With fewer than two rows in
+    the batch, or in memory, there are no moments and the rows stay as they are.
 
-    As a plain hook, called, an adapter reads the memory twice and returns new rows. A memory that tells it of
-    every row that comes and goes, by :meth:`replaced` and :meth:`forget`, calls :meth:`adapt_into`
-    instead, which reads the memory once and writes the new rows where the memory wants them.
+    Called, an adapter does the same to plain tensors.
 
     Args:
         collect_stats: record ``mean_distance``, the L2 distance between the means of memory and batch
             before adaptation, and ``std_ratio``, the mean over dimensions of σ[B]/σ[R]. Reading them
             makes a GPU wait for the host. Default: PML's ``COLLECT_STATS``.
+
+    Example:
+        >>> class HalfWay(BaseAdapter):
+        ...     def map(self, memory, target):
+        ...         return Affine(torch.ones_like(memory.std), (target.mean - memory.mean) / 2)
+        >>> memory, batch, labels = torch.tensor([[0.0], [2.0]]), torch.tensor([[5.0], [9.0]]), torch.arange(2)
+        >>> HalfWay()(memory, labels, batch, labels)
+        tensor([[3.],
+                [5.]])
     """
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.running = RunningMoments()
         self.add_to_recordable_attributes(list_of_names=["mean_distance", "std_ratio"], is_stat=True)
+
+    def map(self, memory: Moments, target: Moments) -> Affine:
+        """The map that adapts all rows.
+
+        Args:
+            memory: moments of the stored rows, ``(d,)`` each, float64; σ is 0 in dimensions without spread.
+            target: moments to adapt to, which :meth:`estimate` has returned.
+        """
+        raise NotImplementedError
+
+    def estimate(self, batch: Moments, batch_size: int) -> Moments:
+        """Moments to adapt to, given those of the batch, float64; the batch's own unless a subclass filters.
+
+        It is called with every batch of two rows or more. What it keeps has to be assigned and not written
+        to, so that a failed step can be taken back, and to be part of the state.
+        """
+        return batch
+
+    def set_embedding_size(self, embedding_size: int) -> None:
+        """Tells d when the adapter is registered on a memory: what is of that size has it from the start."""
+
+    def refusal(self, labels: Tensor) -> Refusal | None:
+        """Checks labels ``(b,)`` before anything is stored; None where any label will do."""
+        return None
 
     def forward(
         self, memory: Tensor, memory_labels: Tensor, batch: Tensor, batch_labels: Tensor
@@ -49,66 +80,28 @@ class BaseAdapter(ModuleWithRecords):
             batch: detached rows about to be enqueued, ``(b, d)``.
             batch_labels: ``(b,)``, integers.
         """
-        self.running.forget()
-        rows = at_least_float32(memory)
-        out = torch.empty_like(rows)
-        is_adapted = self.adapt_into(out, rows, memory_labels, batch, batch_labels)
-        self.running.forget()
-        return out.to(memory.dtype) if is_adapted else None
+        wide = at_least_float32(memory)
+        rows = Rows.of(wide, len(wide), len(wide), wide.dtype)
+        adapted = self.adapt(rows, memory_labels, batch, batch_labels)
+        return None if adapted is rows else adapted.read(wide.dtype).to(memory.dtype)
 
-    def adapt_into(
-        self, out: Tensor, memory: Tensor, memory_labels: Tensor, batch: Tensor, batch_labels: Tensor
-    ) -> bool:
-        """Writes the adapted rows to ``out`` ``(n, d)``; False if they stay and nothing was written."""
+    def adapt(self, rows: Rows, labels: Tensor, batch: Tensor, batch_labels: Tensor) -> Rows:
+        """The rows of a memory, adapted; ``rows`` itself where they stay."""
         self.reset_stats()
         if len(batch) < 2:
-            return False
-        batch_moments = moments(batch)
-        target = self.estimate(batch_moments, len(batch))
-        if len(memory) < 2:
-            return False
-        source = self.running.moments_of(memory)
+            return rows
+        of_batch = moments(widest(batch))
+        target = self.estimate(of_batch, len(batch))
+        if len(rows) < 2:
+            return rows
+        rows = rows.measured()
+        of_memory = rows.moments()
         if self.collect_stats:
-            self.mean_distance = (source.mean - batch_moments.mean).norm().item()
-            self.std_ratio = std_ratio(source, batch_moments).mean().item()
-        self.adapt(out, memory, memory_labels, batch, batch_labels, source, target)
-        return True
+            self.mean_distance = (of_memory.mean - of_batch.mean).norm().item()
+            self.std_ratio = of_memory.to(of_batch).scale.mean().item()
+        return self._adapted(rows, labels, batch, batch_labels, of_memory, target)
 
-    def replaced(self, removed: Tensor, added: Tensor) -> None:
-        """Tells that rows ``(r, d)`` have left the memory and rows ``(b, d)`` have come."""
-        self.running.replace(removed, added)
-
-    def forget(self) -> None:
-        """Tells that the memory has changed otherwise."""
-        self.running.forget()
-
-    def refusal(self, labels: Tensor) -> Refusal | None:
-        """Checks labels ``(b,)`` before anything is stored; None where any label will do."""
-        return None
-
-    def estimate(self, batch_moments: Moments, batch_size: int) -> Moments:
-        """Moments to adapt to; those of the batch unless a subclass filters them."""
-        return batch_moments
-
-    def adapt(
-        self,
-        out: Tensor,
-        memory: Tensor,
-        memory_labels: Tensor,
-        batch: Tensor,
-        batch_labels: Tensor,
-        source: Moments,
-        target: Moments,
-    ) -> None:
-        """Writes the new rows to ``out`` and tells ``self.running`` of it.
-
-        Given are the moments of the memory, and those to adapt to.
-        """
-        raise NotImplementedError
-
-    # What a step changes goes here, and is replaced by it, not written to: so a memory can take it back.
-    def get_extra_state(self) -> dict[str, Any]:
-        return {"running": self.running.state()}
-
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        self.running.load(state["running"])
+    def _adapted(
+        self, rows: Rows, _: Tensor, __: Tensor, ___: Tensor, of_memory: Moments, target: Moments
+    ) -> Rows:
+        return rows.adapted(self.map(of_memory, target))

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._group_rows import GroupRows, GroupSlots, GroupSums, group_slots
+from ._rows import Rows
+from .affine import Affine
 from .base_adapter import BaseAdapter, Refusal
-from .group_moments import GroupSlots, group_moments, group_slots, group_sums, map_by_slot
-from .moments import Affine, Moments, affine_between, widest
-from .running_moments import Sums
+from .moments import Moments
 from .superclass_lookup import Superclasses, SuperclassLookup
 
 
@@ -78,54 +79,41 @@ class GroupMomentMatching(BaseAdapter):
             ),
         )
 
-    def adapt(
+    def map(self, memory: Moments, target: Moments) -> Affine:
+        return memory.to(target)
+
+    def map_groups(self, memory: Moments, batch: Moments, target: Moments) -> Affine:
+        """The maps of the groups that have two rows or more in memory and in the batch.
+
+        Args:
+            memory, batch: moments of the groups, ``(g, d)`` each.
+            target: moments that all rows adapt to, ``(d,)`` each.
+        """
+        blend = Moments(
+            torch.lerp(batch.mean, target.mean.expand_as(batch.mean), self.mean_lambda),
+            torch.lerp(batch.std, target.std.expand_as(batch.std), self.std_lambda),
+        )
+        return memory.to(blend)
+
+    def _adapted(
         self,
-        out: Tensor,
-        memory: Tensor,
-        memory_labels: Tensor,
+        rows: Rows,
+        labels: Tensor,
         batch: Tensor,
         batch_labels: Tensor,
-        source: Moments,
+        of_memory: Moments,
         target: Moments,
-    ) -> None:
-        slots = self._slots(memory_labels, batch_labels)
-        absent = len(batch)  # the slot of rows whose group the batch lacks
-        rows, row_slots, places = _of_groups(memory, slots.memory, absent)
-
-        in_batch = group_sums(batch, slots.batch, absent)
-        in_memory = Sums(*(x[:absent] for x in group_sums(rows, row_slots, absent + 1)))
-        present = (in_memory.count >= 2) & (in_batch.count >= 2)
-
-        mean, std = group_moments(in_batch)
-        blend = Moments(
-            torch.lerp(mean, widest(target.mean).expand_as(mean), self.mean_lambda),
-            torch.lerp(std, widest(target.std).expand_as(std), self.std_lambda),
-        )
-        of_group = affine_between(group_moments(in_memory), blend, len(memory), memory.dtype)
-        of_all = affine_between(source, target, len(memory), memory.dtype)
-        if not self.normalize_absent:
-            of_all = Affine(torch.ones_like(of_all.scale), torch.zeros_like(of_all.shift))
-        of_slot = Affine(
-            *(
-                torch.cat([torch.where(present, group, whole), whole.unsqueeze(0)])
-                for group, whole in zip(of_group, of_all, strict=True)
-            )
-        )
-
-        if places is None:
-            map_by_slot(rows, row_slots, of_slot, out)
-        else:
-            of_all.map(memory, out=out)
-            mapped = torch.empty_like(rows)
-            map_by_slot(rows, row_slots, of_slot, mapped)
-            out.index_copy_(0, places, mapped)
-
-        moved = in_memory._replace(count=in_memory.count * present)
-        self.running.map(of_all)
-        self.running.regroup(moved.mapped(of_all), moved.mapped(Affine(*(x[:absent] for x in of_slot))))
+    ) -> Rows:
+        slots, num_groups = self._slots(labels, batch_labels), len(batch)
+        in_batch = GroupSums.of(batch, slots.batch, num_groups)
+        groups = GroupRows(rows, slots.memory, num_groups)
+        num_rows, in_memory = groups.moments()
+        is_present = (num_rows >= 2) & (in_batch.count >= 2)
+        of_group = rows.bounded(self.map_groups(in_memory, in_batch.moments(), target), in_memory)
         if self.collect_stats:
-            num_normalized = (in_memory.count * present).sum().item()
-            self.share_normalized_per_group = num_normalized / len(memory)
+            self.share_normalized_per_group = (num_rows * is_present).sum().item() / len(rows)
+        after = rows.adapted(self.map(of_memory, target)) if self.normalize_absent else rows
+        return groups.adapted(of_group, is_present, after)
 
     def _slots(self, memory_labels: Tensor, batch_labels: Tensor) -> GroupSlots:
         if self.superclass_of is None:
@@ -134,17 +122,3 @@ class GroupMomentMatching(BaseAdapter):
         return group_slots(
             self.superclass_of(memory_labels, missing=-1), self.superclass_of(batch_labels, missing=-2)
         )
-
-
-def _of_groups(memory: Tensor, slots: Tensor, absent: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The rows whose group is in the batch, their slots and places; all rows (places None) if many are.
-
-    They are copied, and mapped into a copy: of more than an eighth of the rows that would take memory
-    where a pass over all takes only time. On a GPU all rows, always: to count them would make it wait for
-    the host.
-    """
-    if memory.device.type == "cpu":
-        places = (slots < absent).nonzero().squeeze(1)
-        if len(places) < len(memory) / 8:
-            return memory.index_select(0, places), slots.index_select(0, places), places
-    return memory, slots, None

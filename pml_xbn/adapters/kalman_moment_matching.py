@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..number_checks import check_non_negative
-from .moment_matching import MomentMatching
+from .._number_checks import check_integer, check_non_negative
+from ._filtered_moments import FilteredMoments
+from .affine import Affine
+from .moments import Moments
 
 
-class KalmanMomentMatching(MomentMatching):
+class KalmanMomentMatching(FilteredMoments):
     r"""Gives the memory a Kalman filter's estimate of the moments of the whole data set.
 
     Every ``gain_update_interval`` batches
@@ -57,10 +59,7 @@ class KalmanMomentMatching(MomentMatching):
         check_non_negative("process_noise", process_noise)
         check_non_negative("measurement_noise", measurement_noise)
         check_non_negative("initial_variance", initial_variance)
-        if gain_update_interval < 1:
-            raise ValueError(
-                f"gain_update_interval={gain_update_interval!r}: pass a number of batches, 1 or more"
-            )
+        check_integer("gain_update_interval", gain_update_interval, at_least=1)
         super().__init__(**kwargs)
         self.process_noise = process_noise
         self.measurement_noise = measurement_noise
@@ -68,7 +67,6 @@ class KalmanMomentMatching(MomentMatching):
         self.gain_update_interval = gain_update_interval
         self.variance = initial_variance
         self.current_gain = 1.0
-        self.num_batches = 0
         self.add_to_recordable_attributes(name="kalman_gain", is_stat=True)
 
     def gain(self, batch_size: int) -> float:
@@ -79,21 +77,16 @@ class KalmanMomentMatching(MomentMatching):
             # Without noise the measurement is the truth, also where p⁻ = 0 makes the ratio 0/0.
             self.current_gain = predicted / (predicted + noise) if noise else 1.0
             self.variance = (1 - self.current_gain) * predicted
-        self.num_batches += 1
         if self.collect_stats:
             self.kalman_gain = self.current_gain
         return self.current_gain
 
-    def get_extra_state(self) -> dict[str, Any]:
-        return {
-            **super().get_extra_state(),
-            "variance": self.variance,
-            "gain": self.current_gain,
-            "num_batches": self.num_batches,
-        }
+    def map(self, memory: Moments, target: Moments) -> Affine:
+        return memory.to(target)
 
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        super().set_extra_state(state)
-        self.variance = state["variance"]
-        self.current_gain = state["gain"]
-        self.num_batches = state["num_batches"]
+    def _numbers(self) -> tuple[float, ...]:
+        return self.num_batches, self.variance, self.current_gain
+
+    def _set_numbers(self, num_batches: float, variance: float = 0.0, gain: float = 1.0) -> None:
+        super()._set_numbers(num_batches)
+        self.variance, self.current_gain = variance, gain

@@ -1,30 +1,42 @@
-"""First and second moments of a set of embeddings, and the map that gives one set those of another."""
+"""First and second moments of a set of embeddings."""
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from .._dtypes import at_least_float32
+from .affine import Affine
+
 
 class Moments(NamedTuple):
-    """Mean and standard deviation per embedding dimension, each of shape ``(d,)`` or ``(g, d)``."""
+    """Mean and standard deviation per embedding dimension, each of shape ``(d,)``, or ``(g, d)`` of groups."""
 
     mean: Tensor
     std: Tensor
 
+    def to(self, other: Moments, match_std: bool = True) -> Affine:
+        r"""The map that gives rows of these moments those of ``other``.
 
-class Affine(NamedTuple):
-    """The map z → z · scale + shift per embedding dimension, each of shape ``(d,)`` or ``(g, d)``."""
+        .. math:: \hat z = \frac{z - \mu}{\sigma} \sigma_{other} + \mu_{other}
 
-    scale: Tensor
-    shift: Tensor
+        (Adaptive Cross Batch Normalization, Eq. 6.) A dimension in which σ is zero is only shifted; without
+        ``match_std`` every one is.
 
-    def map(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
-        """The mapped rows ``(n, d)``, in one pass over them."""
-        return torch.addcmul(self.shift, rows, self.scale, out=out)
+        Example:
+            >>> here = Moments(torch.tensor([1.0]), torch.tensor([2.0]))
+            >>> here.to(Moments(torch.tensor([5.0]), torch.tensor([6.0])))
+            Affine(scale=tensor([3.]), shift=tensor([2.]))
+        """
+        scale = torch.ones_like(self.std)
+        if match_std:
+            # A spread of a few rounding errors of the mean is none: dividing by it would blow rounding up
+            # to the size of the other's.
+            has_spread = self.std > 8 * torch.finfo(self.std.dtype).eps * self.mean.abs()
+            scale = torch.where(has_spread, other.std.to(self.std) / self.std, 1.0)
+        return Affine(scale, other.mean.to(self.mean) - self.mean * scale)
 
 
 def moments(rows: Tensor) -> Moments:
@@ -44,11 +56,7 @@ def moments(rows: Tensor) -> Moments:
 
 
 def match_moments(rows: Tensor, source: Moments, target: Moments) -> Tensor:
-    r"""Maps ``rows`` from the ``source`` moments to the ``target`` moments.
-
-    .. math:: \hat z = \frac{z - \mu_{source}}{\sigma_{source}} \sigma_{target} + \mu_{target}
-
-    (Adaptive Cross Batch Normalization, Eq. 6.)
+    r"""Maps ``rows`` from the ``source`` moments to the ``target`` moments: :meth:`Moments.to`.
 
     Args:
         rows: ``(n, d)``.
@@ -65,43 +73,5 @@ def match_moments(rows: Tensor, source: Moments, target: Moments) -> Tensor:
                 [ 0.7071,  0.0000]])
     """
     wide = at_least_float32(rows)
-    return affine_between(source, target, len(rows), wide.dtype).map(wide).to(rows.dtype)
-
-
-def affine_between(source: Moments, target: Moments, num_rows: int, dtype: torch.dtype) -> Affine:
-    r"""Eq. 6 as one multiplication and one addition, for ``num_rows`` rows of ``dtype``.
-
-    A dimension in which :math:`\sigma_{source}` is zero is only shifted. One in which the map of such
-    rows could overflow is left as it is, so finite rows stay finite.
-    """
-    source, target = (Moments(widest(mean), widest(std)) for mean, std in (source, target))
-    scale = _ratio(source, target, dtype)
-    shift = target.mean - source.mean * scale
-    # No row is further from the mean than this many standard deviations.
-    reach = math.sqrt(max(num_rows, 1))
-    farthest = (source.mean.abs() + reach * source.std) * scale + shift.abs()
-    fits = (farthest < torch.finfo(dtype).max / 4) & torch.isfinite(shift)
-    return Affine(torch.where(fits, scale, 1.0).to(dtype), torch.where(fits, shift, 0.0).to(dtype))
-
-
-def std_ratio(source: Moments, target: Moments) -> Tensor:
-    r""":math:`\sigma_{target} / \sigma_{source}`, and 1 where the rows have no spread to scale."""
-    return _ratio(source, target, source.std.dtype)
-
-
-def _ratio(source: Moments, target: Moments, dtype: torch.dtype) -> Tensor:
-    # A spread of a few rounding errors of the mean is none: dividing by it would blow rounding up to the
-    # size of the target's.
-    ratio = target.std / source.std
-    has_spread = source.std > 8 * torch.finfo(dtype).eps * source.mean.abs()
-    return torch.where(has_spread & (ratio < torch.finfo(dtype).max / 4), ratio, 1.0)
-
-
-def at_least_float32(rows: Tensor) -> Tensor:
-    """``rows`` in float32, or in its own dtype where that is more precise."""
-    return rows.to(torch.promote_types(rows.dtype, torch.float32))
-
-
-def widest(values: Tensor) -> Tensor:
-    """``values`` in float64, or in float32 on devices that know no float64."""
-    return values.float() if values.device.type == "mps" else values.double()
+    affine = source.to(target).bounded(*source, len(rows), wide.dtype)
+    return affine.map(wide).to(rows.dtype)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..adapters.moments import widest
+from .._dtypes import widest
 from .checks import check_integers, check_rows
 from .distances import group_means
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..adapters.moments import at_least_float32, widest
+from .._dtypes import at_least_float32, widest
 from .checks import check_rows, check_width
 
 

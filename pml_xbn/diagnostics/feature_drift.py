@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..number_checks import check_integer
+from .._number_checks import check_integer
 from .checks import check_rows
 from .distances import distance_per_row, mean_and_maximum
 

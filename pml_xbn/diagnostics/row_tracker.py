@@ -10,7 +10,7 @@ from pytorch_metric_learning.losses import CrossBatchMemory
 from torch import Tensor
 from torch.nn.functional import normalize as unit_length
 
-from ..number_checks import check_integer
+from .._number_checks import check_integer
 from .checks import check_integers, check_mask, check_rows
 from .memory_rows import StoredSince, num_occupied
 from .staleness import AdaptedStaleness, staleness

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..adapters.moments import widest
-from ..number_checks import check_integer
+from .._dtypes import widest
+from .._number_checks import check_integer
 from .checks import check_integers, check_rows
 from .distances import group_means
 

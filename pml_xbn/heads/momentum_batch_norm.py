@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..adapters.moments import at_least_float32, widest
-from ..number_checks import check_integer, check_positive
+from .._dtypes import at_least_float32, widest
+from .._number_checks import check_integer, check_positive
 
 
 class MomentumBatchNorm(nn.Module):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -12,20 +13,24 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.utils.hooks import RemovableHandle
 
-from ..number_checks import check_integer, check_non_negative
-from . import masks, ranks, shares
-from .batch import Batch, Memory, split, zero_loss
+from .._number_checks import check_integer, check_non_negative
+from ..adapters._rows import Rows
+from . import _ranks as ranks
+from ._batch import Batch, split, zero_loss
+from ._checkpoint import check_fits, check_same_size, to_present_form
+from ._cosines import Distances
+from ._global_batch import Report, gathered, of_all_ranks, report_of, reports_of
+from ._memory_hooks import MemoryHook, MemoryHooks, make_buffers
+from ._pairs import IndicesTuple, Miner, joined, mapped
+from ._queue import Contents, Queue
+from ._seam import chosen_pairs, loss_against
+from ._shares import can_be_shared, check_reducers, share_against, share_of_nothing
+from ._supported import check_supported
+from ._validation import check_num_rows
 from .batch_loss import loss_of_batch
-from .checkpoint import check_same_size, inferred_queue
-from .global_batch import Report, gathered, of_all_ranks, report_of, reports_of
-from .memory_hooks import MemoryHook, MemoryHooks, make_buffers
-from .pairs import IndicesTuple, Miner, all_pairs, joined, mined
-from .row_buffers import Reader, RowBuffers, traced
-from .shared_cosines import shared_cosines
-from .supported import check_supported
-from .validation import check_fits
 
 Result = TypeVar("Result")
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class AdaptiveCrossBatchMemory(CrossBatchMemory):
@@ -59,8 +64,9 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             names them). Not to be combined with PML's ``DistributedLossWrapper``, which gathers too.
         nonfinite: what to do with a batch that holds NaN or inf: ``"raise"`` a ValueError, ``"skip"``
             storing it, or ``"ignore"`` it. The last spares a GPU one wait for the host per call.
-        memory_dtype: dtype of the rows, ``torch.float32`` or ``torch.float64``. Losses are computed in
-            this dtype or the batch's, whichever is more precise.
+        memory_dtype: dtype in which rows are stored: ``torch.float16``, ``bfloat16``, ``float32`` or
+            ``float64``. Losses are computed in float32, this dtype or the batch's, whichever is the most
+            precise.
         collect_stats: record the hooks' numbers for PML's logging.
 
     Raises:
@@ -77,9 +83,6 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         tensor([[1., 1.],
                 [0., 0.]])
     """
-
-    embedding_memory: Tensor
-    label_memory: Tensor
 
     def __init__(
         self,
@@ -99,7 +102,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     ) -> None:
         check_supported(loss)
         if gather_distributed:
-            shares.check_reducers(loss)
+            check_reducers(loss)
         check_integer("embedding_size", embedding_size, at_least=1)
         check_integer("memory_size", memory_size, at_least=1)
         check_integer("delay", delay, at_least=0)
@@ -107,17 +110,12 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         check_non_negative("batch_loss_weight", batch_loss_weight)
         if nonfinite not in ("raise", "skip", "ignore"):
             raise ValueError(f"nonfinite={nonfinite!r}: pass 'raise', 'skip' or 'ignore'")
-        if memory_dtype not in (torch.float32, torch.float64):
-            raise ValueError(
-                f"memory_dtype={memory_dtype!r}: pass torch.float32 or torch.float64; rows in less than "
-                "float32 lose what adaptation adds"
-            )
+        if memory_dtype not in _DTYPES:
+            raise ValueError(f"memory_dtype={memory_dtype!r}: pass one of {', '.join(map(str, _DTYPES))}")
         # What reset_queue needs, which runs inside super().__init__.
         self.memory_dtype = memory_dtype
         self._hooks = MemoryHooks()
         self._names_of_hooks: dict[int, str] = {}
-        self._row_buffers = RowBuffers()
-        self._rows_known_to_adapters: tuple[int, int] | None = None
         self._has_warned_of_eval = False
         super().__init__(
             loss=loss, embedding_size=embedding_size, memory_size=memory_size, miner=miner, **kwargs
@@ -128,7 +126,6 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         self.normalize_memory = normalize_memory
         self.gather_distributed = gather_distributed
         self.nonfinite = nonfinite
-        self.num_calls = 0
         self.add_to_recordable_attributes(
             list_of_names=["delay", "warmup", "batch_loss_weight", "num_rows", "num_calls"],
             is_stat=False,
@@ -138,10 +135,15 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     def check_loss_support(cls, loss_name: str) -> None:
         """Passes every name: :func:`check_supported` has seen the loss itself, subclasses included."""
 
-    @property
-    def num_rows(self) -> int:
-        """Number of occupied rows."""
-        return self.memory_size if self.has_been_filled else self.queue_idx
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuses methods of PML's that are not called here, so that nobody overrides them in vain."""
+        super().__init_subclass__(**kwargs)
+        for name in ("add_to_memory", "create_indices_tuple"):
+            if name in vars(cls):
+                raise TypeError(
+                    f"{cls.__name__} overrides {name}, which is not called: pass a miner, or register a "
+                    "memory hook"
+                )
 
     def register_memory_hook(self, hook: MemoryHook) -> RemovableHandle:
         """Registers a hook that adapts the stored rows.
@@ -158,7 +160,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         Raises:
             TypeError: the hook cannot be called.
         """
-        handle = self._hooks.register(hook)
+        handle = self._hooks.register(hook, self.embedding_size)
         if isinstance(hook, nn.Module) and all(hook is not module for module in self.modules()):
             self._drop_removed_hooks()
             numbers = [int(name.removeprefix("memory_hook_")) for name in self._names_of_hooks.values()]
@@ -197,20 +199,17 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         if is_read_only:
             self._warn_of_eval(batch)
         if is_read_only or not is_storable:
-            loss, reader = traced(self._loss_against_stored(batch))
-            self._row_buffers.read_by(reader)
-            return loss
-        with self._hooks.restored_on_error():
+            return self._loss_against_stored(batch)
+        self.queue.on(batch.rows.device)
+        with self._undone_on_error():
             if reports is None:
-                memory = self._memory_of_step(batch)
-                loss = self._loss_of_step(memory, batch)
+                contents = self._contents_of_step(batch)
+                loss = self._loss_of_step(contents, batch)
             else:
-                memory, loss = self._step_of_ranks(batch, reports)
+                contents, loss = self._step_of_ranks(batch, reports)
             _check_scalar(loss, self.loss)
-        if memory is not None:
-            loss, reader = traced(loss)
-            self._commit(memory, reader)
-        self.num_calls += 1
+            contents = contents or self.queue.contents
+            self.queue.contents = contents._replace(num_calls=contents.num_calls + 1)
         return loss
 
     def fill_memory(self, embeddings: Tensor, labels: Tensor) -> None:
@@ -229,9 +228,9 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         """
         batch, _, is_storable = self._validated(embeddings, labels, None, None, is_read_only=False)
         if is_storable:
-            with self._hooks.restored_on_error():
-                memory = self._next_memory(batch, is_adapted=False)
-            self._commit(memory, None)
+            self.queue.on(batch.rows.device)
+            with self._undone_on_error():
+                self.queue.contents = self._next_contents(batch, is_adapted=False)
 
     def add_to_memory(self, embeddings: Tensor, labels: Tensor, batch_size: int) -> None:
         """PML's name for :meth:`fill_memory`."""
@@ -248,26 +247,84 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     ) -> IndicesTuple:
         """PML's method for subclasses: pairs of the batch stored last with the given rows."""
         own_rows = self.curr_batch_idx
-        indices = self._indices(
-            embeddings, labels, E_mem, L_mem, own_rows if do_remove_self_comparisons else None
-        )
+        excluded = own_rows if do_remove_self_comparisons else None
+        rows = Rows.of(E_mem, len(E_mem), 0, E_mem.dtype)
+        indices = chosen_pairs(self.miner, Distances(embeddings, rows), labels, L_mem, excluded)
         if input_indices_tuple is None:
             return indices
         return joined(indices, input_indices_tuple, labels, own_rows)
 
+    # -- the queue, by the names of PML's ---------------------------------------------------------------------
+
     def reset_queue(self) -> None:
         """Empties the memory. Calls stay counted and adapters keep their estimates."""
-        device = self.embedding_memory.device if hasattr(self, "embedding_memory") else None
-        with torch.inference_mode(False):
-            rows = torch.zeros(self.memory_size, self.embedding_size, dtype=self.memory_dtype, device=device)
-            labels = torch.zeros(self.memory_size, dtype=torch.int64, device=device)
-        self.register_buffer("embedding_memory", rows)
-        self.register_buffer("label_memory", labels)
-        self.has_been_filled = False
-        self.queue_idx = 0
-        self._row_buffers.drop()
-        self._hooks.forget()
-        self._rows_known_to_adapters = self._identity_of_rows()
+        if not hasattr(self, "queue"):
+            self.queue = Queue(self.memory_size, self.embedding_size, self.memory_dtype)
+        self.queue.reset()
+
+    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        """A ``reset_queue`` of PML's kind registers rows and labels, which here are the queue's."""
+        if name in ("embedding_memory", "label_memory"):
+            if not hasattr(self, "queue"):
+                AdaptiveCrossBatchMemory.reset_queue(self)
+            setattr(self, name, tensor)
+        else:
+            super().register_buffer(name, tensor, persistent)
+
+    @property
+    def embedding_memory(self) -> Tensor:
+        """The rows as they are now, ``(memory_size, d)``, with zeros behind the occupied ones.
+
+        A value that is made when it is asked for. What is assigned to it, or written into it before the next
+        call, is stored.
+        """
+        return self.queue.read()
+
+    @embedding_memory.setter
+    def embedding_memory(self, rows: Tensor) -> None:
+        self.queue.assign(rows)
+
+    @property
+    def label_memory(self) -> Tensor:
+        """Labels of the rows, ``(memory_size,)`` int64."""
+        return self.queue.contents.labels
+
+    @label_memory.setter
+    def label_memory(self, labels: Tensor) -> None:
+        self.queue.contents = self.queue.contents._replace(labels=labels.to(torch.int64))
+
+    @property
+    def num_rows(self) -> int:
+        """Number of occupied rows."""
+        return len(self.queue.contents.rows)
+
+    @property
+    def num_calls(self) -> int:
+        """Number of calls that counted: those in training that were stored or warmed up."""
+        return self.queue.contents.num_calls
+
+    @property
+    def has_been_filled(self) -> bool:
+        """Whether all rows are occupied."""
+        return self.num_rows == self.memory_size
+
+    @has_been_filled.setter
+    def has_been_filled(self, is_full: bool) -> None:
+        self.queue.resume_at(self.queue_idx, self.memory_size if is_full else self.queue_idx)
+
+    @property
+    def queue_idx(self) -> int:
+        """Place of the next row."""
+        return self.queue.contents.position
+
+    @queue_idx.setter
+    def queue_idx(self, position: int) -> None:
+        self.queue.resume_at(position, self.num_rows if self.has_been_filled else position)
+
+    @property
+    def curr_batch_idx(self) -> Tensor | None:
+        """Places of the rows stored last, ``(b,)``; None before the first."""
+        return self.queue.contents.newest
 
     # -- one step: validate, adapt, compute the loss, commit ------------------------------------------------
 
@@ -293,32 +350,33 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             )
         if not self._shares_rows():
             batch = self._split(embeddings, labels, given, mask)
-            check_fits(len(batch.refs), self.memory_size)
+            check_num_rows(len(batch.refs), self.memory_size)
             return batch, None, self._has_storable_values(embeddings, batch)
         exchange = ranks.Exchange(torch.zeros(len(Report())))
         with exchange.at_end():
             batch = self._split(embeddings, labels, given, mask)
             exchange.mine = report_of(batch, self._has_storable_values(embeddings, batch))
         reports = reports_of(exchange)
-        check_fits(sum(report.num_refs for report in reports), self.memory_size)
+        check_num_rows(sum(report.num_refs for report in reports), self.memory_size)
         return gathered(batch, reports), reports, all(report.is_storable for report in reports)
 
     def _split(
         self, embeddings: Tensor, labels: Tensor, given: IndicesTuple | None, mask: Tensor | None
     ) -> Batch:
-        return split(embeddings, labels, given, mask, self.embedding_size, self.memory_dtype)
+        dtype = torch.promote_types(self.memory_dtype, torch.float32)
+        return split(embeddings, labels, given, mask, self.embedding_size, dtype)
 
-    def _follow(self, device: torch.device) -> None:
-        """The memory goes where the batch is, as PML's does."""
-        is_there = (self.embedding_memory.device, self.embedding_memory.dtype) == (device, self.memory_dtype)
-        if not is_there or self.embedding_memory.is_inference():
-            self._renew_rows(device)
-
-    def _renew_rows(self, device: torch.device) -> None:
-        """Copies the memory, outside of ``inference_mode``, whose tensors could not be trained with."""
-        with torch.inference_mode(False):
-            self.embedding_memory = self.embedding_memory.to(device, self.memory_dtype, copy=True)
-            self.label_memory = self.label_memory.to(device, copy=True)
+    @contextmanager
+    def _undone_on_error(self) -> Iterator[None]:
+        """A block that leaves nothing behind unless it has replaced the queue's contents."""
+        before, give_back = self.queue.contents, self._hooks.state()
+        try:
+            yield
+        except BaseException:
+            if self.queue.contents is before:
+                before.rows.take_back()
+                give_back()
+            raise
 
     def _has_storable_values(self, embeddings: Tensor, batch: Batch) -> bool:
         """Checks the values, in one wait for the GPU; False if the batch is to be used but not stored."""
@@ -356,161 +414,103 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
                 stacklevel=3,
             )
 
-    def _memory_of_step(self, batch: Batch) -> Memory | None:
+    def _contents_of_step(self, batch: Batch) -> Contents | None:
         """What the loss is computed against; None while warming up."""
-        if self.num_calls < self.warmup:
-            return None
-        return self._next_memory(batch, is_adapted=self.num_calls >= self.warmup + self.delay)
+        return None if self.num_calls < self.warmup else self._next_contents(batch, self._adapts())
 
-    def _next_memory(self, batch: Batch, is_adapted: bool) -> Memory:
+    def _adapts(self) -> bool:
+        return self.num_calls >= self.warmup + self.delay
+
+    def _next_contents(self, batch: Batch, is_adapted: bool) -> Contents:
         """The stored rows, adapted or as they are, with the batch in the place of the oldest ones."""
-        self._follow(batch.rows.device)
-        if self._rows_known_to_adapters != self._identity_of_rows():
-            self._hooks.forget()
-        num_rows, size = self.num_rows, len(batch.rows)
-        rows = self._row_buffers.take(like=self.embedding_memory)
-        new_rows = batch.rows.to(self.memory_dtype)
-        if not (is_adapted and self._adapt_into(rows[:num_rows], new_rows, batch.row_labels)):
-            rows[:num_rows] = self.embedding_memory[:num_rows]
-        batch_rows = torch.arange(self.queue_idx, self.queue_idx + size, device=rows.device)
-        batch_rows %= self.memory_size
-        overwritten = batch_rows[self.memory_size - num_rows :]
-        self._hooks.replaced(rows[overwritten], new_rows)
-        rows[batch_rows] = new_rows
-        labels = self.label_memory.clone()
-        labels[batch_rows] = batch.row_labels
-        return Memory(rows, labels, min(num_rows + size, self.memory_size), batch_rows)
+        contents, rows = self.queue.contents, batch.rows
+        if is_adapted:
+            contents = contents._replace(rows=self._adapted(contents, rows, batch.row_labels))
+        is_whitened = self._adapts() and self._hooks.have_adapters()
+        return contents.put(rows, batch.row_labels, is_whitened=is_whitened)
 
-    def _adapt_into(self, out: Tensor, batch: Tensor, batch_labels: Tensor) -> bool:
-        """Writes the occupied rows to ``out``, where the current model would put them; False if not."""
-        rows, labels = self.embedding_memory[: len(out)], self.label_memory[: len(out)]
-        adapter = self._hooks.sole_adapter()
-        with torch.no_grad():
-            if adapter is not None:
-                is_written = adapter.adapt_into(out, rows, labels, batch, batch_labels)
-                if not (is_written or self.normalize_memory):
-                    return False
-                if not is_written:
-                    out.copy_(rows)
-            else:
-                is_free = self.nonfinite == "ignore"
-                out.copy_(self._hooks.run(rows, labels, batch, batch_labels, allow_nonfinite=is_free))
-            if self.normalize_memory:
-                normalize(out, out=out)
-                self._hooks.forget()
-        return True
+    @torch.no_grad()
+    def _adapted(self, contents: Contents, batch: Tensor, batch_labels: Tensor) -> Rows:
+        is_free = self.nonfinite == "ignore"
+        rows = self._hooks.adapted(
+            contents.rows, contents.labels, batch, batch_labels, allow_nonfinite=is_free
+        )
+        return rows.given(normalize(rows.read(batch.dtype))) if self.normalize_memory else rows
 
-    def _loss_of_step(self, memory: Memory | None, batch: Batch) -> Tensor:
+    def _loss_of_step(self, contents: Contents | None, batch: Batch) -> Tensor:
         """The loss of the batch against the memory, which holds it, and alone."""
-        if memory is None:
+        if contents is None:
             return self._loss_of_batch(batch)
-        loss = self._against(memory, batch, masks.loss_of, _loss_of_indices, zero_loss(batch))
+        loss = self._against(contents, batch, loss_against, of_nothing=zero_loss(batch))
         if self.batch_loss_weight:
             loss = loss + self.batch_loss_weight * self._loss_of_batch(batch)
         return loss
 
     def _against(
-        self,
-        memory: Memory,
-        batch: Batch,
-        of_masks: Callable[..., Result],
-        of_indices: Callable[..., Result],
-        of_nothing: Result,
+        self, contents: Contents, batch: Batch, evaluate: Callable[..., Result], of_nothing: Result
     ) -> Result:
         """What comes of the pairs of the batch with the memory that holds it."""
-        rows, labels = memory.embeddings[: memory.num_rows], memory.labels[: memory.num_rows]
-        if len(batch.anchors) == 0 or len(rows) == 0:
+        rows = contents.rows
+        if len(batch.anchors) == 0 or len(rows) == 0 or contents.newest is None:
             return of_nothing
-        rows = rows.to(batch.anchors.dtype)
-        own_rows = batch.own(memory.batch_rows)
-        excluded = own_rows if batch.is_own else None
-        arguments = batch.anchors, batch.anchor_labels, rows, labels
-        if batch.given is None and masks.are_enough(self.loss, self.miner):
-            distances = (part.distance for part in (self.loss, self.miner) if part is not None)
-            with shared_cosines(batch.anchors, rows, *distances):
-                chosen = masks.pair_masks(self.miner, *arguments, excluded)
-                return of_masks(self.loss, chosen, *arguments)
-        indices = self._indices(*arguments, excluded)
-        if batch.given is not None:
-            indices = joined(indices, batch.given, batch.anchor_labels, own_rows)
-        if not masks.measures_once(self.loss):
-            return of_indices(self.loss, indices, *arguments)
-        # Not for the miner: some write to their matrix.
-        with shared_cosines(batch.anchors, rows, self.loss.distance):
-            return of_indices(self.loss, indices, *arguments)
+        own_rows = batch.own(contents.newest)
+        return evaluate(
+            self.loss,
+            self.miner,
+            batch.anchors,
+            batch.anchor_labels,
+            rows,
+            contents.labels[: len(rows)],
+            own_rows if batch.is_own else None,
+            None if batch.given is None else mapped(batch.given, own_rows),
+        )
 
     def _loss_against_stored(self, batch: Batch) -> Tensor:
         """The loss against the memory as it is."""
-        self._follow(batch.rows.device)
-        rows, labels = self.embedding_memory[: self.num_rows], self.label_memory[: self.num_rows]
+        contents = self.queue.on(batch.rows.device)
+        rows, labels, given = contents.rows, contents.labels[: self.num_rows], batch.given
         if len(batch.anchors) == 0 or len(rows) == 0:
-            return zero_loss(batch) if batch.given is None else self._loss_of_batch(batch)
-        rows = rows.to(batch.anchors.dtype)
-        indices = self._indices(batch.anchors, batch.anchor_labels, rows, labels, None)
-        if batch.given is not None:
+            return zero_loss(batch) if given is None else self._loss_of_batch(batch)
+        if given is not None:
             # Not stored, so the given pairs find their rows of the batch behind those of the memory.
-            batch_rows = torch.arange(len(rows), len(rows) + len(batch.refs), device=rows.device)
-            rows = torch.cat([rows, batch.refs.detach()])
-            labels = torch.cat([labels, batch.ref_labels])
-            indices = joined(indices, batch.given, batch.anchor_labels, batch_rows)
-        loss: Tensor = self.loss(batch.anchors, batch.anchor_labels, indices, rows, labels)
-        return loss
+            given = mapped(given, torch.arange(len(batch.refs), device=labels.device) + len(rows))
+            values = torch.cat([rows.read(batch.refs.dtype), batch.refs.detach()])
+            rows, labels = Rows.of(values, len(values), 0, values.dtype), torch.cat([labels, batch.ref_labels])
+        return loss_against(
+            self.loss, self.miner, batch.anchors, batch.anchor_labels, rows, labels, None, given
+        )
 
     def _loss_of_batch(self, batch: Batch) -> Tensor:
         return loss_of_batch(self.loss, self.miner, batch)
-
-    def _indices(
-        self, anchors: Tensor, anchor_labels: Tensor, rows: Tensor, labels: Tensor, own_rows: Tensor | None
-    ) -> IndicesTuple:
-        if self.miner is None:
-            return all_pairs(anchor_labels, labels, own_rows)
-        return mined(self.miner, anchors, anchor_labels, rows, labels, own_rows)
-
-    def _commit(self, memory: Memory, reader: Reader | None) -> None:
-        """Makes the memory that the loss was computed with the one that is stored."""
-        self._row_buffers.swap(self.embedding_memory, reader)
-        self.embedding_memory = memory.embeddings
-        self.label_memory = memory.labels
-        self.curr_batch_idx = memory.batch_rows
-        self.queue_idx = (self.queue_idx + len(memory.batch_rows)) % self.memory_size
-        self.has_been_filled = memory.num_rows == self.memory_size
-        self._rows_known_to_adapters = self._identity_of_rows()
-
-    def _identity_of_rows(self) -> tuple[int, int]:
-        """Differs from that of the last commit once somebody else has replaced or written to the rows."""
-        rows = self.embedding_memory
-        return id(rows), -1 if rows.is_inference() else rows._version
 
     # -- many ranks -----------------------------------------------------------------------------------------
 
     def _shares_rows(self) -> bool:
         return self.gather_distributed and ranks.are_many()
 
-    def _step_of_ranks(self, batch: Batch, reports: list[Report]) -> tuple[Memory | None, Tensor]:
+    def _step_of_ranks(self, batch: Batch, reports: list[Report]) -> tuple[Contents | None, Tensor]:
         """The memory, and the loss of the batch of all ranks, with this rank's part of its gradient."""
-        is_shared = self.num_calls >= self.warmup and shares.can_be_shared(self.loss, self.miner)
+        is_shared = self.num_calls >= self.warmup and can_be_shared(self.loss, self.miner)
         # A rank computes its own anchors' terms, or where these depend on other anchors, those of all.
         everyone = batch
         if self.batch_loss_weight or not is_shared:
             everyone = of_all_ranks(batch, reports)
         loss = batch.anchors.new_zeros(())
-        share = shares.share_of_nothing(self.loss, batch.anchors)
+        share = share_of_nothing(self.loss, batch.anchors)
         exchange = ranks.Exchange(share.numbers())
         with exchange.at_end():
-            memory = self._memory_of_step(batch)
-            if memory is not None and is_shared:
-                share = self._against(
-                    memory, batch, shares.share_of_masks, shares.share_of_indices, of_nothing=share
-                )
+            contents = self._contents_of_step(batch)
+            if contents is not None and is_shared:
+                share = self._against(contents, batch, share_against, of_nothing=share)
                 exchange.mine = share.numbers()
             with ranks.same_draws(reports[0].seed, batch.rows.device):
                 if not is_shared:
-                    loss = self._loss_of_step(memory, everyone)
+                    loss = self._loss_of_step(contents, everyone)
                 elif self.batch_loss_weight:
                     loss = self.batch_loss_weight * self._loss_of_batch(everyone)
         if is_shared:
             loss = loss + share.loss(self.loss, exchange.of_ranks)
-        return memory, loss
+        return contents, loss
 
     # -- checkpoints ----------------------------------------------------------------------------------------
 
@@ -521,43 +521,20 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self._drop_removed_hooks()
-        self._row_buffers.lend()  # who asks for the state is to find it unchanged when the run has gone on
         super()._save_to_state_dict(*args, **kwargs)
 
-    def get_extra_state(self) -> dict[str, Any]:
-        return {
-            "queue_idx": self.queue_idx,
-            "has_been_filled": self.has_been_filled,
-            "num_calls": self.num_calls,
-        }
-
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        self.queue_idx = state["queue_idx"]
-        self.has_been_filled = state["has_been_filled"]
-        self.num_calls = state["num_calls"]
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, metadata: Any, strict: bool, *args: Any
+    ) -> None:
         self._drop_removed_hooks()
         for name in self._names_of_hooks.values():
             make_buffers(getattr(self, name), state_dict, prefix + name)
-        self._renew_rows(self.embedding_memory.device)  # a graph may still need those that were there
-        rows = state_dict.get(prefix + "embedding_memory")
-        if rows is not None:
-            check_same_size(rows, self.embedding_memory)
-            if prefix + "_extra_state" not in state_dict:
-                state_dict[prefix + "_extra_state"] = inferred_queue(rows)
-                self._hooks.forget()
-                # What PML's class has no counterpart for starts afresh.
-                for key, value in self.state_dict(prefix=prefix).items():
-                    if not key.startswith((prefix + "loss.", prefix + "miner.")):
-                        state_dict.setdefault(key, value)
-        super()._load_from_state_dict(state_dict, prefix, *args)
-        self._row_buffers.drop()
-        self._rows_known_to_adapters = self._identity_of_rows()
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._rows_known_to_adapters = self._identity_of_rows()
+        to_present_form(state_dict, prefix, self, self.queue)
+        stored = state_dict.get(prefix + "queue.rows")
+        if stored is not None:
+            check_same_size(stored, self.queue.contents.rows.stored)
+        check_fits(state_dict, prefix, self.state_dict(prefix=prefix), strict=strict)
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, *args)
 
 
 def _check_scalar(value: Any, loss: nn.Module) -> None:
@@ -567,10 +544,3 @@ def _check_scalar(value: Any, loss: nn.Module) -> None:
             f"{type(loss).__name__} returned {found}: give it a reducer that returns a scalar, such as "
             "MeanReducer"
         )
-
-
-def _loss_of_indices(
-    loss: nn.Module, indices: IndicesTuple, anchors: Tensor, labels: Tensor, rows: Tensor, row_labels: Tensor
-) -> Tensor:
-    value: Tensor = loss(anchors, labels, indices, rows, row_labels)
-    return value

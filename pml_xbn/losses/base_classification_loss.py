@@ -15,9 +15,9 @@ from pytorch_metric_learning.utils.common_functions import (
 from pytorch_metric_learning.utils.loss_and_miner_utils import convert_to_weights
 from torch import Tensor, nn
 
-from ..number_checks import check_integer
-from .pairs import IndicesTuple
-from .validation import check_classes, check_embeddings, check_labels
+from .._number_checks import check_integer
+from ._pairs import IndicesTuple
+from ._validation import check_classes, check_embeddings, check_labels
 
 
 class BaseClassificationLoss(WeightRegularizerMixin, BaseMetricLossFunction):

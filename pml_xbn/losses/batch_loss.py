@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import ranks
-from .batch import Batch, split, zero_loss
-from .global_batch import Report, gathered, of_all_ranks, report_of, reports_of
-from .pairs import IndicesTuple, Miner, joined
+from . import _ranks as ranks
+from ._batch import Batch, split, zero_loss
+from ._global_batch import Report, gathered, of_all_ranks, report_of, reports_of
+from ._pairs import IndicesTuple, Miner, joined
 
 
 class BatchLoss(nn.Module):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from . import masks
 from .masks import PairMasks
-from .pairs import IndicesTuple
+from ._pairs import IndicesTuple
 
 # Of an anchor's terms none depends on another anchor, but for whether there are pairs at all.
 _LOSSES = (

@@ -9,8 +9,8 @@ from pytorch_metric_learning.distances import DotProductSimilarity
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize, one_hot, softplus
 
-from ..adapters.moments import at_least_float32
-from ..number_checks import check_non_negative, check_positive
+from .._dtypes import at_least_float32
+from .._number_checks import check_non_negative, check_positive
 from .base_classification_loss import BaseClassificationLoss
 
 

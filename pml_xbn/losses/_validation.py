@@ -59,7 +59,7 @@ def check_indices(indices_tuple: tuple[Tensor, ...]) -> None:
         )
 
 
-def check_fits(num_rows: int, memory_size: int) -> None:
+def check_num_rows(num_rows: int, memory_size: int) -> None:
     if num_rows > memory_size:
         raise ValueError(
             f"{num_rows} rows to enqueue do not fit memory_size={memory_size}: pass smaller batches or "

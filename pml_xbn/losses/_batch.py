@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .pairs import IndicesTuple
-from .validation import check_embeddings, check_indices, check_labels, check_mask
+from ._pairs import IndicesTuple
+from ._validation import check_embeddings, check_indices, check_labels, check_mask
 
 
 class Batch(NamedTuple):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from ..adapters._rows import Rows
 from ..adapters.base_adapter import BaseAdapter, Refusal
 
 MemoryHook = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor | None]
@@ -44,8 +44,8 @@ class MemoryHooks:
         self.__dict__.update(state)
         RemovableHandle.next_id = max(RemovableHandle.next_id, *self._hooks, -1) + 1
 
-    def register(self, hook: MemoryHook) -> RemovableHandle:
-        """Adds a hook.
+    def register(self, hook: MemoryHook, embedding_size: int) -> RemovableHandle:
+        """Adds a hook of a memory of rows of this size.
 
         Raises:
             TypeError: it cannot be called.
@@ -63,6 +63,7 @@ class MemoryHooks:
                     f"{type(hook).__name__} is registered on another memory: build one for each memory"
                 )
             _HOOKS_OF[hook] = weakref.ref(self)
+            hook.set_embedding_size(embedding_size)
         handle = RemovableHandle(self._hooks)
         self._hooks[handle.id] = hook
         return handle
@@ -73,55 +74,51 @@ class MemoryHooks:
         refusals = (check(labels) for check in checks if check is not None)
         return [refusal for refusal in refusals if refusal is not None]
 
-    def run(
-        self, rows: Tensor, labels: Tensor, batch: Tensor, batch_labels: Tensor, *, allow_nonfinite: bool
-    ) -> Tensor:
-        """Hands every hook the rows that the one before it left, and returns the last ones.
+    def adapted(
+        self, rows: Rows, labels: Tensor, batch: Tensor, batch_labels: Tensor, *, allow_nonfinite: bool
+    ) -> Rows:
+        """The rows after all hooks, each of which gets those that the one before it left.
 
-        They are copies, so that a hook that writes to its input and then fails cannot harm the memory.
+        Hooks that are no adapters get copies, so that one that writes to its input and then fails cannot
+        harm the memory.
         """
-        rows, labels, batch, batch_labels = (x.clone() for x in (rows, labels, batch, batch_labels))
         self.are_running = True
         try:
             for hook in self._hooks.values():
-                new_rows = hook(rows, labels, batch, batch_labels)
-                if new_rows is not None:
-                    rows = _checked(new_rows, rows, hook, allow_nonfinite or isinstance(hook, BaseAdapter))
+                if isinstance(hook, BaseAdapter):
+                    rows = hook.adapt(rows, labels[: len(rows)], batch, batch_labels)
+                    continue
+                values = rows.read(batch.dtype)
+                copies = (x.clone() for x in (labels[: len(rows)], batch, batch_labels))
+                new_values = hook(values, *copies)
+                if new_values is not None:
+                    rows = rows.given(_checked(new_values, values, hook, allow_nonfinite))
         finally:
             self.are_running = False
         return rows
 
-    def sole_adapter(self) -> BaseAdapter | None:
-        """The adapter, if it is the only hook: it may then write straight into the next memory."""
-        hook = next(iter(self._hooks.values()), None)
-        return hook if len(self._hooks) == 1 and isinstance(hook, BaseAdapter) else None
+    def have_adapters(self) -> bool:
+        """Whether one of them maps rows."""
+        return any(isinstance(hook, BaseAdapter) for hook in self._hooks.values())
 
-    def replaced(self, removed: Tensor, added: Tensor) -> None:
-        """Tells the adapters which rows have gone and come."""
-        for hook in self._hooks.values():
-            if isinstance(hook, BaseAdapter):
-                hook.replaced(removed, added)
-
-    def forget(self) -> None:
-        """Tells the adapters that the rows have changed otherwise."""
-        for hook in self._hooks.values():
-            if isinstance(hook, BaseAdapter):
-                hook.forget()
-
-    @contextmanager
-    def restored_on_error(self) -> Iterator[None]:
-        """Gives the hooks that are modules their state back if the block raises."""
+    def state(self) -> Callable[[], None]:
+        """What the hooks that are modules hold now, as a function that gives it back to them."""
         modules = [hook for hook in self._hooks.values() if isinstance(hook, nn.Module)]
-        states = [_state_of(module) for module in modules]
-        buffers = [(part, dict(part._buffers)) for module in modules for part in module.modules()]
-        try:
-            yield
-        except BaseException:
-            for part, before in buffers:
-                part._buffers.update(before)  # one that was None is no part of the state
-            for module, state in zip(modules, states, strict=True):
+        attributes = [
+            (part, vars(part).copy(), part._buffers.copy()) for module in modules for part in module.modules()
+        ]
+        # An adapter assigns what it keeps and writes to nothing.
+        others = [(m, copy.deepcopy(m.state_dict())) for m in modules if not isinstance(m, BaseAdapter)]
+
+        def give_back() -> None:
+            for part, before, buffers in attributes:
+                if isinstance(part, BaseAdapter):
+                    vars(part).update(before)
+                part._buffers.update(buffers)  # one that was None is no part of the state
+            for module, state in others:
                 module.load_state_dict(state)
-            raise
+
+        return give_back
 
 
 def make_buffers(module: nn.Module, state: dict[str, Any], prefix: str) -> None:
@@ -131,15 +128,6 @@ def make_buffers(module: nn.Module, state: dict[str, Any], prefix: str) -> None:
             saved = state.get(f"{name}.{key}" if name else key)
             if buffer is None and saved is not None:
                 part._buffers[key] = torch.empty_like(saved)
-
-
-def _state_of(module: nn.Module) -> dict[str, Any]:
-    """What a failed step may have changed, as it is now."""
-    state = module.state_dict()
-    if isinstance(module, BaseAdapter):
-        # Its extra state is replaced and not written to, so there is no need of a copy.
-        return {k: v if k == "_extra_state" else copy.deepcopy(v) for k, v in state.items()}
-    return copy.deepcopy(state)
 
 
 def _checked(new_rows: Tensor, rows: Tensor, hook: MemoryHook, allow_nonfinite: bool) -> Tensor:

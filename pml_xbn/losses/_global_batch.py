@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import ranks
-from .batch import Batch
-from .pairs import IndicesTuple
+from . import _ranks as ranks
+from ._batch import Batch
+from ._pairs import IndicesTuple
 
 
 class Report(NamedTuple):

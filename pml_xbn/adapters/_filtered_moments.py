@@ -1,0 +1,61 @@
+"""Estimates of moments from more than one batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._dtypes import widest
+from .base_adapter import BaseAdapter
+from .moments import Moments
+
+
+class FilteredMoments(BaseAdapter):
+    """Adapts to an estimate of the moments, which every batch moves by a gain of the subclass.
+
+    Args:
+        collect_stats: see :class:`BaseAdapter`.
+
+    Attributes:
+        estimated: ``(d,)`` each, float64; zeros before the first batch.
+        num_batches: how many have moved it.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.num_batches = 0
+        self.set_embedding_size(0)
+
+    def set_embedding_size(self, embedding_size: int) -> None:
+        zeros = widest(torch.zeros(embedding_size))
+        self.estimated = Moments(zeros, zeros)
+
+    def gain(self, batch_size: int) -> float:
+        """Weight of the newest batch in the estimate; it advances what it depends on."""
+        raise NotImplementedError
+
+    def estimate(self, batch: Moments, batch_size: int) -> Moments:
+        """Moves the estimate towards the moments of the batch by :meth:`gain`, and returns it."""
+        gain, old = self.gain(batch_size), self.estimated
+        if self.num_batches > 0 and gain < 1:
+            batch = Moments(*(torch.lerp(x.to(y), y, gain) for x, y in zip(old, batch, strict=True)))
+        self.estimated = batch
+        self.num_batches += 1
+        return batch
+
+    def get_extra_state(self) -> Tensor:
+        return torch.cat([self.estimated.mean.new_tensor(self._numbers()), *self.estimated])
+
+    def set_extra_state(self, state: Tensor) -> None:
+        numbers, of_moments = state.tensor_split([len(self._numbers())])
+        self._set_numbers(*numbers.tolist())
+        self.estimated = Moments(*of_moments.clone().chunk(2))
+
+    def _numbers(self) -> tuple[float, ...]:
+        """What the state holds besides the estimate."""
+        return (self.num_batches,)
+
+    def _set_numbers(self, num_batches: float) -> None:
+        self.num_batches = int(num_batches)

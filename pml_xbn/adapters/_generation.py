@@ -1,0 +1,112 @@
+"""The coordinates that rows are stored in, of those that were stored in the same turn of a queue."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._dtypes import widest
+from .affine import Affine
+from .moments import moments
+
+# To how much of its first scale a coordinate may shrink, and what spread is then taken for none. Where all
+# rows become equal, a scale of zero would leave no room for those to come.
+_LEAST_SCALE = {torch.float16: 2.0**-13}
+_LEAST_STD = {torch.float16: 2.0**-9}
+
+
+class Sums(NamedTuple):
+    """Sums over stored rows u and over u², ``(d,)`` each, float64."""
+
+    first: Tensor
+    second: Tensor
+
+    @classmethod
+    def of(cls, stored: Tensor) -> Sums:
+        wide = widest(stored)
+        return cls(wide.sum(dim=0), wide.square().sum(dim=0))
+
+    def plus(self, other: Sums, sign: int = 1) -> Sums:
+        return Sums(self.first + sign * other.first, self.second + sign * other.second)
+
+
+class Generation(NamedTuple):
+    r"""A generation's coordinates: :math:`\hat z = a \circ u + b`.
+
+    Attributes:
+        scale, shift: a and b, ``(d,)`` each, float64.
+        origin: the scale with which the generation began, ``(d,)``, float64.
+        is_as_stored: a = 1 and b = 0.
+        sums: over its stored rows; None where nobody has measured them.
+    """
+
+    scale: Tensor
+    shift: Tensor
+    origin: Tensor
+    is_as_stored: bool
+    sums: Sums | None
+
+    @classmethod
+    def beginning(cls, rows: Tensor, is_whitened: bool, dtype: torch.dtype) -> Generation:
+        """One without rows yet, to store them in ``dtype``.
+
+        Args:
+            rows: ``(n, d)``, whose moments are the origin; a dimension without spread is only shifted.
+            is_whitened: False if rows are to be stored as they are, unless in half precision.
+        """
+        wide = widest(rows)
+        ones = wide.new_ones(wide.shape[1])
+        if len(rows) == 0 or not (is_whitened or dtype.itemsize < 4):
+            return cls(ones, torch.zeros_like(ones), ones, True, None)
+        mean, std = moments(wide) if len(wide) > 1 else (wide[0], torch.zeros_like(ones))
+        scale = torch.where(std > 0, std, 1.0)
+        return cls(scale, mean, scale, False, Sums.of(wide[:0]))
+
+    def adapted(self, affine: Affine, dtype: torch.dtype) -> Generation:
+        """After a map of its rows, which are stored in ``dtype``."""
+        scale, shift = affine.after(Affine(self.scale, self.shift))
+        least = _LEAST_SCALE.get(dtype, 2.0**-60) * self.origin
+        scale = torch.where(scale.abs() < least, least, scale)
+        return self._replace(scale=scale, shift=shift, is_as_stored=False)
+
+    def to_store(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
+        """u in ``dtype`` of rows ``(k, d)``."""
+        if self.is_as_stored:
+            return rows.to(dtype)
+        stored = (widest(rows) - self.shift) / self.scale
+        if dtype == torch.float16:
+            stored = stored.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
+        return stored.to(dtype)
+
+    def to(self, dtype: torch.dtype) -> Generation:
+        """To read rows in ``dtype``."""
+        return self._replace(scale=self.scale.to(dtype), shift=self.shift.to(dtype))
+
+    def only(self, dimension: int) -> Generation:
+        """Of one dimension."""
+        chosen = slice(dimension, dimension + 1)
+        return self._replace(scale=self.scale[chosen], shift=self.shift[chosen])
+
+    def read(self, stored: Tensor, out: Tensor | None = None) -> Tensor:
+        """The rows of u ``(k, d)`` as they are now, in the dtype of the coordinates; maybe u itself."""
+        stored = stored.to(self.scale.dtype)
+        return stored if self.is_as_stored else Affine(self.scale, self.shift).map(stored, out)
+
+    def with_rows(self, stored: Tensor, sign: int = 1) -> Generation:
+        """After stored rows ``(k, d)`` have come, or with ``sign=-1`` gone."""
+        if self.sums is None or len(stored) == 0:
+            return self
+        return self._replace(sums=self.sums.plus(Sums.of(stored), sign))
+
+    def mean_and_squares(self, count: int) -> tuple[Tensor, Tensor]:
+        """Mean, and sum of squared deviations from it, of its ``count`` rows as they are now, one or more."""
+        assert self.sums is not None, "to be measured first"
+        mean = self.sums.first / count
+        squares = (self.sums.second - count * mean.square()).clamp(min=0)
+        return self.scale * mean + self.shift, self.scale.square() * squares
+
+    def least_std(self, dtype: torch.dtype) -> Tensor:
+        """The largest spread that may be left of rows, stored in ``dtype``, which have become equal."""
+        return _LEAST_STD.get(dtype, 2.0**-50) * self.origin

@@ -1,0 +1,184 @@
+"""The rows of many groups at once, and a map of its own for each group, without a loop over groups."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._dtypes import at_least_float32, widest
+from .._parts import rows_at_a_time
+from ._generation import Generation, Sums
+from ._rows import Rows
+from .affine import Affine
+from .moments import Moments
+
+
+class GroupSlots(NamedTuple):
+    """Which of the batch's groups every row belongs to.
+
+    A group's slot is a number in [0, b) with b the size of the batch, which needs no knowledge of how
+    many groups there are and so no wait for the GPU. Slot b holds the rows of all other groups.
+    """
+
+    memory: Tensor
+    batch: Tensor
+
+
+def group_slots(memory_groups: Tensor, batch_groups: Tensor) -> GroupSlots:
+    """Slots of ``memory_groups`` ``(n,)`` and ``batch_groups`` ``(b,)``, int64.
+
+    Example:
+        >>> group_slots(torch.tensor([7, 4, 9]), torch.tensor([9, 7, 7]))
+        GroupSlots(memory=tensor([0, 3, 2]), batch=tensor([2, 0, 0]))
+    """
+    in_order = batch_groups.sort().values
+    batch_slots = torch.searchsorted(in_order, batch_groups)
+    nearest = torch.searchsorted(in_order, memory_groups).clamp(max=len(in_order) - 1)
+    is_in_batch = in_order[nearest] == memory_groups
+    return GroupSlots(torch.where(is_in_batch, nearest, len(in_order)), batch_slots)
+
+
+class GroupSums(NamedTuple):
+    """Row counts, means and sums of squared deviations of groups, ``(g, 1)``, ``(g, d)`` and ``(g, d)``."""
+
+    count: Tensor
+    mean: Tensor
+    squares: Tensor
+
+    @classmethod
+    def of(cls, rows: Tensor, slots: Tensor, num_slots: int) -> GroupSums:
+        """Of the rows ``(n, d)`` of every slot ``(n,)``, in one pass over them."""
+        count = slots.new_zeros(num_slots).index_add_(0, slots, torch.ones_like(slots)).unsqueeze(1)
+        centres = _first_rows(rows, slots, num_slots)
+        sums = widest(rows.new_zeros(2, *centres.shape))
+        short = torch.zeros_like(sums, dtype=centres.dtype)
+        at_a_time = rows_at_a_time(rows)
+        buffer = torch.empty_like(rows[:at_a_time], dtype=centres.dtype)
+        for part, part_slots in zip(rows.split(at_a_time), slots.split(at_a_time), strict=True):
+            offsets = torch.index_select(centres, 0, part_slots, out=buffer[: len(part)])
+            torch.sub(part, offsets, out=offsets)
+            index = part_slots.unsqueeze(1).expand_as(part)
+            # Short sums in the rows' own dtype, of which float64 keeps the total.
+            short.zero_()
+            short[0].scatter_add_(0, index, offsets)
+            short[1].scatter_add_(0, index, offsets.square_())
+            sums += short
+        offset = sums[0] / count.clamp(min=1)
+        squares = (sums[1] - count * offset.square()).clamp(min=0)
+        return cls(count, offset + widest(centres), squares)
+
+    def moments(self) -> Moments:
+        """Moments ``(g, d)``; the standard deviation of fewer than two rows reads 0."""
+        return Moments(self.mean, (self.squares / (self.count - 1).clamp(min=1)).sqrt())
+
+    def mapped(self, affine: Affine) -> GroupSums:
+        return GroupSums(
+            self.count, self.mean * affine.scale + affine.shift, self.squares * affine.scale.square()
+        )
+
+    def joined(self, other: GroupSums) -> GroupSums:
+        """Of the rows of both."""
+        count = self.count + other.count
+        share = other.count / count.clamp(min=1)
+        delta = other.mean - self.mean
+        squares = self.squares + other.squares + delta.square() * self.count * share
+        return GroupSums(count, self.mean + delta * share, squares)
+
+    def total(self) -> Sums:
+        """Sums over all rows and their squares."""
+        first = self.count * self.mean
+        return Sums(first.sum(dim=0), (self.squares + first * self.mean).sum(dim=0))
+
+
+def _first_rows(rows: Tensor, slots: Tensor, num_slots: int) -> Tensor:
+    """A row of every slot, ``(g, d)``: what squares are taken from, lest a far mean swamp the spread."""
+    if len(rows) == 0:
+        return at_least_float32(rows.new_zeros(num_slots, rows.shape[1]))
+    numbers = torch.arange(len(rows), device=rows.device)
+    first = slots.new_zeros(num_slots).scatter_reduce_(0, slots, numbers, "amin", include_self=False)
+    return at_least_float32(rows.index_select(0, first))
+
+
+class GroupRows:
+    """The rows of groups in a memory.
+
+    Args:
+        rows: the memory's.
+        slots: of the groups, ``(n,)``, numbers in [0, g].
+        num_groups: g; rows of slot g are of no group.
+    """
+
+    def __init__(self, rows: Rows, slots: Tensor, num_groups: int) -> None:
+        self.rows, self.num_groups = rows, num_groups
+        self.stored, self.places = rows.stored[: len(rows)], None
+        if rows.stored.device.type == "cpu":  # on a GPU, to count them would make it wait for the host
+            places = (slots < num_groups).nonzero().squeeze(1)
+            # They are copied: of many, that would take more time than a pass over all.
+            if len(places) < len(rows) / 8:
+                self.places, self.stored = places, self.stored.index_select(0, places)
+                slots = slots.index_select(0, places)
+        # The slots of the older generation follow those of the newer one.
+        places = torch.arange(len(rows), device=slots.device) if self.places is None else self.places
+        self.slots = slots + (places >= rows.boundary) * (num_groups + 1)
+        sums = GroupSums.of(self.stored, self.slots, 2 * (num_groups + 1))
+        self.stored_sums = [GroupSums(*half) for half in zip(*(x.chunk(2) for x in sums), strict=True)]
+
+    def moments(self) -> tuple[Tensor, Moments]:
+        """Counts ``(g, 1)`` and moments ``(g, d)`` of the groups as they are now."""
+        newer, older = (
+            sums.mapped(Affine(generation.scale, generation.shift))
+            for sums, generation in zip(self.stored_sums, (self.rows.newer, self.rows.older), strict=True)
+        )
+        groups = GroupSums(*(x[: self.num_groups] for x in newer.joined(older)))
+        return groups.count, self.rows.without_rounding(groups.moments())
+
+    def adapted(self, of_group: Affine, is_adapted: Tensor, after: Rows) -> Rows:
+        """``after``, in which all rows have been mapped alike, with the rows of some groups mapped their way.
+
+        Args:
+            of_group: maps of the groups, ``(g, d)``, of the rows as they are now.
+            is_adapted: which of the groups take theirs, ``(g, 1)``; the others' rows are not written to.
+        """
+        maps, generations = [], []
+        before = (self.rows.newer, self.rows.older)
+        for sums, old, new in zip(self.stored_sums, before, (after.newer, after.older), strict=True):
+            of_stored = after.bounded(_between(old, of_group, is_adapted, new), sums.moments())
+            maps.append(of_stored)
+            if new.sums is not None:
+                change = sums.mapped(of_stored).total().plus(sums.total(), -1)
+                new = new._replace(sums=new.sums.plus(change))
+            generations.append(new)
+        of_slot = Affine(*(torch.cat(x).to(at_least_float32(self.stored[:0])) for x in zip(*maps, strict=True)))
+        mapped = self._mapped(of_slot)
+        after = after.replaced(mapped) if self.places is None else after.written(self.places, mapped)
+        return replace(after, newer=generations[0], older=generations[1])
+
+    def _mapped(self, of_slot: Affine) -> Tensor:
+        """The stored rows, each mapped by its slot's pair in ``of_slot``."""
+        out = torch.empty_like(self.stored)
+        at_a_time = rows_at_a_time(out)
+        buffers = [torch.empty_like(out[:at_a_time], dtype=of_slot.scale.dtype) for _ in range(2)]
+        parts = zip(*(x.split(at_a_time) for x in (self.stored, self.slots, out)), strict=True)
+        for stored, slots, mapped in parts:
+            scale, shift = (
+                torch.index_select(x, 0, slots, out=buffer[: len(stored)])
+                for x, buffer in zip(of_slot, buffers, strict=True)
+            )
+            if stored.dtype == scale.dtype:
+                torch.addcmul(shift, stored, scale, out=mapped)
+            else:
+                shift.addcmul_(stored.to(scale.dtype), scale)
+                mapped.copy_(shift.clamp_(torch.finfo(out.dtype).min, torch.finfo(out.dtype).max))
+        return out
+
+
+def _between(old: Generation, of_group: Affine, is_adapted: Tensor, new: Generation) -> Affine:
+    """Maps ``(g + 1, d)`` from what is stored in old coordinates to what the new ones need for the groups."""
+    scale = of_group.scale * old.scale / new.scale
+    shift = (of_group.scale * old.shift + of_group.shift - new.shift) / new.scale
+    of_groups = torch.where(is_adapted, scale, 1.0), torch.where(is_adapted, shift, 0.0)
+    of_others = torch.ones_like(scale[:1]), torch.zeros_like(shift[:1])
+    return Affine(*(torch.cat(pair) for pair in zip(of_groups, of_others, strict=True)))

@@ -1,0 +1,256 @@
+"""Rows that are stored where they never move, with the maps from there to where they are now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .._dtypes import at_least_float32
+from .._parts import rows_at_a_time
+from ._generation import Generation, Sums
+from .affine import Affine
+from .moments import Moments
+
+
+class History:
+    """What is written over from a moment on, which graphs need that have yet to go through their backward.
+
+    Attributes:
+        next: the places written to, what was stored there before, and the history from then on.
+    """
+
+    def __init__(self) -> None:
+        self.next: tuple[Tensor, Tensor, History] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The rows of a memory, stored in the coordinates of two generations.
+
+    An adaptation that is the same map for all rows changes the coordinates and touches no row. The newer
+    generation are the rows before ``boundary``, which have been stored since the queue began from its first
+    place again; the older one are those from there on. An object of this class does not change, but the rows
+    that it shares with later ones are written in place: :meth:`take_back` undoes that.
+
+    Attributes:
+        stored: u, ``(M, d)``; zeros where there is no row.
+        num_rows: n, how many of the M places hold a row; the first ones.
+        boundary: number of rows of the newer generation.
+        newer, older: coordinates of the generations.
+        history: of what is written over from here on.
+        is_lent: somebody may keep ``stored``, so that a copy is written to.
+    """
+
+    stored: Tensor
+    num_rows: int
+    boundary: int
+    newer: Generation
+    older: Generation
+    history: History
+    is_lent: bool = False
+
+    @classmethod
+    def of(cls, rows: Tensor, num_places: int, boundary: int, dtype: torch.dtype) -> Rows:
+        """Rows ``(n, d)``, stored in ``dtype``: as they are, or in half precision whitened."""
+        stored = torch.zeros(num_places, rows.shape[1], dtype=dtype, device=rows.device)
+        generation = Generation.beginning(rows, False, dtype)._replace(sums=None)
+        made = cls(stored, len(rows), boundary, generation, generation, History())
+        for part in made._places_of(0, len(rows)):
+            stored[part] = generation.to_store(rows[part], dtype)
+        return made
+
+    # -- reading ----------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def parts(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+        """The rows as they are now, in order; the tensor of one part may be overwritten by the next."""
+        # A second derivative needs all of them.
+        buffer = None if torch.is_grad_enabled() else self._room_for_part(dtype)
+        for generation, start, stop in self._generations():
+            in_dtype = generation.to(dtype)
+            for part in self._places_of(start, stop):
+                out = None if buffer is None else buffer[: part.stop - part.start]
+                yield part, in_dtype.read(self.stored[part], out)
+
+    def read(self, dtype: torch.dtype) -> Tensor:
+        """All rows as they are now, ``(n, d)``, in a tensor of their own."""
+        rows = self.stored.new_empty(self.num_rows, self.stored.shape[1], dtype=dtype)
+        with torch.no_grad():
+            for part, values in self.parts(dtype):
+                rows[part] = values
+        return rows
+
+    def at(self, places: Tensor, dtype: torch.dtype) -> Tensor:
+        """The rows at these places ``(...)`` as they are now, ``(..., d)``."""
+        return self._read_at(places, self.stored[places], dtype)
+
+    def column(self, dimension: int, dtype: torch.dtype) -> Tensor:
+        """One coordinate of all rows as they are now, ``(n,)``."""
+        places = torch.arange(self.num_rows, device=self.stored.device)
+        one = replace(self, newer=self.newer.only(dimension), older=self.older.only(dimension))
+        return one._read_at(places, self.stored[: self.num_rows, dimension, None], dtype).squeeze(1)
+
+    def weighted_sum(self, weights: Tensor, divisors: Tensor) -> Tensor:
+        """``(a, d)``, the sum over j of ``weights[:, j] / divisors[j]`` times row j, of the rows as they were.
+
+        That is, when this object was made, whatever has been stored since.
+
+        Args:
+            weights: ``(a, n)``; the sum can be differentiated with respect to them.
+            divisors: ``(n,)``.
+        """
+        total = weights.new_zeros(len(weights), self.stored.shape[1])
+        for part, rows in self.parts(weights.dtype):
+            total = total + weights[:, part] @ (rows / divisors[part].unsqueeze(1))
+        places, stored = self._written_over()
+        if len(places):
+            then, now = (self._read_at(places, u, weights.dtype) for u in (stored, self.stored[places]))
+            total = total + (weights[:, places] / divisors[places]) @ (then - now)
+        return total
+
+    def _read_at(self, places: Tensor, stored: Tensor, dtype: torch.dtype) -> Tensor:
+        newer, older = (generation.to(dtype).read(stored) for generation in (self.newer, self.older))
+        return torch.where((places < self.boundary).unsqueeze(-1), newer, older)
+
+    def _generations(self) -> Iterator[tuple[Generation, int, int]]:
+        yield self.newer, 0, self.boundary
+        yield self.older, self.boundary, self.num_rows
+
+    def _places_of(self, start: int, stop: int) -> Iterator[slice]:
+        at_a_time = rows_at_a_time(self.stored)
+        return (slice(first, min(first + at_a_time, stop)) for first in range(start, stop, at_a_time))
+
+    def _room_for_part(self, dtype: torch.dtype) -> Tensor:
+        return torch.empty_like(self.stored[: rows_at_a_time(self.stored)], dtype=dtype)
+
+    def _written_over(self) -> tuple[Tensor, Tensor]:
+        """Places ``(k,)`` of rows that were written over since, and what was stored there, ``(k, d)``."""
+        step = self.history.next
+        written = [] if step is None else [step]
+        while step is not None and (step := step[2].next) is not None:
+            written.append(step)
+        if not written:
+            return self.stored.new_zeros(0, dtype=torch.int64), self.stored[:0]
+        places, stored = (torch.cat([entry[k] for entry in written]) for k in range(2))
+        # A place that was written to many times first lost what was there.
+        distinct, which = places.unique(return_inverse=True)
+        order = torch.arange(len(places), device=places.device)
+        first = torch.zeros_like(distinct).scatter_reduce(0, which, order, "amin", include_self=False)
+        was_row = distinct < self.num_rows
+        return distinct[was_row], stored[first[was_row]]
+
+    # -- moments and adaptation -------------------------------------------------------------------------------
+
+    def measured(self) -> Rows:
+        """These rows with the sums that moments follow from, for which they have to be read if unknown."""
+        generations = []
+        for generation, start, stop in self._generations():
+            if generation.sums is None:
+                sums = Sums.of(self.stored[:0])
+                for part in self._places_of(start, stop):
+                    sums = sums.plus(Sums.of(self.stored[part]))
+                generation = generation._replace(sums=sums)
+            generations.append(generation)
+        return replace(self, newer=generations[0], older=generations[1])
+
+    def moments(self) -> Moments:
+        """Moments of the rows as they are now, of two or more, in float64; they are not read for it."""
+        parts = [
+            (stop - start, *generation.mean_and_squares(stop - start))
+            for generation, start, stop in self._generations()
+            if stop > start
+        ]
+        mean = sum(count * own_mean for count, own_mean, _ in parts) / self.num_rows
+        squares = sum(squares + count * (own_mean - mean).square() for count, own_mean, squares in parts)
+        return self.without_rounding(Moments(mean, (squares / (self.num_rows - 1)).sqrt()))
+
+    def without_rounding(self, of_rows: Moments) -> Moments:
+        """Moments in which a spread of a few rounding errors, or of rows that have become equal, is zero."""
+        mean, std = of_rows
+        eps = torch.finfo(torch.promote_types(self.stored.dtype, torch.float32)).eps
+        least = torch.maximum(self.newer.least_std(self.stored.dtype), 8 * eps * mean.abs())
+        return Moments(mean, torch.where(std > least, std, 0.0))
+
+    def adapted(self, affine: Affine) -> Rows:
+        """The rows after a map of all of them, but in dimensions in which it could take them out of range."""
+        mean, std = self.moments()
+        for generation in (self.newer, self.older):
+            std = torch.maximum(std, generation.scale.abs())
+        affine = self.bounded(affine, Moments(mean, std))
+        newer, older = (g.adapted(affine, self.stored.dtype) for g in (self.newer, self.older))
+        return replace(self, newer=newer, older=older)
+
+    def bounded(self, affine: Affine, of_rows: Moments) -> Affine:
+        """The map, but the identity where it could take rows of these moments out of range."""
+        return affine.bounded(*of_rows, self.num_rows, at_least_float32(self.stored[:0]).dtype)
+
+    # -- writing ----------------------------------------------------------------------------------------------
+
+    def put(self, rows: Tensor, *, is_whitened: bool) -> Rows:
+        """With rows ``(b, d)``, at most M, behind the newest one; when the places are full from the first on.
+
+        Args:
+            is_whitened: a generation that begins has these rows' moments for its origin. Else it stores them
+                as they are, unless in half precision.
+        """
+        after, dtype = self, self.stored.dtype
+        to_come = rows
+        while len(to_come):
+            if after.num_rows == 0 or after.boundary == len(after.stored):
+                generation = Generation.beginning(rows, is_whitened, dtype)
+                after = replace(after, newer=generation, older=after.newer, boundary=0)
+            come, to_come = to_come.tensor_split([len(after.stored) - after.boundary])
+            after = after._put(after.newer.to_store(come, dtype))
+        return after
+
+    def _put(self, come: Tensor) -> Rows:
+        """With stored rows ``(k, d)`` in the next k places of the newer generation."""
+        places = torch.arange(self.boundary, self.boundary + len(come), device=come.device)
+        gone = self.stored[self.boundary : min(self.boundary + len(come), self.num_rows)]
+        newer, older = self.newer.with_rows(come), self.older.with_rows(gone, -1)
+        boundary = self.boundary + len(come)
+        return replace(
+            self.written(places, come), num_rows=max(self.num_rows, boundary), boundary=boundary, newer=newer, older=older
+        )
+
+    def written(self, places: Tensor, stored: Tensor) -> Rows:
+        """With ``stored`` ``(k, d)`` at the places ``(k,)``, whatever that makes of the sums."""
+        rows, history, after = self.stored, self.history, History()
+        if self.is_lent:
+            rows, history = rows.clone(), History()
+        history.next = (places, rows[places], after)
+        rows[places] = stored
+        return replace(self, stored=rows, history=after, is_lent=False)
+
+    def replaced(self, stored: Tensor) -> Rows:
+        """With all n rows stored anew, ``(n, d)``, whatever that makes of the sums; nothing is written to."""
+        if len(stored) < len(self.stored):
+            stored = torch.cat([stored, self.stored[len(stored) :]])
+        return replace(self, stored=stored, history=History(), is_lent=False)
+
+    def given(self, rows: Tensor) -> Rows:
+        """With other rows ``(n, d)`` in their places, in coordinates that begin with them."""
+        return Rows.of(rows, len(self.stored), self.boundary, self.stored.dtype)
+
+    def lent(self) -> Rows:
+        """The same rows, of which somebody may keep ``stored``."""
+        return replace(self, is_lent=True)
+
+    def first(self, num_rows: int) -> Rows:
+        """Only the first of these rows; the others may be counted in again."""
+        return replace(self, num_rows=num_rows)
+
+    def take_back(self) -> None:
+        """Undoes what has been written in place since this object was made."""
+        step, written = self.history.next, []
+        while step is not None:
+            written.append(step)
+            step = step[2].next
+        for places, stored, _ in reversed(written):
+            self.stored[places] = stored
+        self.history.next = None

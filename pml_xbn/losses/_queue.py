@@ -1,0 +1,220 @@
+"""The queue of a memory: its rows, their labels, and where the next ones go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .._dtypes import at_least_float32
+from ..adapters._generation import Generation, Sums
+from ..adapters._rows import History, Rows
+
+_VERSION = 2  # of the state; 1 is that of version 0.1.0, see _checkpoint.py
+
+
+class Contents(NamedTuple):
+    """What a memory holds. Steps make new ones, of which the one that succeeds is assigned to the queue."""
+
+    rows: Rows
+    labels: Tensor  # (M,), int64
+    newest: Tensor | None  # places of the rows stored last, (b,)
+    num_calls: int
+
+    @property
+    def position(self) -> int:
+        """The place of the next row."""
+        return self.rows.boundary % len(self.labels)
+
+    def put(self, rows: Tensor, labels: Tensor, *, is_whitened: bool) -> Contents:
+        """With a batch ``(b, d)``, at most M, in the place of the oldest rows."""
+        places = torch.arange(self.position, self.position + len(rows), device=rows.device)
+        places %= len(self.labels)
+        new_labels = self.labels.clone()
+        new_labels[places] = labels
+        return Contents(self.rows.put(rows, is_whitened=is_whitened), new_labels, places, self.num_calls)
+
+    def to(self, move: Callable[[Tensor], Tensor]) -> Contents:
+        """A copy, of tensors that ``move`` has copied."""
+        rows = self.rows
+        generations = (
+            generation._replace(
+                scale=move(generation.scale),
+                shift=move(generation.shift),
+                origin=move(generation.origin),
+                sums=None if generation.sums is None else Sums(*map(move, generation.sums)),
+            )
+            for generation in (rows.newer, rows.older)
+        )
+        moved = Rows(move(rows.stored), rows.num_rows, rows.boundary, *generations, History())
+        newest = None if self.newest is None else move(self.newest)
+        return Contents(moved, move(self.labels), newest, self.num_calls)
+
+
+class Queue(nn.Module):
+    """Holds the contents of a memory, reads and writes their state, and moves them between devices.
+
+    Attributes:
+        contents: replaced, in one assignment, by every step that succeeds.
+    """
+
+    contents: Contents
+
+    def __init__(self, memory_size: int, embedding_size: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self._read: tuple[Contents, Tensor] | None = None
+        with torch.inference_mode(False):
+            labels = torch.zeros(memory_size, dtype=torch.int64)
+            rows = Rows.of(torch.zeros(0, embedding_size), memory_size, 0, dtype)
+        self.contents = Contents(rows, labels, None, 0)
+
+    def reset(self) -> None:
+        """Empties the queue. Calls stay counted."""
+        old = self.contents
+        with torch.inference_mode(False):
+            rows = Rows.of(self.new_zeros(0), len(old.labels), 0, self.dtype)
+            self.contents = Contents(rows, torch.zeros_like(old.labels), old.newest, old.num_calls)
+
+    def new_zeros(self, num_rows: int) -> Tensor:
+        """Rows of zeros, as they are read."""
+        stored = self.contents.rows.stored
+        return at_least_float32(stored.new_zeros(num_rows, stored.shape[1]))
+
+    # -- the rows as a value ----------------------------------------------------------------------------------
+
+    def read(self) -> Tensor:
+        """The rows as they are now, ``(M, d)``, with zeros behind them."""
+        contents = self.settled()
+        if self._read is None:
+            values = self.new_zeros(len(contents.labels))
+            values[: len(contents.rows)] = contents.rows.read(values.dtype)
+            self._read = contents, values
+        return self._read[1]
+
+    def resume_at(self, position: int, num_rows: int) -> None:
+        """The next row goes to the place ``position``, and the first ``num_rows`` rows count."""
+        if (position, num_rows) != (self.contents.position, len(self.contents.rows)):
+            stored = self.contents.rows.first(len(self.contents.labels))
+            self._give(stored.read(self.new_zeros(0).dtype), position, num_rows)
+
+    def assign(self, values: Tensor) -> None:
+        """Gives the queue other rows ``(M, d)``, in coordinates that begin with them.
+
+        Raises:
+            ValueError: another shape.
+        """
+        contents = self.contents
+        if values.shape != contents.rows.stored.shape:
+            raise ValueError(
+                f"embedding_memory of shape {tuple(values.shape)}: assign {tuple(contents.rows.stored.shape)}"
+            )
+        self._give(values, contents.rows.boundary, len(contents.rows))
+
+    def _give(self, values: Tensor, boundary: int, num_rows: int) -> None:
+        with torch.inference_mode(False):
+            values = values.detach().clone()
+            rows = Rows.of(values, len(values), boundary, self.dtype).first(num_rows)
+            self.contents = self.contents._replace(rows=rows, labels=self.contents.labels.to(values.device))
+
+    def settled(self) -> Contents:
+        """The contents, once what somebody has written to the value that was read is assigned."""
+        read, self._read = self._read, None
+        if read is not None and read[0] is self.contents:
+            values = read[1]
+            rows = self.contents.rows
+            now = torch.zeros_like(values)
+            now[: len(rows)] = rows.read(values.dtype)
+            if torch.equal(values.nan_to_num(), now.nan_to_num()):
+                self._read = read
+            else:
+                self.assign(values)
+        return self.contents
+
+    def on(self, device: torch.device) -> Contents:
+        """The contents to work with, on this device and outside of ``inference_mode``."""
+        contents = self.settled()
+        stored = contents.rows.stored
+        if stored.device != device or stored.is_inference():
+            with torch.inference_mode(False):
+                self.contents = contents.to(lambda x: x.to(device, copy=True))
+        self._read = None
+        return self.contents
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any) -> Queue:
+        """Goes with the module to its device. The rows keep their dtype: ``half()`` is for the model."""
+
+        def move(x: Tensor) -> Tensor:
+            moved = fn(x)
+            return moved if moved.dtype == x.dtype else x.to(moved.device)
+
+        self.contents = self.settled().to(move)
+        return self
+
+    # -- state ------------------------------------------------------------------------------------------------
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        contents = self.settled()
+        # Who asks for the state is to find it unchanged when the run has gone on.
+        self.contents = contents._replace(rows=contents.rows.lent())
+        destination.update({prefix + name: value for name, value in state_of(contents).items()})
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        *_: Any,
+    ) -> None:
+        names = state_of(self.contents).keys()
+        missing = [prefix + name for name in names if prefix + name not in state_dict]
+        if missing:
+            missing_keys.extend(missing)
+            return
+        device = self.contents.labels.device
+        with torch.inference_mode(False):
+            state = {name: state_dict[prefix + name].to(device, copy=True) for name in names}
+            self.contents = _contents_of(state, self.dtype)
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.settled()
+        return {**self.__dict__, "_read": None}
+
+
+def state_of(contents: Contents) -> dict[str, Tensor]:
+    """Tensors of fixed shape that hold everything."""
+    rows = contents.rows
+    generations = (rows.newer, rows.older)
+    zeros = torch.zeros_like(rows.newer.scale)
+    numbers = [
+        _VERSION,
+        contents.num_calls,
+        rows.num_rows,
+        rows.boundary,
+        *(g.is_as_stored for g in generations),
+        *(g.sums is not None for g in generations),
+    ]
+    return {
+        "rows": rows.stored,
+        "labels": contents.labels,
+        "coordinates": torch.stack([torch.stack(g[:3]) for g in generations]),
+        "sums": torch.stack([torch.stack(g.sums or (zeros, zeros)) for g in generations]),
+        "numbers": torch.tensor(numbers),
+    }
+
+
+def _contents_of(state: dict[str, Tensor], dtype: torch.dtype) -> Contents:
+    """The contents that have this state."""
+    _, num_calls, num_rows, boundary, *flags = state["numbers"].tolist()
+    newer, older = (
+        Generation(*coordinates, bool(is_as_stored), Sums(*sums) if has_sums else None)
+        for coordinates, sums, is_as_stored, has_sums in zip(
+            state["coordinates"], state["sums"], flags[:2], flags[2:], strict=True
+        )
+    )
+    rows = Rows(state["rows"].to(dtype), num_rows, boundary, newer, older, History())
+    return Contents(rows, state["labels"], None, num_calls)
