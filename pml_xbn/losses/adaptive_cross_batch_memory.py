@@ -13,15 +13,18 @@ from torch.nn.functional import normalize
 from torch.utils.hooks import RemovableHandle
 
 from ..number_checks import check_integer, check_non_negative
-from . import masks, ranks, shares
+from . import ranks
+from ._cosines import Distances
+from ._pairs import IndicesTuple, Miner, joined, mapped
+from ._seam import chosen_pairs, loss_against
+from ._shares import can_be_shared, check_reducers, share_against, share_of_nothing
+from ._tensor_rows import TensorRows
 from .batch import Batch, Memory, split, zero_loss
 from .batch_loss import loss_of_batch
 from .checkpoint import check_same_size, inferred_queue
 from .global_batch import Report, gathered, of_all_ranks, report_of, reports_of
 from .memory_hooks import MemoryHook, MemoryHooks, make_buffers
-from .pairs import IndicesTuple, Miner, all_pairs, joined, mined
 from .row_buffers import Reader, RowBuffers, traced
-from .shared_cosines import shared_cosines
 from .supported import check_supported
 from .validation import check_fits
 
@@ -99,7 +102,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     ) -> None:
         check_supported(loss)
         if gather_distributed:
-            shares.check_reducers(loss)
+            check_reducers(loss)
         check_integer("embedding_size", embedding_size, at_least=1)
         check_integer("memory_size", memory_size, at_least=1)
         check_integer("delay", delay, at_least=0)
@@ -404,7 +407,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         """The loss of the batch against the memory, which holds it, and alone."""
         if memory is None:
             return self._loss_of_batch(batch)
-        loss = self._against(memory, batch, masks.loss_of, _loss_of_indices, zero_loss(batch))
+        loss = self._against(memory, batch, loss_against, zero_loss(batch))
         if self.batch_loss_weight:
             loss = loss + self.batch_loss_weight * self._loss_of_batch(batch)
         return loss
@@ -413,31 +416,24 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         self,
         memory: Memory,
         batch: Batch,
-        of_masks: Callable[..., Result],
-        of_indices: Callable[..., Result],
+        evaluate: Callable[..., Result],
         of_nothing: Result,
     ) -> Result:
         """What comes of the pairs of the batch with the memory that holds it."""
         rows, labels = memory.embeddings[: memory.num_rows], memory.labels[: memory.num_rows]
         if len(batch.anchors) == 0 or len(rows) == 0:
             return of_nothing
-        rows = rows.to(batch.anchors.dtype)
         own_rows = batch.own(memory.batch_rows)
-        excluded = own_rows if batch.is_own else None
-        arguments = batch.anchors, batch.anchor_labels, rows, labels
-        if batch.given is None and masks.are_enough(self.loss, self.miner):
-            distances = (part.distance for part in (self.loss, self.miner) if part is not None)
-            with shared_cosines(batch.anchors, rows, *distances):
-                chosen = masks.pair_masks(self.miner, *arguments, excluded)
-                return of_masks(self.loss, chosen, *arguments)
-        indices = self._indices(*arguments, excluded)
-        if batch.given is not None:
-            indices = joined(indices, batch.given, batch.anchor_labels, own_rows)
-        if not masks.measures_once(self.loss):
-            return of_indices(self.loss, indices, *arguments)
-        # Not for the miner: some write to their matrix.
-        with shared_cosines(batch.anchors, rows, self.loss.distance):
-            return of_indices(self.loss, indices, *arguments)
+        return evaluate(
+            self.loss,
+            self.miner,
+            batch.anchors,
+            batch.anchor_labels,
+            TensorRows(rows),
+            labels,
+            own_rows if batch.is_own else None,
+            None if batch.given is None else mapped(batch.given, own_rows),
+        )
 
     def _loss_against_stored(self, batch: Batch) -> Tensor:
         """The loss against the memory as it is."""
@@ -445,15 +441,16 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         rows, labels = self.embedding_memory[: self.num_rows], self.label_memory[: self.num_rows]
         if len(batch.anchors) == 0 or len(rows) == 0:
             return zero_loss(batch) if batch.given is None else self._loss_of_batch(batch)
-        rows = rows.to(batch.anchors.dtype)
-        indices = self._indices(batch.anchors, batch.anchor_labels, rows, labels, None)
-        if batch.given is not None:
-            # Not stored, so the given pairs find their rows of the batch behind those of the memory.
-            batch_rows = torch.arange(len(rows), len(rows) + len(batch.refs), device=rows.device)
-            rows = torch.cat([rows, batch.refs.detach()])
-            labels = torch.cat([labels, batch.ref_labels])
-            indices = joined(indices, batch.given, batch.anchor_labels, batch_rows)
-        loss: Tensor = self.loss(batch.anchors, batch.anchor_labels, indices, rows, labels)
+        anchors, anchor_labels = batch.anchors, batch.anchor_labels
+        if batch.given is None:
+            return loss_against(self.loss, self.miner, anchors, anchor_labels, TensorRows(rows), labels)
+        # Not stored, so the given pairs find their rows of the batch behind those of the memory.
+        batch_rows = torch.arange(len(rows), len(rows) + len(batch.refs), device=rows.device)
+        rows = rows.to(anchors.dtype)
+        indices = self._indices(anchors, anchor_labels, rows, labels, None)
+        indices = joined(indices, batch.given, anchor_labels, batch_rows)
+        rows, labels = torch.cat([rows, batch.refs.detach()]), torch.cat([labels, batch.ref_labels])
+        loss: Tensor = self.loss(anchors, anchor_labels, indices, rows, labels)
         return loss
 
     def _loss_of_batch(self, batch: Batch) -> Tensor:
@@ -462,9 +459,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     def _indices(
         self, anchors: Tensor, anchor_labels: Tensor, rows: Tensor, labels: Tensor, own_rows: Tensor | None
     ) -> IndicesTuple:
-        if self.miner is None:
-            return all_pairs(anchor_labels, labels, own_rows)
-        return mined(self.miner, anchors, anchor_labels, rows, labels, own_rows)
+        distances = Distances(anchors, TensorRows(rows))
+        return chosen_pairs(self.miner, distances, anchor_labels, labels, own_rows)
 
     def _commit(self, memory: Memory, reader: Reader | None) -> None:
         """Makes the memory that the loss was computed with the one that is stored."""
@@ -488,20 +484,18 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
     def _step_of_ranks(self, batch: Batch, reports: list[Report]) -> tuple[Memory | None, Tensor]:
         """The memory, and the loss of the batch of all ranks, with this rank's part of its gradient."""
-        is_shared = self.num_calls >= self.warmup and shares.can_be_shared(self.loss, self.miner)
+        is_shared = self.num_calls >= self.warmup and can_be_shared(self.loss, self.miner)
         # A rank computes its own anchors' terms, or where these depend on other anchors, those of all.
         everyone = batch
         if self.batch_loss_weight or not is_shared:
             everyone = of_all_ranks(batch, reports)
         loss = batch.anchors.new_zeros(())
-        share = shares.share_of_nothing(self.loss, batch.anchors)
+        share = share_of_nothing(self.loss, batch.anchors)
         exchange = ranks.Exchange(share.numbers())
         with exchange.at_end():
             memory = self._memory_of_step(batch)
             if memory is not None and is_shared:
-                share = self._against(
-                    memory, batch, shares.share_of_masks, shares.share_of_indices, of_nothing=share
-                )
+                share = self._against(memory, batch, share_against, of_nothing=share)
                 exchange.mine = share.numbers()
             with ranks.same_draws(reports[0].seed, batch.rows.device):
                 if not is_shared:
@@ -567,10 +561,3 @@ def _check_scalar(value: Any, loss: nn.Module) -> None:
             f"{type(loss).__name__} returned {found}: give it a reducer that returns a scalar, such as "
             "MeanReducer"
         )
-
-
-def _loss_of_indices(
-    loss: nn.Module, indices: IndicesTuple, anchors: Tensor, labels: Tensor, rows: Tensor, row_labels: Tensor
-) -> Tensor:
-    value: Tensor = loss(anchors, labels, indices, rows, row_labels)
-    return value

@@ -8,7 +8,7 @@ from torch import nn
 
 from ..adapters import KalmanMomentMatching
 from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
-from .pairs import Miner
+from ._pairs import Miner
 
 
 class AXBNWrapper(AdaptiveCrossBatchMemory):

@@ -16,7 +16,7 @@ from pytorch_metric_learning.utils.loss_and_miner_utils import convert_to_weight
 from torch import Tensor, nn
 
 from ..number_checks import check_integer
-from .pairs import IndicesTuple
+from ._pairs import IndicesTuple
 from .validation import check_classes, check_embeddings, check_labels
 
 

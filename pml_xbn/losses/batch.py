@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .pairs import IndicesTuple
+from ._pairs import IndicesTuple
 from .validation import check_embeddings, check_indices, check_labels, check_mask
 
 

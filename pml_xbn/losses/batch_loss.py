@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from . import ranks
 from .batch import Batch, split, zero_loss
 from .global_batch import Report, gathered, of_all_ranks, report_of, reports_of
-from .pairs import IndicesTuple, Miner, joined
+from ._pairs import IndicesTuple, Miner, joined
 
 
 class BatchLoss(nn.Module):

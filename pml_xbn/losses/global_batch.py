@@ -9,7 +9,7 @@ from torch import Tensor
 
 from . import ranks
 from .batch import Batch
-from .pairs import IndicesTuple
+from ._pairs import IndicesTuple
 
 
 class Report(NamedTuple):

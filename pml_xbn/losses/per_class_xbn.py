@@ -8,7 +8,7 @@ from torch import nn
 
 from ..adapters import GroupMomentMatching
 from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
-from .pairs import Miner
+from ._pairs import Miner
 
 
 class PerClassXBN(AdaptiveCrossBatchMemory):

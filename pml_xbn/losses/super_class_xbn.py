@@ -9,7 +9,7 @@ from torch import nn
 from ..adapters import GroupMomentMatching
 from ..adapters.superclass_lookup import Superclasses
 from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
-from .pairs import Miner
+from ._pairs import Miner
 
 
 class SuperClassXBN(AdaptiveCrossBatchMemory):
