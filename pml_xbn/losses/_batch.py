@@ -1,4 +1,4 @@
-"""One call's input, and the memory it may become part of."""
+"""One call's input."""
 
 from __future__ import annotations
 
@@ -27,15 +27,6 @@ class Batch(NamedTuple):
     def own(self, batch_rows: Tensor) -> Tensor:
         """Of the places ``(g,)`` of all ranks' rows, those of this rank's, ``(b,)``."""
         return batch_rows[self.first_row : self.first_row + len(self.refs)]
-
-
-class Memory(NamedTuple):
-    """Contents that may become the memory's, once the loss has been computed with them."""
-
-    embeddings: Tensor  # (memory_size, d)
-    labels: Tensor  # (memory_size,)
-    num_rows: int
-    batch_rows: Tensor  # (g,), where the batch stands
 
 
 def split(

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from pytorch_metric_learning import distances, losses, miners, reducers
-from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor, nn
 
-from . import masks
-from .masks import PairMasks
-from ._pairs import IndicesTuple
+from ._seam import loss_against
+from ._terms import OF_BOTH_KINDS, Info
+from ._twins import is_as_built
 
 # Of an anchor's terms none depends on another anchor, but for whether there are pairs at all.
 _LOSSES = (
@@ -30,8 +27,6 @@ _LOSSES = (
     losses.TripletMarginLoss,
     losses.TupletMarginLoss,
 )
-# Those that are zero unless there are pairs of both kinds.
-_OF_BOTH_KINDS = (losses.AngularLoss, losses.NTXentLoss, losses.SupConLoss, losses.TupletMarginLoss)
 # Those that hand their reducer a column, (n, 1), which ClassWeightedReducer multiplies with a row.
 _OF_COLUMNS = (
     losses.AngularLoss,
@@ -58,7 +53,6 @@ _DISTANCES = (
     distances.SNRDistance,
 )
 
-Info = dict[str, Any]  # what a loss of PML hands its reducer
 Fraction = tuple[Tensor, Tensor]  # a sum, and what the sum over all ranks is to be divided by
 
 # Reducer -> the sum and the count of (reducer, losses, info, labels of the anchors).
@@ -121,6 +115,7 @@ def can_be_shared(loss: nn.Module, miner: Any) -> bool:
     return (
         type(loss) in _LOSSES
         and type(miner) in _MINERS
+        and is_as_built(loss)
         and all(type(part.distance) in _DISTANCES for part in (loss, miner) if part is not None)
         and not (is_of_columns and any(isinstance(m, reducers.ClassWeightedReducer) for m in loss.modules()))
         # The same on all ranks, whatever their anchors.
@@ -135,49 +130,24 @@ def share_of_nothing(loss: Any, anchors: Tensor) -> Share:
     return Share((anchors * 0).sum() + none.to(anchors), none, none.new_zeros(2))
 
 
-def share_of_masks(
-    loss: Any, chosen: PairMasks, anchors: Tensor, labels: Tensor, rows: Tensor, row_labels: Tensor
-) -> Share:
-    """Of the pairs that the masks choose among anchors ``(a, d)`` and rows ``(n, d)``."""
-
-    def terms(anchors: Tensor, labels: Tensor, _: Any, rows: Tensor, row_labels: Tensor) -> dict[str, Info]:
-        return masks.terms_of(loss, loss.distance(anchors, rows), chosen, num_pairs, is_part=True)
-
-    num_pairs = torch.stack([mask.sum() for mask in chosen]).tolist()
-    return _share(loss, terms, num_pairs, anchors, labels, None, rows, row_labels)
-
-
-def share_of_indices(
-    loss: Any, indices: IndicesTuple, anchors: Tensor, labels: Tensor, rows: Tensor, row_labels: Tensor
-) -> Share:
-    """Of the pairs or triplets that are listed, of anchors ``(a, d)`` and rows ``(n, d)``."""
-    anchors_of_pairs = lmu.convert_to_pairs(indices, labels, row_labels)[::2]
-    num_pairs = [len(numbers) for numbers in anchors_of_pairs]
-    return _share(
-        loss, partial(_terms_of_indices, loss), num_pairs, anchors, labels, indices, rows, row_labels
-    )
-
-
-def _share(loss: Any, terms: Callable[..., dict[str, Info]], num_pairs: list[int], *arguments: Any) -> Share:
-    """Calls a copy of the loss, which shares its hooks and parameters but hands its terms to us."""
+def share_against(loss: Any, *arguments: Any) -> Share:
+    """This rank's share of the loss, of the arguments of :func:`loss_against`."""
     summing = _Summing(loss)
-    part = copy.copy(loss)
-    part._modules = {**loss._modules, "reducer": summing}
-    part.compute_loss = terms
-    part(*arguments)
-    return Share(*summing.fractions, summing.fractions[1].new_tensor(num_pairs))
+    loss_against(loss, *arguments, summing=summing)
+    sums, counts = summing.fractions
+    return Share(sums, counts, counts.new_tensor(summing.num_pairs))
 
 
-class _Summing(nn.Module):
+class _Summing:
     """In the place of a loss's reducer, keeps the sums and counts that the reducer would divide."""
 
+    num_pairs: list[int]
     fractions: tuple[Tensor, Tensor]
 
     def __init__(self, loss: Any) -> None:
-        super().__init__()
         self.reducer_of = {name: _reducer_of(loss, name) for name in loss.sub_loss_names()}
 
-    def forward(self, terms: dict[str, Info], anchors: Tensor, labels: Tensor) -> Tensor:
+    def __call__(self, terms: dict[str, Info], anchors: Tensor, labels: Tensor) -> Tensor:
         zero = (anchors * 0).sum()
         sums, counts = [], []
         for name, reducer in self.reducer_of.items():
@@ -191,34 +161,11 @@ class _Summing(nn.Module):
         return self.fractions[0].sum()
 
 
-def _terms_of_indices(
-    loss: Any, anchors: Tensor, labels: Tensor, indices: IndicesTuple, rows: Tensor, row_labels: Tensor
-) -> dict[str, Info]:
-    """PML's terms, but for the zero that stands for a batch without pairs: other ranks may have them."""
-    if isinstance(loss, losses.AngularLoss):
-        a1, p, _, _ = lmu.convert_to_pairs(indices, labels, row_labels)
-        some = a1.new_zeros(1)  # it takes negatives by their labels, and asks only whether any are listed
-        return dict(loss.compute_loss(anchors, labels, (a1, p, some, some), rows, row_labels))
-    if not isinstance(loss, losses.GenericPairLoss):
-        return dict(loss.compute_loss(anchors, labels, indices, rows, row_labels))
-    a1, p, a2, n = pairs = lmu.convert_to_pairs(indices, labels, row_labels)
-    mat = loss.distance(anchors, rows)
-    if isinstance(loss, losses.SupConLoss):
-        chosen = PairMasks(*(torch.zeros_like(mat, dtype=torch.bool) for _ in range(2)))
-        chosen.positive[a1, p] = True
-        chosen.negative[a2, n] = True
-        return masks.terms_of(loss, mat, chosen, [len(a1), len(a2)], is_part=True)
-    if isinstance(loss, _OF_BOTH_KINDS) and len(a2) == 0:
-        nobody = a1.new_full((1,), len(anchors))  # whose negative pair counts for no anchor
-        return dict(loss._compute_loss(mat[a1, p], mat.new_zeros(1), (a1, p, nobody, nobody)))
-    return dict(loss.loss_method(mat, pairs))
-
-
 def _is_zero(loss: nn.Module, num_positive: float, num_negative: float) -> bool:
     """Whether PML's loss of so many pairs is zero without a look at them."""
     if isinstance(loss, losses.GenericPairLoss) and max(num_positive, num_negative) <= 1:
         return True
-    return isinstance(loss, _OF_BOTH_KINDS) and min(num_positive, num_negative) == 0
+    return isinstance(loss, OF_BOTH_KINDS) and min(num_positive, num_negative) == 0
 
 
 def _reducer_of(loss: Any, name: str) -> Any:

@@ -1,0 +1,157 @@
+"""Distances of anchors to stored rows, all of which are read off one matrix of cosines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity, LpDistance
+from torch import Tensor
+
+from ._twins import is_as_built, twin_of
+
+_PAIRS_AT_ONCE = 2**14
+_SMALLEST_NORM = 1e-12  # what torch.nn.functional.normalize divides by at least
+
+
+class StoredRows(Protocol):
+    """Rows ``(n, d)``, however they are stored."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, dtype: torch.dtype) -> Tensor:
+        """All rows as they are now, ``(n, d)``."""
+
+    def at(self, places: Tensor, dtype: torch.dtype) -> Tensor:
+        """The rows at these places, ``(*places.shape, d)``."""
+
+    def column(self, dimension: int, dtype: torch.dtype) -> Tensor:
+        """One coordinate of all rows, ``(n,)``."""
+
+    def parts(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+        """All rows in order, some at a time; the next part may be written over the last."""
+
+    def weighted_sum(self, weights: Tensor, divisors: Tensor) -> Tensor:
+        """Sums ``(a, d)`` of all rows, weighted by ``weights / divisors``, ``(a, n)`` and ``(n,)``.
+
+        It can be differentiated with respect to the weights, and the rows are what they were when this
+        object was made.
+        """
+
+
+class Distances:
+    """What lies between anchors ``(a, d)`` and rows; PML's own distances measure it where they have to.
+
+    Each of PML's distances would scale a copy of all rows to unit length, and multiply it with the
+    anchors. Here the rows are read once, multiplied as they are, and the products divided by their lengths.
+    """
+
+    def __init__(self, anchors: Tensor, rows: StoredRows) -> None:
+        self.anchors = anchors
+        self._rows = rows
+        self._is_differentiated = torch.is_grad_enabled()
+
+    @cached_property
+    def row_tensor(self) -> Tensor:
+        """The rows, ``(n, d)``, for who measures for himself."""
+        return self._rows.read(self.anchors.dtype)
+
+    @cached_property
+    def placeholder(self) -> Tensor:
+        """Stands for the rows, ``(n, d)``, where nobody looks at them."""
+        return self.anchors.new_zeros(()).expand(len(self._rows), self.anchors.shape[1])
+
+    def distance(self, distance: BaseDistance, rows: Tensor, *, may_write: bool = False) -> BaseDistance:
+        """One that reads what this distance would measure between the anchors and ``rows`` off the cosines.
+
+        Args:
+            rows: the rows, or the placeholder, which it is to be asked for; it measures others itself.
+            may_write: who asks for the matrix may write to it.
+        """
+
+        def forward(query_emb: Tensor, ref_emb: Tensor | None = None) -> Tensor:
+            if query_emb is not self.anchors or ref_emb is not rows:
+                measured: Tensor = type(distance).forward(distance, query_emb, ref_emb)
+                return measured
+            mat = self._cosines[0] if isinstance(distance, CosineSimilarity) else self._euclidean()
+            mat = mat if distance.power == 1 else mat**distance.power
+            return mat.clone() if may_write and mat is self._cosines[0] else mat
+
+        return twin_of(distance, forward=forward)
+
+    @cached_property
+    def _anchor_norms(self) -> Tensor:
+        return torch.linalg.vector_norm(self.anchors, dim=1, keepdim=True)
+
+    @cached_property
+    def _cosines(self) -> tuple[Tensor, Tensor]:
+        """The matrix ``(a, n)``, and the lengths of the rows ``(n,)``, but at least the smallest."""
+        # Who asks first may be a miner, which takes no gradients; who asks next may be a loss.
+        with torch.set_grad_enabled(self._is_differentiated):
+            directions = self.anchors / self._anchor_norms.clamp_min(_SMALLEST_NORM)
+            mat, divisors = _Products.apply(directions, self._rows)
+        return mat, divisors
+
+    def _euclidean(self) -> Tensor:
+        mat, divisors = self._cosines
+        # Squared lengths after scaling: 1, but 0 for a vector of zeros.
+        squared = -2 * mat
+        squared += divisors > _SMALLEST_NORM
+        squared += self._anchor_norms > _SMALLEST_NORM
+        # Rounding hides which of the closest vectors are equal, and takes some below zero, where the root
+        # has no gradient.
+        eps = torch.finfo(squared.dtype).eps
+        equal = self._are_equal(squared.detach() < 16 * eps)
+        distances: Tensor = squared.clamp_min_(eps).masked_fill_(equal, 1.0).sqrt_()
+        return distances.masked_fill(equal, 0.0)
+
+    def _are_equal(self, allowed: Tensor) -> Tensor:
+        """Where an anchor and a row are the same vector, ``(a, n)`` bool, among the pairs allowed."""
+        anchors = self.anchors.detach()
+        # One coordinate tells nearly all pairs apart, so that few need a look at all.
+        equal = allowed & (anchors[:, :1] == self._rows.column(0, anchors.dtype))
+        for pairs in equal.nonzero().split(_PAIRS_AT_ONCE):
+            of_anchors, of_rows = pairs.unbind(dim=1)
+            rows = self._rows.at(of_rows, anchors.dtype)
+            equal[of_anchors, of_rows] = (anchors[of_anchors] == rows).all(dim=1)
+        return equal
+
+
+def is_of_cosines(distance: Any) -> bool:
+    """Whether it is the cosine, or the Euclidean distance of unit vectors, and nothing else is asked of it."""
+    return (
+        type(distance) in (CosineSimilarity, LpDistance)
+        and distance.normalize_embeddings
+        and distance.p == 2
+        and not distance.collect_stats
+        and is_as_built(distance)
+    )
+
+
+class _Products(torch.autograd.Function):
+    """Products of directions ``(a, d)`` with rows, over the rows' lengths; no gradient for the rows."""
+
+    @staticmethod
+    def forward(ctx: Any, directions: Tensor, rows: StoredRows) -> tuple[Tensor, Tensor]:
+        mat = directions.new_empty(len(directions), len(rows))
+        divisors = directions.new_empty(len(rows))
+        # In half precision autocast would round the rows, and long ones would overflow.
+        with torch.autocast(directions.device.type, enabled=False):
+            for places, part in rows.parts(directions.dtype):
+                torch.linalg.vector_norm(part, dim=1, out=divisors[places]).clamp_min_(_SMALLEST_NORM)
+                torch.mm(directions, part.t(), out=mat[:, places]).div_(divisors[places])
+        ctx.rows = rows
+        ctx.save_for_backward(divisors)
+        ctx.mark_non_differentiable(divisors)
+        ctx.set_materialize_grads(False)
+        return mat, divisors
+
+    @staticmethod
+    def backward(ctx: Any, of_mat: Tensor | None, _: None) -> tuple[Tensor | None, None]:
+        if of_mat is None:
+            return None, None
+        (divisors,) = ctx.saved_tensors
+        with torch.autocast(of_mat.device.type, enabled=False):
+            return ctx.rows.weighted_sum(of_mat, divisors), None

@@ -1,0 +1,188 @@
+"""Index tuples between a batch of anchors and the memory, never of an anchor with its own stored copy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from functools import cache
+from types import FunctionType, SimpleNamespace
+from typing import Any
+
+import torch
+from pytorch_metric_learning import miners
+from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
+from torch import Tensor
+
+from ._cosines import Distances, is_of_cosines
+from ._twins import has_hooks, is_as_built, twin_of
+
+IndicesTuple = tuple[Tensor, ...]
+Miner = Callable[[Tensor, Tensor, Tensor, Tensor], IndicesTuple]
+
+# Those of PML's that look at the rows through their distance alone.
+_MEASURING = (
+    miners.BatchEasyHardMiner,
+    miners.BatchHardMiner,
+    miners.DistanceWeightedMiner,
+    miners.HDCMiner,
+    miners.MultiSimilarityMiner,
+    miners.PairMarginMiner,
+    miners.TripletMarginMiner,
+    miners.UniformHistogramMiner,
+)
+_PMLS = (*_MEASURING, miners.AngularMiner, miners.EmbeddingsAlreadyPackagedAsTriplets)
+
+
+def all_pairs(labels: Tensor, ref_labels: Tensor, own_rows: Tensor | None) -> IndicesTuple:
+    """Anchor-positive and anchor-negative indices of all pairs.
+
+    Args:
+        labels: of the anchors, ``(b,)``.
+        ref_labels: of the memory, ``(n,)``.
+        own_rows: row of every anchor's own copy in memory, ``(b,)``, or None where it has none.
+
+    Example:
+        >>> all_pairs(torch.tensor([4, 7]), torch.tensor([4, 4, 7]), torch.tensor([1, 2]))
+        (tensor([0]), tensor([0]), tensor([0, 1, 1]), tensor([2, 0, 1]))
+    """
+    matches, diffs = lmu.get_matches_and_diffs(labels, ref_labels)
+    if own_rows is not None:
+        _list_own_pairs(matches, diffs, own_rows, False)
+    return *torch.where(matches), *torch.where(diffs)
+
+
+def mined(
+    miner: Miner,
+    distances: Distances,
+    labels: Tensor,
+    ref_labels: Tensor,
+    own_rows: Tensor | None,
+) -> IndicesTuple:
+    """The miner's choice among pairs that hold no anchor's own copy.
+
+    A miner that picks the easiest positive would else always pick that copy, at distance zero. So one of
+    PML's, or a subclass, has a twin called which lists other pairs; a miner of the user's own chooses as
+    it likes, and loses such pairs afterwards.
+    """
+    is_read = type(miner) in _MEASURING and is_as_built(miner) and is_of_cosines(miner.distance)
+    rows = distances.placeholder if is_read and not has_hooks(miner) else distances.row_tensor
+    chooser = miner
+    if isinstance(miner, miners.BaseMiner):
+        ours = {"distance": distances.distance(miner.distance, rows, may_write=True)} if is_read else {}
+        chooser = twin_of(miner, *_listing_other_pairs(type(miner)), **ours)
+    # MultiSimilarityMiner takes every pair that is not listed as positive for a negative, and the other
+    # way round, so for it a pair that is neither has to be listed as both.
+    as_both = isinstance(miner, miners.MultiSimilarityMiner)
+    token = _OWN_PAIRS.set(None if own_rows is None else (own_rows, as_both))
+    try:
+        indices = chooser(distances.anchors, labels, rows, ref_labels)
+    finally:
+        _OWN_PAIRS.reset(token)
+    if own_rows is None:
+        return indices
+    indices = _drop_own_rows(indices, own_rows)
+    if type(miner) in _PMLS:
+        miner.output_assertion(indices)  # counts them again
+    return indices
+
+
+def mapped(given: IndicesTuple, rows: Tensor) -> IndicesTuple:
+    """Pairs or triplets whose positives and negatives number ``rows`` instead of what ``rows`` number."""
+    # Triplets are (anchor, positive, negative), pairs (anchor, positive, anchor, negative).
+    is_anchor = (True, False, False) if len(given) == 3 else (True, False, True, False)
+    return tuple(x if anchor else rows[x.to(rows.device)] for x, anchor in zip(given, is_anchor, strict=True))
+
+
+def appended(indices: IndicesTuple, given: IndicesTuple, labels: Tensor) -> IndicesTuple:
+    """``indices`` followed by ``given``, three tensors (triplets) or four (pairs) as the first has.
+
+    Args:
+        labels: of the batch, ``(b,)``.
+    """
+    if len(given) == 3 and len(indices) == 4:
+        given = lmu.convert_to_pairs(given, labels)
+    elif len(given) == 4 and len(indices) == 3:
+        given = lmu.convert_to_triplets(given, labels)
+    return tuple(torch.cat([a, b.to(a.device)]) for a, b in zip(indices, given, strict=True))
+
+
+def joined(indices: IndicesTuple, given: IndicesTuple, labels: Tensor, rows: Tensor) -> IndicesTuple:
+    """``indices`` followed by ``given``, whose positives and negatives number rows of the batch.
+
+    Args:
+        indices: three tensors (triplets) or four (pairs), from anchors to memory rows.
+        given: likewise, but from the batch to itself; converted where the lengths differ.
+        labels: of the batch, ``(b,)``.
+        rows: memory row of every row of the batch, ``(b,)``.
+    """
+    return appended(indices, mapped(given, rows), labels)
+
+
+def _drop_own_rows(indices: IndicesTuple, own_rows: Tensor) -> IndicesTuple:
+    """Takes out what a miner that lists its pairs by other means chose all the same."""
+    if len(indices) == 3:
+        anchors, positives, negatives = indices
+        keep = (positives != own_rows[anchors]) & (negatives != own_rows[anchors])
+        return anchors[keep], positives[keep], negatives[keep]
+    anchors, positives, other_anchors, negatives = indices
+    keep, keep_other = positives != own_rows[anchors], negatives != own_rows[other_anchors]
+    return anchors[keep], positives[keep], other_anchors[keep_other], negatives[keep_other]
+
+
+# -- PML's miners with other lists ------------------------------------------------------------------------
+
+# Of every anchor its own row, and whether the pair is listed as match and difference, or as neither. A
+# thread has its own.
+_OWN_PAIRS: ContextVar[tuple[Tensor, bool] | None] = ContextVar("_OWN_PAIRS", default=None)
+
+
+def _matches_and_diffs(labels: Tensor, ref_labels: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """PML's function, which can leave out the diagonal of a batch compared with itself, but no other pairs."""
+    matches, diffs = lmu.get_matches_and_diffs(labels, ref_labels)
+    own_pairs = _OWN_PAIRS.get()
+    if own_pairs is not None and ref_labels is not None:
+        _list_own_pairs(matches, diffs, *own_pairs)
+    return matches, diffs
+
+
+def _list_own_pairs(matches: Tensor, diffs: Tensor, own_rows: Tensor, as_both: bool) -> None:
+    own_pairs = torch.arange(len(own_rows), device=own_rows.device), own_rows
+    matches[own_pairs] = as_both
+    diffs[own_pairs] = as_both
+
+
+def _with_globals(functions: Mapping[str, Any], names: dict[str, Any]) -> dict[str, Any]:
+    """The same functions, which find these names where they look for globals."""
+    copies = {}
+    for name, function in functions.items():
+        code, defaults, closure = function.__code__, function.__defaults__, function.__closure__
+        copies[name] = FunctionType(code, names, function.__name__, defaults, closure)
+        copies[name].__kwdefaults__ = function.__kwdefaults__
+    return copies
+
+
+def _functions_in(namespace: Any, names: dict[str, Any]) -> dict[str, FunctionType]:
+    return {
+        name: value
+        for name, value in vars(namespace).items()
+        if isinstance(value, FunctionType) and value.__globals__ is names
+    }
+
+
+# PML's miners all list their pairs through the functions of one module. This is that module again.
+_LISTS = SimpleNamespace(**vars(lmu))
+vars(_LISTS).update(_with_globals(_functions_in(lmu, vars(lmu)), vars(_LISTS)))
+_LISTS.get_matches_and_diffs = _matches_and_diffs
+
+
+@cache
+def _listing_other_pairs(cls: type) -> tuple[type, ...]:
+    """What a twin of this miner has to be of: behind its classes, copies of PML's with our lists."""
+    copies = []
+    for base in cls.__mro__:
+        module = vars(sys.modules[base.__module__])
+        if base.__module__.startswith("pytorch_metric_learning.") and module.get("lmu") is lmu:
+            functions = _with_globals(_functions_in(base, module), {**module, "lmu": _LISTS})
+            copies.append(type(base.__name__, (base,), functions))
+    return tuple(copies) if issubclass(copies[0] if copies else object, cls) else (cls, *copies)
