@@ -17,6 +17,10 @@ _LEAST_SCALE = {torch.float16: 2.0**-13}
 _LEAST_STD = {torch.float16: 2.0**-9}
 
 
+# Of a smaller spread rows to come may be too many times.
+_LEAST_ORIGIN = 2.0**-60
+
+
 class Sums(NamedTuple):
     """Sums over stored rows u and over u², ``(d,)`` each, float64."""
 
@@ -61,7 +65,7 @@ class Generation(NamedTuple):
         if len(rows) == 0 or not (is_whitened or dtype.itemsize < 4):
             return cls(ones, torch.zeros_like(ones), ones, True, None)
         mean, std = moments(wide) if len(wide) > 1 else (wide[0], torch.zeros_like(ones))
-        scale = torch.where(std > 0, std, 1.0)
+        scale = torch.where(std > _LEAST_ORIGIN, std, 1.0)
         return cls(scale, mean, scale, False, Sums.of(wide[:0]))
 
     def adapted(self, affine: Affine, dtype: torch.dtype) -> Generation:
@@ -76,9 +80,7 @@ class Generation(NamedTuple):
         if self.is_as_stored:
             return rows.to(dtype)
         stored = (widest(rows) - self.shift) / self.scale
-        if dtype == torch.float16:
-            stored = stored.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
-        return stored.to(dtype)
+        return stored.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max).to(dtype)
 
     def to(self, dtype: torch.dtype) -> Generation:
         """To read rows in ``dtype``."""

@@ -363,8 +363,11 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     def _split(
         self, embeddings: Tensor, labels: Tensor, given: IndicesTuple | None, mask: Tensor | None
     ) -> Batch:
-        dtype = torch.promote_types(self.memory_dtype, torch.float32)
-        return split(embeddings, labels, given, mask, self.embedding_size, dtype)
+        return split(embeddings, labels, given, mask, self.embedding_size, self._dtype_of_rows())
+
+    def _dtype_of_rows(self) -> torch.dtype:
+        """That in which rows are read."""
+        return torch.promote_types(self.memory_dtype, torch.float32)
 
     @contextmanager
     def _undone_on_error(self) -> Iterator[None]:
@@ -384,7 +387,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             return True
         refusals = self._hooks.refusals(batch.ref_labels)
         is_finite = torch.isfinite(embeddings).all()
-        has_room = torch.isfinite(batch.rows.to(self.memory_dtype)).all()
+        has_room = torch.isfinite(batch.rows.to(self._dtype_of_rows())).all()
         flags = [is_finite, has_room, *(flag for flag, _ in refusals)]
         all_finite, all_fit, *refused = torch.stack(flags).tolist()
         for is_refused, (_, message) in zip(refused, refusals, strict=True):
@@ -423,7 +426,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
     def _next_contents(self, batch: Batch, is_adapted: bool) -> Contents:
         """The stored rows, adapted or as they are, with the batch in the place of the oldest ones."""
-        contents, rows = self.queue.contents, batch.rows
+        contents, rows = self.queue.contents, batch.rows.to(self._dtype_of_rows())
         if is_adapted:
             contents = contents._replace(rows=self._adapted(contents, rows, batch.row_labels))
         is_whitened = self._adapts() and self._hooks.have_adapters()
@@ -471,14 +474,16 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         rows, labels, given = contents.rows, contents.labels[: self.num_rows], batch.given
         if len(batch.anchors) == 0 or len(rows) == 0:
             return zero_loss(batch) if given is None else self._loss_of_batch(batch)
-        if given is not None:
-            # Not stored, so the given pairs find their rows of the batch behind those of the memory.
-            given = mapped(given, torch.arange(len(batch.refs), device=labels.device) + len(rows))
-            values = torch.cat([rows.read(batch.refs.dtype), batch.refs.detach()])
-            rows, labels = Rows.of(values, len(values), 0, values.dtype), torch.cat([labels, batch.ref_labels])
-        return loss_against(
-            self.loss, self.miner, batch.anchors, batch.anchor_labels, rows, labels, None, given
-        )
+        arguments = batch.anchors, batch.anchor_labels
+        if given is None:
+            return loss_against(self.loss, self.miner, *arguments, rows, labels)
+        # Not stored, so the given pairs find their rows of the batch behind those of the memory.
+        lists = chosen_pairs(self.miner, Distances(batch.anchors, rows), batch.anchor_labels, labels, None)
+        batch_rows = torch.arange(len(rows), len(rows) + len(batch.refs), device=labels.device)
+        values = torch.cat([rows.read(batch.refs.dtype), batch.refs.detach()])
+        lists = joined(lists, given, batch.anchor_labels, batch_rows)
+        loss: Tensor = self.loss(*arguments, lists, values, torch.cat([labels, batch.ref_labels]))
+        return loss
 
     def _loss_of_batch(self, batch: Batch) -> Tensor:
         return loss_of_batch(self.loss, self.miner, batch)
