@@ -37,7 +37,7 @@ def sliced_losses(loss: GenericPairLoss, mat: Tensor, positive: Tensor, negative
     """What ``loss._compute_loss`` returns, for a loss and a matrix that are worth it.
 
     Such losses make about eight matrices of the size of ``mat`` on their way. In slices, one is kept, of
-    gradients; a backward with create_graph=True raises a ValueError.
+    gradients; a backward with create_graph=True computes them again, to differentiate them.
 
     Args:
         positive, negative: masks of the pairs, ``(a, n)`` each, bool, with at least one pair each.
@@ -66,10 +66,7 @@ class _Slices(torch.autograd.Function):
     ) -> Tensor:
         at_once = _num_at_once(mat)
         gradient = torch.empty_like(mat) if is_differentiated else None
-        buffers = mat.new_zeros(3, at_once + 1, mat.shape[1])
-        # The last row is no anchor. It has a pair of each kind: without one, SupConLoss would take the
-        # slice for a batch that has nothing to lose.
-        buffers[1, -1, 0] = buffers[2, -1, 1] = 1
+        buffers = _with_nobody(mat.new_zeros(3, at_once + 1, mat.shape[1]))
         elements = []
         for first in range(0, len(mat), at_once):
             chosen = slice(first, first + at_once)
@@ -83,15 +80,34 @@ class _Slices(torch.autograd.Function):
                 if gradient is not None:
                     gradient[chosen] = torch.autograd.grad(values.sum(), part)[0][:num_anchors]
             elements.append(values.detach())
-        ctx.save_for_backward(gradient)
+        ctx.compute = compute
+        ctx.save_for_backward(mat, positive, negative, gradient)
         return torch.cat(elements)
 
     @staticmethod
     def backward(ctx: Any, of_elements: Tensor) -> tuple[Tensor | None, ...]:
+        mat, positive, negative, gradient = ctx.saved_tensors
+        of_elements = of_elements.view(-1, 1)
         if torch.is_grad_enabled():
-            raise ValueError(
-                "create_graph=True: the loss of so many pairs is computed in slices and has no second "
-                "derivative; pass fewer anchors or a smaller memory_size"
-            )
-        (gradient,) = ctx.saved_tensors
-        return gradient * of_elements.view(-1, 1), None, None, None, None
+            gradient = _differentiable_gradient(mat, positive, negative, ctx.compute)
+        return gradient * of_elements, None, None, None, None
+
+
+def _differentiable_gradient(mat: Tensor, positive: Tensor, negative: Tensor, compute: Compute) -> Tensor:
+    """Of every element, with respect to its row of the matrix."""
+    nobody = _with_nobody(mat.new_zeros(3, 1, mat.shape[1]))
+    gradients = []
+    for part in zip(*(x.split(_num_at_once(mat)) for x in (mat, positive, negative)), strict=True):
+        padded = [torch.cat([x.to(mat.dtype), row]) for x, row in zip(part, nobody, strict=True)]
+        values = compute(*padded)["loss"]["losses"][:-1]
+        gradients += torch.autograd.grad(values.sum(), part[0], create_graph=True)
+    return torch.cat(gradients)
+
+
+def _with_nobody(buffers: Tensor) -> Tensor:
+    """Matrix and masks ``(3, k, n)``, whose last row is no anchor, and has a pair of each kind.
+
+    Without one, SupConLoss would take a slice for a batch that has nothing to lose.
+    """
+    buffers[1, -1, 0] = buffers[2, -1, 1] = 1
+    return buffers

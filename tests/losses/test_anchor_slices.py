@@ -12,8 +12,8 @@ from pytorch_metric_learning import losses, reducers
 from pytorch_metric_learning.distances import LpDistance
 from torch import Tensor
 
-from pml_xbn.losses import XBNWrapper, anchor_slices, masks
-from pml_xbn.losses.anchor_slices import are_worth_it, sliced_losses
+from pml_xbn.losses import XBNWrapper, _anchor_slices, _seam
+from pml_xbn.losses._anchor_slices import are_worth_it, sliced_losses
 
 A, N = 7, 6
 LOSSES: dict[str, Callable[[], losses.GenericPairLoss]] = {
@@ -31,7 +31,7 @@ def make(request: pytest.FixtureRequest) -> Callable[[], losses.GenericPairLoss]
 
 @pytest.fixture
 def two_anchors_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(anchor_slices, "_PAIRS_AT_ONCE", {"cpu": 2 * N, "gpu": 2 * N})
+    monkeypatch.setattr(_anchor_slices, "_PAIRS_AT_ONCE", {"cpu": 2 * N, "gpu": 2 * N})
 
 
 @settings(deadline=None)
@@ -53,7 +53,7 @@ def test_slices_equal_the_loss_of_lists(name: str, signs: list[int], pairs_at_on
         leaf = mat.clone().requires_grad_()
         if is_sliced:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(anchor_slices, "_PAIRS_AT_ONCE", {"cpu": pairs_at_once})
+                patch.setattr(_anchor_slices, "_PAIRS_AT_ONCE", {"cpu": pairs_at_once})
                 elements = sliced_losses(loss, leaf, positive, negative)
         else:
             lists = (*positive.nonzero(as_tuple=True), *negative.nonzero(as_tuple=True))
@@ -78,11 +78,11 @@ def test_a_memory_trains_the_same_in_slices(make: Callable, monkeypatch: pytest.
 
     used = []
     monkeypatch.setattr(
-        masks.anchor_slices, "sliced_losses", lambda *args: used.append(1) or sliced_losses(*args)
+        _anchor_slices, "sliced_losses", lambda *args: used.append(1) or sliced_losses(*args)
     )
     sliced = steps()
     assert len(used) == 5
-    monkeypatch.setattr(masks, "are_enough", lambda *_: False)  # PML's lists of pairs
+    monkeypatch.setattr(_seam, "_reads_matrix", lambda *_: False)  # PML's lists of pairs
     for one, other in zip(sliced, steps(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
@@ -123,8 +123,44 @@ def test_without_gradient(make: Callable) -> None:
 
 
 @pytest.mark.usefixtures("two_anchors_at_once")
-def test_a_second_derivative_is_refused(make: Callable) -> None:
-    mat, positive = torch.rand(A, N, requires_grad=True), torch.rand(A, N) > 0.5
-    elements = sliced_losses(make(), mat, positive, ~positive)["loss"]["losses"]
-    with pytest.raises(ValueError, match=r"create_graph=True.*memory_size"):
-        torch.autograd.grad(elements.sum(), mat, create_graph=True)
+@pytest.mark.parametrize("kinds", ["both", "no positives"])
+def test_second_derivatives_equal_those_of_the_plain_loss(make: Callable, kinds: str) -> None:
+    loss, mat = make(), torch.rand(A, N, dtype=torch.float64, requires_grad=True)
+    positive = torch.rand(A, N) > 0.6
+    negative = ~positive & (torch.rand(A, N) > 0.2)
+    if kinds == "no positives":  # of some anchors
+        positive[:3] = False
+    weights = torch.rand(A, N, dtype=torch.float64)
+    results = []
+    for is_sliced in (True, False):
+        if is_sliced:
+            elements = sliced_losses(loss, mat, positive, negative)
+        else:
+            elements = loss._compute_loss(mat, positive.to(mat), negative.to(mat))
+        value = loss.reducer(elements, mat, torch.arange(A)) ** 2
+        (gradient,) = torch.autograd.grad(value, mat, create_graph=True)
+        (second,) = torch.autograd.grad((weights * gradient).sum(), mat)
+        results.append((gradient, second))
+    for one, other in zip(*results, strict=True):
+        # PML's SupConLoss, summed, divides zero by zero for an anchor without positives.
+        assert other.nan_to_num(0).any()
+        torch.testing.assert_close(one, other.nan_to_num(0), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.usefixtures("two_anchors_at_once")
+def test_a_memory_has_second_derivatives(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a gradient penalty, say: through slices, distances and cosines."""
+
+    def penalised() -> list[Tensor]:
+        loss_fn, out = XBNWrapper(make(), 3, 20, memory_dtype=torch.float64), []
+        for step in range(3):
+            embeddings = torch.randn(A, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+            value = loss_fn(embeddings.requires_grad_(), torch.arange(A) % 3)
+            (gradient,) = torch.autograd.grad(value, embeddings, create_graph=True)
+            out += [gradient, *torch.autograd.grad(gradient.square().sum(), embeddings)]
+        return out
+
+    sliced = penalised()
+    monkeypatch.setattr(_seam, "_reads_matrix", lambda *_: False)
+    for one, other in zip(sliced, penalised(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -13,8 +12,9 @@ from pytorch_metric_learning.distances import DotProductSimilarity
 from torch import Tensor, nn
 
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
-from pml_xbn.losses import AdaptiveCrossBatchMemory, adaptive_cross_batch_memory, masks
-from pml_xbn.losses.pairs import all_pairs, mined
+from pml_xbn.losses import AdaptiveCrossBatchMemory, _masks, _seam
+from pml_xbn.losses._cosines import Distances
+from pml_xbn.losses._tensor_rows import TensorRows
 
 D, M = 4, 17
 CLASSES: dict[str, Callable[..., AdaptiveCrossBatchMemory]] = {
@@ -57,23 +57,37 @@ def test_masks_equal_lists(loss: str, miner: object, monkeypatch: pytest.MonkeyP
             out += [value.detach(), embeddings.grad]
         return out
 
-    monkeypatch.setattr(adaptive_cross_batch_memory, "shared_cosines", lambda *_: nullcontext())
+    for module in (_masks, _seam):
+        monkeypatch.setattr(module, "is_of_cosines", lambda *_: False)
     used = []
-    loss_of = masks.loss_of
-    monkeypatch.setattr(masks, "loss_of", lambda *args: used.append(1) or loss_of(*args))
+    pair_masks = _seam.pair_masks
+    monkeypatch.setattr(_seam, "pair_masks", lambda *args: used.append(1) or pair_masks(*args))
     from_masks = steps()
-    monkeypatch.setattr(masks, "are_enough", lambda *_: False)
-    assert all(torch.equal(a, b) for a, b in zip(from_masks, steps(), strict=True))
+    monkeypatch.setattr(_seam, "can_choose", lambda *_: False)
+    scattered = steps()
+    monkeypatch.setattr(_seam, "_reads_matrix", lambda *_: False)
+    for ours, ours_of_lists, pmls in zip(from_masks, scattered, steps(), strict=True):
+        assert torch.equal(ours, pmls)
+        assert torch.equal(ours_of_lists, pmls)
     scatters = {"CircleLoss", "GeneralizedLiftedStructureLoss", "MultiSimilarityLoss", "SupConLoss"}
     assert bool(used) == (loss in scatters)
 
 
 @pytest.mark.parametrize("loss", ["ContrastiveLoss", "NTXentLoss", "SupConLoss"])
-@pytest.mark.parametrize("miner", [None, miners.MultiSimilarityMiner(), miners.PairMarginMiner(0.3, 0.9)])
+@pytest.mark.parametrize(
+    "miner",
+    [
+        None,
+        miners.BatchHardMiner(),
+        miners.MultiSimilarityMiner(),
+        miners.PairMarginMiner(0.3, 0.9),
+        miners.PairMarginMiner(0.3, 0.9, collect_stats=True),
+    ],
+)
 def test_a_loss_reads_its_distances_off_the_cosines(
     loss: str, miner: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loss of PML's class on the same rows, without a normalised copy of them."""
+    """As does its miner: the loss of PML's class on the same rows, without a normalised copy of them."""
     loss_fn, plain = XBNWrapper(getattr(losses, loss)(), D, M, miner), getattr(losses, loss)()
     measure = type(plain.distance).compute_mat
     for step in range(6):
@@ -82,8 +96,9 @@ def test_a_loss_reads_its_distances_off_the_cosines(
         for fn in (loss_fn, lambda *b: values_of_pml(plain, miner, loss_fn, *b)):
             leaf = embeddings.clone().requires_grad_()
             with monkeypatch.context() as patch:
-                if fn is loss_fn and miner is None:
-                    patch.setattr(type(plain.distance), "compute_mat", lambda *_: pytest.fail("measured"))
+                if fn is loss_fn:
+                    for part in (plain, miner or plain):
+                        patch.setattr(type(part.distance), "compute_mat", lambda *_: pytest.fail("measured"))
                 value = fn(leaf, labels)
             value.backward()
             values.append((value.detach(), leaf.grad))
@@ -96,10 +111,8 @@ def values_of_pml(loss: nn.Module, miner: Any, stored: XBNWrapper, anchors: Tens
     """PML's loss against the rows that a call has just stored; no anchor with its own row."""
     rows, row_labels = stored.embedding_memory[: stored.num_rows], stored.label_memory[: stored.num_rows]
     own_rows = (stored.queue_idx - len(anchors) + torch.arange(len(anchors))) % M
-    if miner is None:
-        pairs = all_pairs(labels, row_labels, own_rows)
-    else:
-        pairs = mined(miner, anchors, labels, rows, row_labels, own_rows)
+    distances = Distances(anchors, TensorRows(rows))
+    pairs = _seam.chosen_pairs(miner, distances, labels, row_labels, own_rows)
     return loss(anchors, labels, pairs, rows, row_labels)
 
 

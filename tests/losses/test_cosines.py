@@ -13,9 +13,13 @@ from pytorch_metric_learning.distances import (
     LpDistance,
     SNRDistance,
 )
+from pytorch_metric_learning.losses import ContrastiveLoss
 from torch import Tensor
 
-from pml_xbn.losses.shared_cosines import shared_cosines
+from pml_xbn import XBNWrapper
+from pml_xbn.losses import _tensor_rows
+from pml_xbn.losses._cosines import Distances, _Products, is_of_cosines
+from pml_xbn.losses._tensor_rows import TensorRows
 
 DISTANCES = {
     "cosine": CosineSimilarity,
@@ -23,6 +27,13 @@ DISTANCES = {
     "Euclidean": LpDistance,
     "squared Euclidean": lambda: LpDistance(power=2),
 }
+
+
+def read_off(distance: BaseDistance, anchors: Tensor, rows: Tensor) -> Tensor:
+    """The distance from the matrix of cosines; it finds no rows to measure for itself."""
+    distances = Distances(anchors, TensorRows(rows))
+    assert not distances.placeholder.any()
+    return distances.distance(distance, distances.placeholder)(anchors, distances.placeholder)
 
 
 def in_float64(name: str, anchors: Tensor, rows: Tensor) -> Tensor:
@@ -41,8 +52,7 @@ def test_values_and_gradients_equal_a_recomputation_in_float64(name: str, scale:
     rows = scale * (torch.randn(40, 5, generator=generator) + 1)
     weights = torch.randn(7, 40, generator=generator)
     distance = DISTANCES[name]()
-    with shared_cosines(anchors, rows, distance):
-        mat = distance(anchors, rows)
+    mat = read_off(distance, anchors, rows)
     (mat * weights).sum().backward()
     reference = anchors.detach().double().requires_grad_()
     expected = in_float64(name, reference, rows.double())
@@ -69,8 +79,7 @@ def test_zeros_and_equal_vectors_have_pmls_distance_and_a_finite_gradient(
     distance = DISTANCES[name]()
     expected = distance(anchors, rows)
     anchors.requires_grad_()
-    with shared_cosines(anchors, rows, distance):
-        mat = distance(anchors, rows)
+    mat = read_off(distance, anchors, rows)
     mat.sum().backward()
     # The root of a rounding error of 1e-7 is 3e-4; PML's cdist has it too with more than 25 rows.
     torch.testing.assert_close(mat.detach(), expected, rtol=1e-5, atol=1e-3)
@@ -90,20 +99,26 @@ def test_zeros_and_equal_vectors_have_pmls_distance_and_a_finite_gradient(
 )
 def test_other_distances_compute_themselves(other: BaseDistance) -> None:
     anchors, rows = torch.randn(3, 4), torch.randn(5, 4)
-    cosine = CosineSimilarity()
-    expected = other(anchors, rows)
-    with shared_cosines(anchors, rows, cosine, other):
-        assert "forward" not in vars(other)
-        assert "forward" not in vars(cosine)  # all share the matrix, or none
-        assert torch.equal(other(anchors, rows), expected)
+    assert not is_of_cosines(other)
+    before = dict(vars(other))
+    measured, expected = [], other(anchors, rows)
+    loss_fn = XBNWrapper(ContrastiveLoss(distance=other), 4, 8)
+    other.register_forward_hook(lambda _, given, mat: measured.append((given, mat)))
+    loss_fn.fill_memory(rows, torch.arange(5))
+    loss_fn.eval()(anchors, torch.arange(3))
+    ((query_emb, ref_emb), mat), *_ = measured
+    assert torch.equal(ref_emb, rows)
+    assert torch.equal(query_emb, anchors)
+    assert torch.equal(mat, expected)
+    assert vars(other).keys() == before.keys()
 
 
-def test_distances_are_their_own_again_afterwards() -> None:
+def test_distances_are_their_own_all_along() -> None:
     anchors, rows = torch.randn(3, 4), torch.randn(5, 4)
     distance = LpDistance()
-    with pytest.raises(ArithmeticError), shared_cosines(anchors, rows, distance, distance):
-        raise ArithmeticError
-    assert "forward" not in vars(distance)
+    before = dict(vars(distance))
+    read_off(distance, anchors, rows)
+    assert vars(distance) == before
     assert distance(rows, anchors).shape == (5, 3)
 
 
@@ -111,8 +126,13 @@ def test_autocast_does_not_round_the_rows() -> None:
     anchors, rows = torch.randn(3, 64), 1e5 * torch.randn(5, 64)
     distance = CosineSimilarity()
     expected = distance(anchors, rows)
-    with torch.autocast("cpu", dtype=torch.bfloat16), shared_cosines(anchors, rows, distance):
-        mat = distance(anchors, rows)
+    anchors.requires_grad_()
+    mat = read_off(distance, anchors, rows)
+    (gradient,) = torch.autograd.grad(mat.sum(), anchors)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rounded = read_off(distance, anchors, rows)
+        assert torch.equal(torch.autograd.grad(rounded.sum(), anchors)[0], gradient)
+    assert torch.equal(mat, rounded)
     torch.testing.assert_close(mat, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -121,6 +141,43 @@ def test_other_vectors_than_those_of_the_matrix_are_measured(name: str) -> None:
     anchors, rows, others = (torch.randn(n, 4, generator=torch.Generator().manual_seed(n)) for n in (3, 5, 6))
     distance = DISTANCES[name]()
     expected = distance(anchors, others), distance(others)
-    with shared_cosines(anchors, rows, distance):
-        measured = distance(anchors, others), distance(others)
+    reader = Distances(anchors, TensorRows(rows)).distance(distance, rows)
+    measured = reader(anchors, others), reader(others)
     assert all(torch.equal(a, b) for a, b in zip(measured, expected, strict=True))
+
+
+@pytest.mark.parametrize("name", DISTANCES)
+def test_who_may_write_to_the_matrix_gets_one_of_its_own(name: str) -> None:
+    anchors, rows = torch.randn(3, 4, requires_grad=True), torch.randn(5, 4)
+    distances, distance = Distances(anchors, TensorRows(rows)), DISTANCES[name]()
+    with torch.no_grad():
+        distances.distance(distance, rows, may_write=True)(anchors, rows).fill_(7)
+    mat = distances.distance(distance, rows)(anchors, rows)
+    assert mat.requires_grad
+    torch.testing.assert_close(mat, distance(anchors, rows))
+
+
+def test_first_and_second_derivatives_of_the_products() -> None:
+    directions = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    rows = TensorRows(torch.randn(7, 4, dtype=torch.float64))
+
+    def products(directions: Tensor) -> Tensor:
+        return _Products.apply(directions, rows)[0]
+
+    assert torch.autograd.gradcheck(products, directions)
+    assert torch.autograd.gradgradcheck(lambda x: products(x) ** 2, directions)
+
+
+@pytest.mark.parametrize("name", DISTANCES)
+def test_first_and_second_derivatives_of_the_distances(name: str) -> None:
+    anchors = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    rows, distance = torch.randn(7, 4, dtype=torch.float64), DISTANCES[name]()
+    assert torch.autograd.gradcheck(lambda x: read_off(distance, x, rows), anchors)
+    assert torch.autograd.gradgradcheck(lambda x: read_off(distance, x, rows), anchors)
+
+
+def test_parts_give_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    anchors, rows = torch.randn(3, 4), torch.randn(50, 4)
+    whole = read_off(CosineSimilarity(), anchors, rows)
+    monkeypatch.setattr(_tensor_rows, "_NUMBERS_AT_ONCE", {"cpu": 28, "gpu": 28})
+    torch.testing.assert_close(read_off(CosineSimilarity(), anchors, rows), whole, rtol=1e-6, atol=1e-6)

@@ -1,0 +1,341 @@
+"""Losses and miners are used as they are: nothing of PML's or of the user's is replaced, even for a while."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from pytorch_metric_learning import distances, losses, miners, reducers
+from pytorch_metric_learning.utils import common_functions as c_f
+from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
+from torch import Tensor, nn
+
+from pml_xbn import XBNWrapper
+
+D, M = 4, 20
+LOSSES = losses.CrossBatchMemory.supported_losses()
+MINERS: dict[str, Callable[..., Any]] = {
+    "none": lambda **_: None,
+    "angular": miners.AngularMiner,
+    "easy": lambda **options: miners.BatchEasyHardMiner("easy", "semihard", **options),
+    "hard": miners.BatchHardMiner,
+    "distance": miners.DistanceWeightedMiner,
+    "hdc": miners.HDCMiner,
+    "histogram": miners.UniformHistogramMiner,
+    "multi-similarity": miners.MultiSimilarityMiner,
+    "pair margin": lambda **options: miners.PairMarginMiner(0.3, 0.9, **options),
+    "triplet margin": miners.TripletMarginMiner,
+}
+
+
+def batch(step: int, size: int = 8) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(size, D, generator=generator, requires_grad=True), torch.arange(size) % 4
+
+
+def train(loss_fn: nn.Module, steps: int = 4) -> list[Tensor]:
+    out = []
+    for step in range(steps):
+        torch.manual_seed(step)
+        embeddings, labels = batch(step)
+        value = loss_fn(embeddings, labels)
+        value.backward()
+        out += [value.detach(), embeddings.grad]
+    with torch.no_grad():
+        out.append(loss_fn(*batch(steps)))
+    return out
+
+
+def assert_equal(first: list[Tensor], second: list[Tensor]) -> None:
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+# -- nothing is replaced -----------------------------------------------------------------------------------
+
+
+def contents(*modules: Any) -> list[dict[str, Any]]:
+    """What all objects in play hold, and their classes and PML's modules do."""
+    parts = [part for module in modules if module is not None for part in module.modules()]
+    classes = {cls for part in parts for cls in type(part).__mro__}
+    pmls = [cls for cls in classes if cls.__module__.startswith("pytorch_metric_learning")]
+    return [dict(vars(x)) for x in (*parts, *sorted(pmls, key=lambda cls: cls.__name__), lmu, c_f)]
+
+
+@pytest.mark.parametrize("miner", MINERS)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_nothing_is_assigned_to_a_loss_or_miner_or_pml(loss: str, miner: str) -> None:
+    inner, chooser = getattr(losses, loss)(), MINERS[miner]()
+    loss_fn = XBNWrapper(inner, D, M, chooser)
+    before = contents(inner, chooser)
+    train(loss_fn)
+    after = contents(inner, chooser)
+    if chooser is not None:
+        place = len(list(inner.modules()))
+        # What PML's miners note: counts, and HDCMiner its lists.
+        noted = after[place].keys() - before[place].keys()
+        assert noted <= {"num_pos_pairs", "num_neg_pairs", "num_triplets"}
+        for name in noted | ({"a1", "p", "a2", "n"} & vars(chooser).keys()):
+            before[place].pop(name, None)
+            del after[place][name]
+    for one, other in zip(before, after, strict=True):
+        assert one.keys() == other.keys()
+        assert all(one[name] is other[name] for name in one)
+
+
+# -- threads -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("loss", "miner"),
+    [
+        ("ContrastiveLoss", "easy"),
+        ("TripletMarginLoss", "hard"),
+        ("SupConLoss", "multi-similarity"),
+        ("MultiSimilarityLoss", "pair margin"),
+        ("NTXentLoss", "none"),
+    ],
+)
+def test_two_threads_give_what_they_give_alone(loss: str, miner: str) -> None:
+    def steps(seed: int, barrier: threading.Barrier | None) -> list[Tensor]:
+        loss_fn, out = XBNWrapper(getattr(losses, loss)(), D, M, MINERS[miner]()), []
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(200):
+            if barrier is not None:
+                barrier.wait(timeout=60)
+            embeddings = torch.randn(6 + seed, D, generator=generator, requires_grad=True)
+            value = loss_fn(embeddings, torch.randint(0, 3, (6 + seed,), generator=generator))
+            value.backward()
+            out += [value.detach(), embeddings.grad]
+        return out
+
+    alone = [steps(seed, None) for seed in range(2)]
+    listing = lmu.get_matches_and_diffs
+    barrier, together = threading.Barrier(2), [[], []]
+
+    def run(seed: int) -> None:
+        try:
+            together[seed] = steps(seed, barrier)
+        finally:
+            barrier.abort()
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for seed in range(2):
+        assert_equal(alone[seed], together[seed])
+    assert lmu.get_matches_and_diffs is listing
+
+
+# -- the user's hooks --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("miner", ["none", "pair margin", "hard"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_hook_sees_rows_and_indices_and_changes_nothing(loss: str, miner: str) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    def steps(hooks: str) -> list[Tensor]:
+        inner = getattr(losses, loss)()
+        if hooks:
+            inner.register_forward_pre_hook(
+                lambda module, args, kwargs: seen.append((module, *args)), with_kwargs=True
+            )
+            inner.register_forward_hook(lambda module, args, out: setattr(module, "last_loss", out))
+            inner.distance.register_forward_hook(lambda _, __, mat: seen.append((mat,)))
+        loss_fn = XBNWrapper(inner, D, M, MINERS[miner]())
+        out = train(loss_fn)
+        assert hasattr(inner, "last_loss") == bool(hooks)
+        return out
+
+    plain = steps("")
+    assert_equal(plain, steps("hooks"))
+    calls, mats = ([args for args in seen if (len(args) == 1) is is_mat] for is_mat in (False, True))
+    assert len(calls) == 5
+    for _, anchors, labels, indices, rows, row_labels in calls:
+        assert rows.shape == (len(row_labels), D)
+        assert rows.any(dim=1).all()
+        assert all(numbers.dtype == torch.int64 for numbers in indices)
+        a1, p, a2, n = lmu.convert_to_pairs(indices, labels)
+        assert (labels[a1] == row_labels[p]).all()
+        assert (labels[a2] != row_labels[n]).all()
+    if loss not in ("AngularLoss", "NCALoss"):  # which measure more, or otherwise
+        assert mats[-1][0].shape == (8, M)
+
+
+def test_a_hook_that_chooses_other_pairs_is_heeded() -> None:
+    def first_pairs(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        embeddings, labels, indices, *refs = args
+        return embeddings, labels, tuple(numbers[:3] for numbers in indices), *refs
+
+    for make in (losses.SupConLoss, losses.ContrastiveLoss):
+        hooked, plain = make(), make()
+        hooked.register_forward_pre_hook(first_pairs)
+        stored = XBNWrapper(hooked, D, M)
+        stored.fill_memory(*batch(0))
+        stored.eval()
+        anchors, labels = batch(1)
+        rows, row_labels = stored.embedding_memory[:8], stored.label_memory[:8]
+        pairs = tuple(numbers[:3] for numbers in lmu.get_all_pairs_indices(labels, row_labels))
+        expected = plain(anchors, labels, pairs, rows, row_labels)
+        torch.testing.assert_close(stored(anchors, labels), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("miner", ["easy", "multi-similarity", "pair margin", "triplet margin"])
+def test_hooks_of_a_miner_are_called_and_change_nothing(miner: str) -> None:
+    seen = []
+
+    def steps(is_hooked: bool) -> list[Tensor]:
+        chooser = MINERS[miner]()
+        if is_hooked:
+            chooser.register_forward_hook(lambda _, given, chosen: seen.append((given, chosen)))
+        return train(XBNWrapper(losses.SupConLoss(), D, M, chooser))
+
+    assert_equal(steps(False), steps(True))
+    assert len(seen) == 5
+    for (_, _, rows, _), chosen in seen:
+        assert rows.any(dim=1).all()
+        assert all(numbers.dtype == torch.int64 for numbers in chosen)
+
+
+# -- what miners note --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", ["SupConLoss", "ContrastiveLoss", "TripletMarginLoss"])
+@pytest.mark.parametrize("miner", [name for name in MINERS if name != "none"])
+def test_a_miner_counts_what_it_chose(loss: str, miner: str) -> None:
+    inner, chooser = getattr(losses, loss)(), MINERS[miner]()
+    chosen = []
+    inner.register_forward_pre_hook(lambda _, args: chosen.append(args[2]))
+    loss_fn = XBNWrapper(inner, D, M, chooser)
+    for step in range(3):
+        loss_fn(*batch(step))
+        if len(chosen[-1]) == 3:
+            assert chooser.num_triplets == len(chosen[-1][0])
+        else:
+            assert chooser.num_pos_pairs == len(chosen[-1][0])
+            assert chooser.num_neg_pairs == len(chosen[-1][2])
+
+
+def test_pairs_are_counted_without_being_listed() -> None:
+    chooser = miners.PairMarginMiner(0.0, 2.1)  # every pair
+    loss_fn = XBNWrapper(losses.SupConLoss(), D, M, chooser)
+    for step in range(2):
+        loss_fn(*batch(step))
+    assert (chooser.num_pos_pairs, chooser.num_neg_pairs) == (8 * 3, 8 * 12)
+
+
+STATS = {
+    "easy": "hardest_pos_pair",
+    "hard": "hardest_neg_pair",
+    "pair margin": "pos_pair_dist",
+    "angular": "average_angle",
+    "triplet margin": "avg_triplet_margin",
+}
+
+
+@pytest.mark.parametrize("miner", STATS)
+def test_a_miner_shows_its_statistics(miner: str) -> None:
+    """Of the pairs without those of an anchor and its own row."""
+    chooser, plain = MINERS[miner](collect_stats=True), MINERS[miner]()
+    values = []
+    for miner_of in (chooser, plain):
+        values.append(train(XBNWrapper(losses.TripletMarginLoss(), D, M, miner_of)))
+    assert_equal(*values)
+    assert getattr(chooser, STATS[miner]) > 0
+    if miner == "hard":
+        assert chooser.easiest_pos_pair > 0  # and not 0, between an anchor and its copy
+
+
+def test_a_loss_shows_its_statistics() -> None:
+    inner = losses.TupletMarginLoss(collect_stats=True)
+    train(XBNWrapper(inner, D, M))
+    assert inner.avg_pos_angle > 0
+    assert inner.avg_neg_angle > 0
+
+
+# -- the user's own losses and miners ----------------------------------------------------------------------
+
+
+class OwnEasyMiner(miners.BatchEasyHardMiner):
+    """A subclass that notes what it sees."""
+
+    def mine(self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor) -> Any:
+        self.num_rows = len(ref_emb)
+        self.chosen = super().mine(embeddings, labels, ref_emb, ref_labels)
+        return self.chosen
+
+
+class OwnMiner(miners.BaseMiner):
+    """Lists its pairs by PML's function, own pairs included."""
+
+    def mine(self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor) -> Any:
+        self.seen = ref_emb, ref_labels
+        return lmu.get_all_pairs_indices(labels, ref_labels)
+
+
+def test_a_subclass_of_pmls_miner_is_spared_own_rows_and_keeps_what_it_notes() -> None:
+    chooser, pmls = OwnEasyMiner("easy", "hard"), miners.BatchEasyHardMiner("easy", "hard")
+    steps = [train(XBNWrapper(losses.TripletMarginLoss(), D, M, miner)) for miner in (chooser, pmls)]
+    for one, other in zip(*steps, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    assert steps[0][-1] > 0
+    assert chooser.num_rows == M
+    assert len(chooser.chosen[0]) == chooser.num_pos_pairs == 8
+
+
+def own_functions() -> Iterator[Any]:
+    yield OwnMiner()
+    yield lambda _, labels, __, ref_labels: lmu.get_all_pairs_indices(labels, ref_labels)
+
+
+@pytest.mark.parametrize("chooser", own_functions(), ids=["module", "function"])
+def test_own_rows_of_a_miner_of_the_users_own_are_dropped(chooser: Any) -> None:
+    values = [train(XBNWrapper(losses.ContrastiveLoss(), D, M, miner)) for miner in (chooser, None)]
+    assert_equal(*values)
+
+
+def test_a_loss_of_the_users_own_gets_rows_and_indices() -> None:
+    class Own(losses.SupConLoss):
+        def compute_loss(self, *args: Any) -> Any:
+            self.given = args
+            return super().compute_loss(*args)
+
+    own = Own()
+    values = [train(XBNWrapper(loss, D, M)) for loss in (own, losses.SupConLoss())]
+    for one, other in zip(*values, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    _, labels, indices, rows, row_labels = own.given
+    assert rows.shape == (M, D)
+    assert len(indices) == 4
+    assert (labels[indices[0]] == row_labels[indices[1]]).all()
+
+
+@pytest.mark.parametrize("name", ["compute_loss", "_compute_loss", "loss_method"])
+def test_a_method_that_the_user_has_replaced_is_called(name: str) -> None:
+    inner, calls = losses.SupConLoss(), []
+    method = getattr(inner, name)
+    setattr(inner, name, lambda *args: calls.append(1) or method(*args))
+    train(XBNWrapper(inner, D, M))
+    assert len(calls) == 5
+
+
+def test_one_distance_may_serve_the_loss_and_the_miner() -> None:
+    shared = distances.LpDistance()
+    pairs = [(shared, shared), (distances.LpDistance(), distances.LpDistance())]
+    values = [
+        train(
+            XBNWrapper(
+                losses.GeneralizedLiftedStructureLoss(distance=of_loss, reducer=reducers.MeanReducer()),
+                D,
+                M,
+                miners.PairMarginMiner(0.3, 0.9, distance=of_miner),
+            )
+        )
+        for of_loss, of_miner in pairs
+    ]
+    assert_equal(*values)
