@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._dtypes import widest
+from .._dtypes import at_least_float32, widest
 from .affine import Affine
 from .moments import moments
 
@@ -29,8 +29,9 @@ class Sums(NamedTuple):
 
     @classmethod
     def of(cls, stored: Tensor) -> Sums:
-        wide = widest(stored)
-        return cls(wide.sum(dim=0), wide.square().sum(dim=0))
+        dtype = widest(stored[:0]).dtype
+        wide = at_least_float32(stored)
+        return cls(wide.sum(dim=0, dtype=dtype), wide.square().sum(dim=0, dtype=dtype))
 
     def plus(self, other: Sums, sign: int = 1) -> Sums:
         return Sums(self.first + sign * other.first, self.second + sign * other.second)

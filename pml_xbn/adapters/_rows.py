@@ -105,8 +105,14 @@ class Rows:
             divisors: ``(n,)``.
         """
         total = weights.new_zeros(len(weights), self.stored.shape[1])
-        for part, rows in self.parts(weights.dtype):
-            total = total + weights[:, part] @ (rows / divisors[part].unsqueeze(1))
+        for generation, start, stop in self._generations():
+            # The sum of a ∘ u + b is a ∘ (the sum of u) + b: no row has to be mapped for it.
+            in_dtype, of_stored, shares = generation.to(weights.dtype), torch.zeros_like(total), 0.0
+            for part in self._places_of(start, stop):
+                scaled = weights[:, part] / divisors[part]
+                of_stored = of_stored.addmm(scaled, self.stored[part].to(weights.dtype))
+                shares = shares + scaled.sum(dim=1, keepdim=True)
+            total = total + in_dtype.scale * of_stored + in_dtype.shift * shares
         places, stored = self._written_over()
         if len(places):
             then, now = (self._read_at(places, u, weights.dtype) for u in (stored, self.stored[places]))

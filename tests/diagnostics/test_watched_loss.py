@@ -59,7 +59,7 @@ def test_gradients_are_those_of_the_training_step(memory: str, loss: str) -> Non
     assert torch.equal(seen.rows, rows)
     assert torch.equal(seen.row_labels, row_labels)
     assert seen.is_from_batch.nonzero().flatten().tolist() == sorted(loss_fn.curr_batch_idx.tolist())
-    assert torch.equal(seen.rows[loss_fn.curr_batch_idx], leaf.detach())
+    torch.testing.assert_close(seen.rows[loss_fn.curr_batch_idx], leaf.detach())
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -185,7 +185,7 @@ def test_masked_rows_are_stored_and_the_others_are_the_anchors() -> None:
         with WatchedLoss(loss_fn) as seen:
             loss_fn(embeddings.requires_grad_(), labels, None, mask)
         assert torch.equal(seen.anchors, embeddings[~mask].detach())
-        assert torch.equal(seen.rows[seen.is_from_batch], embeddings[mask].detach())
+        torch.testing.assert_close(seen.rows[seen.is_from_batch], embeddings[mask].detach())
         assert seen.gradient.shape == (5, 4)
 
 
@@ -212,7 +212,7 @@ def test_read_only_call_compares_with_old_rows_alone() -> None:
     given = torch.tensor([0, 1]), torch.tensor([4, 5]), torch.tensor([0, 1]), torch.tensor([1, 2])
     with WatchedLoss(loss_fn) as seen:
         loss_fn(embeddings, labels, given)
-    assert torch.equal(seen.rows[seen.is_from_batch], embeddings.detach())
+    torch.testing.assert_close(seen.rows[seen.is_from_batch], embeddings.detach())
     with torch.no_grad(), WatchedLoss(loss_fn) as seen:
         loss_fn(embeddings, labels)
     assert not seen.gradient.any()

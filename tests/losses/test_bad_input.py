@@ -118,7 +118,7 @@ def test_what_is_no_tensor_is_a_type_error(make: Callable, args: tuple, message:
         ({"batch_loss_weight": -1.0}, "batch_loss_weight=-1.0"),
         ({"batch_loss_weight": float("nan")}, "batch_loss_weight=nan"),
         ({"nonfinite": "warn"}, "nonfinite='warn'"),
-        ({"memory_dtype": torch.float16}, "memory_dtype=torch.float16"),
+        ({"memory_dtype": torch.int32}, "memory_dtype=torch.int32"),
     ],
 )
 def test_bad_settings(make: Callable, kwargs: dict, message: str) -> None:
