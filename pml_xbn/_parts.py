@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import torch
 from torch import Tensor
 
-
-def parts_of(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Parts of tensors that have as many rows each."""
-    return zip(*(tensor.split(rows_at_a_time(tensors[0])) for tensor in tensors), strict=True)
-
-
-def buffer_for_part(rows: Tensor) -> Tensor:
-    """Room for a part, to be used for one after the other: fresh memory for each costs page faults."""
-    return torch.empty_like(rows[: rows_at_a_time(rows)])
+# 8 MiB of float32: threads that work on less wait for each other more than they work.
+_NUMBERS_AT_A_TIME = {"cpu": 2**21, "gpu": 2**27}
 
 
 def rows_at_a_time(rows: Tensor) -> int:
-    """How many rows are a part."""
-    return 1024 if rows.device.type == "cpu" else 2**18
+    """How many of the rows ``(n, d)`` are a part."""
+    numbers = _NUMBERS_AT_A_TIME["cpu" if rows.device.type == "cpu" else "gpu"]
+    return max(1, numbers // max(1, rows.shape[1]))
