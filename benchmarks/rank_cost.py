@@ -28,14 +28,14 @@ from statistics import median
 import torch
 from pytorch_metric_learning import losses
 from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
-from step_cost import IMAGES_PER_CLASS, LOSSES, MINERS, NUM_CLASSES, RESULTS, fill_with_embeddings
+from step_cost import IMAGES_PER_CLASS, LOSSES, MINERS, NUM_CLASSES, RESULTS, fill, fill_with_embeddings
 from torch import Tensor, distributed, nn
 from torch.profiler import profile
 from tqdm import tqdm
 
 from pml_xbn import XBNWrapper
-from pml_xbn.losses import ranks
-from pml_xbn.losses.global_batch import Report
+from pml_xbn.losses import _ranks as ranks
+from pml_xbn.losses._global_batch import Report
 
 DIM, GLOBAL_BATCH = 512, 64
 ALL_LOSSES = LOSSES | {"nca": losses.NCALoss}
@@ -68,9 +68,8 @@ class Subject:
             memory = self.loss_fn = XBNWrapper(*parts, gather_distributed=True)
         self.loss_fn.to(device)
         generator = torch.Generator(device).manual_seed(0)
-        fill_with_embeddings(memory.embedding_memory, generator)
-        memory.label_memory.random_(NUM_CLASSES, generator=generator)
-        memory.has_been_filled = True
+        # Ours gathers what the ranks bring.
+        fill(memory, rows if is_pml else rows // distributed.get_world_size(), DIM, generator)
         self.generator = torch.Generator(device).manual_seed(1 + rank)
 
     def batch(self) -> tuple[Tensor, Tensor]:

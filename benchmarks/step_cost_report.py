@@ -21,7 +21,7 @@ _COLUMNS = {
     "pml_ms": "PML (ms)",
     "ours_ms": "ours (ms)",
     "ratio": "ours / PML",
-    "adaptation_in_copies": "adaptation (copies of the memory)",
+    "adaptation_ms": "adaptation (ms)",
     "peak_in_memories": "our peak (memories)",
     "extra_peak_in_memories": "over PML's (memories)",
 }

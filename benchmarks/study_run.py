@@ -69,8 +69,10 @@ class StudyRun(Run):
         return embed_without_trace(self.model, self.images[places])
 
     def _refresh(self) -> None:
+        rows = self.memory.embedding_memory
         for places in self._batches_in_memory():
-            self.memory.embedding_memory[places] = self._embed_as_stored(places)
+            rows[places] = self._embed_as_stored(places)
+        self.memory.embedding_memory = rows
 
     def _staleness(self, stored: Tensor) -> dict[str, float]:
         """Of unit vectors, which is what the loss compares, in some batches of the memory before the last."""

@@ -51,9 +51,8 @@ class Training:
         self.loss_fn: nn.Module = loss if make is None else make(loss, DIM, rows)
         self.loss_fn.to(device)
         if make is not None:
-            nn.init.normal_(self.loss_fn.embedding_memory, std=DIM**-0.5)
-            self.loss_fn.label_memory.random_(NUM_CLASSES)
-            self.loss_fn.has_been_filled = True
+            labels = torch.randint(NUM_CLASSES, (rows,), device=device)
+            self.loss_fn.add_to_memory(torch.randn(rows, DIM, device=device) / DIM**0.5, labels, rows)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self.scaler = torch.amp.GradScaler("cuda", enabled=device.type == "cuda")
 
