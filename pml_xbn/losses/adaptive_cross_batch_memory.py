@@ -15,8 +15,8 @@ from torch.utils.hooks import RemovableHandle
 from ..number_checks import check_integer, check_non_negative
 from . import ranks
 from ._cosines import Distances
-from ._pairs import IndicesTuple, Miner, joined, mapped
-from ._seam import chosen_pairs, loss_against
+from ._pairs import IndicesTuple, Miner, chosen_pairs, joined, mapped
+from ._seam import loss_against
 from ._shares import can_be_shared, check_reducers, share_against, share_of_nothing
 from ._tensor_rows import TensorRows
 from .batch import Batch, Memory, split, zero_loss

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from . import ranks
+from ._pairs import IndicesTuple, Miner, joined
 from .batch import Batch, split, zero_loss
 from .global_batch import Report, gathered, of_all_ranks, report_of, reports_of
-from ._pairs import IndicesTuple, Miner, joined
 
 
 class BatchLoss(nn.Module):

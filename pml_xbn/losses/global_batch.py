@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from . import ranks
-from .batch import Batch
 from ._pairs import IndicesTuple
+from .batch import Batch
 
 
 class Report(NamedTuple):
