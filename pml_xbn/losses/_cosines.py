@@ -83,7 +83,8 @@ class Distances:
 
     @cached_property
     def _anchor_norms(self) -> Tensor:
-        return torch.linalg.vector_norm(self.anchors, dim=1, keepdim=True)
+        norms: Tensor = torch.linalg.vector_norm(self.anchors, dim=1, keepdim=True)
+        return norms
 
     @cached_property
     def _cosines(self) -> tuple[Tensor, Tensor]:

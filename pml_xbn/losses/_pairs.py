@@ -68,7 +68,8 @@ def chosen_pairs(
     chooser = miner
     if isinstance(miner, miners.BaseMiner):
         ours = {"distance": distances.distance(miner.distance, rows, may_write=True)} if is_read else {}
-        chooser = twin_of(miner, *_listing_other_pairs(type(miner)), **ours)
+        cls: Any = type(miner)
+        chooser = twin_of(miner, *_listing_other_pairs(cls), **ours)
     # MultiSimilarityMiner takes every pair that is not listed as positive for a negative, and the other
     # way round, so for it a pair that is neither has to be listed as both.
     as_both = isinstance(miner, miners.MultiSimilarityMiner)
