@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-# 1 MiB of float32 stays in the cache of a CPU between the norms and the products; a GPU wants all it can get.
-_NUMBERS_AT_ONCE = {"cpu": 2**18, "gpu": 2**26}
+# 16 MiB of float32 are near a CPU between the norms and the products. In smaller parts, which are no faster,
+# threads wait for each other most of the time where others want the CPU, too. A GPU wants large ones.
+_NUMBERS_AT_ONCE = {"cpu": 2**22, "gpu": 2**26}
 
 
 class TensorRows:
