@@ -236,7 +236,6 @@ STATS = {
     "hard": "hardest_neg_pair",
     "pair margin": "pos_pair_dist",
     "angular": "average_angle",
-    "triplet margin": "avg_triplet_margin",
 }
 
 
@@ -248,7 +247,7 @@ def test_a_miner_shows_its_statistics(miner: str) -> None:
     for miner_of in (chooser, plain):
         values.append(train(XBNWrapper(losses.TripletMarginLoss(), D, M, miner_of)))
     assert_equal(*values)
-    assert getattr(chooser, STATS[miner]) != 0
+    assert getattr(chooser, STATS[miner]) > 0
     if miner == "hard":
         assert chooser.easiest_pos_pair > 0  # and not 0, between an anchor and its copy
 
