@@ -91,32 +91,35 @@ def loss_against(
         num_pairs = [len(pairs[0]), len(pairs[2])]
         if is_of_masks:
             masks = masks_of(pairs, (len(anchors), len(rows)))
+            if hasattr(loss, "_assert_either_pos_or_neg"):  # since PML 2.9
+                loss._assert_either_pos_or_neg(*masks)
     is_read = (is_of_masks or is_of_lists) and is_of_cosines(loss.distance)
     row_tensor = distances.placeholder if is_read and not has_hooks(loss) else distances.row_tensor
+    distance = distances.distance(loss.distance, row_tensor) if is_read else loss.distance
 
     def terms(embeddings: Tensor, labels: Tensor, chosen: Any, ref_emb: Tensor, ref_labels: Tensor) -> Any:
         """What the loss computes before its reducer."""
         if chosen is not lists:  # but what a user's hook has put in their place
-            return type(loss).compute_loss(twin, embeddings, labels, chosen, ref_emb, ref_labels)
+            measuring = twin_of(loss, distance=distance)
+            return type(loss).compute_loss(measuring, embeddings, labels, chosen, ref_emb, ref_labels)
         if not (is_of_masks or is_of_lists):
             return _terms.of_loss(loss, embeddings, labels, chosen, ref_emb, ref_labels)
         if summing is None and max(num_pairs) <= 1:
             return loss.zero_losses()
-        mat = twin.distance(embeddings, ref_emb)
+        mat = distance(embeddings, ref_emb)
         if masks is not None:
             return _terms.of_masks(loss, mat, masks, num_pairs, is_part=summing is not None)
         return _terms.of_lists(loss, mat, pairs, is_part=summing is not None)
 
-    twin = loss
-    if is_of_masks or is_of_lists or summing is not None:
-        ours: dict[str, Any] = {"compute_loss": terms}
-        if is_read:
-            ours["distance"] = distances.distance(loss.distance, row_tensor)
-        if summing is not None:
-            summing.num_pairs = num_pairs
-            ours["reducer"] = summing
-        twin = twin_of(loss, **ours)
-    value: Tensor = twin(anchors, anchor_labels, lists, row_tensor, row_labels)
+    # ``terms`` knows nothing of the twin, which knows it: a cycle would keep the matrices for long.
+    if summing is not None:
+        summing.num_pairs = num_pairs
+        loss_of_terms = twin_of(loss, compute_loss=terms, reducer=summing)
+    elif is_of_masks or is_of_lists:
+        loss_of_terms = twin_of(loss, compute_loss=terms)
+    else:
+        loss_of_terms = loss
+    value: Tensor = loss_of_terms(anchors, anchor_labels, lists, row_tensor, row_labels)
     return value
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +16,7 @@ from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor, nn
 
 from pml_xbn import XBNWrapper
+from pml_xbn.losses import _seam
 
 D, M = 4, 20
 LOSSES = losses.CrossBatchMemory.supported_losses()
@@ -341,3 +344,38 @@ def test_one_distance_may_serve_the_loss_and_the_miner() -> None:
         for of_loss, of_miner in pairs
     ]
     assert_equal(*values)
+
+
+# -- memory ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("miner", ["none", "hard", "pair margin"])
+@pytest.mark.parametrize("loss", ["SupConLoss", "ContrastiveLoss", "TripletMarginLoss"])
+def test_matrices_go_with_the_graph(loss: str, miner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And do not wait for the garbage collector."""
+    alive, make = [], _seam.Distances
+
+    def tracked(*args: Any) -> Any:
+        distances = make(*args)
+        alive.append(weakref.ref(distances))
+        return distances
+
+    monkeypatch.setattr(_seam, "Distances", tracked)
+    loss_fn = XBNWrapper(getattr(losses, loss)(), D, M, MINERS[miner]())
+    gc.disable()
+    try:
+        for step in range(3):
+            value = loss_fn(*batch(step))
+            value.backward()
+            del value
+        assert [ref() for ref in alive] == [None] * 3
+    finally:
+        gc.enable()
+
+
+def test_pairs_of_both_kinds_are_refused_as_by_pml() -> None:
+    loss_fn = XBNWrapper(losses.SupConLoss(), D, M)
+    both = torch.tensor([0, 1]), torch.tensor([1, 0])
+    if hasattr(losses.SupConLoss, "_assert_either_pos_or_neg"):
+        with pytest.raises(AssertionError, match="either be positive or negative"):
+            loss_fn(*batch(0), (*both, *both))
