@@ -75,7 +75,7 @@ class Distances:
             if query_emb is not self.anchors or ref_emb is not rows:
                 measured: Tensor = type(distance).forward(distance, query_emb, ref_emb)
                 return measured
-            mat = self._cosines[0] if isinstance(distance, CosineSimilarity) else self._euclidean()
+            mat: Tensor = self._cosines[0] if isinstance(distance, CosineSimilarity) else self._euclidean()
             mat = mat if distance.power == 1 else mat**distance.power
             return mat.clone() if may_write and mat is self._cosines[0] else mat
 
@@ -83,7 +83,8 @@ class Distances:
 
     @cached_property
     def _anchor_norms(self) -> Tensor:
-        return torch.linalg.vector_norm(self.anchors, dim=1, keepdim=True)
+        norms: Tensor = torch.linalg.vector_norm(self.anchors, dim=1, keepdim=True)
+        return norms
 
     @cached_property
     def _cosines(self) -> tuple[Tensor, Tensor]:
@@ -120,7 +121,7 @@ class Distances:
 
 
 def is_of_cosines(distance: Any) -> bool:
-    """Whether it is the cosine, or the Euclidean distance of unit vectors, and nothing else is asked of it."""
+    """Whether it is the cosine, or the Euclidean distance of unit vectors, and nothing besides."""
     return (
         type(distance) in (CosineSimilarity, LpDistance)
         and distance.normalize_embeddings

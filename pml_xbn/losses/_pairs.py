@@ -52,31 +52,30 @@ def all_pairs(labels: Tensor, ref_labels: Tensor, own_rows: Tensor | None) -> In
     return *torch.where(matches), *torch.where(diffs)
 
 
-def mined(
-    miner: Miner,
-    distances: Distances,
-    labels: Tensor,
-    ref_labels: Tensor,
-    own_rows: Tensor | None,
+def chosen_pairs(
+    miner: Any, distances: Distances, labels: Tensor, ref_labels: Tensor, own_rows: Tensor | None
 ) -> IndicesTuple:
-    """The miner's choice among pairs that hold no anchor's own copy.
+    """The miner's choice, or all pairs, none of them an anchor's with its own copy.
 
     A miner that picks the easiest positive would else always pick that copy, at distance zero. So one of
     PML's, or a subclass, has a twin called which lists other pairs; a miner of the user's own chooses as
     it likes, and loses such pairs afterwards.
     """
+    if miner is None:
+        return all_pairs(labels, ref_labels, own_rows)
     is_read = type(miner) in _MEASURING and is_as_built(miner) and is_of_cosines(miner.distance)
     rows = distances.placeholder if is_read and not has_hooks(miner) else distances.row_tensor
     chooser = miner
     if isinstance(miner, miners.BaseMiner):
         ours = {"distance": distances.distance(miner.distance, rows, may_write=True)} if is_read else {}
-        chooser = twin_of(miner, *_listing_other_pairs(type(miner)), **ours)
+        cls: Any = type(miner)
+        chooser = twin_of(miner, *_listing_other_pairs(cls), **ours)
     # MultiSimilarityMiner takes every pair that is not listed as positive for a negative, and the other
     # way round, so for it a pair that is neither has to be listed as both.
     as_both = isinstance(miner, miners.MultiSimilarityMiner)
     token = _OWN_PAIRS.set(None if own_rows is None else (own_rows, as_both))
     try:
-        indices = chooser(distances.anchors, labels, rows, ref_labels)
+        indices: IndicesTuple = chooser(distances.anchors, labels, rows, ref_labels)
     finally:
         _OWN_PAIRS.reset(token)
     if own_rows is None:
@@ -138,7 +137,7 @@ _OWN_PAIRS: ContextVar[tuple[Tensor, bool] | None] = ContextVar("_OWN_PAIRS", de
 
 
 def _matches_and_diffs(labels: Tensor, ref_labels: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """PML's function, which can leave out the diagonal of a batch compared with itself, but no other pairs."""
+    """PML's function, which can leave out the diagonal of a batch compared with itself alone."""
     matches, diffs = lmu.get_matches_and_diffs(labels, ref_labels)
     own_pairs = _OWN_PAIRS.get()
     if own_pairs is not None and ref_labels is not None:
@@ -177,7 +176,7 @@ _LISTS.get_matches_and_diffs = _matches_and_diffs
 
 
 @cache
-def _listing_other_pairs(cls: type) -> tuple[type, ...]:
+def _listing_other_pairs(cls: Any) -> tuple[type, ...]:
     """What a twin of this miner has to be of: behind its classes, copies of PML's with our lists."""
     copies = []
     for base in cls.__mro__:

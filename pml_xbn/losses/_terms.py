@@ -19,7 +19,9 @@ Info = dict[str, Any]  # what a loss of PML hands its reducer
 OF_BOTH_KINDS = (losses.AngularLoss, losses.NTXentLoss, losses.SupConLoss, losses.TupletMarginLoss)
 
 
-def of_masks(loss: Any, mat: Tensor, masks: PairMasks, num_pairs: list[int], is_part: bool) -> dict[str, Info]:
+def of_masks(
+    loss: Any, mat: Tensor, masks: PairMasks, num_pairs: list[int], is_part: bool
+) -> dict[str, Info]:
     """Of the pairs that masks choose, for a loss that would scatter its index lists into masks.
 
     Args:
@@ -50,9 +52,10 @@ def of_lists(loss: Any, mat: Tensor, pairs: IndicesTuple, is_part: bool) -> dict
     return dict(loss.loss_method(mat, pairs))
 
 
-def of_loss(loss: Any, indices: IndicesTuple, *arguments: Tensor) -> dict[str, Info]:
-    """Of part of the pairs of a loss that measures by itself, whose zero for no pairs of a kind is not ours."""
-    anchors, labels, rows, row_labels = arguments
+def of_loss(
+    loss: Any, anchors: Tensor, labels: Tensor, indices: Any, rows: Tensor, row_labels: Tensor
+) -> dict[str, Info]:
+    """Of part of the pairs, for a loss that measures by itself."""
     if isinstance(loss, losses.AngularLoss):
         a1, p, _, _ = lmu.convert_to_pairs(indices, labels, row_labels)
         some = a1.new_zeros(1)  # it takes negatives by their labels, and asks only whether any are listed

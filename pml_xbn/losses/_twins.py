@@ -33,7 +33,7 @@ def is_as_built(module: nn.Module) -> bool:
 def has_hooks(module: nn.Module) -> bool:
     """Whether somebody looks at what the module, or one inside it, is called with."""
     hooks = (hook for m in module.modules() for hook in (m._forward_hooks, m._forward_pre_hooks))
-    return any(hooks) or _has_any_global_hook()
+    return any(hooks) or bool(_has_any_global_hook())
 
 
 @cache

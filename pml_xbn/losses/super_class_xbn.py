@@ -8,8 +8,8 @@ from torch import nn
 
 from ..adapters import GroupMomentMatching
 from ..adapters.superclass_lookup import Superclasses
-from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
 from ._pairs import Miner
+from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
 
 
 class SuperClassXBN(AdaptiveCrossBatchMemory):

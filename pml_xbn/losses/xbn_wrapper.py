@@ -7,8 +7,8 @@ from typing import Any
 from torch import nn
 
 from ..adapters import MomentMatching
-from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
 from ._pairs import Miner
+from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
 
 
 class XBNWrapper(AdaptiveCrossBatchMemory):

@@ -77,12 +77,10 @@ def test_a_memory_trains_the_same_in_slices(make: Callable, monkeypatch: pytest.
         return out
 
     used = []
-    monkeypatch.setattr(
-        _anchor_slices, "sliced_losses", lambda *args: used.append(1) or sliced_losses(*args)
-    )
+    monkeypatch.setattr(_anchor_slices, "sliced_losses", lambda *args: used.append(1) or sliced_losses(*args))
     sliced = steps()
     assert len(used) == 5
-    monkeypatch.setattr(_seam, "_reads_matrix", lambda *_: False)  # PML's lists of pairs
+    monkeypatch.setattr(_seam, "_is_one_of", lambda *_: False)  # PML's lists of pairs
     for one, other in zip(sliced, steps(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
@@ -161,6 +159,6 @@ def test_a_memory_has_second_derivatives(make: Callable, monkeypatch: pytest.Mon
         return out
 
     sliced = penalised()
-    monkeypatch.setattr(_seam, "_reads_matrix", lambda *_: False)
+    monkeypatch.setattr(_seam, "_is_one_of", lambda *_: False)
     for one, other in zip(sliced, penalised(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)

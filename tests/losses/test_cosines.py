@@ -19,7 +19,7 @@ from torch import Tensor
 from pml_xbn import XBNWrapper
 from pml_xbn.losses import _tensor_rows
 from pml_xbn.losses._cosines import Distances, _Products, is_of_cosines
-from pml_xbn.losses._tensor_rows import TensorRows
+from tensor_rows import TensorRows
 
 DISTANCES = {
     "cosine": CosineSimilarity,

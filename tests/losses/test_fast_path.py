@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory, _masks, _seam
 from pml_xbn.losses._cosines import Distances
-from pml_xbn.losses._tensor_rows import TensorRows
+from tensor_rows import TensorRows
 
 D, M = 4, 17
 CLASSES: dict[str, Callable[..., AdaptiveCrossBatchMemory]] = {
@@ -65,7 +65,7 @@ def test_masks_equal_lists(loss: str, miner: object, monkeypatch: pytest.MonkeyP
     from_masks = steps()
     monkeypatch.setattr(_seam, "can_choose", lambda *_: False)
     scattered = steps()
-    monkeypatch.setattr(_seam, "_reads_matrix", lambda *_: False)
+    monkeypatch.setattr(_seam, "_is_one_of", lambda *_: False)
     for ours, ours_of_lists, pmls in zip(from_masks, scattered, steps(), strict=True):
         assert torch.equal(ours, pmls)
         assert torch.equal(ours_of_lists, pmls)
