@@ -151,7 +151,9 @@ class GroupRows:
                 change = sums.mapped(of_stored).total().plus(sums.total(), -1)
                 new = new._replace(sums=new.sums.plus(change))
             generations.append(new)
-        of_slot = Affine(*(torch.cat(x).to(at_least_float32(self.stored[:0])) for x in zip(*maps, strict=True)))
+        of_slot = Affine(
+            *(torch.cat(x).to(at_least_float32(self.stored[:0])) for x in zip(*maps, strict=True))
+        )
         mapped = self._mapped(of_slot)
         after = after.replaced(mapped) if self.places is None else after.written(self.places, mapped)
         return replace(after, newer=generations[0], older=generations[1])

@@ -221,7 +221,11 @@ class Rows:
         newer, older = self.newer.with_rows(come), self.older.with_rows(gone, -1)
         boundary = self.boundary + len(come)
         return replace(
-            self.written(places, come), num_rows=max(self.num_rows, boundary), boundary=boundary, newer=newer, older=older
+            self.written(places, come),
+            num_rows=max(self.num_rows, boundary),
+            boundary=boundary,
+            newer=newer,
+            older=older,
         )
 
     def written(self, places: Tensor, stored: Tensor) -> Rows:

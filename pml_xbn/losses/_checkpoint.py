@@ -69,7 +69,7 @@ def check_same_size(stored: Tensor, own: Tensor) -> None:
             )
 
 
-def check_fits(state: dict[str, Any], prefix: str, own: dict[str, Any], *, strict: bool) -> None:
+def check_state(state: dict[str, Any], prefix: str, own: dict[str, Any], *, strict: bool) -> None:
     """Raises an error, before anything is loaded, if a state is not that of a memory built like this one.
 
     Args:

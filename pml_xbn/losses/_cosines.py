@@ -2,43 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity, LpDistance
 from torch import Tensor
 
+from ..adapters._rows import Rows
 from ._twins import is_as_built, twin_of
 
 _PAIRS_AT_ONCE = 2**14
 _SMALLEST_NORM = 1e-12  # what torch.nn.functional.normalize divides by at least
-
-
-class StoredRows(Protocol):
-    """Rows ``(n, d)``, however they are stored."""
-
-    def __len__(self) -> int: ...
-
-    def read(self, dtype: torch.dtype) -> Tensor:
-        """All rows as they are now, ``(n, d)``."""
-
-    def at(self, places: Tensor, dtype: torch.dtype) -> Tensor:
-        """The rows at these places, ``(*places.shape, d)``."""
-
-    def column(self, dimension: int, dtype: torch.dtype) -> Tensor:
-        """One coordinate of all rows, ``(n,)``."""
-
-    def parts(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
-        """All rows in order, some at a time; the next part may be written over the last."""
-
-    def weighted_sum(self, weights: Tensor, divisors: Tensor) -> Tensor:
-        """Sums ``(a, d)`` of all rows, weighted by ``weights / divisors``, ``(a, n)`` and ``(n,)``.
-
-        It can be differentiated with respect to the weights, and the rows are what they were when this
-        object was made.
-        """
 
 
 class Distances:
@@ -48,7 +23,7 @@ class Distances:
     anchors. Here the rows are read once, multiplied as they are, and the products divided by their lengths.
     """
 
-    def __init__(self, anchors: Tensor, rows: StoredRows) -> None:
+    def __init__(self, anchors: Tensor, rows: Rows) -> None:
         self.anchors = anchors
         self._rows = rows
         self._is_differentiated = torch.is_grad_enabled()
@@ -135,7 +110,7 @@ class _Products(torch.autograd.Function):
     """Products of directions ``(a, d)`` with rows, over the rows' lengths; no gradient for the rows."""
 
     @staticmethod
-    def forward(ctx: Any, directions: Tensor, rows: StoredRows) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, directions: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         mat = directions.new_empty(len(directions), len(rows))
         divisors = directions.new_empty(len(rows))
         # In half precision autocast would round the rows, and long ones would overflow.

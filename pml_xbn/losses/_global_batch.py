@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -24,7 +25,7 @@ class Report(NamedTuple):
     seed: int = 0  # for draws that are to be the same on all ranks
 
 
-def report_of(batch: Batch, is_storable: bool = True) -> Tensor:
+def report_of(batch: Batch, is_storable: bool) -> Tensor:
     """This rank's report as numbers."""
     given = batch.given or ()
     lengths = (len(given[0]), len(given[-1])) if given else (0, 0)
@@ -33,19 +34,23 @@ def report_of(batch: Batch, is_storable: bool = True) -> Tensor:
     return torch.tensor(report, dtype=torch.float64)
 
 
-def reports_of(exchange: ranks.Exchange) -> list[Report]:
-    """The reports that the ranks have exchanged."""
-    return [Report(*numbers) for numbers in exchange.of_ranks.long().tolist()]
+def shared(make: Callable[[], tuple[Batch, bool]]) -> tuple[Batch, list[Report]]:
+    """The batch of this rank, with what all ranks store, and what they report of theirs.
 
-
-def gathered(batch: Batch, reports: list[Report]) -> Batch:
-    """The batch of this rank, with what all ranks store."""
-    sizes = [report.num_refs for report in reports]
-    return batch._replace(
+    Args:
+        make: returns this rank's batch, and whether it may be stored. What it raises is raised on all ranks.
+    """
+    exchange = ranks.Exchange(torch.zeros(len(Report())))
+    with exchange.at_end():
+        exchange.mine = report_of(*(made := make()))
+    reports = [Report(*numbers) for numbers in exchange.of_ranks.long().tolist()]
+    batch, sizes = made[0], [report.num_refs for report in reports]
+    gathered = batch._replace(
         rows=ranks.gather_rows(batch.rows, sizes),
         row_labels=ranks.gather_rows(batch.row_labels, sizes),
         first_row=_first(sizes),
     )
+    return gathered, reports
 
 
 def of_all_ranks(batch: Batch, reports: list[Report]) -> Batch:

@@ -9,8 +9,9 @@ from pytorch_metric_learning import losses
 from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor
 
+from ..adapters._rows import Rows
 from . import _terms
-from ._cosines import Distances, StoredRows, is_of_cosines
+from ._cosines import Distances, is_of_cosines
 from ._masks import can_choose, masks_of, pair_masks
 from ._pairs import IndicesTuple, appended, chosen_pairs
 from ._terms import Info
@@ -47,7 +48,7 @@ def loss_against(
     miner: Any,
     anchors: Tensor,
     anchor_labels: Tensor,
-    rows: StoredRows,
+    rows: Rows,
     row_labels: Tensor,
     own_rows: Tensor | None = None,
     given: IndicesTuple | None = None,

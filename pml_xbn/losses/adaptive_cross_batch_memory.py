@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from pytorch_metric_learning.losses import CrossBatchMemory
 from torch import Tensor, nn
 from torch.nn.functional import normalize
-from torch.utils.hooks import RemovableHandle
 
 from .._number_checks import check_integer, check_non_negative
 from ..adapters._rows import Rows
 from . import _ranks as ranks
 from ._batch import Batch, split, zero_loss
-from ._checkpoint import check_fits, check_same_size, to_present_form
 from ._cosines import Distances
-from ._global_batch import Report, gathered, of_all_ranks, report_of, reports_of
-from ._memory_hooks import MemoryHook, MemoryHooks, make_buffers
-from ._pairs import IndicesTuple, Miner, joined, mapped
-from ._queue import Contents, Queue
-from ._seam import chosen_pairs, loss_against
+from ._global_batch import Report, of_all_ranks, shared
+from ._hooked_memory import HookedMemory
+from ._pairs import IndicesTuple, Miner, chosen_pairs, joined, mapped
+from ._queue import Contents
+from ._seam import loss_against
 from ._shares import can_be_shared, check_reducers, share_against, share_of_nothing
+from ._storable import are_storable
 from ._supported import check_supported
 from ._validation import check_num_rows
 from .batch_loss import loss_of_batch
@@ -33,7 +30,7 @@ Result = TypeVar("Result")
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-class AdaptiveCrossBatchMemory(CrossBatchMemory):
+class AdaptiveCrossBatchMemory(HookedMemory):
     r"""PML's ``CrossBatchMemory`` with hooks that adapt the stored rows before every loss.
 
     Without hooks it is Cross-Batch Memory (https://arxiv.org/abs/1912.06798). The hooks run after
@@ -114,8 +111,6 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             raise ValueError(f"memory_dtype={memory_dtype!r}: pass one of {', '.join(map(str, _DTYPES))}")
         # What reset_queue needs, which runs inside super().__init__.
         self.memory_dtype = memory_dtype
-        self._hooks = MemoryHooks()
-        self._names_of_hooks: dict[int, str] = {}
         self._has_warned_of_eval = False
         super().__init__(
             loss=loss, embedding_size=embedding_size, memory_size=memory_size, miner=miner, **kwargs
@@ -134,40 +129,6 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     @classmethod
     def check_loss_support(cls, loss_name: str) -> None:
         """Passes every name: :func:`check_supported` has seen the loss itself, subclasses included."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuses methods of PML's that are not called here, so that nobody overrides them in vain."""
-        super().__init_subclass__(**kwargs)
-        for name in ("add_to_memory", "create_indices_tuple"):
-            if name in vars(cls):
-                raise TypeError(
-                    f"{cls.__name__} overrides {name}, which is not called: pass a miner, or register a "
-                    "memory hook"
-                )
-
-    def register_memory_hook(self, hook: MemoryHook) -> RemovableHandle:
-        """Registers a hook that adapts the stored rows.
-
-        It is called as ``hook(memory, memory_labels, batch, batch_labels)`` with the occupied rows
-        ``(n, d)``, their labels ``(n,)``, and the detached rows about to be enqueued, ``(b, d)`` and
-        ``(b,)``. It returns the new rows, in the same number and order, or None to leave them; it does
-        not write to what it is given. Hooks run in order of registration. A hook that is a module becomes
-        a submodule, so its state is part of the checkpoint, and is restored when a step fails.
-
-        Returns:
-            A handle whose ``remove()`` takes the hook out again.
-
-        Raises:
-            TypeError: the hook cannot be called.
-        """
-        handle = self._hooks.register(hook, self.embedding_size)
-        if isinstance(hook, nn.Module) and all(hook is not module for module in self.modules()):
-            self._drop_removed_hooks()
-            numbers = [int(name.removeprefix("memory_hook_")) for name in self._names_of_hooks.values()]
-            name = f"memory_hook_{max(numbers, default=-1) + 1}"
-            self._names_of_hooks[handle.id] = name
-            self.add_module(name, hook)
-        return handle
 
     def forward(
         self,
@@ -236,96 +197,6 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         """PML's name for :meth:`fill_memory`."""
         self.fill_memory(embeddings[:batch_size], labels[:batch_size])
 
-    def create_indices_tuple(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        E_mem: Tensor,  # noqa: N803
-        L_mem: Tensor,  # noqa: N803
-        input_indices_tuple: IndicesTuple | None,
-        do_remove_self_comparisons: bool,
-    ) -> IndicesTuple:
-        """PML's method for subclasses: pairs of the batch stored last with the given rows."""
-        own_rows = self.curr_batch_idx
-        excluded = own_rows if do_remove_self_comparisons else None
-        rows = Rows.of(E_mem, len(E_mem), 0, E_mem.dtype)
-        indices = chosen_pairs(self.miner, Distances(embeddings, rows), labels, L_mem, excluded)
-        if input_indices_tuple is None:
-            return indices
-        return joined(indices, input_indices_tuple, labels, own_rows)
-
-    # -- the queue, by the names of PML's ---------------------------------------------------------------------
-
-    def reset_queue(self) -> None:
-        """Empties the memory. Calls stay counted and adapters keep their estimates."""
-        if not hasattr(self, "queue"):
-            self.queue = Queue(self.memory_size, self.embedding_size, self.memory_dtype)
-        self.queue.reset()
-
-    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
-        """A ``reset_queue`` of PML's kind registers rows and labels, which here are the queue's."""
-        if name in ("embedding_memory", "label_memory"):
-            if not hasattr(self, "queue"):
-                AdaptiveCrossBatchMemory.reset_queue(self)
-            setattr(self, name, tensor)
-        else:
-            super().register_buffer(name, tensor, persistent)
-
-    @property
-    def embedding_memory(self) -> Tensor:
-        """The rows as they are now, ``(memory_size, d)``, with zeros behind the occupied ones.
-
-        A value that is made when it is asked for. What is assigned to it, or written into it before the next
-        call, is stored.
-        """
-        return self.queue.read()
-
-    @embedding_memory.setter
-    def embedding_memory(self, rows: Tensor) -> None:
-        self.queue.assign(rows)
-
-    @property
-    def label_memory(self) -> Tensor:
-        """Labels of the rows, ``(memory_size,)`` int64."""
-        return self.queue.contents.labels
-
-    @label_memory.setter
-    def label_memory(self, labels: Tensor) -> None:
-        self.queue.contents = self.queue.contents._replace(labels=labels.to(torch.int64))
-
-    @property
-    def num_rows(self) -> int:
-        """Number of occupied rows."""
-        return len(self.queue.contents.rows)
-
-    @property
-    def num_calls(self) -> int:
-        """Number of calls that counted: those in training that were stored or warmed up."""
-        return self.queue.contents.num_calls
-
-    @property
-    def has_been_filled(self) -> bool:
-        """Whether all rows are occupied."""
-        return self.num_rows == self.memory_size
-
-    @has_been_filled.setter
-    def has_been_filled(self, is_full: bool) -> None:
-        self.queue.resume_at(self.queue_idx, self.memory_size if is_full else self.queue_idx)
-
-    @property
-    def queue_idx(self) -> int:
-        """Place of the next row."""
-        return self.queue.contents.position
-
-    @queue_idx.setter
-    def queue_idx(self, position: int) -> None:
-        self.queue.resume_at(position, self.num_rows if self.has_been_filled else position)
-
-    @property
-    def curr_batch_idx(self) -> Tensor | None:
-        """Places of the rows stored last, ``(b,)``; None before the first."""
-        return self.queue.contents.newest
-
     # -- one step: validate, adapt, compute the loss, commit ------------------------------------------------
 
     def _validated(
@@ -348,17 +219,21 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
                 "the memory was called from one of its own hooks: return the new rows from the hook, and "
                 "store others after the step"
             )
-        if not self._shares_rows():
+
+        def checked() -> tuple[Batch, bool]:
             batch = self._split(embeddings, labels, given, mask)
             check_num_rows(len(batch.refs), self.memory_size)
-            return batch, None, self._has_storable_values(embeddings, batch)
-        exchange = ranks.Exchange(torch.zeros(len(Report())))
-        with exchange.at_end():
-            batch = self._split(embeddings, labels, given, mask)
-            exchange.mine = report_of(batch, self._has_storable_values(embeddings, batch))
-        reports = reports_of(exchange)
-        check_num_rows(sum(report.num_refs for report in reports), self.memory_size)
-        return gathered(batch, reports), reports, all(report.is_storable for report in reports)
+            if self.nonfinite == "ignore":
+                return batch, True
+            refusals, skip = self._hooks.refusals(batch.ref_labels), self.nonfinite == "skip"
+            return batch, are_storable(embeddings, self._dtype_of_rows(), refusals, skip=skip)
+
+        if not self._shares_rows():
+            batch, is_storable = checked()
+            return batch, None, is_storable
+        batch, reports = shared(checked)
+        check_num_rows(len(batch.rows), self.memory_size)
+        return batch, reports, all(report.is_storable for report in reports)
 
     def _split(
         self, embeddings: Tensor, labels: Tensor, given: IndicesTuple | None, mask: Tensor | None
@@ -368,43 +243,6 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     def _dtype_of_rows(self) -> torch.dtype:
         """That in which rows are read."""
         return torch.promote_types(self.memory_dtype, torch.float32)
-
-    @contextmanager
-    def _undone_on_error(self) -> Iterator[None]:
-        """A block that leaves nothing behind unless it has replaced the queue's contents."""
-        before, give_back = self.queue.contents, self._hooks.state()
-        try:
-            yield
-        except BaseException:
-            if self.queue.contents is before:
-                before.rows.take_back()
-                give_back()
-            raise
-
-    def _has_storable_values(self, embeddings: Tensor, batch: Batch) -> bool:
-        """Checks the values, in one wait for the GPU; False if the batch is to be used but not stored."""
-        if self.nonfinite == "ignore":
-            return True
-        refusals = self._hooks.refusals(batch.ref_labels)
-        is_finite = torch.isfinite(embeddings).all()
-        has_room = torch.isfinite(batch.rows.to(self._dtype_of_rows())).all()
-        flags = [is_finite, has_room, *(flag for flag, _ in refusals)]
-        all_finite, all_fit, *refused = torch.stack(flags).tolist()
-        for is_refused, (_, message) in zip(refused, refusals, strict=True):
-            if is_refused:
-                raise ValueError(message())
-        if not all_finite and self.nonfinite == "raise":
-            bad_rows = (~torch.isfinite(embeddings)).any(dim=1).nonzero().flatten().tolist()
-            raise ValueError(
-                f"embeddings has NaN or inf in rows {bad_rows}: lower the learning rate or mend the data, "
-                "or pass nonfinite='skip' to leave such batches out of the memory"
-            )
-        if all_finite and not all_fit and self.nonfinite == "raise":
-            raise ValueError(
-                f"embeddings holds {embeddings.abs().max().item():.3g}, beyond the range of "
-                f"{self.memory_dtype}: pass smaller ones, or build the memory with memory_dtype=torch.float64"
-            )
-        return bool(all_finite and all_fit)
 
     def _warn_of_eval(self, batch: Batch) -> None:
         """Of a loss that is wanted for training, and that nothing will ever be compared with."""
@@ -516,30 +354,6 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         if is_shared:
             loss = loss + share.loss(self.loss, exchange.of_ranks)
         return contents, loss
-
-    # -- checkpoints ----------------------------------------------------------------------------------------
-
-    def _drop_removed_hooks(self) -> None:
-        """A module that was registered for a hook goes with it."""
-        for number in [number for number in self._names_of_hooks if number not in self._hooks]:
-            delattr(self, self._names_of_hooks.pop(number))
-
-    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self._drop_removed_hooks()
-        super()._save_to_state_dict(*args, **kwargs)
-
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, metadata: Any, strict: bool, *args: Any
-    ) -> None:
-        self._drop_removed_hooks()
-        for name in self._names_of_hooks.values():
-            make_buffers(getattr(self, name), state_dict, prefix + name)
-        to_present_form(state_dict, prefix, self, self.queue)
-        stored = state_dict.get(prefix + "queue.rows")
-        if stored is not None:
-            check_same_size(stored, self.queue.contents.rows.stored)
-        check_fits(state_dict, prefix, self.state_dict(prefix=prefix), strict=strict)
-        super()._load_from_state_dict(state_dict, prefix, metadata, strict, *args)
 
 
 def _check_scalar(value: Any, loss: nn.Module) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from . import _ranks as ranks
 from ._batch import Batch, split, zero_loss
-from ._global_batch import Report, gathered, of_all_ranks, report_of, reports_of
+from ._global_batch import of_all_ranks, shared
 from ._pairs import IndicesTuple, Miner, joined
 
 
@@ -58,12 +58,8 @@ class BatchLoss(nn.Module):
         is_alone = not (self.gather_distributed and ranks.are_many())
         if is_alone or not (self.training and torch.is_grad_enabled()):
             return loss_of_batch(self.loss, self.miner, self._split(embeddings, labels, indices_tuple))
-        exchange = ranks.Exchange(torch.zeros(len(Report())))
-        with exchange.at_end():
-            batch = self._split(embeddings, labels, indices_tuple)
-            exchange.mine = report_of(batch)
-        reports = reports_of(exchange)
-        batch = of_all_ranks(gathered(batch, reports), reports)
+        batch, reports = shared(lambda: (self._split(embeddings, labels, indices_tuple), True))
+        batch = of_all_ranks(batch, reports)
         with ranks.same_draws(reports[0].seed, batch.rows.device):
             return loss_of_batch(self.loss, self.miner, batch)
 

@@ -14,12 +14,11 @@ from pytorch_metric_learning.distances import (
     SNRDistance,
 )
 from pytorch_metric_learning.losses import ContrastiveLoss
+from stored_rows import stored_rows
 from torch import Tensor
 
-from pml_xbn import XBNWrapper
-from pml_xbn.losses import _tensor_rows
+from pml_xbn import XBNWrapper, _parts
 from pml_xbn.losses._cosines import Distances, _Products, is_of_cosines
-from tensor_rows import TensorRows
 
 DISTANCES = {
     "cosine": CosineSimilarity,
@@ -31,7 +30,7 @@ DISTANCES = {
 
 def read_off(distance: BaseDistance, anchors: Tensor, rows: Tensor) -> Tensor:
     """The distance from the matrix of cosines; it finds no rows to measure for itself."""
-    distances = Distances(anchors, TensorRows(rows))
+    distances = Distances(anchors, stored_rows(rows))
     assert not distances.placeholder.any()
     return distances.distance(distance, distances.placeholder)(anchors, distances.placeholder)
 
@@ -141,7 +140,7 @@ def test_other_vectors_than_those_of_the_matrix_are_measured(name: str) -> None:
     anchors, rows, others = (torch.randn(n, 4, generator=torch.Generator().manual_seed(n)) for n in (3, 5, 6))
     distance = DISTANCES[name]()
     expected = distance(anchors, others), distance(others)
-    reader = Distances(anchors, TensorRows(rows)).distance(distance, rows)
+    reader = Distances(anchors, stored_rows(rows)).distance(distance, rows)
     measured = reader(anchors, others), reader(others)
     assert all(torch.equal(a, b) for a, b in zip(measured, expected, strict=True))
 
@@ -149,7 +148,7 @@ def test_other_vectors_than_those_of_the_matrix_are_measured(name: str) -> None:
 @pytest.mark.parametrize("name", DISTANCES)
 def test_who_may_write_to_the_matrix_gets_one_of_its_own(name: str) -> None:
     anchors, rows = torch.randn(3, 4, requires_grad=True), torch.randn(5, 4)
-    distances, distance = Distances(anchors, TensorRows(rows)), DISTANCES[name]()
+    distances, distance = Distances(anchors, stored_rows(rows)), DISTANCES[name]()
     with torch.no_grad():
         distances.distance(distance, rows, may_write=True)(anchors, rows).fill_(7)
     mat = distances.distance(distance, rows)(anchors, rows)
@@ -159,7 +158,7 @@ def test_who_may_write_to_the_matrix_gets_one_of_its_own(name: str) -> None:
 
 def test_first_and_second_derivatives_of_the_products() -> None:
     directions = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
-    rows = TensorRows(torch.randn(7, 4, dtype=torch.float64))
+    rows = stored_rows(torch.randn(7, 4, dtype=torch.float64))
 
     def products(directions: Tensor) -> Tensor:
         return _Products.apply(directions, rows)[0]
@@ -179,5 +178,5 @@ def test_first_and_second_derivatives_of_the_distances(name: str) -> None:
 def test_parts_give_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     anchors, rows = torch.randn(3, 4), torch.randn(50, 4)
     whole = read_off(CosineSimilarity(), anchors, rows)
-    monkeypatch.setattr(_tensor_rows, "_NUMBERS_AT_ONCE", {"cpu": 28, "gpu": 28})
+    monkeypatch.setattr(_parts, "_NUMBERS_AT_A_TIME", {"cpu": 28, "gpu": 28})
     torch.testing.assert_close(read_off(CosineSimilarity(), anchors, rows), whole, rtol=1e-6, atol=1e-6)

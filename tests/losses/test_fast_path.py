@@ -9,12 +9,12 @@ import pytest
 import torch
 from pytorch_metric_learning import losses, miners
 from pytorch_metric_learning.distances import DotProductSimilarity
+from stored_rows import stored_rows
 from torch import Tensor, nn
 
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory, _masks, _seam
 from pml_xbn.losses._cosines import Distances
-from tensor_rows import TensorRows
 
 D, M = 4, 17
 CLASSES: dict[str, Callable[..., AdaptiveCrossBatchMemory]] = {
@@ -111,7 +111,7 @@ def values_of_pml(loss: nn.Module, miner: Any, stored: XBNWrapper, anchors: Tens
     """PML's loss against the rows that a call has just stored; no anchor with its own row."""
     rows, row_labels = stored.embedding_memory[: stored.num_rows], stored.label_memory[: stored.num_rows]
     own_rows = (stored.queue_idx - len(anchors) + torch.arange(len(anchors))) % M
-    distances = Distances(anchors, TensorRows(rows))
+    distances = Distances(anchors, stored_rows(rows))
     pairs = _seam.chosen_pairs(miner, distances, labels, row_labels, own_rows)
     return loss(anchors, labels, pairs, rows, row_labels)
 

@@ -1,0 +1,43 @@
+"""Whether the values of a batch may be stored."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..adapters.base_adapter import Refusal
+
+
+def are_storable(embeddings: Tensor, dtype: torch.dtype, refusals: list[Refusal], *, skip: bool) -> bool:
+    """Checks the values, in one wait for the GPU.
+
+    Args:
+        embeddings: ``(b, d)``, as the caller has passed them.
+        dtype: that rows are read in.
+        refusals: what the hooks have against the labels.
+        skip: return False instead of raising an error for values that are not finite.
+
+    Raises:
+        ValueError: labels that a hook refuses; NaN or inf, or what is inf in ``dtype``.
+    """
+    is_finite = torch.isfinite(embeddings).all()
+    has_room = is_finite
+    if torch.finfo(embeddings.dtype).max > torch.finfo(dtype).max:
+        has_room = torch.isfinite(embeddings.to(dtype)).all()
+    flags = [is_finite, has_room, *(flag for flag, _ in refusals)]
+    all_finite, all_fit, *refused = torch.stack(flags).tolist()
+    for is_refused, (_, message) in zip(refused, refusals, strict=True):
+        if is_refused:
+            raise ValueError(message())
+    if not (all_finite or skip):
+        bad_rows = (~torch.isfinite(embeddings)).any(dim=1).nonzero().flatten().tolist()
+        raise ValueError(
+            f"embeddings has NaN or inf in rows {bad_rows}: lower the learning rate or mend the data, "
+            "or pass nonfinite='skip' to leave such batches out of the memory"
+        )
+    if all_finite and not (all_fit or skip):
+        raise ValueError(
+            f"embeddings holds {embeddings.abs().max().item():.3g}, beyond the range of {dtype}: pass smaller "
+            "ones, or build the memory with memory_dtype=torch.float64"
+        )
+    return bool(all_finite and all_fit)
