@@ -17,7 +17,8 @@ from pytorch_metric_learning.losses import ContrastiveLoss
 from stored_rows import stored_rows
 from torch import Tensor
 
-from pml_xbn import XBNWrapper, _parts
+from pml_xbn import _parts
+from pml_xbn.losses import AdaptiveCrossBatchMemory
 from pml_xbn.losses._cosines import Distances, _Products, is_of_cosines
 
 DISTANCES = {
@@ -101,7 +102,7 @@ def test_other_distances_compute_themselves(other: BaseDistance) -> None:
     assert not is_of_cosines(other)
     before = dict(vars(other))
     measured, expected = [], other(anchors, rows)
-    loss_fn = XBNWrapper(ContrastiveLoss(distance=other), 4, 8)
+    loss_fn = AdaptiveCrossBatchMemory(ContrastiveLoss(distance=other), 4, 8)
     other.register_forward_hook(lambda _, given, mat: measured.append((given, mat)))
     loss_fn.fill_memory(rows, torch.arange(5))
     loss_fn.eval()(anchors, torch.arange(3))
