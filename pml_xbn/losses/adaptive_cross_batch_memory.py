@@ -19,6 +19,7 @@ from . import _ranks as ranks
 from ._batch import Batch, split, zero_loss
 from ._checkpoint import check_fits, check_same_size, to_present_form
 from ._cosines import Distances
+from ._eager import eager
 from ._global_batch import Report, gathered, of_all_ranks, report_of, reports_of
 from ._memory_hooks import MemoryHook, MemoryHooks, make_buffers
 from ._pairs import IndicesTuple, Miner, joined, mapped
@@ -169,6 +170,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             self.add_module(name, hook)
         return handle
 
+    @eager
     def forward(
         self,
         embeddings: Tensor,
