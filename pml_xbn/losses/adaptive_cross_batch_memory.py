@@ -21,7 +21,7 @@ from ._checkpoint import check_fits, check_same_size, to_present_form
 from ._cosines import Distances
 from ._eager import eager
 from ._global_batch import Report, gathered, of_all_ranks, report_of, reports_of
-from ._memory_hooks import MemoryHook, MemoryHooks, make_buffers
+from ._memory_hooks import MemoryHook, MemoryHooks, made_buffers
 from ._pairs import IndicesTuple, Miner, joined, mapped
 from ._queue import Contents, Queue
 from ._seam import chosen_pairs, loss_against
@@ -534,13 +534,13 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         self, state_dict: dict[str, Any], prefix: str, metadata: Any, strict: bool, *args: Any
     ) -> None:
         self._drop_removed_hooks()
-        for name in self._names_of_hooks.values():
-            make_buffers(getattr(self, name), state_dict, prefix + name)
-        to_present_form(state_dict, prefix, self, self.queue)
-        stored = state_dict.get(prefix + "queue.rows")
-        if stored is not None:
-            check_same_size(stored, self.queue.contents.rows.stored)
-        check_fits(state_dict, prefix, self.state_dict(prefix=prefix), strict=strict)
+        hooks = [(prefix + name, getattr(self, name)) for name in self._names_of_hooks.values()]
+        with made_buffers(hooks, state_dict):
+            to_present_form(state_dict, prefix, self, self.queue)
+            stored = state_dict.get(prefix + "queue.rows")
+            if stored is not None:
+                check_same_size(stored, self.queue.contents.rows.stored)
+            check_fits(state_dict, prefix, self.state_dict(prefix=prefix, keep_vars=True), strict=strict)
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, *args)
 
 
