@@ -88,7 +88,7 @@ class Queue(nn.Module):
         stored = self.contents.rows.stored
         return at_least_float32(stored.new_zeros(num_rows, stored.shape[1]))
 
-    # -- the rows as a value ----------------------------------------------------------------------------------
+    # -- the rows as a value ---------------------------------------------------------------------------------
 
     def read(self) -> Tensor:
         """The rows as they are now, ``(M, d)``, with zeros behind them."""
@@ -166,7 +166,7 @@ class Queue(nn.Module):
         self._read = None
         return self
 
-    # -- state ------------------------------------------------------------------------------------------------
+    # -- state -----------------------------------------------------------------------------------------------
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         contents = self.settled()
