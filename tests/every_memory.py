@@ -65,7 +65,8 @@ def state(memory: nn.Module) -> dict[str, Tensor]:
 def are_equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
     """Whether two states are, bit for bit."""
     return first.keys() == second.keys() and all(
-        value.dtype == second[name].dtype and torch.equal(value, second[name]) for name, value in first.items()
+        value.dtype == second[name].dtype and torch.equal(value, second[name])
+        for name, value in first.items()
     )
 
 

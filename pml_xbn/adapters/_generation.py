@@ -76,7 +76,10 @@ class Generation(NamedTuple):
         ones = wide.new_ones(wide.shape[1])
         if len(rows) == 0 or not (is_whitened or dtype.itemsize < 4):
             return cls(ones, torch.zeros_like(ones), ones, True, None)
-        mean, std = moments(wide) if len(wide) > 1 else (wide[0], torch.zeros_like(ones))
+        # A dimension of NaN would take its finite numbers along.
+        is_finite = torch.isfinite(wide)
+        centre = torch.where(is_finite, wide, 0.0).sum(dim=0) / is_finite.sum(dim=0).clamp(min=1)
+        mean, std = moments(torch.where(is_finite, wide, centre)) if len(wide) > 1 else (centre, ones * 0)
         scale = torch.where(std > _LEAST_ORIGIN, std, 1.0)
         return cls(scale, mean, scale, False, Sums.of(wide[:0]))
 

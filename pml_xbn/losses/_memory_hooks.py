@@ -26,7 +26,7 @@ class MemoryHooks:
     """Hooks in order of registration.
 
     Attributes:
-        are_running: a hook is adapting the rows at the moment.
+        are_running: a hook is adapting the rows at the moment; who gives a failed step up makes it False.
     """
 
     def __init__(self) -> None:
@@ -83,19 +83,17 @@ class MemoryHooks:
         Hooks that are no adapters get copies, so that one that writes to its input and then fails cannot
         harm the memory.
         """
-        try:
-            self.are_running = True
-            for hook in self._hooks.values():
-                if isinstance(hook, BaseAdapter):
-                    rows = hook.adapt(rows, labels[: len(rows)], batch, batch_labels)
-                    continue
-                values = rows.read(batch.dtype)
-                copies = (x.clone() for x in (labels[: len(rows)], batch, batch_labels))
-                new_values = hook(values, *copies)
-                if new_values is not None:
-                    rows = rows.given(_checked(new_values, values, hook, allow_nonfinite))
-        finally:
-            self.are_running = False
+        self.are_running = True
+        for hook in self._hooks.values():
+            if isinstance(hook, BaseAdapter):
+                rows = hook.adapt(rows, labels[: len(rows)], batch, batch_labels)
+                continue
+            values = rows.read(batch.dtype)
+            copies = (x.clone() for x in (labels[: len(rows)], batch, batch_labels))
+            new_values = hook(values, *copies)
+            if new_values is not None:
+                rows = rows.given(_checked(new_values, values, hook, allow_nonfinite))
+        self.are_running = False
         return rows
 
     def have_adapters(self) -> bool:

@@ -378,6 +378,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         try:
             yield
         except BaseException:
+            self._hooks.are_running = False
             if self.queue.contents is before:
                 before.rows.take_back()
                 give_back()

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import pml_xbn
 from pml_xbn import XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory
+from pml_xbn.losses._memory_hooks import MemoryHooks
 
 PACKAGE = str(Path(pml_xbn.__file__).parent)
 
@@ -28,12 +29,15 @@ class InterruptAt:
 
     def __init__(self, k: int | None) -> None:
         self.k, self.num_lines = k, 0
+        self.lines_of_hooks: set[int] = set()
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
         if not frame.f_code.co_filename.startswith(PACKAGE):
             return None
         if event == "line":
             self.num_lines += 1
+            if frame.f_code is MemoryHooks.adapted.__code__:
+                self.lines_of_hooks.add(self.num_lines)
             if self.num_lines == self.k:
                 raise KeyboardInterrupt
         return self
@@ -49,8 +53,8 @@ def tracing(trace: InterruptAt) -> Iterator[None]:
         sys.settrace(before)
 
 
-def interrupted(memory: AdaptiveCrossBatchMemory, k: int | None) -> int:
-    """Interrupts the fifth step; returns how many lines have been run."""
+def interrupted(memory: AdaptiveCrossBatchMemory, k: int | None) -> tuple[int, set[int]]:
+    """Interrupts the fifth step; returns how many lines have been run, and which of them ran the hooks."""
     embeddings, labels = batch(4)
     trace = InterruptAt(k)
     if k is None:
@@ -59,7 +63,12 @@ def interrupted(memory: AdaptiveCrossBatchMemory, k: int | None) -> int:
     else:
         with pytest.raises(KeyboardInterrupt), tracing(trace):
             memory(embeddings, labels)
-    return trace.num_lines
+    return trace.num_lines, trace.lines_of_hooks
+
+
+def with_hook(memory: AdaptiveCrossBatchMemory) -> AdaptiveCrossBatchMemory:
+    memory.register_memory_hook(Counting())
+    return memory
 
 
 MAKERS: dict[str, Callable[[], AdaptiveCrossBatchMemory]] = {
@@ -69,6 +78,7 @@ MAKERS: dict[str, Callable[[], AdaptiveCrossBatchMemory]] = {
     "half": lambda: EVERY["xbn"](memory_dtype=torch.bfloat16),
     "unit norm, xbm*": lambda: EVERY["axbn"](normalize_memory=True, batch_loss_weight=1.0),
     "mined": maker(XBNWrapper, miner=MultiSimilarityMiner()),
+    "hooked": lambda: with_hook(EVERY["xbn"]()),
 }
 
 
@@ -84,12 +94,13 @@ def test_an_interrupted_step_has_happened_or_not(kind: str, has_been_written_to:
         return memory
 
     without, whole = after_four_steps(), after_four_steps()
-    num_lines = interrupted(whole, None)
+    num_lines, lines_of_hooks = interrupted(whole, None)
     assert num_lines > 100
     possible = [[state(memory), (step(memory, 5), state(memory))[1]] for memory in (without, whole)]
     seen = []
-    # Every line near the commit, which comes last, and some of the others.
-    for k in [*range(1, num_lines - 12, 1 + num_lines // 50), *range(num_lines - 12, num_lines + 1)]:
+    # Lines of what runs the hooks, those near the commit, which comes last, and some of the others.
+    some = {*range(1, num_lines, 1 + num_lines // 40), *range(num_lines - 12, num_lines + 1)}
+    for k in sorted(some | lines_of_hooks):
         memory = after_four_steps()
         interrupted(memory, k)
         at_once, later = state(memory), (step(memory, 5), state(memory))[1]

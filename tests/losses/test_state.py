@@ -110,7 +110,9 @@ def test_distributed_checkpoint_resumes_bit_for_bit(kind: str, tmp_path: Path) -
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("saved_dtype", DTYPES, ids=str)
 def test_a_state_of_another_dtype_is_converted(saved_dtype: torch.dtype, dtype: torch.dtype) -> None:
-    memory, resumed = (AdaptiveCrossBatchMemory(SupConLoss(), D, M, memory_dtype=x) for x in (saved_dtype, dtype))
+    memory, resumed = (
+        AdaptiveCrossBatchMemory(SupConLoss(), D, M, memory_dtype=x) for x in (saved_dtype, dtype)
+    )
     memory.fill_memory(1e5 + 0.1 * torch.randn(10, D), torch.arange(10) % 3)  # beyond the range of float16
     resumed.load_state_dict(memory.state_dict())
     # Rounded in half precision are deviations from the mean; the rows themselves are read in float32.
@@ -245,7 +247,10 @@ def test_pmls_checkpoint_loads_into_every_dtype(kind: str, dtype: torch.dtype) -
     with pytest.warns(UserWarning, match=f"took 10 of {M} rows to be filled"):
         memory.load_state_dict(pml.state_dict())
     torch.testing.assert_close(
-        memory.embedding_memory, pml.embedding_memory.to(memory.embedding_memory), rtol=0, atol=4 * torch.finfo(dtype).eps
+        memory.embedding_memory,
+        pml.embedding_memory.to(memory.embedding_memory),
+        rtol=0,
+        atol=4 * torch.finfo(dtype).eps,
     )
     for number in range(2, 5):
         step(memory, number)
