@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from every_memory import BATCH_SIZE, EVERY, D, M, batch, state
+from every_memory import BATCH_SIZE, EVERY, batch, state
 from pytorch_metric_learning.distances import DotProductSimilarity, LpDistance
 from pytorch_metric_learning.losses import ContrastiveLoss, SupConLoss, TripletMarginLoss
 from torch import Tensor, nn

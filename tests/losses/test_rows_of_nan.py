@@ -56,8 +56,8 @@ def test_adaptation_goes_on_when_the_row_has_left(kind: str, when: int, bad: flo
     assert is_adapted(memory, 2)
     # The other dimensions have not been without it.
     assert is_adapted(memory, 0)
-    for number in range(number + 1, number + 10):
-        step(memory, number)
+    for later in range(1, 10):
+        step(memory, number + later)
         if memory.num_rows == M:
             mean = memory.queue.contents.rows.measured().moments().mean
             torch.testing.assert_close(
