@@ -22,19 +22,30 @@ _LEAST_ORIGIN = 2.0**-60
 
 
 class Sums(NamedTuple):
-    """Sums over stored rows u and over u², ``(d,)`` each, float64."""
+    """Sums over the finite ones of stored rows u and over u², and how many are not, ``(d,)`` each, float64.
+
+    Summed up, a NaN would stay when its row goes.
+    """
 
     first: Tensor
     second: Tensor
+    num_nonfinite: Tensor = torch.zeros(())
 
     @classmethod
     def of(cls, stored: Tensor) -> Sums:
         dtype = widest(stored[:0]).dtype
         wide = at_least_float32(stored)
-        return cls(wide.sum(dim=0, dtype=dtype), wide.square().sum(dim=0, dtype=dtype))
+        squares = wide.square()
+        is_finite = torch.isfinite(squares)
+        first, second = (torch.where(is_finite, x, 0.0).sum(dim=0, dtype=dtype) for x in (wide, squares))
+        return cls(first, second, (~is_finite).sum(dim=0, dtype=dtype))
 
     def plus(self, other: Sums, sign: int = 1) -> Sums:
-        return Sums(self.first + sign * other.first, self.second + sign * other.second)
+        return Sums(
+            self.first + sign * other.first,
+            self.second + sign * other.second,
+            self.num_nonfinite + sign * other.num_nonfinite,
+        )
 
 
 class Generation(NamedTuple):
@@ -65,7 +76,10 @@ class Generation(NamedTuple):
         ones = wide.new_ones(wide.shape[1])
         if len(rows) == 0 or not (is_whitened or dtype.itemsize < 4):
             return cls(ones, torch.zeros_like(ones), ones, True, None)
-        mean, std = moments(wide) if len(wide) > 1 else (wide[0], torch.zeros_like(ones))
+        # A dimension of NaN would take its finite numbers along.
+        is_finite = torch.isfinite(wide)
+        centre = torch.where(is_finite, wide, 0.0).sum(dim=0) / is_finite.sum(dim=0).clamp(min=1)
+        mean, std = moments(torch.where(is_finite, wide, centre)) if len(wide) > 1 else (centre, ones * 0)
         scale = torch.where(std > _LEAST_ORIGIN, std, 1.0)
         return cls(scale, mean, scale, False, Sums.of(wide[:0]))
 
@@ -107,6 +121,7 @@ class Generation(NamedTuple):
         """Mean, and sum of squared deviations from it, of its ``count`` rows as they are now, one or more."""
         assert self.sums is not None, "to be measured first"
         mean = self.sums.first / count
+        mean = torch.where(self.sums.num_nonfinite == 0, mean, torch.nan)
         squares = (self.sums.second - count * mean.square()).clamp(min=0)
         return self.scale * mean + self.shift, self.scale.square() * squares
 

@@ -80,13 +80,12 @@ def check_state(state: dict[str, Any], prefix: str, own: dict[str, Any], *, stri
         RuntimeError: entries are missing or unexpected, and ``strict``.
     """
     for key in own.keys() & state.keys():
-        if isinstance(own[key], Tensor) and isinstance(state[key], Tensor):
-            if own[key].shape != state[key].shape:
-                raise ValueError(
-                    f"{key} has shape {tuple(state[key].shape)} in the checkpoint and "
-                    f"{tuple(own[key].shape)} here: build the memory as it was built then, with the same "
-                    "class, adapters and sizes"
-                )
+        mine, saved = own[key], state[key]
+        if isinstance(mine, Tensor) and isinstance(saved, Tensor) and mine.shape != saved.shape:
+            raise ValueError(
+                f"{key} has shape {tuple(saved.shape)} in the checkpoint and {tuple(mine.shape)} here: "
+                "build the memory as it was built then, with the same class, adapters and sizes"
+            )
     of_memory = {key for key in state if key.startswith(prefix)}
     if strict and own.keys() != of_memory:
         missing, unexpected = sorted(own.keys() - of_memory), sorted(of_memory - own.keys())

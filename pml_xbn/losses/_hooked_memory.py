@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from ._memory_hooks import MemoryHook, MemoryHooks, make_buffers
+from ._memory_hooks import MemoryHook, MemoryHooks, made_buffers
 from ._queue_memory import QueueMemory
 
 
@@ -52,6 +52,7 @@ class HookedMemory(QueueMemory):
         try:
             yield
         except BaseException:
+            self._hooks.are_running = False
             if self.queue.contents is before:
                 before.rows.take_back()
                 give_back()
@@ -68,6 +69,6 @@ class HookedMemory(QueueMemory):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         self._drop_removed_hooks()
-        for name in self._names_of_hooks.values():
-            make_buffers(getattr(self, name), state_dict, prefix + name)
-        super()._load_from_state_dict(state_dict, prefix, *args)
+        hooks = [(prefix + name, getattr(self, name)) for name in self._names_of_hooks.values()]
+        with made_buffers(hooks, state_dict):
+            super()._load_from_state_dict(state_dict, prefix, *args)

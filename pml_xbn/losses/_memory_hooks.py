@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ class MemoryHooks:
     """Hooks in order of registration.
 
     Attributes:
-        are_running: a hook is adapting the rows at the moment.
+        are_running: a hook is adapting the rows at the moment; who gives a failed step up makes it False.
     """
 
     def __init__(self) -> None:
@@ -83,18 +84,16 @@ class MemoryHooks:
         harm the memory.
         """
         self.are_running = True
-        try:
-            for hook in self._hooks.values():
-                if isinstance(hook, BaseAdapter):
-                    rows = hook.adapt(rows, labels[: len(rows)], batch, batch_labels)
-                    continue
-                values = rows.read(batch.dtype)
-                copies = (x.clone() for x in (labels[: len(rows)], batch, batch_labels))
-                new_values = hook(values, *copies)
-                if new_values is not None:
-                    rows = rows.given(_checked(new_values, values, hook, allow_nonfinite))
-        finally:
-            self.are_running = False
+        for hook in self._hooks.values():
+            if isinstance(hook, BaseAdapter):
+                rows = hook.adapt(rows, labels[: len(rows)], batch, batch_labels)
+                continue
+            values = rows.read(batch.dtype)
+            copies = (x.clone() for x in (labels[: len(rows)], batch, batch_labels))
+            new_values = hook(values, *copies)
+            if new_values is not None:
+                rows = rows.given(_checked(new_values, values, hook, allow_nonfinite))
+        self.are_running = False
         return rows
 
     def have_adapters(self) -> bool:
@@ -113,7 +112,7 @@ class MemoryHooks:
         def give_back() -> None:
             for part, before, buffers in attributes:
                 if isinstance(part, BaseAdapter):
-                    vars(part).update(before)
+                    part.__dict__.update(before)
                 part._buffers.update(buffers)  # one that was None is no part of the state
             for module, state in others:
                 module.load_state_dict(state)
@@ -121,13 +120,29 @@ class MemoryHooks:
         return give_back
 
 
-def make_buffers(module: nn.Module, state: dict[str, Any], prefix: str) -> None:
-    """Makes the buffers that are None in a fresh module, and that the state of a used one holds."""
-    for name, part in module.named_modules(prefix=prefix.rstrip(".")):
-        for key, buffer in part._buffers.items():
-            saved = state.get(f"{name}.{key}" if name else key)
-            if buffer is None and saved is not None:
-                part._buffers[key] = torch.empty_like(saved)
+@contextmanager
+def made_buffers(modules: Iterable[tuple[str, nn.Module]], state: dict[str, Any]) -> Iterator[None]:
+    """Makes the buffers that are None in fresh modules, and that the state of used ones holds.
+
+    Unless what is done with them fails.
+
+    Args:
+        modules: by the prefix of their entries in the state.
+    """
+    made = []
+    for prefix, module in modules:
+        for name, part in module.named_modules(prefix=prefix):
+            for key, buffer in part._buffers.items():
+                saved = state.get(f"{name}.{key}" if name else key)
+                if buffer is None and saved is not None:
+                    part._buffers[key] = torch.empty_like(saved)
+                    made.append((part, key))
+    try:
+        yield
+    except BaseException:
+        for part, key in made:
+            part._buffers[key] = None
+        raise
 
 
 def _checked(new_rows: Tensor, rows: Tensor, hook: MemoryHook, allow_nonfinite: bool) -> Tensor:

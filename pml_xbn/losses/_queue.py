@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -37,9 +38,9 @@ class Contents(NamedTuple):
         return Contents(self.rows.put(rows, is_whitened=is_whitened), new_labels, places, self.num_calls)
 
     def to(self, move: Callable[[Tensor], Tensor]) -> Contents:
-        """A copy, of tensors that ``move`` has copied."""
+        """The same contents in tensors that ``move`` returns, which may be the ones that it is given."""
         rows = self.rows
-        generations = (
+        newer, older = (
             generation._replace(
                 scale=move(generation.scale),
                 shift=move(generation.shift),
@@ -48,7 +49,10 @@ class Contents(NamedTuple):
             )
             for generation in (rows.newer, rows.older)
         )
-        moved = Rows(move(rows.stored), rows.num_rows, rows.boundary, *generations, History())
+        stored = move(rows.stored)
+        # What is written to tensors that have stayed, graphs of earlier steps have to hear of.
+        history = rows.history if stored is rows.stored else History()
+        moved = Rows(stored, rows.num_rows, rows.boundary, newer, older, history)
         newest = None if self.newest is None else move(self.newest)
         return Contents(moved, move(self.labels), newest, self.num_calls)
 
@@ -65,7 +69,8 @@ class Queue(nn.Module):
     def __init__(self, memory_size: int, embedding_size: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.dtype = dtype
-        self._read: tuple[Contents, Tensor] | None = None
+        # The value that was read last, of which contents, and a copy that nobody else has.
+        self._read: tuple[Contents, Tensor, Tensor] | None = None
         with torch.inference_mode(False):
             labels = torch.zeros(memory_size, dtype=torch.int64)
             rows = Rows.of(torch.zeros(0, embedding_size), memory_size, 0, dtype)
@@ -73,7 +78,7 @@ class Queue(nn.Module):
 
     def reset(self) -> None:
         """Empties the queue. Calls stay counted."""
-        old = self.contents
+        old, self._read = self.contents, None
         with torch.inference_mode(False):
             rows = Rows.of(self.new_zeros(0), len(old.labels), 0, self.dtype)
             self.contents = Contents(rows, torch.zeros_like(old.labels), old.newest, old.num_calls)
@@ -83,21 +88,23 @@ class Queue(nn.Module):
         stored = self.contents.rows.stored
         return at_least_float32(stored.new_zeros(num_rows, stored.shape[1]))
 
-    # -- the rows as a value ----------------------------------------------------------------------------------
+    # -- the rows as a value ---------------------------------------------------------------------------------
 
     def read(self) -> Tensor:
         """The rows as they are now, ``(M, d)``, with zeros behind them."""
         contents = self.settled()
         if self._read is None:
-            values = self.new_zeros(len(contents.labels))
-            values[: len(contents.rows)] = contents.rows.read(values.dtype)
-            self._read = contents, values
+            with torch.inference_mode(False):
+                values = self.new_zeros(len(contents.labels))
+                values[: len(contents.rows)] = as_it_was(contents.rows).read(values.dtype)
+                self._read = contents, values, values.clone()
         return self._read[1]
 
     def resume_at(self, position: int, num_rows: int) -> None:
         """The next row goes to the place ``position``, and the first ``num_rows`` rows count."""
-        if (position, num_rows) != (self.contents.position, len(self.contents.rows)):
-            stored = self.contents.rows.first(len(self.contents.labels))
+        contents = self.settled()
+        if (position, num_rows) != (contents.position, len(contents.rows)):
+            stored = contents.rows.first(len(contents.labels))
             self._give(stored.read(self.new_zeros(0).dtype), position, num_rows)
 
     def assign(self, values: Tensor) -> None:
@@ -116,21 +123,26 @@ class Queue(nn.Module):
     def _give(self, values: Tensor, boundary: int, num_rows: int) -> None:
         with torch.inference_mode(False):
             values = values.detach().clone()
-            rows = Rows.of(values, len(values), boundary, self.dtype).first(num_rows)
-            self.contents = self.contents._replace(rows=rows, labels=self.contents.labels.to(values.device))
+            # What is behind the rows may be counted in later, but is to have no say in their coordinates.
+            given = values[:num_rows] if num_rows else values
+            rows = Rows.of(given, len(values), boundary, self.dtype)
+            rows.stored[len(given) :] = rows.older.to_store(values[len(given) :], self.dtype)
+            labels = self.contents.labels.to(values.device)
+            self.contents = self.contents._replace(rows=rows.first(num_rows), labels=labels)
 
     def settled(self) -> Contents:
         """The contents, once what somebody has written to the value that was read is assigned."""
-        read, self._read = self._read, None
-        if read is not None and read[0] is self.contents:
-            values = read[1]
-            rows = self.contents.rows
-            now = torch.zeros_like(values)
-            now[: len(rows)] = rows.read(values.dtype)
-            if torch.equal(values.nan_to_num(), now.nan_to_num()):
-                self._read = read
-            else:
+        if self._read is not None:
+            contents, values, before = self._read
+            if contents is not self.contents:
+                self._read = None
+            elif not _are_same(values, before):
                 self.assign(values)
+                with torch.inference_mode(False):
+                    # Who goes on writing to the value finds in it what is stored.
+                    rows = self.contents.rows
+                    values[: len(rows)] = rows.read(values.dtype)
+                    self._read = self.contents, values, values.clone()
         return self.contents
 
     def on(self, device: torch.device) -> Contents:
@@ -151,15 +163,18 @@ class Queue(nn.Module):
             return moved if moved.dtype == x.dtype else x.to(moved.device)
 
         self.contents = self.settled().to(move)
+        self._read = None
         return self
 
-    # -- state ------------------------------------------------------------------------------------------------
+    # -- state -----------------------------------------------------------------------------------------------
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         contents = self.settled()
         # Who asks for the state is to find it unchanged when the run has gone on.
-        self.contents = contents._replace(rows=contents.rows.lent())
-        destination.update({prefix + name: value for name, value in state_of(contents).items()})
+        rows = contents.rows if keep_vars else as_it_was(contents.rows, copy=True)
+        labels = contents.labels if keep_vars else contents.labels.clone()
+        state = state_of(contents._replace(rows=rows, labels=labels))
+        destination.update({prefix + name: value for name, value in state.items()})
 
     def _load_from_state_dict(
         self,
@@ -179,17 +194,37 @@ class Queue(nn.Module):
         with torch.inference_mode(False):
             state = {name: state_dict[prefix + name].to(device, copy=True) for name in names}
             self.contents = _contents_of(state, self.dtype)
+        self._read = None
 
     def __getstate__(self) -> dict[str, Any]:
         self.settled()
         return {**self.__dict__, "_read": None}
 
 
+def as_it_was(rows: Rows, *, copy: bool = False) -> Rows:
+    """The rows without what a step that is under way has written; their own unless that is something."""
+    step = rows.history.next
+    if step is None and not copy:
+        return rows
+    stored, written = rows.stored.clone(), []
+    while step is not None:
+        written.append(step)
+        step = step[2].next
+    for places, before, _ in reversed(written):
+        stored[places] = before
+    return replace(rows, stored=stored, history=History())
+
+
+def _are_same(values: Tensor, others: Tensor) -> bool:
+    """Whether they are equal, NaN to NaN."""
+    return bool(((values == others) | (values.isnan() & others.isnan())).all())
+
+
 def state_of(contents: Contents) -> dict[str, Tensor]:
     """Tensors of fixed shape that hold everything."""
     rows = contents.rows
     generations = (rows.newer, rows.older)
-    zeros = torch.zeros_like(rows.newer.scale)
+    nothing = Sums.of(rows.stored[:0])
     numbers = [
         _VERSION,
         contents.num_calls,
@@ -202,7 +237,7 @@ def state_of(contents: Contents) -> dict[str, Tensor]:
         "rows": rows.stored,
         "labels": contents.labels,
         "coordinates": torch.stack([torch.stack(g[:3]) for g in generations]),
-        "sums": torch.stack([torch.stack(g.sums or (zeros, zeros)) for g in generations]),
+        "sums": torch.stack([torch.stack(g.sums or nothing) for g in generations]),
         "numbers": torch.tensor(numbers),
     }
 
@@ -211,10 +246,13 @@ def _contents_of(state: dict[str, Tensor], dtype: torch.dtype) -> Contents:
     """The contents that have this state."""
     _, num_calls, num_rows, boundary, *flags = state["numbers"].tolist()
     newer, older = (
-        Generation(*coordinates, bool(is_as_stored), Sums(*sums) if has_sums else None)
-        for coordinates, sums, is_as_stored, has_sums in zip(
+        Generation(scale, shift, origin, bool(is_as_stored), Sums(*sums) if has_sums else None)
+        for (scale, shift, origin), sums, is_as_stored, has_sums in zip(
             state["coordinates"], state["sums"], flags[:2], flags[2:], strict=True
         )
     )
-    rows = Rows(state["rows"].to(dtype), num_rows, boundary, newer, older, History())
-    return Contents(rows, state["labels"], None, num_calls)
+    stored = state["rows"]
+    rows = Rows(stored, num_rows, boundary, newer, older, History())
+    if stored.dtype != dtype and dtype.itemsize < 4:  # of whose range the coordinates may know nothing
+        rows = Rows.of(rows.read(at_least_float32(stored[:0]).dtype), len(stored), boundary, dtype)
+    return Contents(replace(rows, stored=rows.stored.to(dtype)), state["labels"], None, num_calls)

@@ -132,5 +132,5 @@ class QueueMemory(CrossBatchMemory):
         stored = state_dict.get(prefix + "queue.rows")
         if stored is not None:
             check_same_size(stored, self.queue.contents.rows.stored)
-        check_state(state_dict, prefix, self.state_dict(prefix=prefix), strict=strict)
+        check_state(state_dict, prefix, self.state_dict(prefix=prefix, keep_vars=True), strict=strict)
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, *args)

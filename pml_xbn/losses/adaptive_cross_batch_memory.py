@@ -15,6 +15,7 @@ from ..adapters._rows import Rows
 from . import _ranks as ranks
 from ._batch import Batch, split, zero_loss
 from ._cosines import Distances
+from ._eager import eager
 from ._global_batch import Report, of_all_ranks, shared
 from ._hooked_memory import HookedMemory
 from ._pairs import IndicesTuple, Miner, chosen_pairs, joined, mapped
@@ -130,6 +131,7 @@ class AdaptiveCrossBatchMemory(HookedMemory):
     def check_loss_support(cls, loss_name: str) -> None:
         """Passes every name: :func:`check_supported` has seen the loss itself, subclasses included."""
 
+    @eager
     def forward(
         self,
         embeddings: Tensor,

@@ -1,0 +1,104 @@
+"""A compiled module that holds a memory trains as it does uncompiled."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from every_memory import BATCH_SIZE, EVERY, D, M
+from pytorch_metric_learning.losses import ContrastiveLoss, SupConLoss, TripletMarginLoss
+from pytorch_metric_learning.miners import PairMarginMiner
+from torch import Tensor, nn
+
+from pml_xbn import XBNWrapper
+
+# Dynamo looks at the gradients of embeddings where a graph ends, which torch warns of.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+
+
+class Network(nn.Module):
+    def __init__(self, loss_fn: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.loss_fn = nn.Linear(D, D), loss_fn
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        return self.loss_fn(self.layer(images).tanh(), labels) * 2
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    yield
+    torch.compiler.reset()
+
+
+def trained(
+    loss_fn: nn.Module, compiled: Callable[[Network], Callable[[Tensor, Tensor], Tensor]]
+) -> list[Tensor]:
+    """Losses, rows and weights of ten steps."""
+    torch.manual_seed(0)
+    network = Network(loss_fn)
+    call, losses = compiled(network), []
+    optimizer = torch.optim.SGD(network.parameters(), 0.1)
+    for _ in range(10):
+        loss = call(torch.randn(BATCH_SIZE, D), torch.arange(BATCH_SIZE) % 3)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return [torch.stack(losses), loss_fn.embedding_memory, network.layer.weight.detach()]
+
+
+def whole(backend: str) -> Callable[[Network], Callable[[Tensor, Tensor], Tensor]]:
+    return lambda network: torch.compile(network, backend=backend)
+
+
+def only_loss(network: Network) -> Callable[[Tensor, Tensor], Tensor]:
+    compiled = torch.compile(network.loss_fn, backend="eager")
+    return lambda images, labels: compiled(network.layer(images).tanh(), labels) * 2
+
+
+@pytest.mark.parametrize("way", [whole("eager"), whole("aot_eager"), only_loss], ids=["all", "aot", "loss"])
+@pytest.mark.parametrize("kind", EVERY)
+def test_compiled_training_is_the_uncompiled_one(kind: str, way: Callable) -> None:
+    for a, b in zip(trained(EVERY[kind](), lambda x: x), trained(EVERY[kind](), way), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("loss", [ContrastiveLoss, TripletMarginLoss, SupConLoss])
+def test_so_it_is_of_other_losses_and_with_a_miner(loss: type[nn.Module]) -> None:
+    def make() -> XBNWrapper:
+        return XBNWrapper(loss(), D, M, miner=PairMarginMiner())
+
+    for a, b in zip(trained(make(), lambda x: x), trained(make(), whole("eager")), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_the_memory_is_compiled_in_no_step() -> None:
+    """A graph for every step, of which there is one for every number of rows, would take seconds each."""
+    graphs = []
+
+    def count(graph: torch.fx.GraphModule, _: list) -> Callable:
+        graphs.append(graph)
+        return graph.forward
+
+    trained(XBNWrapper(SupConLoss(), D, M), lambda network: torch.compile(network, backend=count))
+    assert 1 <= len(graphs) <= 2  # the layer, and what comes after the loss
+
+
+def test_importing_the_package_does_not_import_dynamo() -> None:
+    code = "import sys, pml_xbn; print('torch._dynamo' in sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert answer.stdout.strip() == "False"
+
+
+def test_the_signature_is_still_seen() -> None:
+    assert list(inspect.signature(XBNWrapper(SupConLoss(), D, M).forward).parameters) == [
+        "embeddings",
+        "labels",
+        "indices_tuple",
+        "enqueue_mask",
+    ]

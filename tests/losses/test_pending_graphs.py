@@ -1,0 +1,121 @@
+"""A loss may go through its backward pass long after others have been stored: its gradient is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from every_memory import BATCH_SIZE, EVERY, batch, state
+from pytorch_metric_learning.distances import DotProductSimilarity, LpDistance
+from pytorch_metric_learning.losses import ContrastiveLoss, SupConLoss, TripletMarginLoss
+from torch import Tensor, nn
+
+from pml_xbn import PerClassXBN, XBNWrapper
+from pml_xbn.losses import AdaptiveCrossBatchMemory
+
+LOSSES: dict[str, Callable[[], nn.Module]] = {
+    "SupCon": SupConLoss,
+    "Contrastive": ContrastiveLoss,
+    "Triplet": TripletMarginLoss,
+    "SupCon, dot product": lambda: SupConLoss(
+        temperature=50.0, distance=DotProductSimilarity(normalize_embeddings=False)
+    ),
+    "Contrastive, Lp": lambda: ContrastiveLoss(0, 9, distance=LpDistance(normalize_embeddings=False)),
+}
+KINDS = ["plain", "xbn", "momentum", "per class", "absent stay"]
+
+
+def made(kind: str, loss: str, **options: bool) -> AdaptiveCrossBatchMemory:
+    return EVERY[kind](LOSSES[loss](), memory_dtype=torch.float64, **options)
+
+
+def pending_step(memory: nn.Module, number: int) -> tuple[Tensor, Tensor]:
+    embeddings, labels = batch(number, torch.float64)
+    return memory(embeddings, labels), embeddings
+
+
+def gradient(loss: Tensor, embeddings: Tensor) -> Tensor:
+    return torch.autograd.grad(loss, embeddings, retain_graph=True)[0]
+
+
+def close(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("num_pending", [2, 3, 5, 10])
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_forwards_before_one_backward(kind: str, loss: str, num_pending: int) -> None:
+    memory, immediate = made(kind, loss), made(kind, loss)
+    for first in range(0, 20, num_pending):
+        numbers = range(first, first + num_pending)
+        expected = [gradient(*pending_step(immediate, number)) for number in numbers]
+        pending = [pending_step(memory, number) for number in numbers]
+        sum(loss for loss, _ in pending).backward()
+        for (_, embeddings), of_immediate in zip(pending, expected, strict=True):
+            assert of_immediate.any() or memory.num_rows <= BATCH_SIZE or loss != "SupCon"
+            close(embeddings.grad, of_immediate)
+
+
+@pytest.mark.parametrize("is_normalized", [False, True])
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_graph_that_is_retained_has_one_gradient(kind: str, loss: str, is_normalized: bool) -> None:
+    memory = made(kind, loss, normalize_memory=is_normalized)
+    kept, expected = [], []
+    for number in range(12):  # four times round
+        kept.append(pending_step(memory, number))
+        expected.append(gradient(*kept[-1]))
+        for pending, value in zip(kept, expected, strict=True):
+            close(gradient(*pending), value)
+
+
+@pytest.mark.parametrize("what", ["save", "look", "fill", "reset", "write", "load", "convert"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_so_it_does_whatever_happens_to_the_memory(loss: str, what: str) -> None:
+    memory = made("per class", loss)
+    for number in range(3):
+        pending_step(memory, number)
+    saved = state(memory)
+    happen: dict[str, Callable[[], object]] = {
+        "save": memory.state_dict,
+        "look": lambda: memory.embedding_memory,
+        "fill": lambda: memory.fill_memory(*(x.detach() for x in batch(9))),
+        "reset": memory.reset_queue,
+        "write": lambda: memory.embedding_memory.fill_(3.0),
+        "load": lambda: memory.load_state_dict(saved),
+        "convert": memory.half,
+    }
+    pending = pending_step(memory, 3)
+    expected = gradient(*pending)
+    for number in range(4, 8):
+        happen[what]()
+        close(gradient(*pending), expected)
+        pending_step(memory, number)
+        close(gradient(*pending), expected)
+
+
+@pytest.mark.parametrize("cls", [XBNWrapper, PerClassXBN])
+def test_a_graph_keeps_no_copy_of_the_rows(cls: type[AdaptiveCrossBatchMemory]) -> None:
+    size, dim = 400, 64
+    memory = cls(SupConLoss(), dim, size)
+    memory.fill_memory(torch.randn(size, dim), torch.arange(size))
+    pointer = memory.queue.contents.rows.stored.data_ptr()
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    losses = []
+    for number in range(5):
+        # Few rows of a class that the memory has: to rewrite these is cheap.
+        embeddings = torch.randn(4, dim, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            losses.append(memory(embeddings, torch.tensor([0, 0, 1, 1]) + 400 * number))
+        assert memory.queue.contents.rows.stored.data_ptr() == pointer
+    assert pointer not in kept
+    assert max(kept.values()) <= 4 * size * 8  # the matrix of anchors and rows, but not that of all rows
+    sum(losses).backward()

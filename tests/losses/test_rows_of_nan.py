@@ -1,0 +1,110 @@
+"""With ``nonfinite="ignore"``, a row of NaN stops adaptation for as long as it is in memory."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from every_memory import BATCH_SIZE, DTYPES, EVERY, D, M, are_equal, batch, state
+from torch import Tensor
+
+from pml_xbn.losses import AdaptiveCrossBatchMemory
+
+# Maps are the same for all rows; sums that a group has spoilt are left with their generation.
+OF_ALL_ROWS = ["xbn", "centre"]
+GROUPED = ["per class", "absent stay", "super-class"]
+
+
+def step(memory: AdaptiveCrossBatchMemory, number: int, bad: float | None = None) -> None:
+    embeddings, labels = (x.detach() for x in batch(number))
+    if bad is not None:
+        embeddings[1, 2] = bad
+    memory(embeddings, labels)
+
+
+def is_adapted(memory: AdaptiveCrossBatchMemory, dimension: int) -> bool:
+    """Whether a step would take the rows to a batch that is far away, as it does of finite ones."""
+    contents, (embeddings, labels) = memory.queue.contents, batch(99)
+    adapter, num_rows = copy.deepcopy(memory.adapter), len(contents.rows)
+    rows = adapter.adapt(contents.rows, contents.labels[:num_rows], embeddings.detach() + 1e4, labels)
+    values = rows.read(torch.float32)[:, dimension]
+    return bool(values[values.isfinite()].median() > 5e3)
+
+
+def is_ordinary(memory: AdaptiveCrossBatchMemory) -> Tensor:
+    return memory.embedding_memory.abs() < 1e30
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("when", [0, 1, 2, 3, 4])  # at other places of a turn
+@pytest.mark.parametrize("kind", OF_ALL_ROWS)
+def test_adaptation_goes_on_when_the_row_has_left(kind: str, when: int, bad: float) -> None:
+    memory = EVERY[kind](nonfinite="ignore")
+    for number in range(when):
+        step(memory, number)
+    step(memory, when, bad)
+    assert not is_adapted(memory, 2)
+    number = when
+    # inf may be stored as the largest number that there is.
+    assert (~is_ordinary(memory)).sum() == 1
+    while not is_ordinary(memory).all():
+        assert not is_adapted(memory, 2)
+        number += 1
+        step(memory, number)
+    assert number - when <= -(-M // BATCH_SIZE)
+    assert is_adapted(memory, 2)
+    # The other dimensions have not been without it.
+    assert is_adapted(memory, 0)
+    for later in range(1, 10):
+        step(memory, number + later)
+        if memory.num_rows == M:
+            mean = memory.queue.contents.rows.measured().moments().mean
+            torch.testing.assert_close(
+                memory.embedding_memory.double().mean(dim=0), mean, rtol=1e-5, atol=1e-5
+            )
+
+
+@pytest.mark.parametrize("kind", GROUPED)
+def test_with_groups_it_goes_on_in_two_turns_at_the_latest(kind: str) -> None:
+    memory = EVERY[kind](nonfinite="ignore")
+    for number in range(3):
+        step(memory, number)
+    step(memory, 3, torch.nan)
+    for number in range(4, 4 + 2 * -(-M // BATCH_SIZE)):
+        step(memory, number)
+    assert memory.embedding_memory.isfinite().all()
+    sums = [
+        generation.sums for generation in (memory.queue.contents.rows.newer, memory.queue.contents.rows.older)
+    ]
+    assert all(torch.isfinite(torch.stack(x)).all() for x in sums if x is not None)
+    if kind != "absent stay":
+        assert is_adapted(memory, 2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", [*OF_ALL_ROWS, *GROUPED])
+def test_a_checkpoint_with_a_row_of_nan_resumes(kind: str, dtype: torch.dtype) -> None:
+    memory, resumed = (EVERY[kind](nonfinite="ignore", memory_dtype=dtype) for _ in range(2))
+    for number in range(4):
+        step(memory, number, torch.nan if number == 2 else None)
+    resumed.load_state_dict(memory.state_dict())
+    for number in range(4, 12):
+        for which in (memory, resumed):
+            step(which, number)
+        ours, theirs = ({k: v.nan_to_num(7.0) for k, v in state(x).items()} for x in (memory, resumed))
+        assert are_equal(ours, theirs)
+    assert memory.embedding_memory.shape == (M, D)
+    assert memory.embedding_memory.isfinite().all()
+
+
+@pytest.mark.xfail(strict=True, reason="an estimate that has taken NaN in holds it for ever")
+@pytest.mark.parametrize("kind", ["momentum", "axbn"])
+def test_an_estimate_forgets_nan(kind: str) -> None:
+    memory = EVERY[kind](nonfinite="ignore")
+    step(memory, 0)
+    step(memory, 1, torch.nan)
+    for number in range(2, 9):
+        step(memory, number)
+    assert memory.embedding_memory.isfinite().all()
+    assert is_adapted(memory, 2)

@@ -1,0 +1,291 @@
+"""The state of a memory is plain tensors, which every way of saving takes and gives back whole."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from every_memory import DTYPES, EVERY, D, M, are_equal, assert_same_runs, state, step
+from pytorch_metric_learning.losses import CrossBatchMemory, SupConLoss
+from torch import Tensor, nn
+
+from pml_xbn import XBNWrapper
+from pml_xbn.losses import AdaptiveCrossBatchMemory
+
+
+def model_with(memory: nn.Module) -> nn.ModuleDict:
+    return nn.ModuleDict({"trunk": nn.Linear(2, 2), "loss": memory})
+
+
+def trained(kind: str, num_steps: int = 4, **options: Any) -> AdaptiveCrossBatchMemory:
+    memory = EVERY[kind](**options)
+    for number in range(num_steps):
+        step(memory, number)
+    return memory
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", EVERY)
+def test_the_state_has_its_entries_and_their_shapes_from_the_start(kind: str, dtype: torch.dtype) -> None:
+    memory = EVERY[kind](memory_dtype=dtype)
+
+    def layout() -> dict[str, Any]:
+        return {name: (value.shape, value.dtype) for name, value in memory.state_dict().items()}
+
+    assert all(isinstance(value, Tensor) for value in memory.state_dict().values())
+    fresh = layout()
+    for number in range(30):
+        step(memory, number)
+        if number in (0, 2, 3, 29):
+            assert layout() == fresh
+    memory.reset_queue()
+    assert layout() == fresh
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", EVERY)
+def test_a_state_that_has_been_moved_resumes_bit_for_bit(kind: str, dtype: torch.dtype) -> None:
+    memory, resumed = trained(kind, memory_dtype=dtype), EVERY[kind](memory_dtype=dtype)
+    resumed.load_state_dict({name: value.cpu() for name, value in memory.state_dict().items()})
+    assert_same_runs(memory, resumed)
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_safetensors_save_and_load_a_model_with_a_memory(kind: str, tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    first, second, third = (model_with(memory) for memory in (trained(kind), EVERY[kind](), EVERY[kind]()))
+    safetensors.save_model(first, str(tmp_path / "model"))
+    safetensors.load_model(second, str(tmp_path / "model"))
+    safetensors.save_file(first.state_dict(), str(tmp_path / "file"))
+    third.load_state_dict(safetensors.load_file(str(tmp_path / "file")))
+    assert are_equal(state(first), state(second))
+    assert are_equal(state(first), state(third))
+    assert_same_runs(first["loss"], second["loss"])
+
+
+@pytest.mark.parametrize("is_in_model", [True, False])
+@pytest.mark.parametrize("kind", ["xbn", "axbn", "per class"])
+def test_accelerate_saves_and_loads_it(kind: str, is_in_model: bool, tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+
+    def prepared(memory: nn.Module) -> Any:
+        accelerator = accelerate.Accelerator(cpu=True)
+        if is_in_model:
+            accelerator.prepare(model_with(memory))
+        else:
+            accelerator.register_for_checkpointing(memory)
+        return accelerator
+
+    memory, resumed = trained(kind), EVERY[kind]()
+    prepared(memory).save_state(str(tmp_path))
+    prepared(resumed).load_state(str(tmp_path))
+    assert_same_runs(memory, resumed)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch warns of its own ways, in other words with every version
+@pytest.mark.parametrize("kind", EVERY)
+def test_distributed_checkpoint_resumes_bit_for_bit(kind: str, tmp_path: Path) -> None:
+    dcp = pytest.importorskip("torch.distributed.checkpoint")
+    save = getattr(dcp, "save", None) or dcp.save_state_dict
+    load = getattr(dcp, "load", None) or dcp.load_state_dict
+
+    def alone(function: Callable) -> dict[str, bool]:
+        return {"no_dist": True} if "no_dist" in inspect.signature(function).parameters else {}
+
+    memory, resumed = trained(kind), EVERY[kind]()
+    save(memory.state_dict(), storage_writer=dcp.FileSystemWriter(tmp_path), **alone(save))
+    # It writes into the tensors of a state, which is none of the memory's business.
+    before, own_state = state(resumed), resumed.state_dict()
+    load(own_state, storage_reader=dcp.FileSystemReader(tmp_path), **alone(load))
+    assert are_equal(state(resumed), before)
+    resumed.load_state_dict(own_state)
+    assert_same_runs(memory, resumed)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("saved_dtype", DTYPES, ids=str)
+def test_a_state_of_another_dtype_is_converted(saved_dtype: torch.dtype, dtype: torch.dtype) -> None:
+    memory, resumed = (
+        AdaptiveCrossBatchMemory(SupConLoss(), D, M, memory_dtype=x) for x in (saved_dtype, dtype)
+    )
+    memory.fill_memory(1e5 + 0.1 * torch.randn(10, D), torch.arange(10) % 3)  # beyond the range of float16
+    resumed.load_state_dict(memory.state_dict())
+    # Rounded in half precision are deviations from the mean; the rows themselves are read in float32.
+    off = (resumed.embedding_memory - memory.embedding_memory)[:10].abs().max().item()
+    assert off < max(4 * torch.finfo(dtype).eps, 1e5 * 2.0**-23)
+    assert torch.equal(resumed.label_memory, memory.label_memory)
+    step(resumed, 5)
+
+
+CONVERSIONS = {
+    "cpu": lambda memory: memory.cpu(),
+    "float": lambda memory: memory.float(),
+    "half": lambda memory: memory.half(),
+    "bfloat16": lambda memory: memory.bfloat16(),
+    "double": lambda memory: memory.double(),
+    "to float16": lambda memory: memory.to(torch.float16),
+    "to cpu": lambda memory: memory.to("cpu"),
+    "state, cpu": lambda memory: (memory.state_dict(), memory.cpu()),
+    "cpu, state, double": lambda memory: (memory.cpu(), memory.state_dict(), memory.double()),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("kind", EVERY)
+@pytest.mark.parametrize("how", CONVERSIONS)
+def test_moving_and_converting_a_memory_changes_nothing(how: str, kind: str, dtype: torch.dtype) -> None:
+    memory, twin = EVERY[kind](memory_dtype=dtype), EVERY[kind](memory_dtype=dtype)
+    for number in range(7):
+        for a, b in zip(step(memory, number), step(twin, number), strict=True):
+            assert torch.equal(a, b)
+        CONVERSIONS[how](memory)
+        assert are_equal(state(memory), state(twin))
+
+
+@pytest.mark.parametrize("how", CONVERSIONS)
+def test_a_state_stays_what_it_was_when_the_memory_moves_and_goes_on(how: str) -> None:
+    memory = trained("xbn")
+    saved = memory.state_dict()
+    before = {name: value.clone() for name, value in saved.items()}
+    CONVERSIONS[how](memory)
+    step(memory, 4)
+    assert are_equal(saved, before)
+
+
+@pytest.mark.parametrize("how", CONVERSIONS)
+def test_a_graph_outlives_a_move(how: str) -> None:
+    """Moved to where they are, rows are the tensor that they were, in which the next step writes."""
+    memory = trained("xbn")
+    embeddings = torch.randn(5, D, requires_grad=True)
+    loss = memory(embeddings, torch.arange(5) % 3)
+    (expected,) = torch.autograd.grad(loss, embeddings, retain_graph=True)
+    CONVERSIONS[how](memory)
+    for number in range(2):
+        step(memory, number)
+    (later,) = torch.autograd.grad(loss, embeddings)
+    torch.testing.assert_close(later, expected)
+
+
+@pytest.mark.parametrize("is_strict", [True, False])
+@pytest.mark.parametrize("is_nested", [True, False])
+@pytest.mark.parametrize("own", EVERY)
+@pytest.mark.parametrize("other", EVERY)
+def test_a_checkpoint_of_another_class_loads_or_changes_nothing(
+    other: str, own: str, is_nested: bool, is_strict: bool
+) -> None:
+    given, memory = trained(other), trained(own, 2)
+    before = state(memory)
+    wrap: Callable = (lambda x: nn.ModuleDict({"loss": x})) if is_nested else (lambda x: x)
+    error = None
+    try:
+        wrap(memory).load_state_dict(wrap(given).state_dict(), strict=is_strict)
+    except (RuntimeError, ValueError) as raised:
+        error = str(raised)
+    if error is not None:
+        assert "build the memory as it was built then" in error
+        assert are_equal(state(memory), before)
+    else:
+        after, theirs = state(memory), state(given)
+        assert all(torch.equal(after[name], theirs.get(name, before[name])) for name in after)
+        assert is_strict <= (after.keys() == theirs.keys())
+    step(memory, 9)
+    assert torch.isfinite(memory.embedding_memory).all()
+
+
+class Centre(nn.Module):
+    """A hook that makes its buffer when it first needs it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", None)
+
+    def forward(self, rows: Tensor, _: Tensor, batch: Tensor, __: Tensor) -> Tensor:
+        self.centre = batch.mean(dim=0)
+        return rows + self.centre
+
+
+def test_a_refused_checkpoint_makes_no_buffers() -> None:
+    first, second = EVERY["xbn"](), EVERY["axbn"]()
+    for memory in (first, second):
+        memory.register_memory_hook(Centre())
+    step(first, 0)
+    step(first, 1)
+    before = state(second)
+    with pytest.raises(ValueError, match="build the memory as it was built then"):
+        second.load_state_dict(first.state_dict())
+    assert are_equal(state(second), before)
+
+
+def test_a_state_that_is_asked_for_by_a_loss_is_that_before_the_step() -> None:
+    class Curious(SupConLoss):
+        def forward(self, *args: Any) -> Tensor:
+            seen.append((state(memory), memory.embedding_memory.clone()))
+            copy.deepcopy(memory.queue)
+            return super().forward(*args)
+
+    memory = trained("per class", loss=(loss := SupConLoss()))
+    assert memory.loss is loss
+    memory.loss = Curious()
+    for number in range(4, 8):
+        seen: list = []
+        before, rows = state(memory), memory.embedding_memory.clone()
+        step(memory, number)
+        assert are_equal(seen[0][0], before)
+        assert torch.equal(seen[0][1], rows)
+        assert not are_equal(state(memory), before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", EVERY)
+def test_pmls_checkpoint_loads_into_every_dtype(kind: str, dtype: torch.dtype) -> None:
+    pml = CrossBatchMemory(SupConLoss(), D, M)
+    for number in range(2):
+        step(pml, number)
+    memory = EVERY[kind](memory_dtype=dtype)
+    with pytest.warns(UserWarning, match=f"took 10 of {M} rows to be filled"):
+        memory.load_state_dict(pml.state_dict())
+    torch.testing.assert_close(
+        memory.embedding_memory,
+        pml.embedding_memory.to(memory.embedding_memory),
+        rtol=0,
+        atol=4 * torch.finfo(dtype).eps,
+    )
+    for number in range(2, 5):
+        step(memory, number)
+    assert torch.isfinite(memory.embedding_memory).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_queue_that_is_reset_as_pmls_is_holds_what_it_is_given(dtype: torch.dtype) -> None:
+    class Unlabelled(XBNWrapper):
+        def reset_queue(self) -> None:
+            self.register_buffer("embedding_memory", torch.zeros(self.memory_size, self.embedding_size))
+            self.register_buffer("label_memory", torch.full((self.memory_size,), -1))
+            self.has_been_filled = False
+            self.queue_idx = 0
+
+    memory, ordinary = (cls(SupConLoss(), D, M, memory_dtype=dtype) for cls in (Unlabelled, XBNWrapper))
+    for num_steps in (0, 1, 2, 3, 4):  # empty, partly filled and full
+        for number in range(num_steps):
+            torch.testing.assert_close(step(memory, number), step(ordinary, number), rtol=1e-4, atol=1e-5)
+        memory.embedding_memory.sum()  # a value that has been read is not to come back
+        memory.reset_queue()
+        ordinary.reset_queue()
+        assert memory.num_rows == memory.queue_idx == 0
+        assert not memory.embedding_memory.any()
+        assert memory.label_memory.unique().tolist() == [-1]
+        for number in range(7, 7 + num_steps):
+            torch.testing.assert_close(step(memory, number), step(ordinary, number), rtol=1e-4, atol=1e-5)
+        memory.reset_queue()
+        ordinary.reset_queue()
+
+
+@pytest.mark.parametrize("name", ["create_indices_tuple", "add_to_memory"])
+def test_a_method_that_would_not_be_called_cannot_be_overridden(name: str) -> None:
+    with pytest.raises(TypeError, match=f"Mine overrides {name}, which is not called"):
+        type("Mine", (XBNWrapper,), {name: lambda *_: None})
