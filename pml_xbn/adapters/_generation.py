@@ -79,7 +79,7 @@ class Generation(NamedTuple):
     def near(self, of_rows: Moments, dtype: torch.dtype) -> Generation:
         """With other coordinates in dimensions in which these are far from rows with such moments.
 
-        For rows that are stored anew in ``dtype``, in which numbers much larger or smaller than 1 round worse.
+        For rows that are stored anew in ``dtype``, in which numbers of the order of 1 are rounded best.
         """
         mean, std = of_rows
         size = self.scale.abs()
@@ -87,7 +87,8 @@ class Generation(NamedTuple):
         has_spread = (std > _LEAST_ORIGIN) & torch.isfinite(std) & torch.isfinite(mean)
         is_far = ~is_near & has_spread & (std > self.least_std(dtype))
         scale, shift, origin = (
-            torch.where(is_far, new, old) for new, old in ((std, self.scale), (mean, self.shift), (std, self.origin))
+            torch.where(is_far, new, old)
+            for new, old in ((std, self.scale), (mean, self.shift), (std, self.origin))
         )
         return self._replace(scale=scale, shift=shift, origin=origin, is_as_stored=False)
 

@@ -15,7 +15,6 @@ from ._rows import Rows
 from .affine import Affine
 from .moments import Moments
 
-
 _MOST_IN_SHORT_SUM = 512
 
 
@@ -47,7 +46,7 @@ def group_slots(memory_groups: Tensor, batch_groups: Tensor) -> GroupSlots:
 class GroupSums(NamedTuple):
     """Row counts, means and sums of squared deviations of groups, ``(g, 1)``, ``(g, d)`` and ``(g, d)``."""
 
-    count: Tensor
+    num_rows: Tensor
     mean: Tensor
     squares: Tensor
 
@@ -77,24 +76,24 @@ class GroupSums(NamedTuple):
 
     def moments(self) -> Moments:
         """Moments ``(g, d)``; the standard deviation of fewer than two rows reads 0."""
-        return Moments(self.mean, (self.squares / (self.count - 1).clamp(min=1)).sqrt())
+        return Moments(self.mean, (self.squares / (self.num_rows - 1).clamp(min=1)).sqrt())
 
     def mapped(self, affine: Affine) -> GroupSums:
         return GroupSums(
-            self.count, self.mean * affine.scale + affine.shift, self.squares * affine.scale.square()
+            self.num_rows, self.mean * affine.scale + affine.shift, self.squares * affine.scale.square()
         )
 
     def joined(self, other: GroupSums) -> GroupSums:
         """Of the rows of both."""
-        count = self.count + other.count
-        share = other.count / count.clamp(min=1)
+        count = self.num_rows + other.num_rows
+        share = other.num_rows / count.clamp(min=1)
         delta = other.mean - self.mean
-        squares = self.squares + other.squares + delta.square() * self.count * share
+        squares = self.squares + other.squares + delta.square() * self.num_rows * share
         return GroupSums(count, self.mean + delta * share, squares)
 
     def total(self) -> Sums:
         """Sums over all rows and their squares."""
-        first = self.count * self.mean
+        first = self.num_rows * self.mean
         return Sums(first.sum(dim=0), (self.squares + first * self.mean).sum(dim=0))
 
 
@@ -138,7 +137,7 @@ class GroupRows:
             for sums, generation in zip(self.stored_sums, (self.rows.newer, self.rows.older), strict=True)
         )
         groups = GroupSums(*(x[: self.num_groups] for x in newer.joined(older)))
-        return groups.count, self.rows.without_rounding(groups.moments())
+        return groups.num_rows, self.rows.without_rounding(groups.moments())
 
     def adapted(self, of_group: Affine, is_adapted: Tensor, after: Rows) -> Rows:
         """``after``, in which all rows have been mapped alike, with the rows of some groups mapped their way.
@@ -153,8 +152,13 @@ class GroupRows:
             for old, new in zip(before, generations, strict=True)
         ]
         if self.places is None:  # all rows are passed over, so that any coordinates will do
-            come_to = _of_all([sums.mapped(affine) for sums, affine in zip(self.stored_sums, now, strict=True)])
-            generations = [new.near(come_to, self.stored.dtype) for new in generations]
+            come_to = _of_all(
+                [sums.mapped(affine) for sums, affine in zip(self.stored_sums, now, strict=True)]
+            )
+            generations = [
+                new if old.is_as_stored else new.near(come_to, self.stored.dtype)
+                for old, new in zip(before, generations, strict=True)
+            ]
         maps = []
         for k, (sums, new) in enumerate(zip(self.stored_sums, generations, strict=True)):
             of_stored = Affine(now[k].scale / new.scale, (now[k].shift - new.shift) / new.scale)
@@ -164,7 +168,9 @@ class GroupRows:
                 # What is measured at every step gathers no rounding.
                 changed = then if self.places is None else new.sums.plus(then).plus(total, -1)
                 generations[k] = new._replace(sums=changed)
-        of_slot = Affine(*(torch.cat(x).to(at_least_float32(self.stored[:0])) for x in zip(*maps, strict=True)))
+        of_slot = Affine(
+            *(torch.cat(x).to(at_least_float32(self.stored[:0])) for x in zip(*maps, strict=True))
+        )
         mapped = self._mapped(of_slot)
         after = after.replaced(mapped) if self.places is None else after.written(self.places, mapped)
         return replace(after, newer=generations[0], older=generations[1])
@@ -189,7 +195,7 @@ class GroupRows:
 
 
 def _where(is_adapted: Tensor, of_groups: Affine, of_others: Affine) -> Affine:
-    """Maps ``(g + 1, d)``: those ``(g, d)`` of the groups that are adapted, and one ``(d,)`` for all others."""
+    """Maps ``(g + 1, d)``: those ``(g, d)`` of the adapted groups, and one ``(d,)`` for all others."""
     pairs = zip(of_groups, of_others, strict=True)
     return Affine(*(torch.cat([torch.where(is_adapted, x, y), y.unsqueeze(0)]) for x, y in pairs))
 

@@ -236,7 +236,7 @@ def test_half_precision_rows_equal_the_replay(name: str, num_rows: int, dtype: t
 
 
 def most_in_float32(name: str, num_rows: int) -> float:
-    """The rows of a group of three that lie close together by chance are torn apart, and their rounding too."""
+    """Three rows of a group that lie close together by chance are torn apart, and so is their rounding."""
     return 1e-2 if name in GROUP_CASES and num_rows == 7 else 2e-5 if name in GROUP_CASES else 1e-5
 
 
