@@ -2,6 +2,7 @@
 
 from .affine import Affine
 from .base_adapter import BaseAdapter
+from .check_adapter import check_adapter
 from .group_moment_matching import GroupMomentMatching
 from .kalman_moment_matching import KalmanMomentMatching
 from .moment_matching import MomentMatching
@@ -16,6 +17,7 @@ __all__ = [
     "MomentMatching",
     "Moments",
     "SuperclassLookup",
+    "check_adapter",
     "match_moments",
     "moments",
 ]

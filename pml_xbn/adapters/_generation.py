@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .._dtypes import at_least_float32, widest
 from .affine import Affine
-from .moments import moments
+from .moments import Moments, moments
 
 # To how much of its first scale a coordinate may shrink, and what spread is then taken for none. Where all
 # rows become equal, a scale of zero would leave no room for those to come.
@@ -89,6 +89,22 @@ class Generation(NamedTuple):
         least = _LEAST_SCALE.get(dtype, 2.0**-60) * self.origin
         scale = torch.where(scale.abs() < least, least, scale)
         return self._replace(scale=scale, shift=shift, is_as_stored=False)
+
+    def near(self, of_rows: Moments, dtype: torch.dtype) -> Generation:
+        """With other coordinates in dimensions in which these are far from rows with such moments.
+
+        For rows that are stored anew in ``dtype``, in which numbers of the order of 1 are rounded best.
+        """
+        mean, std = of_rows
+        size = self.scale.abs()
+        is_near = (size < 4 * std) & (std < 4 * size) & ((self.shift - mean).abs() < 4 * size)
+        has_spread = (std > _LEAST_ORIGIN) & torch.isfinite(std) & torch.isfinite(mean)
+        is_far = ~is_near & has_spread & (std > self.least_std(dtype))
+        scale, shift, origin = (
+            torch.where(is_far, new, old)
+            for new, old in ((std, self.scale), (mean, self.shift), (std, self.origin))
+        )
+        return self._replace(scale=scale, shift=shift, origin=origin, is_as_stored=False)
 
     def to_store(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
         """u in ``dtype`` of rows ``(k, d)``."""

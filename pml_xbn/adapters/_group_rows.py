@@ -10,10 +10,12 @@ from torch import Tensor
 
 from .._dtypes import at_least_float32, widest
 from .._parts import rows_at_a_time
-from ._generation import Generation, Sums
+from ._generation import Sums
 from ._rows import Rows
 from .affine import Affine
 from .moments import Moments
+
+_MOST_IN_SHORT_SUM = 512
 
 
 class GroupSlots(NamedTuple):
@@ -44,7 +46,7 @@ def group_slots(memory_groups: Tensor, batch_groups: Tensor) -> GroupSlots:
 class GroupSums(NamedTuple):
     """Row counts, means and sums of squared deviations of groups, ``(g, 1)``, ``(g, d)`` and ``(g, d)``."""
 
-    count: Tensor
+    num_rows: Tensor
     mean: Tensor
     squares: Tensor
 
@@ -56,6 +58,8 @@ class GroupSums(NamedTuple):
         sums = widest(rows.new_zeros(2, *centres.shape))
         short = torch.zeros_like(sums, dtype=centres.dtype)
         at_a_time = rows_at_a_time(rows)
+        if rows.device.type == "cpu":  # which adds one number after the other, and rounds as often
+            at_a_time = min(at_a_time, _MOST_IN_SHORT_SUM)
         buffer = torch.empty_like(rows[:at_a_time], dtype=centres.dtype)
         for part, part_slots in zip(rows.split(at_a_time), slots.split(at_a_time), strict=True):
             offsets = torch.index_select(centres, 0, part_slots, out=buffer[: len(part)])
@@ -72,24 +76,24 @@ class GroupSums(NamedTuple):
 
     def moments(self) -> Moments:
         """Moments ``(g, d)``; the standard deviation of fewer than two rows reads 0."""
-        return Moments(self.mean, (self.squares / (self.count - 1).clamp(min=1)).sqrt())
+        return Moments(self.mean, (self.squares / (self.num_rows - 1).clamp(min=1)).sqrt())
 
     def mapped(self, affine: Affine) -> GroupSums:
         return GroupSums(
-            self.count, self.mean * affine.scale + affine.shift, self.squares * affine.scale.square()
+            self.num_rows, self.mean * affine.scale + affine.shift, self.squares * affine.scale.square()
         )
 
     def joined(self, other: GroupSums) -> GroupSums:
         """Of the rows of both."""
-        count = self.count + other.count
-        share = other.count / count.clamp(min=1)
+        count = self.num_rows + other.num_rows
+        share = other.num_rows / count.clamp(min=1)
         delta = other.mean - self.mean
-        squares = self.squares + other.squares + delta.square() * self.count * share
+        squares = self.squares + other.squares + delta.square() * self.num_rows * share
         return GroupSums(count, self.mean + delta * share, squares)
 
     def total(self) -> Sums:
         """Sums over all rows and their squares."""
-        first = self.count * self.mean
+        first = self.num_rows * self.mean
         return Sums(first.sum(dim=0), (self.squares + first * self.mean).sum(dim=0))
 
 
@@ -133,7 +137,7 @@ class GroupRows:
             for sums, generation in zip(self.stored_sums, (self.rows.newer, self.rows.older), strict=True)
         )
         groups = GroupSums(*(x[: self.num_groups] for x in newer.joined(older)))
-        return groups.count, self.rows.without_rounding(groups.moments())
+        return groups.num_rows, self.rows.without_rounding(groups.moments())
 
     def adapted(self, of_group: Affine, is_adapted: Tensor, after: Rows) -> Rows:
         """``after``, in which all rows have been mapped alike, with the rows of some groups mapped their way.
@@ -142,15 +146,28 @@ class GroupRows:
             of_group: maps of the groups, ``(g, d)``, of the rows as they are now.
             is_adapted: which of the groups take theirs, ``(g, 1)``; the others' rows are not written to.
         """
-        maps, generations = [], []
-        before = (self.rows.newer, self.rows.older)
-        for sums, old, new in zip(self.stored_sums, before, (after.newer, after.older), strict=True):
-            of_stored = after.bounded(_between(old, of_group, is_adapted, new), sums.moments())
-            maps.append(of_stored)
+        before, generations = (self.rows.newer, self.rows.older), [after.newer, after.older]
+        now = [
+            _where(is_adapted, of_group.after(Affine(old.scale, old.shift)), Affine(new.scale, new.shift))
+            for old, new in zip(before, generations, strict=True)
+        ]
+        if self.places is None:  # all rows are passed over, so that any coordinates will do
+            come_to = _of_all(
+                [sums.mapped(affine) for sums, affine in zip(self.stored_sums, now, strict=True)]
+            )
+            generations = [
+                new if old.is_as_stored else new.near(come_to, self.stored.dtype)
+                for old, new in zip(before, generations, strict=True)
+            ]
+        maps = []
+        for k, (sums, new) in enumerate(zip(self.stored_sums, generations, strict=True)):
+            of_stored = Affine(now[k].scale / new.scale, (now[k].shift - new.shift) / new.scale)
+            maps.append(after.bounded(of_stored, sums.moments()))
             if new.sums is not None:
-                change = sums.mapped(of_stored).total().plus(sums.total(), -1)
-                new = new._replace(sums=new.sums.plus(change))
-            generations.append(new)
+                then, total = sums.mapped(maps[k]).total(), sums.total()
+                # What is measured at every step gathers no rounding.
+                changed = then if self.places is None else new.sums.plus(then).plus(total, -1)
+                generations[k] = new._replace(sums=changed)
         of_slot = Affine(
             *(torch.cat(x).to(at_least_float32(self.stored[:0])) for x in zip(*maps, strict=True))
         )
@@ -177,10 +194,17 @@ class GroupRows:
         return out
 
 
-def _between(old: Generation, of_group: Affine, is_adapted: Tensor, new: Generation) -> Affine:
-    """Maps ``(g + 1, d)`` from what is stored in old coordinates to what the new ones need for the groups."""
-    scale = of_group.scale * old.scale / new.scale
-    shift = (of_group.scale * old.shift + of_group.shift - new.shift) / new.scale
-    of_groups = torch.where(is_adapted, scale, 1.0), torch.where(is_adapted, shift, 0.0)
-    of_others = torch.ones_like(scale[:1]), torch.zeros_like(shift[:1])
-    return Affine(*(torch.cat(pair) for pair in zip(of_groups, of_others, strict=True)))
+def _where(is_adapted: Tensor, of_groups: Affine, of_others: Affine) -> Affine:
+    """Maps ``(g + 1, d)``: those ``(g, d)`` of the adapted groups, and one ``(d,)`` for all others."""
+    pairs = zip(of_groups, of_others, strict=True)
+    return Affine(*(torch.cat([torch.where(is_adapted, x, y), y.unsqueeze(0)]) for x, y in pairs))
+
+
+def _of_all(generations: list[GroupSums]) -> Moments:
+    """Moments of the rows of all slots of both generations."""
+    newer, older = generations
+    count, means, squares = newer.joined(older)
+    num_rows = count.sum()
+    mean = (count * means).sum(dim=0) / num_rows
+    squares = (squares + count * (means - mean).square()).sum(dim=0)
+    return Moments(mean, (squares / (num_rows - 1)).sqrt())

@@ -62,7 +62,7 @@ class Rows:
             stored[part] = generation.to_store(rows[part], dtype)
         return made
 
-    # -- reading ----------------------------------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return self.num_rows
@@ -96,9 +96,9 @@ class Rows:
         return one._read_at(places, self.stored[: self.num_rows, dimension, None], dtype).squeeze(1)
 
     def weighted_sum(self, weights: Tensor, divisors: Tensor) -> Tensor:
-        """``(a, d)``, the sum over j of ``weights[:, j] / divisors[j]`` times row j, of the rows as they were.
+        """``(a, d)``, the sum over j of ``weights[:, j] / divisors[j]`` times row j.
 
-        That is, when this object was made, whatever has been stored since.
+        Of the rows as they were when this object was made, whatever has been stored since.
 
         Args:
             weights: ``(a, n)``; the sum can be differentiated with respect to them.
@@ -107,7 +107,8 @@ class Rows:
         total = weights.new_zeros(len(weights), self.stored.shape[1])
         for generation, start, stop in self._generations():
             # The sum of a ∘ u + b is a ∘ (the sum of u) + b: no row has to be mapped for it.
-            in_dtype, of_stored, shares = generation.to(weights.dtype), torch.zeros_like(total), 0.0
+            in_dtype = generation.to(weights.dtype)
+            of_stored, shares = torch.zeros_like(total), torch.zeros_like(total[:, :1])
             for part in self._places_of(start, stop):
                 scaled = weights[:, part] / divisors[part]
                 of_stored = of_stored.addmm(scaled, self.stored[part].to(weights.dtype))
@@ -142,7 +143,8 @@ class Rows:
             written.append(step)
         if not written:
             return self.stored.new_zeros(0, dtype=torch.int64), self.stored[:0]
-        places, stored = (torch.cat([entry[k] for entry in written]) for k in range(2))
+        places = torch.cat([places for places, _, _ in written])
+        stored = torch.cat([stored for _, stored, _ in written])
         # A place that was written to many times first lost what was there.
         distinct, which = places.unique(return_inverse=True)
         order = torch.arange(len(places), device=places.device)
@@ -150,7 +152,7 @@ class Rows:
         was_row = distinct < self.num_rows
         return distinct[was_row], stored[first[was_row]]
 
-    # -- moments and adaptation -------------------------------------------------------------------------------
+    # -- moments and adaptation ------------------------------------------------------------------------------
 
     def measured(self) -> Rows:
         """These rows with the sums that moments follow from, for which they have to be read if unknown."""
@@ -171,8 +173,9 @@ class Rows:
             for generation, start, stop in self._generations()
             if stop > start
         ]
-        mean = sum(count * own_mean for count, own_mean, _ in parts) / self.num_rows
-        squares = sum(squares + count * (own_mean - mean).square() for count, own_mean, squares in parts)
+        mean = torch.stack([count * own_mean for count, own_mean, _ in parts]).sum(dim=0) / self.num_rows
+        of_parts = [squares + count * (own_mean - mean).square() for count, own_mean, squares in parts]
+        squares = torch.stack(of_parts).sum(dim=0)
         return self.without_rounding(Moments(mean, (squares / (self.num_rows - 1)).sqrt()))
 
     def without_rounding(self, of_rows: Moments) -> Moments:
@@ -195,7 +198,7 @@ class Rows:
         """The map, but the identity where it could take rows of these moments out of range."""
         return affine.bounded(*of_rows, self.num_rows, at_least_float32(self.stored[:0]).dtype)
 
-    # -- writing ----------------------------------------------------------------------------------------------
+    # -- writing ---------------------------------------------------------------------------------------------
 
     def put(self, rows: Tensor, *, is_whitened: bool) -> Rows:
         """With rows ``(b, d)``, at most M, behind the newest one; when the places are full from the first on.

@@ -12,7 +12,7 @@ from .._dtypes import widest
 
 
 class Affine(NamedTuple):
-    """The map z → scale ∘ z + shift per embedding dimension, each of shape ``(d,)``, or ``(g, d)`` of groups."""
+    """The map z → scale ∘ z + shift per embedding dimension: ``(d,)`` each, or ``(g, d)`` of groups."""
 
     scale: Tensor
     shift: Tensor

@@ -32,10 +32,13 @@ class BaseAdapter(ModuleWithRecords):
             makes a GPU wait for the host. Default: PML's ``COLLECT_STATS``.
 
     Example:
+        >>> import torch
+        >>> from pml_xbn.adapters import Affine
         >>> class HalfWay(BaseAdapter):
         ...     def map(self, memory, target):
         ...         return Affine(torch.ones_like(memory.std), (target.mean - memory.mean) / 2)
-        >>> memory, batch, labels = torch.tensor([[0.0], [2.0]]), torch.tensor([[5.0], [9.0]]), torch.arange(2)
+        >>> memory, batch = torch.tensor([[0.0], [2.0]]), torch.tensor([[5.0], [9.0]])
+        >>> labels = torch.arange(2)
         >>> HalfWay()(memory, labels, batch, labels)
         tensor([[3.],
                 [5.]])

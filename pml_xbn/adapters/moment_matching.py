@@ -29,6 +29,7 @@ class MomentMatching(FilteredMoments):
         ValueError: ``momentum`` outside [0, 1).
 
     Example:
+        >>> import torch
         >>> adapter = MomentMatching()
         >>> memory, batch = torch.tensor([[0.0], [2.0]]), torch.tensor([[5.0], [9.0]])
         >>> labels = torch.tensor([0, 1])

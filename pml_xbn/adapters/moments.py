@@ -12,7 +12,7 @@ from .affine import Affine
 
 
 class Moments(NamedTuple):
-    """Mean and standard deviation per embedding dimension, each of shape ``(d,)``, or ``(g, d)`` of groups."""
+    """Mean and standard deviation per embedding dimension: ``(d,)`` each, or ``(g, d)`` of groups."""
 
     mean: Tensor
     std: Tensor

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import io
+from collections.abc import Callable
 
 import pytest
 import torch
+from every_adapter import ADAPTERS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -21,16 +23,6 @@ from pml_xbn.adapters import (
     match_moments,
     moments,
 )
-
-ADAPTERS = {
-    "xbn": MomentMatching,
-    "centre": lambda **kw: MomentMatching(match_std=False, **kw),
-    "ema": lambda **kw: MomentMatching(momentum=0.5, **kw),
-    "axbn": lambda **kw: KalmanMomentMatching(measurement_noise=50.0, gain_update_interval=2, **kw),
-    "per-class": lambda **kw: GroupMomentMatching(0.3, 0.4, **kw),
-    "per-class, absent stay": lambda **kw: GroupMomentMatching(normalize_absent=False, **kw),
-    "super-class": lambda **kw: GroupMomentMatching(superclasses=[0, 1, 0, 1], **kw),
-}
 
 
 @pytest.fixture(params=ADAPTERS)
@@ -186,6 +178,25 @@ def test_share_counts_the_rows_that_took_their_groups_map() -> None:
 def test_bad_settings_name_the_value(make: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("make", "option"),
+    [
+        (KalmanMomentMatching, "momentum"),
+        (KalmanMomentMatching, "match_std"),
+        (KalmanMomentMatching, "mean_lambda"),
+        (MomentMatching, "process_noise"),
+        (MomentMatching, "gain_update_interval"),
+        (MomentMatching, "superclasses"),
+        (GroupMomentMatching, "momentum"),
+        (GroupMomentMatching, "match_std"),
+        (GroupMomentMatching, "measurement_noise"),
+    ],
+)
+def test_options_of_other_adapters_are_refused(make: Callable[..., nn.Module], option: str) -> None:
+    with pytest.raises(TypeError, match=option):
+        make(**{option: 0.5})
 
 
 def test_lookup_tells_which_labels_it_lacks() -> None:

@@ -69,6 +69,25 @@ def test_rows_follow_the_equation(name: str, shape: str, seed: int, device: torc
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_rows_follow_the_equation_for_two_hundred_steps(name: str) -> None:
+    """The mean walks from ten spreads to thirty, over ten turns of the queue and more."""
+    make, make_adapt, unit_norm = CASES[name]
+    ours, reference = make(ContrastiveLoss(), D, 20), Memory(20, D, make_adapt(), unit_norm)
+    rng = np.random.default_rng(0)
+    for step in range(200):
+        b = (6, 1, 9, 2, 20, 4, 7)[step % 7]
+        labels = rng.integers(0, 5, b)
+        spread = 1 + 0.5 * np.sin(step / 10 + np.arange(D))
+        batch = 10 + step / 10 + spread * (rng.normal(size=(b, D)) + labels[:, None] / 4)
+        batch = batch.astype(np.float32)
+        ours(torch.tensor(batch), torch.tensor(labels))
+        reference.step(batch.astype(np.float64), labels)
+        stored, expected = ours.embedding_memory[: ours.num_rows].numpy(), reference.rows
+        allowed = 2e-5 * expected.std(axis=0) + 4 * np.finfo(np.float32).eps * np.abs(expected).max(axis=0)
+        assert (np.abs(stored - expected) <= allowed).all(), step
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_hooks_see_the_enqueued_rows_of_a_mask(name: str, device: torch.device) -> None:
     make, make_adapt, unit_norm = CASES[name]
     ours, reference = make(ContrastiveLoss(), D, 10).to(device), Memory(10, D, make_adapt(), unit_norm)

@@ -1,0 +1,102 @@
+"""Every adapter passes the check that is offered for others', and wrong ones do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from every_adapter import ADAPTERS
+from torch import Tensor, nn
+
+from pml_xbn.adapters import Affine, BaseAdapter, MomentMatching, Moments, check_adapter
+
+
+class Slowing(BaseAdapter):
+    """Forgets how far it has slowed down."""
+
+    share = 1.0
+
+    def map(self, memory: Moments, target: Moments) -> Affine:
+        self.share *= 0.99
+        return Affine(torch.ones_like(memory.std), self.share * (target.mean - memory.mean))
+
+
+class SlowingAndSaved(Slowing):
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(self.share, dtype=torch.float64)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.share = state.item()
+
+
+class WritesToTarget(MomentMatching):
+    def map(self, memory: Moments, target: Moments) -> Affine:
+        target.mean.mul_(0.5)
+        return super().map(memory, target)
+
+
+class WritesToWhatItHolds(MomentMatching):
+    def estimate(self, batch: Moments, batch_size: int) -> Moments:
+        if self.num_batches:
+            self.estimated.mean.add_(1.0)
+        return super().estimate(batch, batch_size)
+
+
+class DiffersOnPlainRows(BaseAdapter):
+    """Takes plain rows elsewhere than it takes a memory's."""
+
+    def forward(self, memory: Tensor, *args: Tensor) -> Tensor | None:
+        adapted = super().forward(memory, *args)
+        return None if adapted is None else adapted + 0.01
+
+    def map(self, memory: Moments, target: Moments) -> Affine:
+        return memory.to(target)
+
+
+class WritesToItsInput(nn.Module):
+    def forward(self, memory: Tensor, labels: Tensor, batch: Tensor, batch_labels: Tensor) -> Tensor:
+        return memory.sub_(batch.mean(dim=0))
+
+
+class PlainModule(nn.Module):
+    def forward(self, memory: Tensor, labels: Tensor, batch: Tensor, batch_labels: Tensor) -> Tensor:
+        return memory + 0.1 * (batch.mean(dim=0) - memory)
+
+
+class ChangesDtype(nn.Module):
+    def forward(self, memory: Tensor, labels: Tensor, batch: Tensor, batch_labels: Tensor) -> Tensor:
+        return memory.float()
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_every_adapter_passes(name: str) -> None:
+    check_adapter(ADAPTERS[name]())
+
+
+@pytest.mark.parametrize("make", [SlowingAndSaved, PlainModule])
+def test_others_adapters_pass(make: Callable[[], nn.Module]) -> None:
+    check_adapter(make())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (Slowing, r"step 100: .* not in state_dict\(\)"),
+        (WritesToTarget, "written to the moments"),
+        (WritesToWhatItHolds, "held before the step"),
+        (DiffersOnPlainRows, r"step 2: rows differ from the float64 replay by 0\.\d+ of their spread"),
+        (WritesToItsInput, "written to its input"),
+        (ChangesDtype, "returned torch.float32"),
+    ],
+)
+def test_wrong_adapters_fail(make: Callable[[], nn.Module], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        check_adapter(make())
+
+
+def test_the_adapter_is_left_as_it_is() -> None:
+    adapter = MomentMatching(momentum=0.5)
+    check_adapter(adapter, num_steps=4)
+    assert adapter.num_batches == 0
+    assert "map" not in vars(adapter)
