@@ -16,36 +16,28 @@ from .moments import Moments, moments
 _LEAST_SCALE = {torch.float16: 2.0**-13}
 _LEAST_STD = {torch.float16: 2.0**-9}
 
-
 # Of a smaller spread rows to come may be too many times.
 _LEAST_ORIGIN = 2.0**-60
 
 
 class Sums(NamedTuple):
-    """Sums over the finite ones of stored rows u and over u², and how many are not, ``(d,)`` each, float64.
-
-    Summed up, a NaN would stay when its row goes.
-    """
+    """Sums over stored rows u and over u², ``(d,)`` each, float64."""
 
     first: Tensor
     second: Tensor
-    num_nonfinite: Tensor = torch.zeros(())
 
     @classmethod
     def of(cls, stored: Tensor) -> Sums:
         dtype = widest(stored[:0]).dtype
         wide = at_least_float32(stored)
-        squares = wide.square()
-        is_finite = torch.isfinite(squares)
-        first, second = (torch.where(is_finite, x, 0.0).sum(dim=0, dtype=dtype) for x in (wide, squares))
-        return cls(first, second, (~is_finite).sum(dim=0, dtype=dtype))
+        return cls(wide.sum(dim=0, dtype=dtype), wide.square().sum(dim=0, dtype=dtype))
 
     def plus(self, other: Sums, sign: int = 1) -> Sums:
-        return Sums(
-            self.first + sign * other.first,
-            self.second + sign * other.second,
-            self.num_nonfinite + sign * other.num_nonfinite,
-        )
+        return Sums(*(x.add(y, alpha=sign) for x, y in zip(self, other, strict=True)))
+
+    def are_lost(self) -> bool:
+        """Whether a NaN is in them, which would stay when its row goes; a GPU does not wait for the answer."""
+        return self.first.device.type == "cpu" and not torch.isfinite(self.second).all()
 
 
 class Generation(NamedTuple):
@@ -76,12 +68,10 @@ class Generation(NamedTuple):
         ones = wide.new_ones(wide.shape[1])
         if len(rows) == 0 or not (is_whitened or dtype.itemsize < 4):
             return cls(ones, torch.zeros_like(ones), ones, True, None)
-        # A dimension of NaN would take its finite numbers along.
-        is_finite = torch.isfinite(wide)
-        centre = torch.where(is_finite, wide, 0.0).sum(dim=0) / is_finite.sum(dim=0).clamp(min=1)
-        mean, std = moments(torch.where(is_finite, wide, centre)) if len(wide) > 1 else (centre, ones * 0)
-        scale = torch.where(std > _LEAST_ORIGIN, std, 1.0)
-        return cls(scale, mean, scale, False, Sums.of(wide[:0]))
+        mean, std = moments(wide) if len(wide) > 1 else (wide[0], ones * 0)
+        is_finite = torch.isfinite(std)
+        scale = torch.where(is_finite & (std > _LEAST_ORIGIN), std, 1.0)
+        return cls(scale, torch.where(is_finite, mean, 0.0), scale, False, Sums.of(wide[:0]))
 
     def adapted(self, affine: Affine, dtype: torch.dtype) -> Generation:
         """After a map of its rows, which are stored in ``dtype``."""
@@ -137,7 +127,6 @@ class Generation(NamedTuple):
         """Mean, and sum of squared deviations from it, of its ``count`` rows as they are now, one or more."""
         assert self.sums is not None, "to be measured first"
         mean = self.sums.first / count
-        mean = torch.where(self.sums.num_nonfinite == 0, mean, torch.nan)
         squares = (self.sums.second - count * mean.square()).clamp(min=0)
         return self.scale * mean + self.shift, self.scale.square() * squares
 

@@ -41,7 +41,6 @@ class Rows:
         boundary: number of rows of the newer generation.
         newer, older: coordinates of the generations.
         history: of what is written over from here on.
-        is_lent: somebody may keep ``stored``, so that a copy is written to.
     """
 
     stored: Tensor
@@ -50,7 +49,6 @@ class Rows:
     newer: Generation
     older: Generation
     history: History
-    is_lent: bool = False
 
     @classmethod
     def of(cls, rows: Tensor, num_places: int, boundary: int, dtype: torch.dtype) -> Rows:
@@ -158,7 +156,7 @@ class Rows:
         """These rows with the sums that moments follow from, for which they have to be read if unknown."""
         generations = []
         for generation, start, stop in self._generations():
-            if generation.sums is None:
+            if generation.sums is None or generation.sums.are_lost():
                 sums = Sums.of(self.stored[:0])
                 for part in self._places_of(start, stop):
                     sums = sums.plus(Sums.of(self.stored[part]))
@@ -233,26 +231,20 @@ class Rows:
 
     def written(self, places: Tensor, stored: Tensor) -> Rows:
         """With ``stored`` ``(k, d)`` at the places ``(k,)``, whatever that makes of the sums."""
-        rows, history, after = self.stored, self.history, History()
-        if self.is_lent:
-            rows, history = rows.clone(), History()
-        history.next = (places, rows[places], after)
-        rows[places] = stored
-        return replace(self, stored=rows, history=after, is_lent=False)
+        after = History()
+        self.history.next = (places, self.stored[places], after)
+        self.stored[places] = stored
+        return replace(self, history=after)
 
     def replaced(self, stored: Tensor) -> Rows:
         """With all n rows stored anew, ``(n, d)``, whatever that makes of the sums; nothing is written to."""
         if len(stored) < len(self.stored):
             stored = torch.cat([stored, self.stored[len(stored) :]])
-        return replace(self, stored=stored, history=History(), is_lent=False)
+        return replace(self, stored=stored, history=History())
 
     def given(self, rows: Tensor) -> Rows:
         """With other rows ``(n, d)`` in their places, in coordinates that begin with them."""
         return Rows.of(rows, len(self.stored), self.boundary, self.stored.dtype)
-
-    def lent(self) -> Rows:
-        """The same rows, of which somebody may keep ``stored``."""
-        return replace(self, is_lent=True)
 
     def first(self, num_rows: int) -> Rows:
         """Only the first of these rows; the others may be counted in again."""

@@ -105,7 +105,7 @@ class QueueMemory(CrossBatchMemory):
     @property
     def has_been_filled(self) -> bool:
         """Whether all rows are occupied."""
-        return self.num_rows == self.memory_size
+        return bool(self.num_rows == self.memory_size)
 
     @has_been_filled.setter
     def has_been_filled(self, is_full: bool) -> None:

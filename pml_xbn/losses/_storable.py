@@ -37,7 +37,7 @@ def are_storable(embeddings: Tensor, dtype: torch.dtype, refusals: list[Refusal]
         )
     if all_finite and not (all_fit or skip):
         raise ValueError(
-            f"embeddings holds {embeddings.abs().max().item():.3g}, beyond the range of {dtype}: pass smaller "
-            "ones, or build the memory with memory_dtype=torch.float64"
+            f"embeddings holds {embeddings.abs().max().item():.3g}, beyond the range of {dtype}: pass "
+            "smaller ones, or build the memory with memory_dtype=torch.float64"
         )
     return bool(all_finite and all_fit)
