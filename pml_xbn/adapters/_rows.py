@@ -69,7 +69,7 @@ class Rows:
         """The rows as they are now, in order; the tensor of one part may be overwritten by the next."""
         # A second derivative needs all of them.
         buffer = None if torch.is_grad_enabled() else self._room_for_part(dtype)
-        for generation, start, stop in self._generations():
+        for generation, start, stop in self._to_read():
             in_dtype = generation.to(dtype)
             for part in self._places_of(start, stop):
                 out = None if buffer is None else buffer[: part.stop - part.start]
@@ -103,15 +103,19 @@ class Rows:
             divisors: ``(n,)``.
         """
         total = weights.new_zeros(len(weights), self.stored.shape[1])
-        for generation, start, stop in self._generations():
+        for generation, start, stop in self._to_read():
             # The sum of a ∘ u + b is a ∘ (the sum of u) + b: no row has to be mapped for it.
-            in_dtype = generation.to(weights.dtype)
             of_stored, shares = torch.zeros_like(total), torch.zeros_like(total[:, :1])
             for part in self._places_of(start, stop):
                 scaled = weights[:, part] / divisors[part]
                 of_stored = of_stored.addmm(scaled, self.stored[part].to(weights.dtype))
-                shares = shares + scaled.sum(dim=1, keepdim=True)
-            total = total + in_dtype.scale * of_stored + in_dtype.shift * shares
+                if not generation.is_as_stored:
+                    shares = shares + scaled.sum(dim=1, keepdim=True)
+            if generation.is_as_stored:
+                total = total + of_stored
+            else:
+                in_dtype = generation.to(weights.dtype)
+                total = total.addcmul(of_stored, in_dtype.scale).addcmul(shares, in_dtype.shift)
         places, stored = self._written_over()
         if len(places):
             then, now = (self._read_at(places, u, weights.dtype) for u in (stored, self.stored[places]))
@@ -122,9 +126,14 @@ class Rows:
         newer, older = (generation.to(dtype).read(stored) for generation in (self.newer, self.older))
         return torch.where((places < self.boundary).unsqueeze(-1), newer, older)
 
-    def _generations(self) -> Iterator[tuple[Generation, int, int]]:
-        yield self.newer, 0, self.boundary
-        yield self.older, self.boundary, self.num_rows
+    def _generations(self) -> list[tuple[Generation, int, int]]:
+        return [(self.newer, 0, self.boundary), (self.older, self.boundary, self.num_rows)]
+
+    def _to_read(self) -> list[tuple[Generation, int, int]]:
+        """Generations that are read alike, with the first and the last of their places."""
+        if self.newer.is_as_stored and self.older.is_as_stored:
+            return [(self.newer, 0, self.num_rows)]
+        return [entry for entry in self._generations() if entry[1] < entry[2]]
 
     def _places_of(self, start: int, stop: int) -> Iterator[slice]:
         at_a_time = rows_at_a_time(self.stored)
@@ -171,9 +180,11 @@ class Rows:
             for generation, start, stop in self._generations()
             if stop > start
         ]
-        mean = torch.stack([count * own_mean for count, own_mean, _ in parts]).sum(dim=0) / self.num_rows
-        of_parts = [squares + count * (own_mean - mean).square() for count, own_mean, squares in parts]
-        squares = torch.stack(of_parts).sum(dim=0)
+        count, mean, squares = parts[0]
+        for other_count, other_mean, other_squares in parts[1:]:
+            delta, share = other_mean - mean, other_count / (count + other_count)
+            mean = mean.add(delta, alpha=share)
+            squares = (squares + other_squares).addcmul(delta, delta, value=count * share)
         return self.without_rounding(Moments(mean, (squares / (self.num_rows - 1)).sqrt()))
 
     def without_rounding(self, of_rows: Moments) -> Moments:
@@ -183,9 +194,13 @@ class Rows:
         least = torch.maximum(self.newer.least_std(self.stored.dtype), 8 * eps * mean.abs())
         return Moments(mean, torch.where(std > least, std, 0.0))
 
-    def adapted(self, affine: Affine) -> Rows:
-        """The rows after a map of all of them, but in dimensions in which it could take them out of range."""
-        mean, std = self.moments()
+    def adapted(self, affine: Affine, of_rows: Moments) -> Rows:
+        """The rows after a map of all of them, but in dimensions in which it could take them out of range.
+
+        Args:
+            of_rows: their moments.
+        """
+        mean, std = of_rows
         for generation in (self.newer, self.older):
             std = torch.maximum(std, generation.scale.abs())
         affine = self.bounded(affine, Moments(mean, std))

@@ -107,4 +107,4 @@ class BaseAdapter(ModuleWithRecords):
     def _adapted(
         self, rows: Rows, _: Tensor, __: Tensor, ___: Tensor, of_memory: Moments, target: Moments
     ) -> Rows:
-        return rows.adapted(self.map(of_memory, target))
+        return rows.adapted(self.map(of_memory, target), of_memory)

@@ -112,7 +112,7 @@ class GroupMomentMatching(BaseAdapter):
         of_group = rows.bounded(self.map_groups(in_memory, in_batch.moments(), target), in_memory)
         if self.collect_stats:
             self.share_normalized_per_group = (num_rows * is_present).sum().item() / len(rows)
-        after = rows.adapted(self.map(of_memory, target)) if self.normalize_absent else rows
+        after = rows.adapted(self.map(of_memory, target), of_memory) if self.normalize_absent else rows
         return groups.adapted(of_group, is_present, after)
 
     def _slots(self, memory_labels: Tensor, batch_labels: Tensor) -> GroupSlots:
