@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .._number_checks import check_integer, check_non_negative
 from ..adapters._rows import Rows
+from ..adapters.base_adapter import BaseAdapter
 from . import _ranks as ranks
 from ._batch import Batch, split, zero_loss
 from ._checkpoint import check_fits, check_same_size, to_present_form
@@ -161,6 +162,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             TypeError: the hook cannot be called.
         """
         handle = self._hooks.register(hook, self.embedding_size)
+        if isinstance(hook, BaseAdapter) and hook.needs_covariance:
+            self.queue.has_matrices = True
         if isinstance(hook, nn.Module) and all(hook is not module for module in self.modules()):
             self._drop_removed_hooks()
             numbers = [int(name.removeprefix("memory_hook_")) for name in self._names_of_hooks.values()]
