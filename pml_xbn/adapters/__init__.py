@@ -3,8 +3,10 @@
 from .affine import Affine
 from .base_adapter import BaseAdapter
 from .check_adapter import check_adapter
+from .covariance_matching import CovarianceMatching
 from .group_moment_matching import GroupMomentMatching
 from .kalman_moment_matching import KalmanMomentMatching
+from .linear import Linear
 from .moment_matching import MomentMatching
 from .moments import Moments, match_moments, moments
 from .superclass_lookup import SuperclassLookup
@@ -12,8 +14,10 @@ from .superclass_lookup import SuperclassLookup
 __all__ = [
     "Affine",
     "BaseAdapter",
+    "CovarianceMatching",
     "GroupMomentMatching",
     "KalmanMomentMatching",
+    "Linear",
     "MomentMatching",
     "Moments",
     "SuperclassLookup",

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .._dtypes import at_least_float32, widest
 from .affine import Affine
+from .linear import Linear
 from .moments import Moments, moments
 
 # To how much of its first scale a coordinate may shrink, and what spread is then taken for none. Where all
@@ -73,8 +74,19 @@ class Generation(NamedTuple):
         scale = torch.where(is_finite & (std > _LEAST_ORIGIN), std, 1.0)
         return cls(scale, torch.where(is_finite, mean, 0.0), scale, False, Sums.of(wide[:0]))
 
-    def adapted(self, affine: Affine, dtype: torch.dtype) -> Generation:
+    @staticmethod
+    def sums_of(stored: Tensor) -> Sums:
+        """What moments follow from, of stored rows ``(k, d)``."""
+        return Sums.of(stored)
+
+    @property
+    def size(self) -> Tensor:
+        """How far a stored row of ones may lie from the shift, ``(d,)``."""
+        return self.scale.abs()
+
+    def adapted(self, affine: Affine | Linear, dtype: torch.dtype) -> Generation:
         """After a map of its rows, which are stored in ``dtype``."""
+        assert isinstance(affine, Affine), "a matrix needs coordinates with a matrix"
         scale, shift = affine.after(Affine(self.scale, self.shift))
         least = _LEAST_SCALE.get(dtype, 2.0**-60) * self.origin
         scale = torch.where(scale.abs() < least, least, scale)
@@ -107,21 +119,26 @@ class Generation(NamedTuple):
         """To read rows in ``dtype``."""
         return self._replace(scale=self.scale.to(dtype), shift=self.shift.to(dtype))
 
-    def only(self, dimension: int) -> Generation:
-        """Of one dimension."""
+    def column(self, stored: Tensor, dimension: int) -> Tensor:
+        """One coordinate of the rows of u ``(k, d)`` as they are now, ``(k,)``."""
         chosen = slice(dimension, dimension + 1)
-        return self._replace(scale=self.scale[chosen], shift=self.shift[chosen])
+        one = self._replace(scale=self.scale[chosen], shift=self.shift[chosen])
+        return one.read(stored[:, chosen]).squeeze(1)
 
     def read(self, stored: Tensor, out: Tensor | None = None) -> Tensor:
         """The rows of u ``(k, d)`` as they are now, in the dtype of the coordinates; maybe u itself."""
         stored = stored.to(self.scale.dtype)
         return stored if self.is_as_stored else Affine(self.scale, self.shift).map(stored, out)
 
+    def of_sums(self, weighted: Tensor, shares: Tensor) -> Tensor:
+        """Weighted sums ``(a, d)`` of rows as they are now, of those of u and the sums of weights ``(a, 1)``."""
+        return self.scale * weighted + self.shift * shares
+
     def with_rows(self, stored: Tensor, sign: int = 1) -> Generation:
         """After stored rows ``(k, d)`` have come, or with ``sign=-1`` gone."""
         if self.sums is None or len(stored) == 0:
             return self
-        return self._replace(sums=self.sums.plus(Sums.of(stored), sign))
+        return self._replace(sums=self.sums.plus(self.sums_of(stored), sign))
 
     def mean_and_squares(self, count: int) -> tuple[Tensor, Tensor]:
         """Mean, and sum of squared deviations from it, of its ``count`` rows as they are now, one or more."""

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from .._dtypes import at_least_float32
 from .._parts import rows_at_a_time
-from ._generation import Generation, Sums
+from ._generation import Generation
+from ._linear_generation import LinearGeneration
 from .affine import Affine
+from .linear import Linear
 from .moments import Moments
 
 
@@ -89,9 +91,9 @@ class Rows:
 
     def column(self, dimension: int, dtype: torch.dtype) -> Tensor:
         """One coordinate of all rows as they are now, ``(n,)``."""
-        places = torch.arange(self.num_rows, device=self.stored.device)
-        one = replace(self, newer=self.newer.only(dimension), older=self.older.only(dimension))
-        return one._read_at(places, self.stored[: self.num_rows, dimension, None], dtype).squeeze(1)
+        stored = self.stored[: self.num_rows]
+        newer, older = (g.to(dtype).column(stored, dimension) for g in (self.newer, self.older))
+        return torch.where(torch.arange(len(stored), device=stored.device) < self.boundary, newer, older)
 
     def weighted_sum(self, weights: Tensor, divisors: Tensor) -> Tensor:
         """``(a, d)``, the sum over j of ``weights[:, j] / divisors[j]`` times row j.
@@ -114,8 +116,7 @@ class Rows:
             if generation.is_as_stored:
                 total = total + of_stored
             else:
-                in_dtype = generation.to(weights.dtype)
-                total = total.addcmul(of_stored, in_dtype.scale).addcmul(shares, in_dtype.shift)
+                total = total + generation.to(weights.dtype).of_sums(of_stored, shares)
         places, stored = self._written_over()
         if len(places):
             then, now = (self._read_at(places, u, weights.dtype) for u in (stored, self.stored[places]))
@@ -166,9 +167,9 @@ class Rows:
         generations = []
         for generation, start, stop in self._generations():
             if generation.sums is None or generation.sums.are_lost():
-                sums = Sums.of(self.stored[:0])
+                sums = generation.sums_of(self.stored[:0])
                 for part in self._places_of(start, stop):
-                    sums = sums.plus(Sums.of(self.stored[part]))
+                    sums = sums.plus(generation.sums_of(self.stored[part]))
                 generation = generation._replace(sums=sums)
             generations.append(generation)
         return replace(self, newer=generations[0], older=generations[1])
@@ -187,6 +188,22 @@ class Rows:
             squares = (squares + other_squares).addcmul(delta, delta, value=count * share)
         return self.without_rounding(Moments(mean, (squares / (self.num_rows - 1)).sqrt()))
 
+    def covariance(self) -> Tensor:
+        """Covariance ``(d, d)`` of the rows as they are now, two or more, in coordinates with a matrix."""
+        parts = []
+        for generation, start, stop in self._generations():
+            if stop > start:
+                assert isinstance(generation, LinearGeneration)
+                parts.append((stop - start, *generation.mean_and_scatter(stop - start)))
+        mean = torch.stack([count * own_mean for count, own_mean, _ in parts]).sum(dim=0) / self.num_rows
+        between = [count * torch.outer(own - mean, own - mean) for count, own, _ in parts]
+        scatter = torch.stack([*between, *(within for _, _, within in parts)]).sum(dim=0)
+        return scatter / (self.num_rows - 1)
+
+    def with_matrices(self) -> Rows:
+        """In coordinates that mix dimensions."""
+        return replace(self, newer=LinearGeneration.of(self.newer), older=LinearGeneration.of(self.older))
+
     def without_rounding(self, of_rows: Moments) -> Moments:
         """Moments in which a spread of a few rounding errors, or of rows that have become equal, is zero."""
         mean, std = of_rows
@@ -194,7 +211,7 @@ class Rows:
         least = torch.maximum(self.newer.least_std(self.stored.dtype), 8 * eps * mean.abs())
         return Moments(mean, torch.where(std > least, std, 0.0))
 
-    def adapted(self, affine: Affine, of_rows: Moments) -> Rows:
+    def adapted(self, affine: Affine | Linear, of_rows: Moments) -> Rows:
         """The rows after a map of all of them, but in dimensions in which it could take them out of range.
 
         Args:
@@ -202,8 +219,8 @@ class Rows:
         """
         mean, std = of_rows
         for generation in (self.newer, self.older):
-            std = torch.maximum(std, generation.scale.abs())
-        affine = self.bounded(affine, Moments(mean, std))
+            std = torch.maximum(std, generation.size)
+        affine = affine.bounded(mean, std, self.num_rows, at_least_float32(self.stored[:0]).dtype)
         newer, older = (g.adapted(affine, self.stored.dtype) for g in (self.newer, self.older))
         return replace(self, newer=newer, older=older)
 
@@ -224,7 +241,7 @@ class Rows:
         to_come = rows
         while len(to_come):
             if after.num_rows == 0 or after.boundary == len(after.stored):
-                generation = Generation.beginning(rows, is_whitened, dtype)
+                generation = type(self.newer).beginning(rows, is_whitened, dtype)
                 after = replace(after, newer=generation, older=after.newer, boundary=0)
             come, to_come = to_come.tensor_split([len(after.stored) - after.boundary])
             after = after._put(after.newer.to_store(come, dtype))

@@ -44,6 +44,8 @@ class BaseAdapter(ModuleWithRecords):
                 [5.]])
     """
 
+    needs_covariance = False  # whether the memory's coordinates mix dimensions
+
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.add_to_recordable_attributes(list_of_names=["mean_distance", "std_ratio"], is_stat=True)
@@ -97,7 +99,7 @@ class BaseAdapter(ModuleWithRecords):
         target = self.estimate(of_batch, len(batch))
         if len(rows) < 2:
             return rows
-        rows = rows.measured()
+        rows = (rows.with_matrices() if self.needs_covariance else rows).measured()
         of_memory = rows.moments()
         if self.collect_stats:
             self.mean_distance = (of_memory.mean - of_batch.mean).norm().item()
@@ -105,6 +107,12 @@ class BaseAdapter(ModuleWithRecords):
         return self._adapted(rows, labels, batch, batch_labels, of_memory, target)
 
     def _adapted(
-        self, rows: Rows, _: Tensor, __: Tensor, ___: Tensor, of_memory: Moments, target: Moments
+        self,
+        rows: Rows,
+        labels: Tensor,
+        batch: Tensor,
+        batch_labels: Tensor,
+        of_memory: Moments,
+        target: Moments,
     ) -> Rows:
         return rows.adapted(self.map(of_memory, target), of_memory)

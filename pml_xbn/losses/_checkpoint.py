@@ -34,7 +34,12 @@ def to_present_form(state: dict[str, Any], prefix: str, memory: nn.Module, queue
         values = at_least_float32(rows.detach().clone())
         stored = Rows.of(values, len(rows), boundary, queue.dtype).first(len(rows) if is_full else position)
         contents = Contents(stored, labels.clone(), None, numbers["num_calls"])
-    state.update({f"{prefix}queue.{name}": value for name, value in state_of(contents).items()})
+    state.update(
+        {
+            f"{prefix}queue.{name}": value
+            for name, value in state_of(contents, has_matrices=queue.has_matrices).items()
+        }
+    )
     for name, module in memory.named_modules(prefix=prefix.removesuffix(".")):
         key = f"{name}._extra_state"
         old = state.get(key)

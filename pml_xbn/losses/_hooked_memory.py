@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from ..adapters.base_adapter import BaseAdapter
 from ._memory_hooks import MemoryHook, MemoryHooks, made_buffers
 from ._queue_memory import QueueMemory
 
@@ -37,6 +38,8 @@ class HookedMemory(QueueMemory):
             TypeError: the hook cannot be called.
         """
         handle = self._hooks.register(hook, self.embedding_size)
+        if isinstance(hook, BaseAdapter) and hook.needs_covariance:
+            self.queue.has_matrices = True
         if isinstance(hook, nn.Module) and all(hook is not module for module in self.modules()):
             self._drop_removed_hooks()
             numbers = [int(name.removeprefix("memory_hook_")) for name in self._names_of_hooks.values()]

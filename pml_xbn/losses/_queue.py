@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .._dtypes import at_least_float32
 from ..adapters._generation import Generation, Sums
+from ..adapters._linear_generation import LinearGeneration
 from ..adapters._rows import History, Rows
 
 _VERSION = 2  # of the state; 1 is that of version 0.1.0, see _checkpoint.py
@@ -69,6 +70,7 @@ class Queue(nn.Module):
     def __init__(self, memory_size: int, embedding_size: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.dtype = dtype
+        self.has_matrices = False  # the coordinates mix dimensions
         # The value that was read last, of which contents, and a copy that nobody else has.
         self._read: tuple[Contents, Tensor, Tensor] | None = None
         with torch.inference_mode(False):
@@ -171,9 +173,12 @@ class Queue(nn.Module):
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         contents = self.settled()
         # Who asks for the state is to find it unchanged when the run has gone on.
-        rows = contents.rows if keep_vars else as_it_was(contents.rows, copy=True)
+        rows = contents.rows.with_matrices() if self.has_matrices else contents.rows
+        if rows is not contents.rows:
+            self.contents = contents = contents._replace(rows=rows)
+        rows = rows if keep_vars else as_it_was(rows, copy=True)
         labels = contents.labels if keep_vars else contents.labels.clone()
-        state = state_of(contents._replace(rows=rows, labels=labels))
+        state = state_of(contents._replace(rows=rows, labels=labels), has_matrices=self.has_matrices)
         destination.update({prefix + name: value for name, value in state.items()})
 
     def _load_from_state_dict(
@@ -185,7 +190,7 @@ class Queue(nn.Module):
         missing_keys: list[str],
         *_: Any,
     ) -> None:
-        names = state_of(self.contents).keys()
+        names = state_of(self.contents, has_matrices=self.has_matrices).keys()
         missing = [prefix + name for name in names if prefix + name not in state_dict]
         if missing:
             missing_keys.extend(missing)
@@ -193,7 +198,7 @@ class Queue(nn.Module):
         device = self.contents.labels.device
         with torch.inference_mode(False):
             state = {name: state_dict[prefix + name].to(device, copy=True) for name in names}
-            self.contents = _contents_of(state, self.dtype)
+            self.contents = _contents_of(state, self.dtype, has_matrices=self.has_matrices)
         self._read = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -220,11 +225,11 @@ def _are_same(values: Tensor, others: Tensor) -> bool:
     return bool(((values == others) | (values.isnan() & others.isnan())).all())
 
 
-def state_of(contents: Contents) -> dict[str, Tensor]:
+def state_of(contents: Contents, *, has_matrices: bool) -> dict[str, Tensor]:
     """Tensors of fixed shape that hold everything."""
-    rows = contents.rows
+    rows = contents.rows.with_matrices() if has_matrices else contents.rows
     generations = (rows.newer, rows.older)
-    nothing = Sums.of(rows.stored[:0])
+    of_nothing = rows.newer.sums_of(rows.stored[:0])
     numbers = [
         _VERSION,
         contents.num_calls,
@@ -236,18 +241,30 @@ def state_of(contents: Contents) -> dict[str, Tensor]:
     return {
         "rows": rows.stored,
         "labels": contents.labels,
-        "coordinates": torch.stack([torch.stack(g[:3]) for g in generations]),
-        "sums": torch.stack([torch.stack(g.sums or nothing) for g in generations]),
+        "coordinates": torch.stack([torch.cat([_as_rows(x) for x in g[:3]]) for g in generations]),
+        "sums": torch.stack([torch.cat([_as_rows(x) for x in g.sums or of_nothing]) for g in generations]),
         "numbers": torch.tensor(numbers),
     }
 
 
-def _contents_of(state: dict[str, Tensor], dtype: torch.dtype) -> Contents:
+def _as_rows(values: Tensor) -> Tensor:
+    """``(d,)`` as ``(1, d)``."""
+    return values.reshape(-1, values.shape[-1])
+
+
+def _contents_of(state: dict[str, Tensor], dtype: torch.dtype, *, has_matrices: bool) -> Contents:
     """The contents that have this state."""
+    kind = LinearGeneration if has_matrices else Generation
     _, num_calls, num_rows, boundary, *flags = state["numbers"].tolist()
     newer, older = (
-        Generation(scale, shift, origin, bool(is_as_stored), Sums(*sums) if has_sums else None)
-        for (scale, shift, origin), sums, is_as_stored, has_sums in zip(
+        kind(
+            coordinates[:-2] if has_matrices else coordinates[0],
+            coordinates[-2],
+            coordinates[-1],
+            bool(is_as_stored),
+            Sums(sums[0], sums[1:] if has_matrices else sums[1]) if has_sums else None,
+        )
+        for coordinates, sums, is_as_stored, has_sums in zip(
             state["coordinates"], state["sums"], flags[:2], flags[2:], strict=True
         )
     )
