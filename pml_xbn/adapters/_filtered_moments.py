@@ -40,7 +40,7 @@ class FilteredMoments(BaseAdapter):
         """Moves the estimate towards the moments of the batch by :meth:`gain`, and returns it."""
         gain, old = self.gain(batch_size), self.estimated
         if self.num_batches > 0 and gain < 1:
-            batch = Moments(*(torch.lerp(x.to(y), y, gain) for x, y in zip(old, batch, strict=True)))
+            batch = Moments(*(_moved(x.to(y), y, gain) for x, y in zip(old, batch, strict=True)))
         self.estimated = batch
         self.num_batches += 1
         return batch
@@ -59,3 +59,9 @@ class FilteredMoments(BaseAdapter):
 
     def _set_numbers(self, num_batches: float) -> None:
         self.num_batches = int(num_batches)
+
+
+def _moved(old: Tensor, new: Tensor, gain: float) -> Tensor:
+    """The old values moved towards new ones, but where one is NaN the other: it would stay for ever."""
+    moved = torch.where(torch.isfinite(old), torch.lerp(old, new, gain), new)
+    return torch.where(torch.isfinite(new), moved, old)

@@ -37,7 +37,7 @@ class Sums(NamedTuple):
         return Sums(*(x.add(y, alpha=sign) for x, y in zip(self, other, strict=True)))
 
     def are_lost(self) -> bool:
-        """Whether a NaN is in them, which would stay when its row goes; a GPU does not wait for the answer."""
+        """Whether a NaN is in them, which would stay when its row goes; no GPU waits for the answer."""
         return self.first.device.type == "cpu" and not torch.isfinite(self.second).all()
 
 
@@ -131,8 +131,8 @@ class Generation(NamedTuple):
         return stored if self.is_as_stored else Affine(self.scale, self.shift).map(stored, out)
 
     def of_sums(self, weighted: Tensor, shares: Tensor) -> Tensor:
-        """Weighted sums ``(a, d)`` of rows as they are now, of those of u and the sums of weights ``(a, 1)``."""
-        return self.scale * weighted + self.shift * shares
+        """Weighted sums ``(a, d)`` of rows as they are now: of those of u, and sums of weights ``(a, 1)``."""
+        return (self.scale * weighted).addcmul(self.shift, shares)
 
     def with_rows(self, stored: Tensor, sign: int = 1) -> Generation:
         """After stored rows ``(k, d)`` have come, or with ``sign=-1`` gone."""
