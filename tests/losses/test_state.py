@@ -221,15 +221,15 @@ def test_a_refused_checkpoint_makes_no_buffers() -> None:
     assert are_equal(state(second), before)
 
 
-def test_a_state_that_is_asked_for_by_a_loss_is_that_before_the_step() -> None:
+@pytest.mark.parametrize("kind", ["xbn", "per class"])
+def test_a_state_that_is_asked_for_by_a_loss_is_that_before_the_step(kind: str) -> None:
     class Curious(SupConLoss):
         def forward(self, *args: Any) -> Tensor:
             seen.append((state(memory), memory.embedding_memory.clone()))
             copy.deepcopy(memory.queue)
             return super().forward(*args)
 
-    memory = trained("per class", loss=(loss := SupConLoss()))
-    assert memory.loss is loss
+    memory = trained(kind)
     memory.loss = Curious()
     for number in range(4, 8):
         seen: list = []
