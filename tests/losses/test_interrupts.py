@@ -223,7 +223,7 @@ def test_a_graph_of_before_has_its_gradient_after_a_failed_step() -> None:
 def test_rows_of_few_groups_that_are_written_in_place_are_taken_back(dtype: torch.dtype) -> None:
     memory = PerClassXBN(Failing(), 4, 100, memory_dtype=dtype)
     memory.fill_memory(torch.randn(100, 4), torch.arange(100) // 4)
-    embeddings, labels = torch.randn(6, 4, requires_grad=True), torch.tensor([9, 9, 9, 12, 12, 12])
+    embeddings, labels = torch.randn(6, 4, requires_grad=True), torch.tensor([9, 9, 9, 30, 31, 32])
     loss = memory(embeddings, labels)
     (expected,) = torch.autograd.grad(loss, embeddings, retain_graph=True)
     before, stored = state(memory), memory.queue.contents.rows.stored
