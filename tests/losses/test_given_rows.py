@@ -180,7 +180,10 @@ def test_a_value_of_an_earlier_step_is_nobodys(between: str) -> None:
         step(which, 3)
     value.fill_(5.0)
     assert are_equal(state(memory), state(twin))
-    if between == "eval":
+    if between == "save":
+        memory.state_dict()
+    elif between == "eval":  # a call, too, though it stores nothing
+        value = memory.embedding_memory
         memory.eval()(*batch(0))
         memory.train()
     value.fill_(6.0)

@@ -17,7 +17,7 @@ from pytorch_metric_learning.miners import MultiSimilarityMiner
 from torch import Tensor, nn
 
 import pml_xbn
-from pml_xbn import XBNWrapper
+from pml_xbn import PerClassXBN, XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 from pml_xbn.losses._memory_hooks import MemoryHooks
 
@@ -217,3 +217,30 @@ def test_a_graph_of_before_has_its_gradient_after_a_failed_step() -> None:
     step(memory, 6)
     (later,) = torch.autograd.grad(loss, embeddings)
     torch.testing.assert_close(later, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_of_few_groups_that_are_written_in_place_are_taken_back(dtype: torch.dtype) -> None:
+    memory = PerClassXBN(Failing(), 4, 100, memory_dtype=dtype)
+    memory.fill_memory(torch.randn(100, 4), torch.arange(100) // 4)
+    embeddings, labels = torch.randn(6, 4, requires_grad=True), torch.tensor([9, 9, 9, 30, 31, 32])
+    loss = memory(embeddings, labels)
+    (expected,) = torch.autograd.grad(loss, embeddings, retain_graph=True)
+    before, stored = state(memory), memory.queue.contents.rows.stored
+    memory.loss.error = ValueError("no")
+    for memory.loss.is_late in (False, True):
+        with pytest.raises(ValueError, match="no"):
+            memory(torch.randn(6, 4), labels)
+        assert are_equal(state(memory), before)
+        assert torch.equal(torch.autograd.grad(loss, embeddings, retain_graph=True)[0], expected)
+    memory.loss.error = None
+    memory(torch.randn(6, 4), labels)
+    assert memory.queue.contents.rows.stored is stored
+    places = memory.queue.contents.newest
+    changed = (stored != before["queue.rows"]).any(dim=1)
+    assert changed[36:40].all()  # rows of a group of the batch
+    assert changed[places].all()
+    assert changed.sum() < 30
+    tight = 100 * max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
+    (later,) = torch.autograd.grad(loss, embeddings)
+    torch.testing.assert_close(later, expected, rtol=tight, atol=tight)
