@@ -98,7 +98,6 @@ def test_a_checkpoint_with_a_row_of_nan_resumes(kind: str, dtype: torch.dtype) -
     assert memory.embedding_memory.isfinite().all()
 
 
-@pytest.mark.xfail(strict=True, reason="an estimate that has taken NaN in holds it for ever")
 @pytest.mark.parametrize("kind", ["momentum", "axbn"])
 def test_an_estimate_forgets_nan(kind: str) -> None:
     memory = EVERY[kind](nonfinite="ignore")
