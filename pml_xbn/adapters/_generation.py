@@ -127,7 +127,7 @@ class Generation(NamedTuple):
         return stored if self.is_as_stored else Affine(self.scale, self.shift).map(stored, out)
 
     def of_sums(self, weighted: Tensor, shares: Tensor) -> Tensor:
-        """Weighted sums ``(a, d)`` of rows as they are now, of those of u and the sums of weights ``(a, 1)``."""
+        """Weighted sums ``(a, d)`` of rows as they are now, given those of u, and of weights, ``(a, 1)``."""
         return self.scale * weighted + self.shift * shares
 
     def with_rows(self, stored: Tensor, sign: int = 1) -> Generation:
