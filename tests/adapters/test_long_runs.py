@@ -229,9 +229,12 @@ def test_a_mean_of_a_thousand_spreads_costs_what_float32_rounds_by(name: str) ->
 @pytest.mark.parametrize("num_rows", BATCH_SIZES)
 @pytest.mark.parametrize("name", sorted(CASES.keys() - set(GROUP_CASES)))
 def test_half_precision_rows_equal_the_replay(name: str, num_rows: int, dtype: torch.dtype) -> None:
-    """A bfloat16 row that lies four spreads out is itself rounded by up to 1/64 of the spread."""
+    """A bfloat16 row that lies four spreads out is itself rounded by up to 1/64 of the spread.
+
+    Of seven rows that follow a moving average some lie further out still.
+    """
     found = run(name, num_rows, dtype, every=16 if num_rows > 1000 else 1)
-    assert found.rms < 1e-2, found
+    assert found.rms < (1e-2 if dtype == torch.float16 else 2e-2), found
     assert found.as_read < (1e-2 if dtype == torch.float16 else 4e-2), found
 
 
