@@ -78,8 +78,9 @@ class Queue(nn.Module):
             rows = Rows.of(torch.zeros(0, embedding_size), memory_size, 0, dtype)
         self.contents = Contents(rows, labels, None, 0)
 
-    def reset(self) -> None:
-        """Empties the queue. Calls stay counted."""
+    def reset(self, dtype: torch.dtype) -> None:
+        """Empties the queue, to store rows in this dtype. Calls stay counted."""
+        self.dtype = dtype
         old, self._read = self.contents, None
         with torch.inference_mode(False):
             rows = Rows.of(self.new_zeros(0), len(old.labels), 0, self.dtype)

@@ -29,7 +29,7 @@ def is_adapted(memory: AdaptiveCrossBatchMemory, dimension: int) -> bool:
     adapter, num_rows = copy.deepcopy(memory.adapter), len(contents.rows)
     rows = adapter.adapt(contents.rows, contents.labels[:num_rows], embeddings.detach() + 1e4, labels)
     values = rows.read(torch.float32)[:, dimension]
-    return bool(values[values.isfinite()].median() > 5e3)
+    return bool(values[values.isfinite()].median() > 1e3)
 
 
 def is_ordinary(memory: AdaptiveCrossBatchMemory) -> Tensor:
