@@ -15,7 +15,7 @@ from ._rows import Rows
 from .affine import Affine
 from .moments import Moments
 
-_MOST_IN_SHORT_SUM = 512
+_MOST_IN_SHORT_SUM = 512  # a CPU adds one number after the other, and rounds as often
 
 
 class GroupSlots(NamedTuple):
@@ -58,7 +58,7 @@ class GroupSums(NamedTuple):
         sums = widest(rows.new_zeros(2, *centres.shape))
         short = torch.zeros_like(sums, dtype=centres.dtype)
         at_a_time = rows_at_a_time(rows)
-        if rows.device.type == "cpu":  # which adds one number after the other, and rounds as often
+        if rows.device.type == "cpu":
             at_a_time = min(at_a_time, _MOST_IN_SHORT_SUM)
         buffer = torch.empty_like(rows[:at_a_time], dtype=centres.dtype)
         for part, part_slots in zip(rows.split(at_a_time), slots.split(at_a_time), strict=True):
