@@ -230,7 +230,7 @@ class AdaptiveCrossBatchMemory(HookedMemory):
             refusals, skip = self._hooks.refusals(batch.ref_labels), self.nonfinite == "skip"
             return batch, are_storable(embeddings, self._dtype_of_rows(), refusals, skip=skip)
 
-        if not self._shares_rows():
+        if not (self.gather_distributed and ranks.are_many()):
             batch, is_storable = checked()
             return batch, None, is_storable
         batch, reports = shared(checked)
@@ -274,10 +274,8 @@ class AdaptiveCrossBatchMemory(HookedMemory):
 
     @torch.no_grad()
     def _adapted(self, contents: Contents, batch: Tensor, batch_labels: Tensor) -> Rows:
-        is_free = self.nonfinite == "ignore"
-        rows = self._hooks.adapted(
-            contents.rows, contents.labels, batch, batch_labels, allow_nonfinite=is_free
-        )
+        arguments = contents.rows, contents.labels, batch, batch_labels
+        rows = self._hooks.adapted(*arguments, allow_nonfinite=self.nonfinite == "ignore")
         return rows.given(normalize(rows.read(batch.dtype))) if self.normalize_memory else rows
 
     def _loss_of_step(self, contents: Contents | None, batch: Batch) -> Tensor:
@@ -329,9 +327,6 @@ class AdaptiveCrossBatchMemory(HookedMemory):
         return loss_of_batch(self.loss, self.miner, batch)
 
     # -- many ranks -----------------------------------------------------------------------------------------
-
-    def _shares_rows(self) -> bool:
-        return self.gather_distributed and ranks.are_many()
 
     def _step_of_ranks(self, batch: Batch, reports: list[Report]) -> tuple[Contents | None, Tensor]:
         """The memory, and the loss of the batch of all ranks, with this rank's part of its gradient."""
