@@ -326,8 +326,6 @@ class AdaptiveCrossBatchMemory(HookedMemory):
     def _loss_of_batch(self, batch: Batch) -> Tensor:
         return loss_of_batch(self.loss, self.miner, batch)
 
-    # -- many ranks -----------------------------------------------------------------------------------------
-
     def _step_of_ranks(self, batch: Batch, reports: list[Report]) -> tuple[Contents | None, Tensor]:
         """The memory, and the loss of the batch of all ranks, with this rank's part of its gradient."""
         is_shared = self.num_calls >= self.warmup and can_be_shared(self.loss, self.miner)
