@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from torch import nn
-from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.modules import module as torch_module
 
 T = TypeVar("T", bound=nn.Module)
 
@@ -33,7 +33,8 @@ def is_as_built(module: nn.Module) -> bool:
 def has_hooks(module: nn.Module) -> bool:
     """Whether somebody looks at what the module, or one inside it, is called with."""
     hooks = (hook for m in module.modules() for hook in (m._forward_hooks, m._forward_pre_hooks))
-    return any(hooks) or bool(_has_any_global_hook())
+    of_all_modules = torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks
+    return any(hooks) or any(of_all_modules)
 
 
 @cache
