@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._dtypes import at_least_float32, widest
+from .._dtypes import widest
 from .affine import Affine
 from .linear import Linear
 from .moments import Moments, moments
@@ -17,6 +17,7 @@ from .moments import Moments, moments
 _LEAST_SCALE = {torch.float16: 2.0**-13}
 _LEAST_STD = {torch.float16: 2.0**-9}
 
+_LEAST_OF_RMS = 2.0**-8
 # Of a smaller spread rows to come may be too many times.
 _LEAST_ORIGIN = 2.0**-60
 
@@ -29,9 +30,11 @@ class Sums(NamedTuple):
 
     @classmethod
     def of(cls, stored: Tensor) -> Sums:
-        dtype = widest(stored[:0]).dtype
-        wide = at_least_float32(stored)
-        return cls(wide.sum(dim=0, dtype=dtype), wide.square().sum(dim=0, dtype=dtype))
+        wide = widest(stored)  # rows that are stored as they are may be far from zero
+        second = wide.square().sum(dim=0)
+        if stored.dtype != torch.float64:  # what is left of an infinite number, which says nothing
+            second = torch.where(second > torch.finfo(torch.float32).max, torch.inf, second)
+        return cls(wide.sum(dim=0), second)
 
     def plus(self, other: Sums, sign: int = 1) -> Sums:
         return Sums(*(x.add(y, alpha=sign) for x, y in zip(self, other, strict=True)))
@@ -71,6 +74,9 @@ class Generation(NamedTuple):
             return cls(ones, torch.zeros_like(ones), ones, True, None)
         mean, std = moments(wide) if len(wide) > 1 else (wide[0], ones * 0)
         is_finite = torch.isfinite(std)
+        if dtype == torch.float16:  # where these are nearly equal, rows to come have to fit in its range, too
+            rms = torch.where(is_finite, mean.square() + std.square(), 0.0).mean().sqrt()
+            std = torch.where(std > _LEAST_ORIGIN, torch.maximum(std, _LEAST_OF_RMS * rms), std)
         scale = torch.where(is_finite & (std > _LEAST_ORIGIN), std, 1.0)
         return cls(scale, torch.where(is_finite, mean, 0.0), scale, False, Sums.of(wide[:0]))
 

@@ -86,7 +86,7 @@ class GroupSums(NamedTuple):
     def joined(self, other: GroupSums) -> GroupSums:
         """Of the rows of both."""
         count = self.num_rows + other.num_rows
-        share = other.num_rows / count.clamp(min=1)
+        share = other.num_rows.to(self.mean) / count.clamp(min=1)
         delta = other.mean - self.mean
         squares = self.squares + other.squares + delta.square() * self.num_rows * share
         return GroupSums(count, self.mean + delta * share, squares)

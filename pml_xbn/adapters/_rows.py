@@ -105,22 +105,23 @@ class Rows:
             divisors: ``(n,)``.
         """
         total = weights.new_zeros(len(weights), self.stored.shape[1])
+        places, then = self._written_over()
         for generation, start, stop in self._to_read():
             # The sum of a ∘ u + b is a ∘ (the sum of u) + b: no row has to be mapped for it.
             of_stored, shares = torch.zeros_like(total), torch.zeros_like(total[:, :1])
             for part in self._places_of(start, stop):
-                scaled = weights[:, part] / divisors[part]
-                of_stored = of_stored.addmm(scaled, self.stored[part].to(weights.dtype))
+                scaled, stored = weights[:, part] / divisors[part], self.stored[part]
+                if torch.is_grad_enabled() or len(places):  # a second derivative may come after the next step
+                    stored = stored.clone()
+                    within = (part.start <= places) & (places < part.stop)
+                    stored[places[within] - part.start] = then[within]
+                of_stored = of_stored.addmm(scaled, stored.to(weights.dtype))
                 if not generation.is_as_stored:
                     shares = shares + scaled.sum(dim=1, keepdim=True)
             if generation.is_as_stored:
                 total = total + of_stored
             else:
                 total = total + generation.to(weights.dtype).of_sums(of_stored, shares)
-        places, stored = self._written_over()
-        if len(places):
-            then, now = (self._read_at(places, u, weights.dtype) for u in (stored, self.stored[places]))
-            total = total + (weights[:, places] / divisors[places]) @ (then - now)
         return total
 
     def _read_at(self, places: Tensor, stored: Tensor, dtype: torch.dtype) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from pytorch_metric_learning.utils.module_with_records import ModuleWithRecords
 from torch import Tensor
 
@@ -87,7 +88,8 @@ class BaseAdapter(ModuleWithRecords):
         """
         wide = at_least_float32(memory)
         rows = Rows.of(wide, len(wide), len(wide), wide.dtype)
-        adapted = self.adapt(rows, memory_labels, batch, batch_labels)
+        with torch.no_grad():
+            adapted = self.adapt(rows, memory_labels, batch, batch_labels)
         return None if adapted is rows else adapted.read(wide.dtype).to(memory.dtype)
 
     def adapt(self, rows: Rows, labels: Tensor, batch: Tensor, batch_labels: Tensor) -> Rows:

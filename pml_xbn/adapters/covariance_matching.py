@@ -79,8 +79,11 @@ class CovarianceMatching(BaseAdapter):
         if self.root == "cholesky":
             factor, info = torch.linalg.cholesky_ex(correlations)
             return factor, (info == 0) & (factor.diagonal().square() > least).all()
-        values, vectors = torch.linalg.eigh(correlations)
-        return (vectors * values.clamp(min=least).sqrt()) @ vectors.T, (values > least).all()
+        is_finite = torch.isfinite(correlations).all()
+        unit = torch.eye(len(std), dtype=std.dtype, device=std.device)
+        values, vectors = torch.linalg.eigh(torch.where(is_finite, correlations, unit))
+        root = (vectors * values.clamp(min=least).sqrt()) @ vectors.T
+        return root, is_finite & (values > least).all()
 
     def _adapted(
         self,
@@ -91,6 +94,7 @@ class CovarianceMatching(BaseAdapter):
         of_memory: Moments,
         target: Moments,
     ) -> Rows:
-        covariance = widest(batch).T.cov()
+        centred = widest(batch) - widest(batch).mean(dim=0)
+        covariance = centred.T @ centred / (len(batch) - 1)
         linear = self.map_covariances(rows.covariance(), covariance, of_memory, target)
         return rows.adapted(linear, of_memory)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from functools import cached_property
 from typing import Any
 
 import torch
 from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity, LpDistance
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from ..adapters._rows import Rows
 from ._twins import is_as_built, twin_of
@@ -67,7 +69,11 @@ class Distances:
         # Who asks first may be a miner, which takes no gradients; who asks next may be a loss.
         with torch.set_grad_enabled(self._is_differentiated):
             directions = self.anchors / self._anchor_norms.clamp_min(_SMALLEST_NORM)
-            mat, divisors = _Products.apply(directions, self._rows)
+            rows = self._rows
+            # What the graph saves goes after its backward pass, and the rows with it: an attribute of the
+            # graph's own would stay as long as somebody keeps the loss.
+            with saved_tensors_hooks(lambda saved: (saved, rows), lambda packed: packed[0]):
+                mat, divisors = _Products.apply(directions, rows)
         return mat, divisors
 
     def _euclidean(self) -> Tensor:
@@ -118,7 +124,7 @@ class _Products(torch.autograd.Function):
             for places, part in rows.parts(directions.dtype):
                 torch.linalg.vector_norm(part, dim=1, out=divisors[places]).clamp_min_(_SMALLEST_NORM)
                 torch.mm(directions, part.t(), out=mat[:, places]).div_(divisors[places])
-        ctx.rows = rows
+        ctx.rows = weakref.ref(rows)
         ctx.save_for_backward(divisors)
         ctx.mark_non_differentiable(divisors)
         ctx.set_materialize_grads(False)
@@ -130,4 +136,4 @@ class _Products(torch.autograd.Function):
             return None, None
         (divisors,) = ctx.saved_tensors
         with torch.autocast(of_mat.device.type, enabled=False):
-            return ctx.rows.weighted_sum(of_mat, divisors), None
+            return ctx.rows().weighted_sum(of_mat, divisors), None

@@ -50,14 +50,15 @@ class HookedMemory(QueueMemory):
 
     @contextmanager
     def _undone_on_error(self) -> Iterator[None]:
-        """A block that leaves nothing behind unless it has replaced the queue's contents."""
+        """A block that leaves nothing behind unless it has replaced the queue's rows."""
         before, give_back = self.queue.contents, self._hooks.state()
         try:
             yield
         except BaseException:
             self._hooks.are_running = False
-            if self.queue.contents is before:
+            if self.queue.contents.rows is before.rows:  # whoever has assigned labels meanwhile
                 before.rows.take_back()
+                self.queue.contents = before
                 give_back()
             raise
 

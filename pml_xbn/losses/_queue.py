@@ -175,8 +175,9 @@ class Queue(nn.Module):
         contents = self.settled()
         # Who asks for the state is to find it unchanged when the run has gone on.
         rows = contents.rows.with_matrices() if self.has_matrices else contents.rows
-        if rows is not contents.rows:
-            self.contents = contents = contents._replace(rows=rows)
+        # While a step is under way, it would have to undo it.
+        if rows is not contents.rows and contents.rows.history.next is None:
+            self.contents = contents._replace(rows=rows)
         rows = rows if keep_vars else as_it_was(rows, copy=True)
         labels = contents.labels if keep_vars else contents.labels.clone()
         state = state_of(contents._replace(rows=rows, labels=labels), has_matrices=self.has_matrices)

@@ -90,7 +90,12 @@ class QueueMemory(CrossBatchMemory):
 
     @label_memory.setter
     def label_memory(self, labels: Tensor) -> None:
-        self.queue.contents = self.queue.contents._replace(labels=labels.to(torch.int64))
+        contents = self.queue.contents
+        if labels.shape != contents.labels.shape:
+            raise ValueError(
+                f"label_memory of shape {tuple(labels.shape)}: assign {tuple(contents.labels.shape)}"
+            )
+        self.queue.contents = contents._replace(labels=labels.to(contents.labels))
 
     @property
     def num_rows(self) -> int:
