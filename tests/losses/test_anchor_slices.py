@@ -160,5 +160,9 @@ def test_a_memory_has_second_derivatives(make: Callable, monkeypatch: pytest.Mon
 
     sliced = penalised()
     monkeypatch.setattr(_seam, "_is_one_of", lambda *_: False)
-    for one, other in zip(sliced, penalised(), strict=True):
+    try:
+        plain = penalised()
+    except NotImplementedError as error:
+        pytest.skip(f"PML's own distances have no second derivative here: {error}")
+    for one, other in zip(sliced, plain, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)
