@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from pytorch_metric_learning.distances import DotProductSimilarity
 from pytorch_metric_learning.losses import ContrastiveLoss, SupConLoss
 from pytorch_metric_learning.reducers import DoNothingReducer
 from torch import Tensor, nn
+from troubled_loss import TroubledLoss, TroubleError
 
 from pml_xbn import AXBNWrapper, XBNWrapper
 from pml_xbn.adapters import MomentMatching
@@ -281,3 +283,42 @@ def test_a_memory_that_is_built_or_reset_in_inference_mode_can_be_trained() -> N
         with torch.inference_mode():
             loss_fn.reset_queue()
         assert loss_fn.num_rows == 0
+
+
+def test_losses_that_are_kept_hold_no_rows() -> None:
+    """``running_loss += loss``, without detach, is a common mistake."""
+    loss_fn, kept, histories = XBNWrapper(SupConLoss(), D, 10), [], []
+    for _ in range(5):
+        embeddings = torch.randn(4, D, requires_grad=True)
+        kept.append(loss_fn(embeddings, torch.arange(4) % 2))
+        kept[-1].backward()
+        histories.append(weakref.ref(loss_fn.queue.contents.rows.history))
+    assert [history() is None for history in histories] == [True] * 4 + [False]
+
+
+def test_rows_after_a_batch_of_nearly_equal_ones_fit_in_half_precision() -> None:
+    memory = AdaptiveCrossBatchMemory(ContrastiveLoss(), D, 20, memory_dtype=torch.float16)
+    memory(1 + 1e-6 * torch.randn(8, D), torch.arange(8))
+    embeddings = torch.randn(8, D)
+    memory(embeddings, torch.arange(8))
+    torch.testing.assert_close(memory.embedding_memory[8:16], embeddings, rtol=2e-3, atol=2e-3)
+
+
+def test_labels_that_a_failing_hook_assigns_are_taken_back_with_the_rows() -> None:
+    memory = AdaptiveCrossBatchMemory(TroubledLoss(), D, 10)
+    step(memory)
+    before = everything(memory)
+
+    def assign(*_: Tensor) -> None:
+        memory.label_memory = memory.label_memory + 1
+
+    memory.register_memory_hook(assign)
+    memory.loss.strikes = True
+    with pytest.raises(TroubleError):
+        step(memory)
+    assert everything(memory) == before
+
+
+def test_labels_of_another_length_are_refused(memory: AdaptiveCrossBatchMemory) -> None:
+    with pytest.raises(ValueError, match=r"label_memory of shape \(3,\): assign \(10,\)"):
+        memory.label_memory = torch.arange(3)
