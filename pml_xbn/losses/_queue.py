@@ -154,7 +154,7 @@ class Queue(nn.Module):
         stored = contents.rows.stored
         if stored.device != device or stored.is_inference():
             with torch.inference_mode(False):
-                self.contents = contents.to(lambda x: x.to(device, copy=True))
+                self.contents = contents.to(lambda x: _copy_on(device, x))
         self._read = None
         return self.contents
 
@@ -162,6 +162,9 @@ class Queue(nn.Module):
         """Goes with the module to its device. The rows keep their dtype: ``half()`` is for the model."""
 
         def move(x: Tensor) -> Tensor:
+            device = fn(x.new_empty(0, dtype=torch.float32)).device
+            if device.type == "mps":
+                return _copy_on(device, x)
             moved = fn(x)
             return moved if moved.dtype == x.dtype else x.to(moved.device)
 
@@ -199,13 +202,19 @@ class Queue(nn.Module):
             return
         device = self.contents.labels.device
         with torch.inference_mode(False):
-            state = {name: state_dict[prefix + name].to(device, copy=True) for name in names}
+            state = {name: _copy_on(device, state_dict[prefix + name]) for name in names}
             self.contents = _contents_of(state, self.dtype, has_matrices=self.has_matrices)
         self._read = None
 
     def __getstate__(self) -> dict[str, Any]:
         self.settled()
         return {**self.__dict__, "_read": None}
+
+
+def _copy_on(device: torch.device, values: Tensor) -> Tensor:
+    """A copy on the device, in float32 if it knows no float64."""
+    is_too_wide = device.type == "mps" and values.dtype == torch.float64
+    return (values.float() if is_too_wide else values).to(device, copy=True)
 
 
 def as_it_was(rows: Rows, *, copy: bool = False) -> Rows:
