@@ -124,8 +124,8 @@ class Subject:
 
 def fill(loss_fn: nn.Module, rows: int, dim: int, generator: torch.Generator) -> None:
     """Stores so many rows, a part at a time, so that at no moment there is twice the memory."""
-    for first in range(0, rows, 2**16):
-        part = torch.empty(min(2**16, rows - first), dim, device=generator.device)
+    for first in range(0, rows, 2**12):
+        part = torch.empty(min(2**12, rows - first), dim, device=generator.device)
         fill_with_embeddings(part, generator)
         labels = torch.randint(NUM_CLASSES, (len(part),), device=generator.device, generator=generator)
         loss_fn.add_to_memory(part, labels, len(part))

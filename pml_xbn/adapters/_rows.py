@@ -244,7 +244,8 @@ class Rows:
             if after.num_rows == 0 or after.boundary == len(after.stored):
                 generation = type(self.newer).beginning(rows, is_whitened, dtype)
                 after = replace(after, newer=generation, older=after.newer, boundary=0)
-            come, to_come = to_come.tensor_split([len(after.stored) - after.boundary])
+            room = min(len(after.stored) - after.boundary, rows_at_a_time(self.stored))
+            come, to_come = to_come.tensor_split([room])
             after = after._put(after.newer.to_store(come, dtype))
         return after
 
