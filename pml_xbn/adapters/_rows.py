@@ -27,6 +27,20 @@ class History:
     def __init__(self) -> None:
         self.next: tuple[Tensor, Tensor, History] | None = None
 
+    def written_over(self) -> list[tuple[Tensor, Tensor]]:
+        """Places ``(k,)`` and what was stored there, ``(k, d)``, in the order in which it was written over."""
+        step, entries = self.next, []
+        while step is not None:
+            places, stored, later = step
+            entries.append((places, stored))
+            step = later.next
+        return entries
+
+    def put_back(self, stored: Tensor) -> None:
+        """Writes to ``stored``, ``(M, d)`` as it is now, what was there at the beginning."""
+        for places, before in reversed(self.written_over()):
+            stored[places] = before
+
 
 @dataclass(frozen=True, eq=False)
 class Rows:
@@ -146,14 +160,10 @@ class Rows:
 
     def _written_over(self) -> tuple[Tensor, Tensor]:
         """Places ``(k,)`` of rows that were written over since, and what was stored there, ``(k, d)``."""
-        step = self.history.next
-        written = [] if step is None else [step]
-        while step is not None and (step := step[2].next) is not None:
-            written.append(step)
+        written = self.history.written_over()
         if not written:
             return self.stored.new_zeros(0, dtype=torch.int64), self.stored[:0]
-        places = torch.cat([places for places, _, _ in written])
-        stored = torch.cat([stored for _, stored, _ in written])
+        places, stored = (torch.cat(parts) for parts in zip(*written, strict=True))
         # A place that was written to many times first lost what was there.
         distinct, which = places.unique(return_inverse=True)
         order = torch.arange(len(places), device=places.device)
@@ -286,10 +296,17 @@ class Rows:
 
     def take_back(self) -> None:
         """Undoes what has been written in place since this object was made."""
-        step, written = self.history.next, []
-        while step is not None:
-            written.append(step)
-            step = step[2].next
-        for places, stored, _ in reversed(written):
-            self.stored[places] = stored
+        self.history.put_back(self.stored)
         self.history.next = None
+
+    def as_they_were(self, *, copy: bool = False) -> Rows:
+        """These rows without what a step that is under way has written; itself unless that is something.
+
+        Args:
+            copy: a copy in any case.
+        """
+        if self.history.next is None and not copy:
+            return self
+        stored = self.stored.clone()
+        self.history.put_back(stored)
+        return replace(self, stored=stored, history=History())

@@ -33,9 +33,6 @@ class MemoryHooks:
         self._hooks: OrderedDict[int, MemoryHook] = OrderedDict()
         self.are_running = False
 
-    def __len__(self) -> int:
-        return len(self._hooks)
-
     def __contains__(self, number: int) -> bool:
         """Whether the hook with this handle's number is still there."""
         return number in self._hooks

@@ -99,7 +99,7 @@ class Queue(nn.Module):
         if self._read is None:
             with torch.inference_mode(False):
                 values = self.new_zeros(len(contents.labels))
-                values[: len(contents.rows)] = as_it_was(contents.rows).read(values.dtype)
+                values[: len(contents.rows)] = contents.rows.as_they_were().read(values.dtype)
                 self._read = contents, values, values.clone()
         return self._read[1]
 
@@ -181,7 +181,7 @@ class Queue(nn.Module):
         # While a step is under way, it would have to undo it.
         if rows is not contents.rows and contents.rows.history.next is None:
             self.contents = contents._replace(rows=rows)
-        rows = rows if keep_vars else as_it_was(rows, copy=True)
+        rows = rows if keep_vars else rows.as_they_were(copy=True)
         labels = contents.labels if keep_vars else contents.labels.clone()
         state = state_of(contents._replace(rows=rows, labels=labels), has_matrices=self.has_matrices)
         destination.update({prefix + name: value for name, value in state.items()})
@@ -215,20 +215,6 @@ def _copy_on(device: torch.device, values: Tensor) -> Tensor:
     """A copy on the device, in float32 if it knows no float64."""
     is_too_wide = device.type == "mps" and values.dtype == torch.float64
     return (values.float() if is_too_wide else values).to(device, copy=True)
-
-
-def as_it_was(rows: Rows, *, copy: bool = False) -> Rows:
-    """The rows without what a step that is under way has written; their own unless that is something."""
-    step = rows.history.next
-    if step is None and not copy:
-        return rows
-    stored, written = rows.stored.clone(), []
-    while step is not None:
-        written.append(step)
-        step = step[2].next
-    for places, before, _ in reversed(written):
-        stored[places] = before
-    return replace(rows, stored=stored, history=History())
 
 
 def _are_same(values: Tensor, others: Tensor) -> bool:

@@ -19,7 +19,7 @@ from ._eager import eager
 from ._global_batch import Report, of_all_ranks, shared
 from ._hooked_memory import HookedMemory
 from ._pairs import IndicesTuple, Miner, chosen_pairs, joined, mapped
-from ._queue import Contents, as_it_was
+from ._queue import Contents
 from ._seam import loss_against
 from ._shares import can_be_shared, check_reducers, share_against, share_of_nothing
 from ._storable import are_storable
@@ -309,7 +309,7 @@ class AdaptiveCrossBatchMemory(HookedMemory):
     def _loss_against_stored(self, batch: Batch) -> Tensor:
         """The loss against the memory as it is."""
         contents = self.queue.on(batch.rows.device)
-        rows, labels, given = as_it_was(contents.rows), contents.labels[: self.num_rows], batch.given
+        rows, labels, given = contents.rows.as_they_were(), contents.labels[: self.num_rows], batch.given
         if len(batch.anchors) == 0 or len(rows) == 0:
             return zero_loss(batch) if given is None else self._loss_of_batch(batch)
         arguments = batch.anchors, batch.anchor_labels
