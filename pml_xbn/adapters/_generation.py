@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -86,6 +86,11 @@ class Generation(NamedTuple):
         return Sums.of(stored)
 
     @property
+    def map(self) -> Any:
+        """From stored rows to rows as they are now: an :class:`Affine`, or a :class:`Linear`."""
+        return Affine(self.scale, self.shift)
+
+    @property
     def size(self) -> Tensor:
         """How far a stored row of ones may lie from the shift, ``(d,)``."""
         return self.scale.abs()
@@ -93,7 +98,7 @@ class Generation(NamedTuple):
     def adapted(self, affine: Affine | Linear, dtype: torch.dtype) -> Generation:
         """After a map of its rows, which are stored in ``dtype``."""
         assert isinstance(affine, Affine), "a matrix needs coordinates with a matrix"
-        scale, shift = affine.after(Affine(self.scale, self.shift))
+        scale, shift = affine.after(self.map)
         least = _LEAST_SCALE.get(dtype, 2.0**-60) * self.origin
         scale = torch.where(scale.abs() < least, least, scale)
         return self._replace(scale=scale, shift=shift, is_as_stored=False)
@@ -134,7 +139,7 @@ class Generation(NamedTuple):
     def read(self, stored: Tensor, out: Tensor | None = None) -> Tensor:
         """The rows of u ``(k, d)`` as they are now, in the dtype of the coordinates; maybe u itself."""
         stored = stored.to(self.scale.dtype)
-        return stored if self.is_as_stored else Affine(self.scale, self.shift).map(stored, out)
+        return stored if self.is_as_stored else self.map.map(stored, out)
 
     def of_sums(self, weighted: Tensor, shares: Tensor) -> Tensor:
         """Weighted sums ``(a, d)`` of rows as they are now: of those of u, and sums of weights ``(a, 1)``."""

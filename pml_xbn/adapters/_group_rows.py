@@ -133,7 +133,7 @@ class GroupRows:
     def moments(self) -> tuple[Tensor, Moments]:
         """Counts ``(g, 1)`` and moments ``(g, d)`` of the groups as they are now."""
         newer, older = (
-            sums.mapped(Affine(generation.scale, generation.shift))
+            sums.mapped(generation.map)
             for sums, generation in zip(self.stored_sums, (self.rows.newer, self.rows.older), strict=True)
         )
         groups = GroupSums(*(x[: self.num_groups] for x in newer.joined(older)))
@@ -148,7 +148,7 @@ class GroupRows:
         """
         before, generations = (self.rows.newer, self.rows.older), [after.newer, after.older]
         now = [
-            _where(is_adapted, of_group.after(Affine(old.scale, old.shift)), Affine(new.scale, new.shift))
+            _where(is_adapted, of_group.after(old.map), new.map)
             for old, new in zip(before, generations, strict=True)
         ]
         if self.places is None:  # all rows are passed over, so that any coordinates will do
@@ -168,9 +168,7 @@ class GroupRows:
                 # What is measured at every step gathers no rounding.
                 changed = then if self.places is None else new.sums.plus(then).plus(total, -1)
                 generations[k] = new._replace(sums=changed)
-        of_slot = Affine(
-            *(torch.cat(x).to(at_least_float32(self.stored[:0])) for x in zip(*maps, strict=True))
-        )
+        of_slot = Affine(*(torch.cat(x).to(self.rows.dtype) for x in zip(*maps, strict=True)))
         mapped = self._mapped(of_slot)
         after = after.replaced(mapped) if self.places is None else after.written(self.places, mapped)
         return replace(after, newer=generations[0], older=generations[1])

@@ -37,11 +37,15 @@ class LinearGeneration(Generation):
         return Sums(wide.sum(dim=0), wide.T @ wide)
 
     @property
+    def map(self) -> Linear:
+        return Linear(self.scale, self.shift)
+
+    @property
     def size(self) -> Tensor:
         return self.scale.square().sum(dim=1).sqrt()
 
     def adapted(self, affine: Affine | Linear, dtype: torch.dtype) -> Generation:
-        matrix, shift = Linear.of(affine).after(Linear(self.scale, self.shift))
+        matrix, shift = Linear.of(affine).after(self.map)
         return self._replace(scale=matrix, shift=shift, is_as_stored=False)
 
     def to_store(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
@@ -52,10 +56,6 @@ class LinearGeneration(Generation):
 
     def column(self, stored: Tensor, dimension: int) -> Tensor:
         return self.read(stored)[:, dimension]
-
-    def read(self, stored: Tensor, out: Tensor | None = None) -> Tensor:
-        stored = stored.to(self.scale.dtype)
-        return stored if self.is_as_stored else Linear(self.scale, self.shift).map(stored, out)
 
     def of_sums(self, weighted: Tensor, shares: Tensor) -> Tensor:
         return weighted @ self.scale.T + self.shift * shares

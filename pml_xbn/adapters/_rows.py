@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .._dtypes import at_least_float32
 from .._parts import rows_at_a_time
 from ._generation import Generation
 from ._linear_generation import LinearGeneration
@@ -28,7 +27,7 @@ class History:
         self.next: tuple[Tensor, Tensor, History] | None = None
 
     def written_over(self) -> list[tuple[Tensor, Tensor]]:
-        """Places ``(k,)`` and what was stored there, ``(k, d)``, in the order in which it was written over."""
+        """Places ``(k,)`` and what was stored there, ``(k, d)``, in the order of the writing."""
         step, entries = self.next, []
         while step is not None:
             places, stored, later = step
@@ -80,6 +79,11 @@ class Rows:
 
     def __len__(self) -> int:
         return self.num_rows
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That in which rows are read, unless in a wider one."""
+        return torch.promote_types(self.stored.dtype, torch.float32)
 
     def parts(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
         """The rows as they are now, in order; the tensor of one part may be overwritten by the next."""
@@ -218,7 +222,7 @@ class Rows:
     def without_rounding(self, of_rows: Moments) -> Moments:
         """Moments in which a spread of a few rounding errors, or of rows that have become equal, is zero."""
         mean, std = of_rows
-        eps = torch.finfo(torch.promote_types(self.stored.dtype, torch.float32)).eps
+        eps = torch.finfo(self.dtype).eps
         least = torch.maximum(self.newer.least_std(self.stored.dtype), 8 * eps * mean.abs())
         return Moments(mean, torch.where(std > least, std, 0.0))
 
@@ -231,13 +235,13 @@ class Rows:
         mean, std = of_rows
         for generation in (self.newer, self.older):
             std = torch.maximum(std, generation.size)
-        affine = affine.bounded(mean, std, self.num_rows, at_least_float32(self.stored[:0]).dtype)
+        affine = affine.bounded(mean, std, self.num_rows, self.dtype)
         newer, older = (g.adapted(affine, self.stored.dtype) for g in (self.newer, self.older))
         return replace(self, newer=newer, older=older)
 
     def bounded(self, affine: Affine, of_rows: Moments) -> Affine:
         """The map, but the identity where it could take rows of these moments out of range."""
-        return affine.bounded(*of_rows, self.num_rows, at_least_float32(self.stored[:0]).dtype)
+        return affine.bounded(*of_rows, self.num_rows, self.dtype)
 
     # -- writing ---------------------------------------------------------------------------------------------
 

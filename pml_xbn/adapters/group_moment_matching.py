@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._dtypes import at_least_float32
 from ._group_rows import GroupRows, GroupSlots, GroupSums, group_slots
 from ._linear_generation import LinearGeneration
 from ._rows import Rows
@@ -107,7 +106,7 @@ class GroupMomentMatching(BaseAdapter):
         target: Moments,
     ) -> Rows:
         if isinstance(rows.newer, LinearGeneration):  # of an adapter before this one; groups have no matrices
-            rows = rows.given(rows.read(at_least_float32(rows.stored[:0]).dtype)).measured()
+            rows = rows.given(rows.read(rows.dtype)).measured()
         slots, num_groups = self._slots(labels, batch_labels), len(batch)
         in_batch = GroupSums.of(batch, slots.batch, num_groups)
         groups = GroupRows(rows, slots.memory, num_groups)

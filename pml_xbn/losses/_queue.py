@@ -108,7 +108,7 @@ class Queue(nn.Module):
         contents = self.settled()
         if (position, num_rows) != (contents.position, len(contents.rows)):
             stored = contents.rows.first(len(contents.labels))
-            self._give(stored.read(self.new_zeros(0).dtype), position, num_rows)
+            self._give(stored.read(stored.dtype), position, num_rows)
 
     def assign(self, values: Tensor) -> None:
         """Gives the queue other rows ``(M, d)``, in coordinates that begin with them.
@@ -268,5 +268,5 @@ def _contents_of(state: dict[str, Tensor], dtype: torch.dtype, *, has_matrices: 
     stored = state["rows"]
     rows = Rows(stored, num_rows, boundary, newer, older, History())
     if stored.dtype != dtype and dtype.itemsize < 4:  # of whose range the coordinates may know nothing
-        rows = Rows.of(rows.read(at_least_float32(stored[:0]).dtype), len(stored), boundary, dtype)
+        rows = Rows.of(rows.read(rows.dtype), len(stored), boundary, dtype)
     return Contents(replace(rows, stored=rows.stored.to(dtype)), state["labels"], None, num_calls)
