@@ -19,6 +19,8 @@ from pml_xbn import XBNWrapper
 # Dynamo looks at the gradients of embeddings where a graph ends, which torch warns of.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
+    # Of Python 3.13.0 alone.
+    pytest.mark.filterwarnings("ignore:Guards may run slower on Python:RuntimeWarning"),
     pytest.mark.skipif(
         tuple(map(int, torch.__version__.split(".")[:2])) < (2, 4),
         reason="Dynamo of torch 2.1 fails while it imports its own modules",
