@@ -3,9 +3,9 @@
 Both take steps in turn in one process (A B A B …), so that a machine that slows down slows both; figures
 are medians of the ratio pair by pair. Peak memory is that of a fresh process each.
 
-    python benchmarks/step_cost.py --quick
-    python benchmarks/step_cost.py --rows 60000 --miners none pair-margin
-    python benchmarks/step_cost.py --full          (the whole grid: hours on a CPU)
+    python -m benchmarks.step_cost --quick
+    python -m benchmarks.step_cost --rows 60000 --miners none pair-margin
+    python -m benchmarks.step_cost --full          (the whole grid: hours on a CPU)
 
 Writes ``step_cost_<device>.csv``, ``.md`` and ``.png`` to ``benchmarks/results``. A case that the CSV holds
 is measured anew and replaced.
@@ -26,10 +26,10 @@ from statistics import median
 
 import torch
 from pytorch_metric_learning import losses, miners
-from step_cost_report import key_of, read_csv, write_report
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from benchmarks.step_cost_report import key_of, read_csv, write_report
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
 
 RESULTS = Path(__file__).parent / "results"
@@ -191,7 +191,7 @@ def _time(call: object, device: torch.device) -> float:
 def _peak_of_fresh_process(case: Case, device: torch.device, is_pml: bool) -> float:
     """Megabytes that four steps need at most, beyond what the libraries take."""
     job = json.dumps({"case": asdict(case), "device": str(device), "is_pml": is_pml})
-    command = [sys.executable, __file__, "--peak-of", job]
+    command = [sys.executable, "-m", "benchmarks.step_cost", "--peak-of", job]
     finished = subprocess.run(command, check=True, capture_output=True, text=True)
     return float(finished.stdout.splitlines()[-1])
 

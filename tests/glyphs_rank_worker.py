@@ -11,19 +11,17 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-
 import torch
-from glyphs_task.distortion import distort
-from glyphs_task.network import GlyphNet
-from glyphs_task.training import Settings, Task
 from pytorch_metric_learning.losses import SupConLoss
 from pytorch_metric_learning.miners import PairMarginMiner
-from shared.randomness import generator_for
-from shared.sync_batch_norm import synchronise_batch_norm
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.demo.training import Settings, Task
+from benchmarks.engine.distortion import distort
+from benchmarks.engine.network import GlyphNet
+from benchmarks.engine.randomness import generator_for
+from benchmarks.engine.sync_batch_norm import synchronise_batch_norm
 from pml_xbn import AXBNWrapper, PerClassXBN, XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory, BatchLoss
 

@@ -1,4 +1,4 @@
-"""One rank of examples/train.py: a whole run, one that Ctrl-C on a single rank ends, its resumption, and
+"""One rank of benchmarks.papers: a whole run, one that Ctrl-C on a single rank ends, its resumption, and
 one without diagnostics.
 
 python training_rank_worker.py FOLDER FLAGS...
@@ -12,13 +12,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-
 import pytest
-import train
-from shared.process_group import leave_process_group
-from training.ranks import Ranks
-from training.run import Run
+
+import benchmarks.papers.__main__ as train
+from benchmarks.engine.process_group import leave_process_group
+from benchmarks.papers.ranks import Ranks
+from benchmarks.papers.run import Run
 
 _ARGV = list(sys.argv)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from glyphs_task.distortion import distort
-from glyphs_task.network import GlyphNet
 from matplotlib.axes import Axes
 from pytorch_metric_learning.losses import CrossBatchMemory, SupConLoss
 from torch import Tensor
 
+from benchmarks.engine.distortion import distort
+from benchmarks.engine.network import GlyphNet
 from pml_xbn.adapters import MomentMatching
 from pml_xbn.datasets import Glyphs
 

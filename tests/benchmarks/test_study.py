@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,13 +10,12 @@ import pytest
 import torch
 from scipy.stats import ttest_1samp
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import study
-import study_cases
-import study_data
-import study_report
-import study_run
-from study_cases import Case
+from benchmarks.study import __main__ as study
+from benchmarks.study import cases as study_cases
+from benchmarks.study import data as study_data
+from benchmarks.study import report as study_report
+from benchmarks.study import run as study_run
+from benchmarks.study.cases import Case
 
 CLASSES = 24
 FRESH = Case("xbm", 1, 16, 0.5, "batch", "fast", 0)
@@ -163,5 +161,5 @@ def test_the_page_says_what_the_files_say(tmp_path: Path) -> None:
 
 
 def test_without_files_it_says_what_to_run(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"run benchmarks/study.py first"):
+    with pytest.raises(FileNotFoundError, match=r"run python -m benchmarks.study first"):
         study_data.Study(tmp_path)

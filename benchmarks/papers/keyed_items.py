@@ -1,0 +1,66 @@
+"""Images whose augmentation depends on a key alone, whoever loads them and in whatever order."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from benchmarks.engine.randomness import seed_for
+from benchmarks.papers.data import Images
+
+Key = tuple[int, ...]
+
+
+class KeyedItems(Dataset[tuple[Tensor, int]]):
+    """Items under a transform whose random numbers are seeded from the item's key.
+
+    An index is a key whose last number is the position in ``images``, such as (epoch, step, place in the
+    batch, position). That makes a resumed run see what the interrupted one would have seen.
+
+    Args:
+        images: what is loaded.
+        transform: makes the model's input.
+        seed: the run's seed.
+    """
+
+    def __init__(self, images: Images, transform: Callable[[Any], Tensor], seed: int) -> None:
+        self.images, self.transform, self.seed = images, transform, seed
+
+    def __getitem__(self, key: Key) -> tuple[Tensor, int]:
+        image, label = self.images.items[int(self.images.positions[key[-1]])]
+        with seeded(seed_for(self.seed, "augmentation", *key)):
+            return self.transform(image), label
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seeds the generators that transforms draw from, and puts them back afterwards."""
+    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.random.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(cpu)
+
+
+def load(items: KeyedItems, batches: Sequence[Sequence[Key]], workers: int) -> DataLoader[Any]:
+    """The batches of the given keys, in order."""
+    return DataLoader(
+        items,
+        batch_sampler=batches,
+        num_workers=workers,
+        pin_memory=torch.cuda.is_available(),
+        # Its own draw would change the state of the generator that steps depend on.
+        generator=torch.Generator(),
+    )
