@@ -23,7 +23,7 @@ from pytorch_metric_learning.losses import CrossBatchMemory, SupConLoss
 from torch import nn
 from tqdm import tqdm
 
-from benchmarks.engine.network import GlyphNet
+from benchmarks.engine.glyph_net import GlyphNet
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
 
 RESULTS = Path(__file__).parent / "results"

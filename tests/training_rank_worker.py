@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 import benchmarks.papers.__main__ as train
-from benchmarks.engine.process_group import leave_process_group
-from benchmarks.papers.ranks import Ranks
-from benchmarks.papers.run import Run
+from benchmarks.engine.ranks import Ranks, leave_process_group
+from benchmarks.engine.run import Run
 
 _ARGV = list(sys.argv)
 
@@ -34,7 +33,7 @@ def interrupted_run(output: str) -> None:
 
     def train_step_and_interrupt(run: Run, *batch: Any) -> None:
         train_step(run, *batch)
-        if (run.epoch, run.step, run.ranks.rank) == (1, 0, 1):
+        if (run.epoch, run.step, run.task.ranks.rank) == (1, 0, 1):
             for _ in range(2):  # from the terminal, and from torchrun
                 os.kill(os.getpid(), signal.SIGINT)
 

@@ -22,12 +22,13 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-from benchmarks.demo.evaluation import embed, retrieval_accuracy
-from benchmarks.demo.training import Settings, Task
+from benchmarks.demo.settings import Settings
+from benchmarks.demo.task import GlyphsData
+from benchmarks.engine.accuracy import embed, retrieval_accuracy
 from benchmarks.engine.distortion import distort
-from benchmarks.engine.network import GlyphNet
-from benchmarks.engine.process_group import leave_process_group
+from benchmarks.engine.glyph_net import GlyphNet
 from benchmarks.engine.randomness import generator_for, seed_for
+from benchmarks.engine.ranks import leave_process_group
 from benchmarks.engine.sync_batch_norm import synchronise_batch_norm
 from pml_xbn import XBNWrapper
 
@@ -44,7 +45,7 @@ def _train(arguments: argparse.Namespace, device: torch.device) -> None:
     settings = Settings(
         batch_size=arguments.batch_size * world_size, classes=arguments.classes, seed=arguments.seed
     )
-    task = Task(settings, device)
+    data = GlyphsData(settings, device)
 
     torch.manual_seed(seed_for(settings.seed, "weights"))
     network = GlyphNet(settings.embedding_size).to(device)
@@ -54,24 +55,24 @@ def _train(arguments: argparse.Namespace, device: torch.device) -> None:
     loss_fn = XBNWrapper(
         SupConLoss(temperature=0.1),
         settings.embedding_size,
-        max(task.memory_setup.memory_size, settings.batch_size),
+        max(data.memory_setup.memory_size, settings.batch_size),
         PairMarginMiner(pos_margin=0.2, neg_margin=0.8),
         gather_distributed=True,
-        warmup=len(task.batches),  # an epoch without memory
+        warmup=len(data.batches),  # an epoch without memory
     ).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate)
 
     for epoch in range(arguments.epochs + 1):
-        batches = task.batches.epoch(epoch)
+        batches = data.batches.epoch(epoch)
         for step, batch in enumerate(tqdm(batches, desc=f"epoch {epoch + 1}", disable=rank > 0)):
             mine = batch.chunk(world_size)[rank].to(device)
-            images = distort(task.images[mine], generator_for(settings.seed, epoch, step, rank))
+            images = distort(data.train.images[mine], generator_for(settings.seed, epoch, step, rank))
             optimizer.zero_grad()
-            loss_fn(model(images), task.labels[mine]).backward()
+            loss_fn(model(images), data.train.labels[mine]).backward()
             optimizer.step()
         if rank == 0:
             # Not the model: a forward through DistributedDataParallel would wait for the others.
-            accuracy = retrieval_accuracy(embed(network, task.test_images), task.test_labels)
+            accuracy = retrieval_accuracy(embed(network, data.test.images), data.test.labels)
             print(f"epoch {epoch + 1}: Recall@1 {accuracy['recall_at_1']:.1f}, rows {loss_fn.num_rows}")
 
     checksum = hashlib.sha256(loss_fn.embedding_memory.cpu().numpy().tobytes()).hexdigest()[:16]

@@ -7,24 +7,27 @@ from typing import Any
 
 import torch
 from pytorch_metric_learning.losses import CrossBatchMemory
-from torch import nn
 
 # What PML's own memory needs to go on and leaves out of its state_dict.
 _QUEUE = ("queue_idx", "has_been_filled")
 
 
-def loss_state(loss_fn: nn.Module) -> dict[str, Any]:
-    """The state of a loss, with what that of PML's own `CrossBatchMemory` leaves out."""
-    is_pmls = type(loss_fn) is CrossBatchMemory
-    queue = {name: getattr(loss_fn, name) for name in _QUEUE} if is_pmls else {}
-    return {"state_dict": loss_fn.state_dict(), "queue": queue}
+def state_of(part: Any) -> dict[str, Any]:
+    """The state of a module, an optimizer and the like; of PML's own memory with what it leaves out."""
+    state: dict[str, Any] = part.state_dict()
+    if type(part) is CrossBatchMemory:
+        return {"state_dict": state, "queue": {name: getattr(part, name) for name in _QUEUE}}
+    return state
 
 
-def restore_loss(loss_fn: nn.Module, state: dict[str, Any]) -> None:
-    """The opposite of `loss_state`."""
-    loss_fn.load_state_dict(state["state_dict"])
+def restore(part: Any, state: dict[str, Any]) -> None:
+    """The opposite of `state_of`."""
+    if type(part) is not CrossBatchMemory:
+        part.load_state_dict(state)
+        return
+    part.load_state_dict(state["state_dict"])
     for name, value in state["queue"].items():
-        setattr(loss_fn, name, value)
+        setattr(part, name, value)
 
 
 def save(state: dict[str, Any], path: Path) -> None:

@@ -4,26 +4,11 @@ import shutil
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 from record_keeper import RecordKeeper, RecordWriter
 from torch.utils.tensorboard import SummaryWriter
 
-from benchmarks.engine.run_diagnostics import Tables
-
-
-class History(Protocol):
-    """Rows of numbers.
-
-    Attributes:
-        steps: with a column step.
-        epochs: with a column epoch.
-        diagnostics: tables of such rows by name, each with a column step or epoch.
-    """
-
-    steps: list[dict[str, float]]
-    epochs: list[dict[str, float]]
-    diagnostics: Tables
+from benchmarks.engine.history import History
 
 
 class RunLog:

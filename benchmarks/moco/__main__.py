@@ -20,23 +20,21 @@ a class, so that the weights decide.
 
 from __future__ import annotations
 
-import argparse
 import time
-from dataclasses import fields
-from pathlib import Path
 from statistics import fmean, median
 
 import torch
-from tqdm import tqdm
 
-from benchmarks.demo.results import table, write_csv
-from benchmarks.engine.run_log import RunLog
-from benchmarks.moco.comparison import Comparison
-from benchmarks.moco.data import load_data
-from benchmarks.moco.figures import draw_accuracy
-from benchmarks.moco.methods import METHODS
+from benchmarks.engine.command_line import build_parser, settings_from
+from benchmarks.engine.comparison import Comparison
+from benchmarks.engine.figures import draw_curves
+from benchmarks.engine.history import History, Row
+from benchmarks.engine.results import table, write_results
+from benchmarks.engine.run import Run, progress_bar
+from benchmarks.engine.settings import identity
+from benchmarks.moco.data import MoCoData, load_data
 from benchmarks.moco.settings import DATASETS, DEFAULT_EPOCHS, Settings
-from benchmarks.moco.training import History, Pairs
+from benchmarks.moco.task import MoCoTask
 
 COLUMNS = {
     "weighted_knn": "kNN",
@@ -48,59 +46,56 @@ COLUMNS = {
 
 
 def main() -> None:
-    arguments = _parse()
-    output: Path = arguments.output
     try:
-        comparison = _prepare(arguments)
+        settings = read()
+        if settings.dataset == "glyphs":
+            # A network this small gains little from more, and where other programs keep a core busy,
+            # threads that wait for each other lose far more than that.
+            torch.set_num_threads(1)
+        data = load_data(settings)
+        settings.output.mkdir(parents=True, exist_ok=True)
+        comparison = compare(settings, data)
+        if settings.resume:
+            comparison.resume()
     except (ValueError, FileNotFoundError, ImportError) as error:
         raise SystemExit(f"error: {error}") from error
-    print(comparison.data.summary)
-    log = RunLog(output / "logs")
+    print(data.summary)
     start = time.perf_counter()
-    try:
-        comparison.run(_progress_bar, lambda: log.update(comparison.histories))
-    except KeyboardInterrupt:
-        raise SystemExit("stopped; --resume goes on from the last whole epoch") from None
-    log.update(comparison.histories)  # a run that was resumed after its end has no epoch left
-    log.close()
-    _report(comparison, output)
-    print(f"{time.perf_counter() - start:.0f} s; picture, CSV files and logs are in {output}")
-
-
-def _prepare(arguments: argparse.Namespace) -> Comparison:
-    given = {field.name: getattr(arguments, field.name, None) for field in fields(Settings)}
-    given["epochs"] = given["epochs"] or DEFAULT_EPOCHS[arguments.dataset]
-    settings = Settings(**{name: value for name, value in given.items() if value is not None})
-    device = torch.device(arguments.device)
-    if settings.dataset == "glyphs":
-        # A network this small gains little from more, and where other programs keep a core busy, threads
-        # that wait for each other lose far more than that.
-        torch.set_num_threads(1)
-    data = load_data(settings, arguments.root, device, arguments.workers, arguments.download)
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    comparison = Comparison(settings, data, arguments.methods, device, arguments.output / "checkpoint.pt")
-    if arguments.resume:
-        comparison.resume()
-    return comparison
-
-
-def _report(comparison: Comparison, output: Path) -> None:
+    comparison.run_logged(progress_bar, settings.output / "logs")
     histories = comparison.histories
     results = {method: _summary(history) for method, history in histories.items()}
-    write_csv([{"method": name, **row} for name, row in results.items()], output / "results.csv")
-    write_csv(
-        [{"method": name, **row} for name, history in histories.items() for row in history.epochs],
-        output / "epochs.csv",
-    )
-    settings = comparison.settings
+    write_results(histories, results, settings.output)
     title = f"MoCo on {DATASETS[settings.dataset]}: batch {settings.batch_size}, queue {settings.queue}"
-    draw_accuracy(histories, title, output / "accuracy.png")
+    panel = {"weighted_knn": (title, "weighted kNN accuracy (%)")}
+    draw_curves(histories, panel, settings.output / "accuracy.png")
     untrained = next(iter(histories.values())).epochs[0]
     print(f"kNN accuracy before training: {untrained['weighted_knn']:.1f} %")
     print(table(results, COLUMNS))
+    taken = time.perf_counter() - start
+    print(f"{taken:.0f} s; picture, CSV files and logs are in {settings.output}")
 
 
-def _summary(history: History) -> dict[str, float]:
+def read(arguments: list[str] | None = None) -> Settings:
+    """The settings of a command line; CIFAR has more epochs unless they are given."""
+    parser = build_parser(__doc__, Settings)
+    return settings_from(
+        Settings, parser, arguments, lambda given: {"epochs": DEFAULT_EPOCHS[given.get("dataset", "glyphs")]}
+    )
+
+
+def compare(settings: Settings, data: MoCoData) -> Comparison:
+    """The comparison that the settings ask for."""
+    return Comparison(
+        lambda method: Run(MoCoTask(settings, data, method)),
+        settings.methods,
+        settings.epochs,
+        settings.output / "checkpoint.pt",
+        {**identity(settings), "images": data.identity},
+        torch.device(settings.device),
+    )
+
+
+def _summary(history: History) -> Row:
     """Accuracy after the last epoch and its best; the last epoch's mean loss; median step time."""
     last = history.epochs[-1]
     first_step = (last["epoch"] - 1) * len(history.step_times) / last["epoch"]
@@ -111,41 +106,6 @@ def _summary(history: History) -> dict[str, float]:
         "loss": fmean(row["loss"] for row in history.steps if row["step"] >= first_step),
         "step_ms": 1000 * median(history.step_times),
     }
-
-
-def _progress_bar(pairs: Pairs, title: str, steps: int) -> Pairs:
-    return tqdm(pairs, desc=title, total=steps, unit="step")
-
-
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("--methods", "--method", nargs="+", choices=METHODS, default=["moco", "xbn", "axbn"])
-    add("--dataset", choices=DATASETS, default="glyphs")
-    add("--root", type=Path, default=Path("data"), help="folder of CIFAR (default: data)")
-    add("--download", action="store_true", help="download CIFAR into --root unless it is there")
-    add("--epochs", type=int, help="(default: 5 on Glyphs, 200 on CIFAR)")
-    add("--batch-size", type=int, help="(default: 128)")
-    add("--queue", type=int, help="keys in memory (default: 4096)")
-    add("--momentum", type=float, help="of the key encoder (default: 0.99)")
-    add("--temperature", type=float, help="of InfoNCE (default: 0.1)")
-    add("--bn-splits", type=int, help="groups of a batch with BN statistics of their own (default: 8)")
-    add("--seed", type=int, help="(default: 0)")
-    add("--classes", type=int, help="train and test on so many classes (default: all)")
-    add(
-        "--diagnostics-every",
-        type=int,
-        metavar="STEPS",
-        help="steps between entries of the logs on staleness, push, valid pairs and drift "
-        "(default: 200; 0: none)",
-    )
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--workers", type=int, default=2, help="processes that load CIFAR (default: 2)")
-    add("--output", type=Path, default=Path("runs/moco"))
-    add("--resume", action="store_true", help="go on from the last checkpoint in --output")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

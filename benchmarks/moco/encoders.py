@@ -7,9 +7,9 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from benchmarks.engine.network import GlyphNet
+from benchmarks.engine.diagnostics import embed_without_trace
+from benchmarks.engine.glyph_net import GlyphNet
 from benchmarks.engine.randomness import generator_for, seed_for
-from benchmarks.engine.run_diagnostics import embed_without_trace
 from benchmarks.moco.settings import Settings
 from benchmarks.moco.split_batch_norm import split_batch_norms
 

@@ -1,9 +1,15 @@
-"""What a result depends on, but for the method."""
+"""What the experiment of Adaptive Cross Batch Normalization, Appendix B, is run with."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from benchmarks.engine import settings as common
+from benchmarks.engine.settings import setting
+
+# As everywhere, but for the queue as it is: PML's CrossBatchMemory with a whole state_dict.
+METHODS = ("moco", "xbn", "axbn", "centre")
 DATASETS = {"glyphs": "Glyphs", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 
 # Of PML's notebook on CIFAR; on Glyphs what shows the course of the curves in a few minutes.
@@ -12,46 +18,44 @@ DEFAULT_EPOCHS = {"glyphs": 5, "cifar10": 200, "cifar100": 200}
 
 @dataclass(frozen=True)
 class Settings:
-    """The experiment of Adaptive Cross Batch Normalization, Appendix B.
-
-    The paper gives the batch size and the encoder's momentum; everything else is that of PML's notebook
+    """The paper gives the batch size and the encoder's momentum; everything else is that of PML's notebook
     "MoCo on CIFAR10", which it follows.
 
     Attributes:
-        dataset: a key of ``DATASETS``.
-        epochs: epochs, over which the learning rate falls along half a cosine.
-        batch_size: images per step; each gives a query and a key.
-        queue: number of keys in memory.
-        momentum: m, with which the key encoder follows the query encoder.
-        temperature: of InfoNCE.
-        bn_splits: groups of a batch that are normalised apart from each other; 1 for ordinary BN.
-        seed: initial weights, batches and augmentation; the test images are fixed.
-        classes: use only so many classes of each split; None for all.
         embedding_size: length of an embedding.
         learning_rate, sgd_momentum, weight_decay: of SGD.
         knn_k, knn_temperature: of the weighted kNN classifier that measures accuracy.
-        diagnostics_every: steps from one measurement of the diagnostics to the next; 0 for none.
 
     Raises:
         ValueError: a value out of range.
     """
 
-    dataset: str = "glyphs"
-    epochs: int = DEFAULT_EPOCHS["glyphs"]
-    batch_size: int = 128
-    queue: int = 4096
-    momentum: float = 0.99
-    temperature: float = 0.1
-    bn_splits: int = 8
-    seed: int = 0
-    classes: int | None = None
+    dataset: str = setting("glyphs", "data set", choices=tuple(DATASETS))
+    epochs: int = setting(DEFAULT_EPOCHS["glyphs"], "over which the rate falls; on CIFAR 200", int)
+    batch_size: int = setting(128, "images per step; each gives a query and a key", int)
+    queue: int = setting(4096, "keys in memory", int)
+    momentum: float = setting(0.99, "of the key encoder", float)
+    temperature: float = setting(0.1, "of InfoNCE", float)
+    bn_splits: int = setting(8, "groups of a batch with BN statistics of their own; 1: ordinary BN", int)
+    seed: int = common.seed()
+    classes: int | None = setting(None, "train and test on so many classes", int)
+    diagnostics_every: int = common.diagnostics_every()
+    methods: tuple[str, ...] = setting(
+        ("moco", "xbn", "axbn"), "what is compared", tuple, choices=METHODS, affects_result=False
+    )
+    root: Path = setting(Path("data"), "folder of CIFAR", Path, affects_result=False)
+    download: bool = setting(False, "download CIFAR into root unless it is there", bool, affects_result=False)
+    workers: int = setting(2, "processes that load CIFAR", int, affects_result=False)
+    device: str = common.device()
+    output: Path = common.output(Path("runs/moco"))
+    resume: bool = common.resume()
+
     embedding_size: int = 128
     learning_rate: float = 0.03
     sgd_momentum: float = 0.9
     weight_decay: float = 5e-4
     knn_k: int = 200
     knn_temperature: float = 0.1
-    diagnostics_every: int = 200
 
     def __post_init__(self) -> None:
         if self.dataset not in DATASETS:

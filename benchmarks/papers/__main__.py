@@ -14,36 +14,32 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-from tqdm import tqdm
 
-from benchmarks.papers.command_line import build_parser, read_settings
+from benchmarks.engine.history import History, Row
+from benchmarks.engine.ranks import Ranks
+from benchmarks.engine.run import progress_bar, quietly
 from benchmarks.papers.data import TaskData, load_data
-from benchmarks.papers.figures import draw_curves
 from benchmarks.papers.interruption import Interruption
 from benchmarks.papers.model import name_of_weights
-from benchmarks.papers.ranks import Ranks
+from benchmarks.papers.presets import read_settings
 from benchmarks.papers.reproducing import paper_weights, same_experiments, table
 from benchmarks.papers.results import result_table
-from benchmarks.papers.run import Run
-from benchmarks.papers.session import Session
+from benchmarks.papers.session import Session, draw
 from benchmarks.papers.settings import Settings
+from benchmarks.papers.task import PapersTask
 
 _INTERRUPTED = 130  # what shells give to Ctrl-C
 
 
 def main() -> None:
-    parser = build_parser(__doc__)
     if "--list" in sys.argv[1:]:
         print(table(), end="")
         return
-    settings = read_settings(parser)
+    settings = read_settings(description=__doc__)
     output = settings.output or Path("runs", f"{settings.preset}-{settings.dataset}-{settings.method}")
     ranks = Ranks(settings.cpu)
     try:
@@ -65,7 +61,7 @@ def main() -> None:
 
 def _train_all(
     settings: Settings, output: Path, ranks: Ranks, interruption: Interruption
-) -> list[dict[str, float]] | None:
+) -> list[Row] | None:
     """The results of all seeds; None when Ctrl-C came before the end."""
     seeds = range(settings.seed, settings.seed + settings.repeat)
     folders = [output / f"seed-{seed}" for seed in seeds]
@@ -76,19 +72,21 @@ def _train_all(
     if ranks.device.type == "cpu" and ranks.world_size > 1:
         torch.set_num_threads(1)
     data = _load_once(settings, ranks)
-    results, histories = [], {}
+    results: list[Row] = []
+    histories: dict[str, History] = {}
     for seed, folder in zip(seeds, folders, strict=True):
-        run = Run(replace(settings, seed=seed), data, ranks)
-        session = Session(run, folder)
+        session = Session(PapersTask(replace(settings, seed=seed), data, ranks), folder)
         if ranks.is_first:
-            _print_start(run, folder)
-        result = session.train(_progress_bar(ranks), lambda: ranks.any(interruption.wanted))
+            _print_start(session.task, folder)
+        result = session.train(
+            progress_bar if ranks.is_first else quietly, lambda: ranks.any(interruption.wanted)
+        )
         if result is None:
             return None
         results.append(result)
-        histories[f"seed {seed}"] = run.history
+        histories[f"seed {seed}"] = session.run.history
     if ranks.is_first and settings.repeat > 1:
-        draw_curves(histories, settings.warmup_epochs, output / "curves.png")
+        draw(histories, settings, output / "curves.png")
     return results
 
 
@@ -102,15 +100,8 @@ def _load_once(settings: Settings, ranks: Ranks) -> TaskData:
     return data
 
 
-def _progress_bar(ranks: Ranks) -> Any:
-    def wrap(batches: Iterable[Any], title: str, done: int, steps: int) -> Iterable[Any]:
-        return tqdm(batches, desc=title, initial=done, total=steps, unit="step", disable=not ranks.is_first)
-
-    return wrap
-
-
-def _print_start(run: Run, folder: Path) -> None:
-    settings, data = run.settings, run.data
+def _print_start(task: PapersTask, folder: Path) -> None:
+    settings, data, ranks = task.settings, task.data, task.ranks
     tests = f"{len(data.queries)} test images"
     if data.gallery is not None:
         tests = f"{len(data.queries)} queries in a gallery of {len(data.gallery)}"
@@ -120,21 +111,20 @@ def _print_start(run: Run, folder: Path) -> None:
     print(
         f"{settings.method} on {settings.dataset}, seed {settings.seed}, "
         f"{name_of_weights(settings)}: {len(data.train)} training images "
-        f"of {data.num_classes} classes, {tests}; {run.length.steps_per_epoch} steps in each of "
-        f"{run.length.epochs} epochs, on {run.ranks.world_size} × {run.ranks.device.type}"
-        f"{'' if run.images_per_norm is None else f', BN over {run.images_per_norm} images'}; into {folder}"
+        f"of {data.num_classes} classes, {tests}; {task.length.steps_per_epoch} steps in each of "
+        f"{task.length.epochs} epochs, on {ranks.world_size} × {ranks.device.type}"
+        f"{'' if task.images_per_norm is None else f', BN over {task.images_per_norm} images'}; into {folder}"
     )
 
 
-def _print_results(settings: Settings, results: list[dict[str, float]]) -> None:
-    read = partial(read_settings, build_parser(None))
-    same = same_experiments(settings, read)
+def _print_results(settings: Settings, results: list[Row]) -> None:
+    same = same_experiments(settings)
     if not same:
         print(result_table(results, {}, "", (name_of_weights(settings), "–")))
         print("No table of the papers has these settings; --list shows those that are there.")
         return
     experiment, differences = same[0]
-    weights = (name_of_weights(settings), paper_weights(experiment, read))
+    weights = (name_of_weights(settings), paper_weights(experiment))
     print(result_table(results, experiment.figures, experiment.source, weights))
     for other, _ in same[1:]:
         figures = ", ".join(other.figures.values())

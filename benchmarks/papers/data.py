@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.engine.distortion import distort
-from benchmarks.engine.randomness import generator_for
+from benchmarks.engine.glyphs import load_glyphs
+from benchmarks.engine.keyed_items import Images, chosen
 from benchmarks.papers.settings import Settings
 from pml_xbn import datasets
 
@@ -23,26 +23,6 @@ _CLASSES = {
     "cub": "CUB",
     "cars": "Cars196",
 }
-
-
-@dataclass(frozen=True)
-class Images:
-    """Images with labels.
-
-    Attributes:
-        items: position -> (image, label).
-        positions: (N,) which of the items are used.
-        labels: (N,) their labels.
-        superclasses: label -> superclass, or None.
-    """
-
-    items: Any
-    positions: Tensor
-    labels: Tensor
-    superclasses: Tensor | None = None
-
-    def __len__(self) -> int:
-        return len(self.positions)
 
 
 @dataclass(frozen=True)
@@ -89,26 +69,24 @@ def load_data(settings: Settings) -> TaskData:
 
 
 def _with_drawn_galleries(settings: Settings, train: Images, tests: datasets.VehicleID) -> TaskData:
-    chosen = _chosen(tests, settings.limit_classes)
+    test = _chosen(tests, settings.limit_classes)
     # The same in all runs, so that their figures can be compared.
     draws = torch.stack([tests.draw_gallery(seed) for seed in range(settings.gallery_draws)])
-    galleries = draws[:, chosen.positions]
+    galleries = draws[:, test.positions]
     if galleries.all():
         raise ValueError(
             f"every vehicle of test set {settings.test_size!r} has one image alone, which the gallery takes; "
             "pass a larger --limit-classes or unpack the lists again"
         )
-    return replace(_task(train, chosen), drawn_galleries=galleries)
+    return replace(_task(train, test), drawn_galleries=galleries)
 
 
 def _glyphs(settings: Settings) -> TaskData:
-    train, test = datasets.Glyphs("train"), datasets.Glyphs("test")
-    chosen = _chosen(test, settings.limit_classes)
     # As in the demo, so that the figures can be compared.
-    images = distort(test.images[chosen.positions, None], generator_for("test"))
-    fixed = list(zip(images, chosen.labels.tolist(), strict=True))
-    queries = Images(fixed, torch.arange(len(fixed)), chosen.labels, test.superclasses)
-    return _task(_chosen(train, settings.limit_classes), queries)
+    test = load_glyphs("test", settings.limit_classes, torch.device("cpu"))
+    fixed = list(zip(test.images, test.labels.tolist(), strict=True))
+    queries = Images(fixed, torch.arange(len(fixed)), test.labels, test.superclasses)
+    return _task(_chosen(datasets.Glyphs("train"), settings.limit_classes), queries)
 
 
 def _task(train: Images, queries: Images, gallery: Images | None = None) -> TaskData:
@@ -116,8 +94,7 @@ def _task(train: Images, queries: Images, gallery: Images | None = None) -> Task
 
 
 def _chosen(dataset: Any, classes: int | None) -> Images:
-    labels: Tensor = dataset.labels
-    positions = torch.arange(len(labels)) if classes is None else (labels < classes).nonzero().squeeze(1)
-    if not len(positions):
+    images = chosen(dataset, classes)
+    if not len(images):
         raise ValueError(f"--limit-classes {classes} leaves no image of a split; pass a larger number")
-    return Images(dataset, positions, labels[positions], dataset.superclasses)
+    return images

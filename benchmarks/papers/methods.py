@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from pytorch_metric_learning.utils.common_functions import TorchInitWrapper
 from torch import Tensor, nn
 
+from benchmarks.engine.methods import METHODS, MemorySetup
+from benchmarks.engine.methods import build_loss as build
 from benchmarks.papers.pml_parts import make_loss, make_miner
 from benchmarks.papers.settings import Settings
-from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
-from pml_xbn.losses import (
-    AdaptiveCrossBatchMemory,
-    BatchLoss,
-    SampledNormalizedSoftmaxLoss,
-    StopGradientSoftmaxLoss,
-)
+from pml_xbn.losses import SampledNormalizedSoftmaxLoss, StopGradientSoftmaxLoss
 
 
 @dataclass(frozen=True)
@@ -39,31 +34,13 @@ class LossSetup:
     world_size: int
 
 
-# The class of every method with a memory, and what it gets beside what all get.
-_MEMORIES: dict[
-    str, tuple[type[AdaptiveCrossBatchMemory], Callable[[Settings, LossSetup], dict[str, Any]]]
-] = {
-    "xbm": (AdaptiveCrossBatchMemory, lambda settings, setup: {}),
-    "xbm-star": (AdaptiveCrossBatchMemory, lambda settings, setup: {}),
-    "xbn": (XBNWrapper, lambda settings, setup: {}),
-    "ema": (XBNWrapper, lambda settings, setup: {"momentum": settings.momentum}),
-    "centre": (XBNWrapper, lambda settings, setup: {"match_std": False}),
-    "unit-norm": (XBNWrapper, lambda settings, setup: {"normalize_memory": True}),
-    "delayed": (XBNWrapper, lambda settings, setup: {"delay": settings.delay * setup.steps_per_epoch}),
-    "axbn": (
-        AXBNWrapper,
-        lambda settings, setup: {
-            "process_noise": settings.process_noise,
-            "measurement_noise": settings.measurement_noise,
-            "initial_variance": settings.initial_variance,
-            "gain_update_interval": settings.gain_update_interval,
-        },
-    ),
-    "per-class": (PerClassXBN, lambda settings, setup: _lambdas(settings)),
-    "super-class": (
-        SuperClassXBN,
-        lambda settings, setup: {**_lambdas(settings), "superclasses": _superclasses(settings, setup)},
-    ),
+# Settings that a method's class takes under their own names.
+_LAMBDAS = ("mean_lambda", "std_lambda")
+_TAKEN: dict[str, tuple[str, ...]] = {
+    "ema": ("momentum",),
+    "axbn": ("process_noise", "measurement_noise", "initial_variance", "gain_update_interval"),
+    "per-class": _LAMBDAS,
+    "super-class": _LAMBDAS,
 }
 
 
@@ -88,56 +65,33 @@ def build_loss(settings: Settings, setup: LossSetup) -> nn.Module:
             settings.label_smoothing * setup.num_classes / (setup.num_classes - 1),
             weight_init_func=TorchInitWrapper(nn.init.zeros_),
         )
-    if settings.method == "no-xbm":
-        return build_batch_loss(settings, setup)
-    cls, specific = _MEMORIES[settings.method]
-    return cls(
-        _pml_loss(settings, setup),
-        settings.embedding_size,
-        setup.memory_size,
-        make_miner(settings.miner, settings.miner_options),
-        warmup=settings.memory_warmup,
-        batch_loss_weight=_batch_loss_weight(settings),
-        gather_distributed=setup.world_size > 1,
-        **specific(settings, setup),
-    )
-
-
-def build_batch_loss(settings: Settings, setup: LossSetup) -> nn.Module:
-    """The loss without memory: that of no-xbm, and of all memories in the epochs of the new layers alone."""
-    return BatchLoss(
-        _pml_loss(settings, setup),
-        make_miner(settings.miner, settings.miner_options),
-        gather_distributed=setup.world_size > 1,
-    )
-
-
-def has_memory(settings: Settings) -> bool:
-    return settings.method in _MEMORIES
-
-
-def _pml_loss(settings: Settings, setup: LossSetup) -> nn.Module:
-    return make_loss(
-        settings.loss,
-        settings.loss_options,
-        num_classes=setup.num_classes,
-        embedding_size=settings.embedding_size,
-    )
-
-
-def _batch_loss_weight(settings: Settings) -> float:
-    is_star = settings.method == "xbm-star"
-    return settings.batch_loss_weight or (1.0 if is_star else 0.0)
-
-
-def _lambdas(settings: Settings) -> dict[str, float]:
-    return {"mean_lambda": settings.mean_lambda, "std_lambda": settings.std_lambda}
-
-
-def _superclasses(settings: Settings, setup: LossSetup) -> Tensor:
-    if setup.superclasses is None:
+    if settings.method == "super-class" and setup.superclasses is None:
         raise ValueError(
             f"{settings.dataset} has no superclasses, which --method super-class needs; choose a data set "
             "that has (glyphs, sop, in-shop, deep-fashion2, cifar100) or another method"
         )
-    return setup.superclasses
+    if not has_memory(settings):
+        return build_batch_loss(settings, setup)
+    options: dict[str, Any] = {name: getattr(settings, name) for name in _TAKEN.get(settings.method, ())}
+    if settings.method == "delayed":
+        options["delay"] = settings.delay * setup.steps_per_epoch
+    if settings.batch_loss_weight:
+        options["batch_loss_weight"] = settings.batch_loss_weight
+    return _build(settings.method, settings, setup, warmup=settings.memory_warmup, **options)
+
+
+def build_batch_loss(settings: Settings, setup: LossSetup) -> nn.Module:
+    """The loss without memory: that of no-xbm, and of all memories in the epochs of the new layers alone."""
+    return _build("no-xbm", settings, setup)
+
+
+def has_memory(settings: Settings) -> bool:
+    return METHODS.get(settings.method) is not None
+
+
+def _build(method: str, settings: Settings, setup: LossSetup, **options: Any) -> nn.Module:
+    size = settings.embedding_size
+    loss = make_loss(settings.loss, settings.loss_options, num_classes=setup.num_classes, embedding_size=size)
+    miner = make_miner(settings.miner, settings.miner_options)
+    memory = MemorySetup(size, setup.memory_size, setup.steps_per_epoch, setup.superclasses)
+    return build(method, memory, loss, miner, gather_distributed=setup.world_size > 1, **options)

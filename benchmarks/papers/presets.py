@@ -5,7 +5,12 @@ Where every value comes from, and which of them no paper states, is in docs/pres
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
+from collections.abc import Sequence
 from typing import Any
+
+from benchmarks.engine import command_line
+from benchmarks.papers.settings import Settings
 
 _AXBN: dict[str, Any] = {}
 _AXBN_BY_DATASET: dict[str, dict[str, Any]] = {
@@ -133,3 +138,25 @@ def preset_values(preset: str, dataset: str) -> dict[str, Any]:
     """The settings of a preset on a data set that are not the defaults."""
     everywhere, by_dataset = _PRESETS[preset]
     return {**everywhere, **by_dataset.get(dataset, {})}
+
+
+def build_parser(description: str | None = None) -> ArgumentParser:
+    parser = command_line.build_parser(description, Settings)
+    parser.add_argument("--list", action="store_true", help="print the table of experiments and stop")
+    return parser
+
+
+def read_settings(arguments: Sequence[str] | None = None, description: str | None = None) -> Settings:
+    """The settings of a command line; exits with a message where they are impossible.
+
+    A flag wins over the config file, that over the preset, and that over the default.
+    """
+
+    def preset(given: dict[str, Any]) -> dict[str, Any]:
+        return preset_values(*(given.get(name, getattr(Settings, name)) for name in ("preset", "dataset")))
+
+    parser = build_parser(description)
+    try:
+        return command_line.settings_from(Settings, parser, arguments, preset)
+    except (ValueError, FileNotFoundError, ImportError) as error:
+        parser.error(str(error))

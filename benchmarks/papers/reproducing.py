@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import shlex
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from benchmarks.engine.results import read_csv
+from benchmarks.papers.presets import read_settings
 from benchmarks.papers.results import metric_name
 from benchmarks.papers.settings import Settings
 from benchmarks.papers.tables import EXPERIMENTS, Experiment
@@ -73,14 +73,14 @@ Every result names the weights that it started from.
 """
 
 
-def parse_experiment(experiment: Experiment, read: Callable[[list[str]], Settings]) -> Settings:
+def parse_experiment(experiment: Experiment) -> Settings:
     """The settings of an experiment's command."""
-    return read(shlex.split(experiment.arguments))
+    return read_settings(shlex.split(experiment.arguments))
 
 
-def paper_weights(experiment: Experiment, read: Callable[[list[str]], Settings]) -> str:
+def paper_weights(experiment: Experiment) -> str:
     """The pretrained weights of an experiment; those whose paper does not name them have no tag."""
-    backbone = parse_experiment(experiment, read).backbone
+    backbone = parse_experiment(experiment).backbone
     return backbone if "." in backbone else "not stated"
 
 
@@ -106,7 +106,7 @@ def table() -> str:
 
 def _moco() -> str:
     """MoCo with and without an adapted queue, which a script of its own trains."""
-    rows = _read(MOCO_CSV)
+    rows = read_csv(MOCO_CSV)
     glyphs = "; ".join(f"{row['method']} {float(row['weighted_knn']):.1f}" for row in rows) or "not run"
     lines = [
         f"| `moco` | MoCo + XBN | `{dataset}` | about 4 above MoCo at epoch 15 | AXBN, Appendix B "
@@ -124,20 +124,14 @@ Paper and Glyphs: accuracy of a weighted kNN, in per cent. On Glyphs after five 
 """ + "\n".join(lines)
 
 
-def same_experiments(
-    settings: Settings, read: Callable[[list[str]], Settings]
-) -> list[tuple[Experiment, list[str]]]:
+def same_experiments(settings: Settings) -> list[tuple[Experiment, list[str]]]:
     """The experiments that a run repeats, each with the settings that differ.
 
     First those of the run's own preset, and among them those with the fewest differences.
-
-    Args:
-        settings: the run's.
-        read: parses a command line.
     """
     found: list[tuple[bool, Experiment, list[str]]] = []
     for experiment in EXPERIMENTS:
-        theirs = parse_experiment(experiment, read)
+        theirs = parse_experiment(experiment)
         if _identity(settings) == _identity(theirs):
             is_other = settings.preset != theirs.preset
             found.append((is_other, experiment, _differences(settings, theirs)))
@@ -162,11 +156,4 @@ def _differences(ours: Settings, theirs: Settings) -> list[str]:
 
 
 def _measured_on_glyphs() -> dict[str, str]:
-    return {row["experiment"]: row["recall_at_1"] for row in _read(GLYPHS_CSV)}
-
-
-def _read(path: Path) -> list[dict[str, str]]:
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return {row["experiment"]: row["recall_at_1"] for row in read_csv(GLYPHS_CSV)}

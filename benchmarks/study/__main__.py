@@ -11,7 +11,6 @@ way) and ``study_ages.csv`` (staleness by the age of the rows) to ``benchmarks/r
 from __future__ import annotations
 
 import argparse
-import csv
 import multiprocessing
 import os
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -22,8 +21,10 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from benchmarks.engine.results import read_csv, write_csv
 from benchmarks.study.cases import Case, cases
-from benchmarks.study.data import AGES, CURVES, RUNS, read_rows
+from benchmarks.study.data import AGES, CURVES, RUNS
+from benchmarks.study.report import write_report
 from benchmarks.study.run import train, train_warm_start, warm_start_path
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -32,7 +33,7 @@ WARM_STARTS = Path("runs/study")
 
 def done(path: Path) -> set[tuple[str, ...]]:
     """Keys of the runs that are finished."""
-    return {Case.of(row).key for row in read_rows(path)}
+    return {Case.of(row).key for row in read_csv(path)}
 
 
 def append(rows: list[dict[str, Any]], path: Path) -> None:
@@ -41,12 +42,9 @@ def append(rows: list[dict[str, Any]], path: Path) -> None:
         {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items()}
         for row in rows
     ]
-    rows = [*read_rows(path), *new]
+    rows = [*read_csv(path), *new]
     part = path.with_suffix(".part")
-    with part.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(rows, part)
     part.replace(path)
 
 
@@ -103,8 +101,6 @@ def main() -> None:
         if arguments.methods:
             todo = [case for case in todo if case.name in arguments.methods]
         run(todo[: arguments.limit], arguments.jobs, arguments.output, arguments.classes)
-    from benchmarks.study.report import write_report
-
     write_report(arguments.output)
     print(f"{arguments.output / 'study.md'}, its pictures and its CSV files are written")
 

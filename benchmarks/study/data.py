@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, stdev
@@ -10,6 +9,7 @@ from typing import NamedTuple
 
 from scipy.stats import t as student
 
+from benchmarks.engine.results import read_csv
 from benchmarks.study.cases import Case, cases
 
 RUNS, CURVES, AGES = "study_runs.csv", "study_curves.csv", "study_ages.csv"
@@ -49,9 +49,9 @@ class Study:
     def __init__(self, folder: Path) -> None:
         if not (folder / RUNS).exists():
             raise FileNotFoundError(f"there is no {folder / RUNS}: run python -m benchmarks.study first")
-        self.runs = {Case.of(row): row for row in read_rows(folder / RUNS)}
-        self.curves = _by_case(read_rows(folder / CURVES))
-        self.ages = _by_case(read_rows(folder / AGES))
+        self.runs = {Case.of(row): row for row in read_csv(folder / RUNS)}
+        self.curves = _by_case(read_csv(folder / CURVES))
+        self.ages = _by_case(read_csv(folder / AGES))
         self.planned = list(cases())
 
     def methods(self, setting: Setting) -> list[str]:
@@ -131,14 +131,6 @@ def _belongs(case: Case, setting: Setting) -> bool:
     """Runs without a memory belong to the settings of all memory sizes."""
     batch_size, memory_ratio, norm, regime = case.setting
     return (batch_size, norm, regime) == (setting[0], *setting[2:]) and memory_ratio in (0, setting[1])
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Rows of a CSV file, none if there is no such file."""
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def _by_case(rows: list[Row]) -> dict[Case, list[Row]]:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 from statistics import fmean
-from typing import Literal
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.engine.figures import BLACK, BLUE, GREEN, GREY, LIGHT_BLUE, ORANGE, PINK, plain
 from benchmarks.study.data import Setting, Study
 
 _COLOURS = {
-    "no-xbm": "0.5",
-    "xbm": "#D55E00",
-    "xbn": "#0072B2",
-    "centre": "#009E73",
-    "always-fresh": "#000000",
-    "always-fresh + matching": "#CC79A7",
+    "no-xbm": GREY,
+    "xbm": ORANGE,
+    "xbn": BLUE,
+    "centre": GREEN,
+    "always-fresh": BLACK,
+    "always-fresh + matching": PINK,
 }
 _ALONG_THE_WAY = {
     "staleness_before": "staleness of unit vectors,\nbefore adaptation",
@@ -43,7 +42,7 @@ def draw_accuracy(study: Study, settings: list[Setting], path: Path) -> None:
         names = study.methods(setting)
         for place, name in enumerate(reversed(names)):
             values = list(study.values(name, setting, "recall_at_1").values())
-            colour = _COLOURS.get(name, "#56B4E9")
+            colour = _COLOURS.get(name, LIGHT_BLUE)
             panel.plot(values, [place] * len(values), "o", color=colour, alpha=0.6, markersize=6)
             panel.plot([fmean(values)] * 2, [place - 0.3, place + 0.3], color=colour, linewidth=3)
         if "no-xbm" in names:
@@ -52,7 +51,7 @@ def draw_accuracy(study: Study, settings: list[Setting], path: Path) -> None:
             )
         panel.set_yticks(range(len(names)), list(reversed(names)))
         panel.set(title=name_of(setting).replace("%, ", "%\n"), xlabel="Recall@1 (%)")
-        _plain(panel, "x")
+        plain(panel, "x")
     figure.savefig(path, dpi=130)
 
 
@@ -66,7 +65,7 @@ def draw_along_the_way(study: Study, setting: Setting, path: Path) -> None:
             if steps:
                 panel.plot(steps, values, color=_COLOURS[name], label=name, linewidth=1.8)
         panel.set(title=label, xlabel="step")
-        _plain(panel, "y")
+        plain(panel)
     panels[0].legend(frameon=False)
     figure.savefig(path, dpi=130)
 
@@ -91,11 +90,6 @@ def draw_ages(study: Study, setting: Setting, path: Path) -> None:
         ylabel="distance to the fresh embedding, unit vectors",
         ylim=(0, None),
     )
-    _plain(panel, "y")
+    plain(panel)
     panel.legend(frameon=False)
     figure.savefig(path, dpi=130)
-
-
-def _plain(panel: Axes, grid: Literal["x", "y"]) -> None:
-    panel.grid(axis=grid, color="0.88")
-    panel.spines[["top", "right"]].set_visible(False)

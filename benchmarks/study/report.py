@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import fmean, stdev
 
+from benchmarks.demo.settings import Settings
 from benchmarks.study.cases import EPOCHS, REFRESH_EVERY, SLOW_RATE
 from benchmarks.study.data import Difference, Setting, Study
 from benchmarks.study.figures import draw_accuracy, draw_ages, draw_along_the_way, name_of
-from benchmarks.study.run import Settings
 
 _REFERENCES = ("always-fresh", "always-fresh + matching")
 _BASELINES = ("no-xbm", "xbm")

@@ -10,7 +10,7 @@ from pytorch_metric_learning.losses import CrossBatchMemory, SupConLoss
 from torch import Tensor
 
 from benchmarks.engine.distortion import distort
-from benchmarks.engine.network import GlyphNet
+from benchmarks.engine.glyph_net import GlyphNet
 from pml_xbn.adapters import MomentMatching
 from pml_xbn.datasets import Glyphs
 

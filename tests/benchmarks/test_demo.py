@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,16 @@ import pytest
 import torch
 from training_script import assert_equal
 
-from benchmarks.demo.comparison import Comparison, Plan
-from benchmarks.demo.evaluation import retrieval_accuracy
-from benchmarks.demo.methods import METHODS
-from benchmarks.demo.training import Run, Settings, Task
+from benchmarks.demo.__main__ import compare as build_comparison
+from benchmarks.demo.settings import Settings
+from benchmarks.demo.task import GlyphsData, GlyphsTask
+from benchmarks.engine.accuracy import retrieval_accuracy
 from benchmarks.engine.batches import EpochBatches
+from benchmarks.engine.comparison import Comparison
 from benchmarks.engine.distortion import distort
+from benchmarks.engine.methods import METHODS
 from benchmarks.engine.randomness import generator_for
+from benchmarks.engine.run import Run
 
 ROOT = Path(__file__).parents[2]
 DEFAULT_METHODS = ["no-xbm", "xbm", "xbn", "axbn"]
@@ -30,10 +34,10 @@ TINY = ["--classes", "24", "--epochs", "1", "--memory-ratio", "0.3", "--diagnost
 # Runs the demo, and is killed in the middle of XBM's epoch: the third run of one epoch each.
 KILLED_DEMO = """
 import os, runpy, signal
-from benchmarks.demo.training import Run
+from benchmarks.engine.run import Run
 train_step, taken = Run._train_step, []
 def train_step_or_die(run, batch):
-    if len(taken) == 2 * len(run.task.batches) + 10:
+    if len(taken) == 2 * run.task.steps_per_epoch + 10:
         os.kill(os.getpid(), signal.SIGKILL)
     taken.append(batch)
     train_step(run, batch)
@@ -161,19 +165,20 @@ def test_killed_demo_resumes_to_the_same_table(demo: tuple[Path, str], tmp_path:
         assert (tmp_path / records / name).read_text() == (demo[0] / records / name).read_text()
 
 
-def compare(task: Task, method: str, path: Path, *, resume: bool, kill_at: int = -1) -> Comparison:
+def compare(data: GlyphsData, method: str, path: Path, *, resume: bool, kill_at: int = -1) -> Comparison:
     """A comparison of one method, that is interrupted before the step ``kill_at``."""
     taken = 0
 
-    def progress(steps: Iterable[int], title: str) -> Iterable[int]:
+    def progress(batches: Iterable[Any], *_: Any) -> Iterable[Any]:
         nonlocal taken
-        for step in steps:
+        for batch in batches:
             if taken == kill_at:
                 raise KeyboardInterrupt
-            yield step
+            yield batch
             taken += 1
 
-    comparison = Comparison(task, Plan([method], 1, 1), path, checkpoint_every=5)
+    comparison = build_comparison(with_settings(data, methods=(method,), epochs=1, checkpoint=5))
+    comparison.path = path
     if resume:
         comparison.resume()
     comparison.run(progress, lambda: None)
@@ -181,22 +186,21 @@ def compare(task: Task, method: str, path: Path, *, resume: bool, kill_at: int =
 
 
 @pytest.fixture(scope="module")
-def task() -> Iterator[Task]:
+def data() -> Iterator[GlyphsData]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as the demo does: threads that wait for each other make it slow
-    yield Task(
-        Settings(classes=16, memory_ratio=0.3, drift_every=4, diagnostics_every=3), torch.device("cpu")
-    )
+    settings = Settings(classes=16, memory_ratio=0.3, drift_every=4, diagnostics_every=3, device="cpu")
+    yield GlyphsData(settings)
     torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_trains_and_resumes_exactly(method: str, task: Task, tmp_path: Path) -> None:
-    expected = compare(task, method, tmp_path / "whole.pt", resume=False).histories[method]
-    path, steps = tmp_path / "checkpoint.pt", len(task.batches)
+def test_every_method_trains_and_resumes_exactly(method: str, data: GlyphsData, tmp_path: Path) -> None:
+    expected = compare(data, method, tmp_path / "whole.pt", resume=False).histories[method]
+    path, steps = tmp_path / "checkpoint.pt", len(data.batches)
     with pytest.raises(KeyboardInterrupt):
-        compare(task, method, path, resume=False, kill_at=steps + steps // 2)
-    history = compare(task, method, path, resume=True).histories[method]
+        compare(data, method, path, resume=False, kill_at=steps + steps // 2)
+    history = compare(data, method, path, resume=True).histories[method]
     assert history.steps == expected.steps
     assert history.epochs == expected.epochs
     assert history.diagnostics == expected.diagnostics
@@ -204,16 +208,21 @@ def test_every_method_trains_and_resumes_exactly(method: str, task: Task, tmp_pa
     assert len(history.step_times) == len(expected.step_times) == steps
 
 
-def one_epoch(task: Task, method: str, **changes: Any) -> Run:
-    settings = replace(task.settings, **changes)
-    run = Run(Task(settings, task.device), method)
-    run.train_epoch(lambda steps: steps, lambda: None)
+def with_settings(data: GlyphsData, **changes: Any) -> GlyphsData:
+    changed = copy(data)
+    changed.settings = replace(data.settings, **changes)
+    return changed
+
+
+def one_epoch(data: GlyphsData, method: str, **changes: Any) -> Run:
+    run = Run(GlyphsTask(with_settings(data, **changes), method))
+    run.train_epoch()
     return run
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_diagnostics_leave_no_trace(method: str, task: Task) -> None:
-    measured, other = (one_epoch(task, method, diagnostics_every=every) for every in (3, 0))
+def test_diagnostics_leave_no_trace(method: str, data: GlyphsData) -> None:
+    measured, other = (one_epoch(data, method, diagnostics_every=every) for every in (3, 0))
     assert measured.history.diagnostics
     assert not other.history.diagnostics
     assert measured.history.epochs == other.history.epochs
@@ -221,35 +230,35 @@ def test_diagnostics_leave_no_trace(method: str, task: Task) -> None:
         assert_equal(measured.state_dict()[part], other.state_dict()[part])
 
 
-def test_images_are_embedded_as_they_were_when_they_were_stored(task: Task) -> None:
+def test_images_are_embedded_as_they_were_when_they_were_stored(data: GlyphsData) -> None:
     """Or a model that does not learn would have stale rows."""
-    rows = one_epoch(task, "xbm", learning_rate=0.0).history.diagnostics["staleness"]
+    rows = one_epoch(data, "xbm", learning_rate=0.0).history.diagnostics["staleness"]
     assert len(rows) >= 4
     assert all(row["before_maximum"] < 1e-6 for row in rows)
-    rows = one_epoch(task, "xbm").history.diagnostics["staleness"]
+    rows = one_epoch(data, "xbm").history.diagnostics["staleness"]
     assert all(row["before_maximum"] > 0.01 for row in rows[1:])
 
 
-def test_diagnostics_may_begin_and_end_with_a_resume(task: Task) -> None:
+def test_diagnostics_may_begin_and_end_with_a_resume(data: GlyphsData) -> None:
     for before, after in ((0, 3), (3, 0)):
-        first = one_epoch(task, "xbn", diagnostics_every=before)
-        run = Run(Task(replace(task.settings, diagnostics_every=after), task.device), "xbn")
+        first = one_epoch(data, "xbn", diagnostics_every=before)
+        run = Run(GlyphsTask(with_settings(data, diagnostics_every=after), "xbn"))
         run.load_state_dict(first.state_dict())
-        run.train_epoch(lambda steps: steps, lambda: None)
+        run.train_epoch()
         last = run.history.diagnostics["staleness"][-1]["step"]
-        assert (last >= len(run.task.batches)) == (after > 0)
+        assert (last >= run.task.steps_per_epoch) == (after > 0)
 
 
-def test_resume_with_other_settings_names_the_difference(task: Task, tmp_path: Path) -> None:
+def test_resume_with_other_settings_names_the_difference(data: GlyphsData, tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.pt"
-    compare(task, "no-xbm", path, resume=False)
-    with pytest.raises(ValueError, match=r"methods=\['no-xbm'\], not \['xbn'\]"):
-        compare(task, "xbn", path, resume=True)
+    compare(data, "no-xbm", path, resume=False)
+    with pytest.raises(ValueError, match=r"methods=\('no-xbm',\), not \('xbn',\)"):
+        compare(data, "xbn", path, resume=True)
 
 
-def test_resume_without_a_checkpoint_names_the_file(task: Task, tmp_path: Path) -> None:
+def test_resume_without_a_checkpoint_names_the_file(data: GlyphsData, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no checkpoint .*absent\.pt"):
-        compare(task, "xbn", tmp_path / "absent.pt", resume=True)
+        compare(data, "xbn", tmp_path / "absent.pt", resume=True)
 
 
 def test_batches_depend_on_seed_and_epoch_alone() -> None:

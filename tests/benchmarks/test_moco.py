@@ -19,19 +19,22 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from training_script import assert_equal
 
+from benchmarks.engine.comparison import Comparison
+from benchmarks.engine.run import Run
+from benchmarks.engine.task import Step
+from benchmarks.moco.__main__ import compare as build_comparison
 from benchmarks.moco.__main__ import main
-from benchmarks.moco.comparison import Comparison
 from benchmarks.moco.data import epoch_batches, load_data
 from benchmarks.moco.encoders import Encoders
 from benchmarks.moco.knn import knn_accuracy
-from benchmarks.moco.methods import METHODS, build_loss
-from benchmarks.moco.settings import Settings
+from benchmarks.moco.settings import METHODS, Settings
 from benchmarks.moco.split_batch_norm import SplitBatchNorm2d, split_batch_norms
-from benchmarks.moco.training import Run
+from benchmarks.moco.task import MoCoTask, build_queue
 
 ROOT = Path(__file__).parents[2]
-CPU = torch.device("cpu")
-TINY = Settings(epochs=3, batch_size=16, queue=40, bn_splits=4, classes=8, knn_k=20, diagnostics_every=2)
+TINY = Settings(
+    epochs=3, batch_size=16, queue=40, bn_splits=4, classes=8, knn_k=20, diagnostics_every=2, device="cpu"
+)
 TINY_OPTIONS = [
     *("--epochs", "2", "--batch-size", "16", "--queue", "40", "--bn-splits", "4", "--classes", "8"),
     *("--diagnostics-every", "2"),
@@ -40,10 +43,10 @@ TINY_OPTIONS = [
 # Runs the script, and is killed in the middle of the second method's second epoch.
 KILLED_SCRIPT = """
 import os, runpy, signal
-from benchmarks.moco.training import Run
+from benchmarks.engine.run import Run
 train_step, taken = Run._train_step, []
 def train_step_or_die(run, *batch):
-    if len(taken) == 3 * run.steps_per_epoch + 1:
+    if len(taken) == 3 * run.task.steps_per_epoch + 1:
         os.kill(os.getpid(), signal.SIGKILL)
     taken.append(batch)
     return train_step(run, *batch)
@@ -82,7 +85,7 @@ def compare(method: str, path: Path, *, resume: bool = False, kill_at: int = -1)
     """A comparison of one method, interrupted before the step ``kill_at``."""
     taken = 0
 
-    def progress(pairs: Iterable[Any], title: str, steps: int) -> Iterable[Any]:
+    def progress(pairs: Iterable[Any], *_: Any) -> Iterable[Any]:
         nonlocal taken
         for pair in pairs:
             if taken == kill_at:
@@ -90,7 +93,8 @@ def compare(method: str, path: Path, *, resume: bool = False, kill_at: int = -1)
             yield pair
             taken += 1
 
-    comparison = Comparison(TINY, tiny_data(), [method], CPU, path)
+    comparison = build_comparison(replace(TINY, methods=(method,)), tiny_data())
+    comparison.path = path
     if resume:
         comparison.resume()
     comparison.run(progress, lambda: None)
@@ -98,7 +102,7 @@ def compare(method: str, path: Path, *, resume: bool = False, kill_at: int = -1)
 
 
 def tiny_data(settings: Settings = TINY) -> Any:
-    return load_data(settings, Path("data"), CPU, workers=0, download=False)
+    return load_data(settings)
 
 
 # -- the script ------------------------------------------------------------------------------------------
@@ -175,8 +179,8 @@ def test_every_method_trains_and_resumes_exactly(method: str, tmp_path: Path) ->
 
 def one_epoch(method: str, **changes: Any) -> Run:
     settings = replace(TINY, **changes)
-    run = Run(settings, tiny_data(settings), method, CPU)
-    run.train_epoch(lambda pairs: pairs)
+    run = Run(MoCoTask(settings, tiny_data(settings), method))
+    run.train_epoch()
     return run
 
 
@@ -209,8 +213,10 @@ def test_resume_with_other_settings_names_the_difference(tmp_path: Path) -> None
     path = tmp_path / "checkpoint.pt"
     compare("moco", path)
     other = Settings(**{**vars(TINY), "momentum": 0.5})
+    comparison = build_comparison(other, tiny_data())
+    comparison.path = path
     with pytest.raises(ValueError, match=r"written with momentum=0\.99, not 0\.5"):
-        Comparison(other, tiny_data(), ["moco"], CPU, path).resume()
+        comparison.resume()
 
 
 def test_resume_without_a_checkpoint_names_the_file(tmp_path: Path) -> None:
@@ -223,24 +229,27 @@ def test_losses_and_queue_are_those_of_the_equations(method: str) -> None:
     """InfoNCE (MoCo, Eq. 1) against a queue that Eq. 6 of AXBN adapts, recomputed from the embeddings."""
     # AXBN's gain is 0.9997 here, so its queue is nearly XBN's.
     tolerance = 2e-3 if method == "axbn" else 1e-6
-    run = Run(replace(TINY, diagnostics_every=0), tiny_data(), method, CPU)
-    run.encoders.double()
-    run.loss_fn.memory_dtype = torch.float64
-    run.loss_fn.reset_queue()
+    run = Run(MoCoTask(replace(TINY, diagnostics_every=0), tiny_data(), method))
+    task = run.task
+    task.encoders.double()
+    task.loss_fn.memory_dtype = torch.float64
+    task.loss_fn.reset_queue()
     seen: list[tuple[Tensor, Tensor]] = []
-    run.encoders.register_forward_hook(lambda module, args, output: seen.append(output))
+    task.encoders.register_forward_hook(lambda module, args, output: seen.append(output))
     steps, queue = 6, torch.empty(0, TINY.embedding_size, dtype=torch.float64)
-    batches = epoch_batches(len(run.data.train_labels), TINY.batch_size, seed=0, epoch=0)
+    batches = epoch_batches(len(task.data.train_labels), TINY.batch_size, seed=0, epoch=0)
     batches = batches.repeat(steps, 1)[:steps]  # images come again, and are new classes
-    for step, (queries, keys) in enumerate(run.data.pairs(batches, epoch=0)):
-        loss = run._train_step(queries.double(), keys.double(), step)
+    for step, (queries, keys) in enumerate(task.data.pairs(batches, epoch=0)):
+        loss = task.train_step(
+            (queries.double(), keys.double()), Step(0, step, step, True), run._diagnostics
+        )["loss"]
         anchors, positives = seen.pop()
         if method != "moco" and step:
             queue = adapted(queue, positives, scales=method != "centre")
         queue = torch.cat([queue, positives])[-TINY.queue :]
         expected = info_nce(anchors, queue, TINY.temperature).item()
         assert loss.item() == pytest.approx(expected, rel=tolerance)
-    oldest_first = run.loss_fn.embedding_memory.roll(-run.loss_fn.queue_idx, dims=0)
+    oldest_first = task.loss_fn.embedding_memory.roll(-task.loss_fn.queue_idx, dims=0)
     torch.testing.assert_close(oldest_first, queue, rtol=tolerance, atol=tolerance)
 
 
@@ -257,7 +266,7 @@ def info_nce(queries: Tensor, queue: Tensor, temperature: float) -> Tensor:
 
 
 def test_moco_is_pmls_memory_with_ntxent() -> None:
-    ours, pmls = build_loss("moco", TINY), CrossBatchMemory(NTXentLoss(TINY.temperature), 128, TINY.queue)
+    ours, pmls = build_queue("moco", TINY), CrossBatchMemory(NTXentLoss(TINY.temperature), 128, TINY.queue)
     for step in range(6):
         embeddings = torch.randn(32, 128)
         labels = torch.arange(step * 16, (step + 1) * 16).repeat(2)
@@ -408,9 +417,9 @@ def test_too_few_images_for_a_batch_are_counted() -> None:
 
 
 def test_absent_cifar_is_named(tmp_path: Path) -> None:
-    settings = Settings(**{**vars(TINY), "dataset": "cifar10"})
+    settings = Settings(**{**vars(TINY), "dataset": "cifar10", "root": tmp_path})
     with pytest.raises((FileNotFoundError, ImportError), match=r"cifar-10-batches-py|torchvision"):
-        load_data(settings, tmp_path, CPU, workers=0, download=False)
+        load_data(settings)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -424,13 +433,21 @@ def test_cifar_trains(name: str, workers: int, tmp_path: Path, monkeypatch: pyte
 
     getattr(tiny_datasets, f"write_{name}")(tmp_path, monkeypatch)
     settings = Settings(
-        name, epochs=2, batch_size=2, queue=4, bn_splits=1, embedding_size=8, diagnostics_every=1
+        name,
+        epochs=2,
+        batch_size=2,
+        queue=4,
+        bn_splits=1,
+        embedding_size=8,
+        diagnostics_every=1,
+        root=tmp_path,
+        workers=workers,
+        device="cpu",
     )
-    data = load_data(settings, tmp_path, CPU, workers, download=False)
-    run = Run(settings, data, "xbn", CPU)
-    run.evaluate()
+    data = load_data(settings)
+    run = Run(MoCoTask(settings, data, "xbn"))
     for _ in range(2):
-        run.train_epoch(lambda pairs: pairs)
+        run.train_epoch()
     assert [row["epoch"] for row in run.history.epochs] == [0, 1, 2]
     assert len(run.history.step_times) == 2 * (len(data.train_labels) // 2)
     assert run.history.diagnostics["staleness"][-1]["before_mean"] > 0

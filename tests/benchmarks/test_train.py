@@ -25,16 +25,18 @@ from training_script import (
 if not has_timm():
     pytest.skip("timm cannot be imported", allow_module_level=True)
 
+from benchmarks.engine.keyed_items import Images, KeyedItems, load
+from benchmarks.engine.ranks import Ranks
+from benchmarks.engine.run import Run, quietly
+from benchmarks.engine.task import Evaluated
 from benchmarks.papers.augmentation import build_transforms
-from benchmarks.papers.command_line import build_parser, read_settings
-from benchmarks.papers.data import Images, TaskData, load_data
-from benchmarks.papers.evaluation import Evaluated, Evaluation
-from benchmarks.papers.keyed_items import KeyedItems, load
+from benchmarks.papers.data import TaskData, load_data
+from benchmarks.papers.evaluation import Evaluation
 from benchmarks.papers.model import build_model
-from benchmarks.papers.ranks import Ranks
-from benchmarks.papers.run import Run
+from benchmarks.papers.presets import read_settings
 from benchmarks.papers.session import Session
 from benchmarks.papers.settings import HEADS, METHODS, Settings
+from benchmarks.papers.task import PapersTask
 
 TABLES = {
     *("training", "accuracy", "embeddings", "drift_1", "staleness", "push", "memory_push", "valid_pairs"),
@@ -50,7 +52,7 @@ IMAGENET = {
 
 
 def read(*flags: str) -> Settings:
-    return read_settings(build_parser(None), [*TINY, *flags])
+    return read_settings([*TINY, *flags])
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
@@ -187,13 +189,13 @@ def test_impossible_runs_say_why(
 
 def test_new_layers_train_alone_at_first() -> None:
     settings = read("--method", "xbn")
-    run = Run(settings, load_data(settings), Ranks(cpu=True))
+    run = Run(PapersTask(settings, load_data(settings), Ranks(cpu=True)))
     states = []
     for _ in range(2):
-        states.append({name: p.detach().clone() for name, p in run._model.named_parameters()})
-        assert run.train_epoch(lambda batches, *_: batches, lambda: False)
-        assert run._loss.num_rows == 8 * (0 if len(states) == 1 else 2)
-    states.append(dict(run._model.named_parameters()))
+        states.append({name: p.detach().clone() for name, p in run.task.model.named_parameters()})
+        assert run.train_epoch()
+        assert run.task.loss_fn.num_rows == 8 * (0 if len(states) == 1 else 2)
+    states.append(dict(run.task.model.named_parameters()))
     changed = [
         {name for name, before in first.items() if not torch.equal(before, second[name])}
         for first, second in pairwise(states)
@@ -211,8 +213,8 @@ def test_best_epoch_is_the_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
     monkeypatch.setattr(Evaluation, "__call__", scripted)
     settings = read("--method", "no-xbm", "--epochs", "3")
-    run = Run(settings, load_data(settings), Ranks(cpu=True))
-    result = Session(run, tmp_path / "seed-0").train(lambda batches, *_: batches, lambda: False)
+    run = Run(PapersTask(settings, load_data(settings), Ranks(cpu=True)))
+    result = Session(run.task, tmp_path / "seed-0").train(quietly, lambda: False)
     assert result is not None
     assert (result["epoch"], result["nmi"]) == (2, 77.0)
     assert state_of(tmp_path, "best.pt")["epoch"] == 2
@@ -234,28 +236,28 @@ def test_super_class_needs_superclasses(monkeypatch: pytest.MonkeyPatch, tmp_pat
     data = load_data(read())
     bare = TaskData(replace(data.train, superclasses=None), data.queries, data.gallery, data.num_classes)
     with pytest.raises(ValueError, match="glyphs has no superclasses, which --method super-class needs"):
-        Run(read("--method", "super-class"), bare, Ranks(cpu=True))
+        Run(PapersTask(read("--method", "super-class"), bare, Ranks(cpu=True)))
 
 
 def test_memory_is_filled_after_its_warm_up() -> None:
     schedule = "--warmup-epochs 0 --epochs 1 --steps-per-epoch 3 --memory-warmup 1 --memory-ratio 0.5"
     settings = read("--preset", "xbm", *schedule.split())
-    run = Run(settings, load_data(settings), Ranks(cpu=True))
+    run = Run(PapersTask(settings, load_data(settings), Ranks(cpu=True)))
     rows = []
-    run.train_epoch(lambda batches, *_: batches, lambda: rows.append(run._loss.num_rows) is not None)
+    run.train_epoch(stop=lambda: rows.append(run.task.loss_fn.num_rows))
     # Nothing in the first step; then whole batches of random images, and the batches that follow.
     assert rows[0] == 0
-    assert rows[1] == min(run._loss.memory_size, run._loss.memory_size // 8 * 8 + 8)
+    assert rows[1] == min(run.task.loss_fn.memory_size, run.task.loss_fn.memory_size // 8 * 8 + 8)
 
 
 def train_quietly(*flags: str, dropout: float = 0.0) -> Run:
     """All steps, without a folder."""
     settings = read("--epochs", "2", "--steps-per-epoch", "3", "--memory-ratio", "0.5", *flags)
-    run = Run(settings, load_data(settings), Ranks(cpu=True))
+    run = Run(PapersTask(settings, load_data(settings), Ranks(cpu=True)))
     # A layer that draws random numbers, which a diagnosis must repeat and put back.
-    run._model.head = torch.nn.Sequential(torch.nn.Dropout(dropout), run._model.head)
-    while not run.is_done:
-        run.train_epoch(lambda batches, *_: batches, lambda: False)
+    run.task.model.head = torch.nn.Sequential(torch.nn.Dropout(dropout), run.task.model.head)
+    while run.epoch < run.task.length.epochs:
+        run.train_epoch()
     return run
 
 
@@ -334,10 +336,10 @@ def test_workers_load_what_one_process_loads() -> None:
 
 
 def test_glyphs_are_tested_under_the_demos_distortion() -> None:
-    from benchmarks.demo.training import Settings as DemoSettings
-    from benchmarks.demo.training import Task
+    from benchmarks.demo.settings import Settings as DemoSettings
+    from benchmarks.demo.task import GlyphsData
 
     data = load_data(read())
-    task = Task(DemoSettings(batch_size=8, classes=8), torch.device("cpu"))
-    assert torch.equal(torch.stack([image for image, _ in data.queries.items]), task.test_images)
-    assert torch.equal(data.queries.labels, task.test_labels)
+    test = GlyphsData(DemoSettings(batch_size=8, classes=8), torch.device("cpu")).test
+    assert torch.equal(torch.stack([image for image, _ in data.queries.items]), test.images)
+    assert torch.equal(data.queries.labels, test.labels)

@@ -14,10 +14,10 @@ from training_script import has_timm, result_of, run_script
 if not has_timm():
     pytest.skip("timm cannot be imported", allow_module_level=True)
 
-from benchmarks.papers.command_line import build_parser, read_settings
+from benchmarks.engine.ranks import Ranks
 from benchmarks.papers.data import TaskData, load_data
 from benchmarks.papers.evaluation import Evaluation
-from benchmarks.papers.ranks import Ranks
+from benchmarks.papers.presets import read_settings
 from benchmarks.papers.settings import DATASETS
 from pml_xbn.datasets import StanfordOnlineProducts, VehicleID
 
@@ -42,7 +42,7 @@ def test_every_dataset_is_loaded_with_its_protocol(
     if name in ("cub", "cars"):
         pytest.importorskip("pytorch_metric_learning.datasets")
     WRITERS[name](tmp_path, *([monkeypatch] if name.startswith("cifar") else []))
-    data = load_data(read_settings(build_parser(None), ["--dataset", name, "--root", str(tmp_path)]))
+    data = load_data(read_settings(["--dataset", name, "--root", str(tmp_path)]))
     for images in filter(None, (data.train, data.queries, data.gallery)):
         image, label = images.items[int(images.positions[-1])]
         assert (image.mode, label) == ("RGB", int(images.labels[-1]))
@@ -58,7 +58,7 @@ def test_every_dataset_is_loaded_with_its_protocol(
 def load_vehicles(root: Path, *flags: str) -> TaskData:
     tiny_datasets.write_vehicle_id(root)
     arguments = ["--dataset", "vehicle-id", "--root", str(root), *flags]
-    return load_data(read_settings(build_parser(None), arguments))
+    return load_data(read_settings(arguments))
 
 
 @pytest.mark.parametrize(("size", "queries"), [("small", 3), ("medium", 1), ("large", 1)])
@@ -89,7 +89,7 @@ def test_fewer_classes_by_choice_are_no_fewer_images(tmp_path: Path, monkeypatch
     flags = ["--dataset", "sop", "--root", str(tmp_path), "--limit-classes", "1"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        data = load_data(read_settings(build_parser(None), flags))
+        data = load_data(read_settings(flags))
     assert len(data.train) < complete[0]
 
 
@@ -97,7 +97,7 @@ def test_vehicles_of_one_image_are_nothing_to_search_for(tmp_path: Path) -> None
     rows = [("0000001", 1), ("0000002", 2)]
     tiny_datasets.write_vehicle_id(tmp_path)
     tiny_datasets.write_vehicle_list(tmp_path, "test_list_800.txt", rows)
-    settings = read_settings(build_parser(None), ["--dataset", "vehicle-id", "--root", str(tmp_path)])
+    settings = read_settings(["--dataset", "vehicle-id", "--root", str(tmp_path)])
     with pytest.raises(ValueError, match="every vehicle of test set 'small' has one image alone"):
         load_data(settings)
 
@@ -126,7 +126,7 @@ def test_figures_of_vehicles_are_means_over_galleries_of_images_embedded_once(tm
             tmp_path / "image" / f"{image}.jpg"
         )
     flags = ["--dataset", "vehicle-id", "--root", str(tmp_path), "--workers", "0", "--gallery-draws", "4"]
-    settings = read_settings(build_parser(None), flags)
+    settings = read_settings(flags)
     data = load_data(settings)
     model = Colour()
     measured = Evaluation(settings, data, transform, Ranks(cpu=True))(model).accuracy
@@ -172,7 +172,7 @@ def test_protocol_of_deep_fashion_2_is_the_presets(tmp_path: Path) -> None:
         (["--preset", "xbm"], "xbm", 2),
         (["--preset", "xbm", "--protocol", "axbn"], "axbn", 3),
     ):
-        settings = read_settings(build_parser(None), [*flags, *more])
+        settings = read_settings([*flags, *more])
         assert settings.protocol == protocol
         assert load_data(settings).num_classes == classes
 

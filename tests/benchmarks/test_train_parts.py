@@ -16,30 +16,31 @@ if not has_timm():
 
 import timm
 
+from benchmarks.engine.ranks import Ranks
+from benchmarks.engine.run import Run
 from benchmarks.papers.augmentation import build_transforms
-from benchmarks.papers.command_line import build_parser, read_settings
 from benchmarks.papers.data import load_data
 from benchmarks.papers.methods import LossSetup, build_loss
 from benchmarks.papers.model import build_model, name_of_weights
 from benchmarks.papers.optimisation import build_optimizer, build_warmup_optimizer
-from benchmarks.papers.ranks import Ranks
-from benchmarks.papers.run import Run
+from benchmarks.papers.presets import read_settings
 from benchmarks.papers.settings import Settings
+from benchmarks.papers.task import PapersTask
 from pml_xbn.diagnostics import class_separability
 
 
 def read(flags: str = "") -> Settings:
-    return read_settings(build_parser(None), [*TINY, *flags.split()])
+    return read_settings([*TINY, *flags.split()])
 
 
 def train_quietly(run: Run) -> None:
-    while not run.is_done:
-        run.train_epoch(lambda batches, *_: batches, lambda: False)
+    while run.epoch < run.task.length.epochs:
+        run.train_epoch()
 
 
 def new_run(flags: str) -> Run:
     settings = read(flags)
-    return Run(settings, load_data(settings), Ranks(cpu=True))
+    return Run(PapersTask(settings, load_data(settings), Ranks(cpu=True)))
 
 
 def test_pooling_takes_the_place_of_the_backbones_own() -> None:
@@ -56,10 +57,13 @@ def test_frozen_bn_keeps_its_statistics_and_learns_its_scale() -> None:
     flags = "--method no-xbm --head bn-neck --warmup-epochs 0"
     for freeze in (False, True):
         run = new_run(f"{flags} {'--freeze-bn' if freeze else ''}")
-        before = {name: value.clone() for name, value in run._model.state_dict().items()}
+        model = run.task.model
+        before = {name: value.clone() for name, value in model.state_dict().items()}
         train_quietly(run)
         changed = {
-            name for name, value in run._model.state_dict().items() if not torch.equal(value, before[name])
+            name
+            for name, value in run.task.model.state_dict().items()
+            if not torch.equal(value, before[name])
         }
         assert ("backbone.bn1.running_mean" in changed) != freeze
         assert "backbone.bn1.weight" in changed
@@ -140,7 +144,7 @@ def test_xbms_loss_is_eq_1_with_its_divisor() -> None:
         "--diagnostics-every 0"
     )
     batches: list[Any] = []
-    run._loss.register_forward_pre_hook(
+    run.task.loss_fn.register_forward_pre_hook(
         lambda _, arguments: batches.append((arguments[0].detach(), arguments[1]))
     )
     train_quietly(run)
@@ -162,20 +166,20 @@ def test_the_gradient_is_that_of_the_divided_loss() -> None:
     for flags in ("--learning-rate 0.008 --loss-per-anchor", "--learning-rate 0.001"):
         run = new_run(f"{rest} {flags}")
         train_quietly(run)
-        moved.append(run._model.head.state_dict())
+        moved.append(run.task.model.head.state_dict())
     for name, value in moved[0].items():
         torch.testing.assert_close(value, moved[1][name])
 
 
 def test_separability_is_that_of_features_before_they_are_normalized() -> None:
     run = new_run("--preset sgsl --embedding-size 16")
-    run._model.eval()
-    images = torch.stack([run.evaluation.transform(image) for image, _ in run.data.queries.items])
+    run.task.model.eval()
+    images = torch.stack([run.task.evaluation.transform(image) for image, _ in run.task.data.queries.items])
     with torch.no_grad():
-        features = run._model(images)
+        features = run.task.model(images)
     assert features.norm(dim=1).std() > 0.01
-    expected = class_separability(features, run.data.queries.labels)
-    measured = run.evaluation(run._model).diagnostics
+    expected = class_separability(features, run.task.data.queries.labels)
+    measured = run.task.evaluation(run.task.model).embeddings
     for name in ("criterion", "between", "within"):
         assert measured[f"separability_{name}"] == pytest.approx(float(getattr(expected, name)), rel=1e-3)
 

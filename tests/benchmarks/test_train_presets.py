@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks.papers.augmentation import image_size
-from benchmarks.papers.command_line import build_parser, read_settings
-from benchmarks.papers.presets import preset_values
+from benchmarks.papers.presets import preset_values, read_settings
 from benchmarks.papers.settings import DATASETS, PRESETS, Settings
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +27,7 @@ IS_SOURCE = re.compile(
 
 @cache
 def read(preset: str, dataset: str) -> Settings:
-    return read_settings(build_parser(None), ["--preset", preset, "--dataset", dataset])
+    return read_settings(["--preset", preset, "--dataset", dataset])
 
 
 def tables() -> Iterator[tuple[list[str], list[list[str]]]]:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,14 +9,14 @@ import pytest
 import torch
 
 import benchmarks.moco.__main__ as moco
+from benchmarks.engine.accuracy import retrieval_accuracy
 from benchmarks.engine.randomness import generator_for
 from benchmarks.papers import reproducing
-from benchmarks.papers.command_line import build_parser, read_settings
-from benchmarks.papers.evaluation import accuracy, signs
+from benchmarks.papers.evaluation import signs
 from benchmarks.papers.length import run_length
 from benchmarks.papers.optimisation import clip_gradient, learning_rate
 from benchmarks.papers.pml_parts import make_loss, make_miner
-from benchmarks.papers.presets import preset_values
+from benchmarks.papers.presets import preset_values, read_settings
 from benchmarks.papers.reproducing import (
     paper_weights,
     parse_experiment,
@@ -33,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 
 def read(arguments: list[str] | str) -> Settings:
     words = arguments.split() if isinstance(arguments, str) else arguments
-    return read_settings(build_parser(None), words)
+    return read_settings(words)
 
 
 def test_committed_table_is_the_generated_one() -> None:
@@ -56,8 +55,7 @@ def test_moco_has_its_rows_and_its_figures(monkeypatch: pytest.MonkeyPatch, tmp_
     commands = [shlex.split(row.split("`")[-2]) for row in rows]
     assert [command[1:3] for command in commands] == [["-m", "benchmarks.moco"]] * 2
     for command in commands:
-        monkeypatch.setattr(sys, "argv", command[2:])
-        assert moco._parse().methods == ["moco", "xbn"]
+        assert moco.read(command[3:]).methods == ("moco", "xbn")
     file = tmp_path / "moco_glyphs.csv"
     file.write_text("method,weighted_knn\nmoco,12.34\nxbn,56.78\n", encoding="utf-8")
     monkeypatch.setattr(reproducing, "MOCO_CSV", file)
@@ -66,8 +64,8 @@ def test_moco_has_its_rows_and_its_figures(monkeypatch: pytest.MonkeyPatch, tmp_
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda e: f"{e.key}-{e.dataset}-{e.source}")
 def test_every_command_of_the_table_is_its_own_experiment(experiment: object) -> None:
-    settings = parse_experiment(experiment, read)  # type: ignore[arg-type]
-    found = [same for same, differences in same_experiments(settings, read) if not differences]
+    settings = parse_experiment(experiment)  # type: ignore[arg-type]
+    found = [same for same, differences in same_experiments(settings) if not differences]
     assert experiment in found
 
 
@@ -233,7 +231,7 @@ def test_recall_is_that_of_a_plain_search(protocol: str) -> None:
         gallery_labels = torch.arange(24) % 12
     else:
         labels = torch.arange(60) % 12
-    measured = accuracy(rows, labels, gallery, gallery_labels, recall_at=[1, 10, 20, 100], nmi=True)
+    measured = retrieval_accuracy(rows, labels, gallery, gallery_labels, recall_at=[1, 10, 20, 100], nmi=True)
     other = labels if gallery_labels is None else gallery_labels
     for k in (1, 10, 20):
         assert measured[f"recall_at_{k}"] == pytest.approx(
@@ -265,7 +263,7 @@ def test_query_without_a_match_is_a_miss(lone: int) -> None:
     )
     labels, other = torch.arange(40) % 6, torch.arange(30) % 6
     labels[:lone] = 17
-    measured = accuracy(queries, labels, gallery, other, recall_at=[1, 10], nmi=False)
+    measured = retrieval_accuracy(queries, labels, gallery, other, recall_at=[1, 10], nmi=False)
     for k in (1, 10):
         expected = brute_force_recall(queries, labels, gallery, other, k)
         assert measured[f"recall_at_{k}"] == pytest.approx(expected, abs=1e-4)
@@ -278,7 +276,7 @@ def test_query_whose_class_has_no_other_image_is_a_miss_even_among_equal_embeddi
     pytest.importorskip("faiss")
     rows = torch.nn.functional.normalize(torch.ones(6, 3))
     labels = torch.tensor([0, 1, 2, 3, 4, 4])
-    measured = accuracy(rows, labels, None, None, recall_at=[5], nmi=False)
+    measured = retrieval_accuracy(rows, labels, None, None, recall_at=[5], nmi=False)
     assert measured["recall_at_5"] <= 100 * 2 / 6 + 1e-4
     assert measured["map_at_r"] <= 100 * 2 / 6 + 1e-4
 
@@ -299,17 +297,15 @@ def test_several_runs_have_a_mean_and_a_deviation() -> None:
 
 def test_differences_from_the_paper_are_named() -> None:
     settings = replace(read("--dataset sop --method xbn"), epochs=1)
-    (experiment, differences), *_ = same_experiments(settings, read)
+    (experiment, differences), *_ = same_experiments(settings)
     assert experiment.source == "AXBN, Table 2"
     assert differences == ["epochs=1, theirs 50"]
-    assert same_experiments(read("--dataset glyphs"), read) == []
+    assert same_experiments(read("--dataset glyphs")) == []
 
 
 def test_other_pretrained_weights_are_a_difference_from_the_paper() -> None:
-    (experiment, differences), *_ = same_experiments(
-        read("--preset xbm --dataset sop --backbone resnet50"), read
-    )
-    assert (experiment.key, paper_weights(experiment, read)) == ("xbm-paper", "resnet50.tv_in1k")
+    (experiment, differences), *_ = same_experiments(read("--preset xbm --dataset sop --backbone resnet50"))
+    assert (experiment.key, paper_weights(experiment)) == ("xbm-paper", "resnet50.tv_in1k")
     assert differences == ["backbone='resnet50', theirs 'resnet50.tv_in1k'"]
-    (experiment, _), *_ = same_experiments(read("--dataset sop"), read)
-    assert paper_weights(experiment, read) == "not stated"
+    (experiment, _), *_ = same_experiments(read("--dataset sop"))
+    assert paper_weights(experiment) == "not stated"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -10,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
-
-from benchmarks.engine.process_group import leave_process_group
 
 _TIMEOUT = timedelta(minutes=30)  # rank 0 evaluates alone
 
@@ -86,3 +85,13 @@ class Ranks:
     def leave(self) -> None:
         if self.world_size > 1:
             leave_process_group()
+
+
+def leave_process_group() -> None:
+    """Leaves the group, once the caller has let go of all modules that were wrapped for it.
+
+    They hold on to the group in cycles; were these left to the interpreter's end, the group's threads
+    would find no interpreter to finish in.
+    """
+    gc.collect()
+    distributed.destroy_process_group()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,39 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.engine.randomness import seed_for
-from benchmarks.papers.data import Images
 
 Key = tuple[int, ...]
+Transform = Callable[[Any], Any]
 
 
-class KeyedItems(Dataset[tuple[Tensor, int]]):
+@dataclass(frozen=True)
+class Images:
+    """Images with labels.
+
+    Attributes:
+        items: position -> (image, label).
+        positions: (N,) which of the items are used.
+        labels: (N,) their labels.
+        superclasses: label -> superclass, or None.
+    """
+
+    items: Any
+    positions: Tensor
+    labels: Tensor
+    superclasses: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+
+def chosen(dataset: Any, classes: int | None) -> Images:
+    """The images of so many classes of a data set; None for all."""
+    labels: Tensor = dataset.labels
+    positions = torch.arange(len(labels)) if classes is None else (labels < classes).nonzero().squeeze(1)
+    return Images(dataset, positions, labels[positions], dataset.superclasses)
+
+
+class KeyedItems(Dataset[tuple[Any, int]]):
     """Items under a transform whose random numbers are seeded from the item's key.
 
     An index is a key whose last number is the position in ``images``, such as (epoch, step, place in the
@@ -30,10 +58,10 @@ class KeyedItems(Dataset[tuple[Tensor, int]]):
         seed: the run's seed.
     """
 
-    def __init__(self, images: Images, transform: Callable[[Any], Tensor], seed: int) -> None:
+    def __init__(self, images: Images, transform: Transform, seed: int) -> None:
         self.images, self.transform, self.seed = images, transform, seed
 
-    def __getitem__(self, key: Key) -> tuple[Tensor, int]:
+    def __getitem__(self, key: Key) -> tuple[Any, int]:
         image, label = self.images.items[int(self.images.positions[key[-1]])]
         with seeded(seed_for(self.seed, "augmentation", *key)):
             return self.transform(image), label

@@ -4,52 +4,56 @@ from __future__ import annotations
 
 import argparse
 import ast
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from benchmarks.engine.flag_values import flag_value
-from benchmarks.papers.presets import preset_values
-from benchmarks.papers.settings import Settings
-
-_FIELDS = {field.name: field for field in fields(Settings)}
+S = TypeVar("S")
+Given = dict[str, Any]
 
 
-def build_parser(description: str | None) -> argparse.ArgumentParser:
+def build_parser(description: str | None, settings: type[Any]) -> argparse.ArgumentParser:
+    """A flag for every field of a dataclass that was made by `setting`."""
     parser = argparse.ArgumentParser(
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,
     )
-    parser.add_argument("--list", action="store_true", help="print the table of experiments and stop")
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML whose keys are these flags")
-    for field in _FIELDS.values():
+    for field in _flags(settings).values():
         _add_flag(parser, field)
     return parser
 
 
-def read_settings(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None) -> Settings:
-    """The settings of a command line; exits with a message where they are impossible."""
-    given = vars(parser.parse_args(arguments))
-    try:
-        return settings_from(given)
-    except (ValueError, FileNotFoundError, ImportError) as error:
-        parser.error(str(error))
+def settings_from(
+    settings: type[S],
+    parser: argparse.ArgumentParser,
+    arguments: Sequence[str] | None = None,
+    preset: Callable[[Given], Given] = lambda named: {},
+) -> S:
+    """The settings of a command line.
 
-
-def settings_from(given: dict[str, Any]) -> Settings:
-    """Merges given flags with their config file and preset.
+    Args:
+        settings: the dataclass.
+        parser: of its flags.
+        arguments: the command line; None for the program's.
+        preset: what goes before the defaults, by what is given.
 
     Raises:
         ValueError: a key or value that does not exist.
         FileNotFoundError: there is no such config file.
     """
-    config = _read_config(given["config"]) if "config" in given else {}
-    named = {**config, **given}
-    preset, dataset = (named.get(name, _FIELDS[name].default) for name in ("preset", "dataset"))
-    values = {**preset_values(preset, dataset), **named}
-    return Settings(**{name: value for name, value in values.items() if name in _FIELDS})
+    given = vars(parser.parse_args(arguments))
+    known = _flags(settings)
+    config = _read_config(given["config"], known) if "config" in given else {}
+    named = {name: value for name, value in {**config, **given}.items() if name in known}
+    many = {name: tuple(value) for name, value in named.items() if known[name].metadata["parse"] is tuple}
+    return settings(**{**preset(named), **named, **many})
+
+
+def _flags(settings: type[Any]) -> dict[str, Field[Any]]:
+    return {field.name: field for field in fields(settings) if field.metadata}
 
 
 def _add_flag(parser: argparse.ArgumentParser, field: Field[Any]) -> None:
@@ -59,19 +63,34 @@ def _add_flag(parser: argparse.ArgumentParser, field: Field[Any]) -> None:
         parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=metadata["help"])
     elif metadata["parse"] is dict:
         parser.add_argument(flag, nargs="*", action=_NamedValues, metavar="NAME=VALUE", help=metadata["help"])
+    elif metadata["parse"] is tuple:
+        parser.add_argument(flag, nargs="+", choices=metadata["choices"], help=_help(field))
     else:
         parser.add_argument(
             flag,
-            type=flag_value(metadata["parse"]),
+            type=_shown(metadata["parse"]),
             choices=metadata["choices"],
             help=_help(field),
             metavar=None if metadata["choices"] else field.name.rpartition("_")[2].upper(),
         )
 
 
+def _shown(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A type for argparse, which shows the message of another error than a `ValueError` alone."""
+
+    def read(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return read
+
+
 def _help(field: Field[Any]) -> str:
-    known = "" if field.default is None else f" (default: {field.default})"
-    return field.metadata["help"].replace("%", "%%") + known
+    default = " ".join(field.default) if isinstance(field.default, tuple) else field.default
+    known = "" if default is None else f" (default: {default})"
+    return str(field.metadata["help"]).replace("%", "%%") + known
 
 
 class _NamedValues(argparse.Action):
@@ -94,7 +113,7 @@ def _literal(text: str) -> Any:
         return text
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def _read_config(path: Path, known: dict[str, Field[Any]]) -> Given:
     try:
         import yaml
     except ImportError as error:
@@ -110,24 +129,25 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}; it must map flags to values")
     values = {str(key).replace("-", "_"): value for key, value in content.items()}
-    return {name: _config_value(path, name, value) for name, value in values.items()}
+    return {name: _config_value(path, name, value, known) for name, value in values.items()}
 
 
-def _config_value(path: Path, name: str, value: Any) -> Any:
-    if name not in _FIELDS:
-        raise ValueError(f"{path}: there is no flag {name!r}; choose among {', '.join(_FIELDS)}")
-    metadata = _FIELDS[name].metadata
+def _config_value(path: Path, name: str, value: Any, known: dict[str, Field[Any]]) -> Any:
+    if name not in known:
+        raise ValueError(f"{path}: there is no flag {name!r}; choose among {', '.join(known)}")
+    metadata = known[name].metadata
     parse, choices = metadata["parse"], metadata["choices"]
     if parse in (bool, dict):
         if not isinstance(value, parse):
             wanted = "true or false" if parse is bool else "a mapping"
             raise ValueError(f"{path}: {name} is {value!r}; it must be {wanted}")
         return value
-    if value is None and _FIELDS[name].default is None:
+    if value is None and known[name].default is None:
         return None
-    if choices and value not in choices:
+    values = value if parse is tuple and isinstance(value, list) else [value]
+    if choices and not set(values) <= set(choices):
         raise ValueError(f"{path}: {name} is {value!r}; choose one of {', '.join(choices)}")
     try:
-        return parse(str(value))
+        return values if parse is tuple else parse(str(value))
     except ValueError as error:
         raise ValueError(f"{path}: {name}: {error}") from error
