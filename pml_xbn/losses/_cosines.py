@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..adapters._rows import Rows
-from ._twins import is_as_built, twin_of
+from ._twins import has_hooks, is_as_built, twin_of
 
 _PAIRS_AT_ONCE = 2**14
 _SMALLEST_NORM = 1e-12  # what torch.nn.functional.normalize divides by at least
@@ -40,21 +40,30 @@ class Distances:
         """Stands for the rows, ``(n, d)``, where nobody looks at them."""
         return self.anchors.new_zeros(()).expand(len(self._rows), self.anchors.shape[1])
 
-    def distance(self, distance: BaseDistance, rows: Tensor, *, may_write: bool = False) -> BaseDistance:
+    def measured(self, distance: BaseDistance) -> Tensor:
+        """What the distance measures between anchors and rows, ``(a, n)``; not to be written to."""
+        if not is_of_cosines(distance):
+            mat: Tensor = distance(self.anchors, self.row_tensor)
+            return mat
+        mat = self._cosines[0] if isinstance(distance, CosineSimilarity) else self._euclidean()
+        mat = mat if distance.power == 1 else mat**distance.power
+        if has_hooks(distance):
+            return twin_of(distance, forward=lambda *_: mat)(self.anchors, self.row_tensor)  # type: ignore[no-any-return]
+        return mat
+
+    def reading(self, distance: BaseDistance, rows: Tensor) -> BaseDistance:
         """One that reads what this distance would measure between the anchors and ``rows`` off the cosines.
 
         Args:
             rows: the rows, or the placeholder, which it is to be asked for; it measures others itself.
-            may_write: who asks for the matrix may write to it.
         """
 
         def forward(query_emb: Tensor, ref_emb: Tensor | None = None) -> Tensor:
             if query_emb is not self.anchors or ref_emb is not rows:
-                measured: Tensor = type(distance).forward(distance, query_emb, ref_emb)
-                return measured
-            mat: Tensor = self._cosines[0] if isinstance(distance, CosineSimilarity) else self._euclidean()
-            mat = mat if distance.power == 1 else mat**distance.power
-            return mat.clone() if may_write and mat is self._cosines[0] else mat
+                mat: Tensor = type(distance).forward(distance, query_emb, ref_emb)
+                return mat
+            # MultiSimilarityMiner writes to it.
+            return self.measured(distance).clone()
 
         return twin_of(distance, forward=forward)
 

@@ -14,10 +14,11 @@ from pytorch_metric_learning import miners
 from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor
 
+from ._choice import all_pairs
 from ._cosines import Distances, is_of_cosines
+from ._indices import IndicesTuple, drop_own_rows
 from ._twins import has_hooks, is_as_built, twin_of
 
-IndicesTuple = tuple[Tensor, ...]
 Miner = Callable[[Tensor, Tensor, Tensor, Tensor], IndicesTuple]
 
 # Those of PML's that look at the rows through their distance alone.
@@ -34,24 +35,6 @@ _MEASURING = (
 _PMLS = (*_MEASURING, miners.AngularMiner, miners.EmbeddingsAlreadyPackagedAsTriplets)
 
 
-def all_pairs(labels: Tensor, ref_labels: Tensor, own_rows: Tensor | None) -> IndicesTuple:
-    """Anchor-positive and anchor-negative indices of all pairs.
-
-    Args:
-        labels: of the anchors, ``(b,)``.
-        ref_labels: of the memory, ``(n,)``.
-        own_rows: row of every anchor's own copy in memory, ``(b,)``, or None where it has none.
-
-    Example:
-        >>> all_pairs(torch.tensor([4, 7]), torch.tensor([4, 4, 7]), torch.tensor([1, 2]))
-        (tensor([0]), tensor([0]), tensor([0, 1, 1]), tensor([2, 0, 1]))
-    """
-    matches, diffs = lmu.get_matches_and_diffs(labels, ref_labels)
-    if own_rows is not None:
-        _list_own_pairs(matches, diffs, own_rows, False)
-    return *torch.where(matches), *torch.where(diffs)
-
-
 def chosen_pairs(
     miner: Any, distances: Distances, labels: Tensor, ref_labels: Tensor, own_rows: Tensor | None
 ) -> IndicesTuple:
@@ -62,12 +45,12 @@ def chosen_pairs(
     it likes, and loses such pairs afterwards.
     """
     if miner is None:
-        return all_pairs(labels, ref_labels, own_rows)
+        return all_pairs(labels, ref_labels, own_rows).lists()
     is_read = type(miner) in _MEASURING and is_as_built(miner) and is_of_cosines(miner.distance)
     rows = distances.placeholder if is_read and not has_hooks(miner) else distances.row_tensor
     chooser = miner
     if isinstance(miner, miners.BaseMiner):
-        ours = {"distance": distances.distance(miner.distance, rows, may_write=True)} if is_read else {}
+        ours = {"distance": distances.reading(miner.distance, rows)} if is_read else {}
         cls: Any = type(miner)
         chooser = twin_of(miner, *_listing_other_pairs(cls), **ours)
     # MultiSimilarityMiner takes every pair that is not listed as positive for a negative, and the other
@@ -80,53 +63,10 @@ def chosen_pairs(
         _OWN_PAIRS.reset(token)
     if own_rows is None:
         return indices
-    indices = _drop_own_rows(indices, own_rows)
+    indices = drop_own_rows(indices, own_rows)
     if type(miner) in _PMLS:
         miner.output_assertion(indices)  # counts them again
     return indices
-
-
-def mapped(given: IndicesTuple, rows: Tensor) -> IndicesTuple:
-    """Pairs or triplets whose positives and negatives number ``rows`` instead of what ``rows`` number."""
-    # Triplets are (anchor, positive, negative), pairs (anchor, positive, anchor, negative).
-    is_anchor = (True, False, False) if len(given) == 3 else (True, False, True, False)
-    return tuple(x if anchor else rows[x.to(rows.device)] for x, anchor in zip(given, is_anchor, strict=True))
-
-
-def appended(indices: IndicesTuple, given: IndicesTuple, labels: Tensor) -> IndicesTuple:
-    """``indices`` followed by ``given``, three tensors (triplets) or four (pairs) as the first has.
-
-    Args:
-        labels: of the batch, ``(b,)``.
-    """
-    if len(given) == 3 and len(indices) == 4:
-        given = lmu.convert_to_pairs(given, labels)
-    elif len(given) == 4 and len(indices) == 3:
-        given = lmu.convert_to_triplets(given, labels)
-    return tuple(torch.cat([a, b.to(a.device)]) for a, b in zip(indices, given, strict=True))
-
-
-def joined(indices: IndicesTuple, given: IndicesTuple, labels: Tensor, rows: Tensor) -> IndicesTuple:
-    """``indices`` followed by ``given``, whose positives and negatives number rows of the batch.
-
-    Args:
-        indices: three tensors (triplets) or four (pairs), from anchors to memory rows.
-        given: likewise, but from the batch to itself; converted where the lengths differ.
-        labels: of the batch, ``(b,)``.
-        rows: memory row of every row of the batch, ``(b,)``.
-    """
-    return appended(indices, mapped(given, rows), labels)
-
-
-def _drop_own_rows(indices: IndicesTuple, own_rows: Tensor) -> IndicesTuple:
-    """Takes out what a miner that lists its pairs by other means chose all the same."""
-    if len(indices) == 3:
-        anchors, positives, negatives = indices
-        keep = (positives != own_rows[anchors]) & (negatives != own_rows[anchors])
-        return anchors[keep], positives[keep], negatives[keep]
-    anchors, positives, other_anchors, negatives = indices
-    keep, keep_other = positives != own_rows[anchors], negatives != own_rows[other_anchors]
-    return anchors[keep], positives[keep], other_anchors[keep_other], negatives[keep_other]
 
 
 # -- PML's miners with other lists ------------------------------------------------------------------------

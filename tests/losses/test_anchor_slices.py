@@ -8,12 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pml_xbn.losses._anchor_slices import are_worth_it, sliced_losses
 from pytorch_metric_learning import losses, reducers
 from pytorch_metric_learning.distances import LpDistance
 from torch import Tensor
 
 from pml_xbn.losses import XBNWrapper, _anchor_slices, _seam
-from pml_xbn.losses._anchor_slices import are_worth_it, sliced_losses
 
 A, N = 7, 6
 LOSSES: dict[str, Callable[[], losses.GenericPairLoss]] = {

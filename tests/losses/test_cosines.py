@@ -33,7 +33,9 @@ def read_off(distance: BaseDistance, anchors: Tensor, rows: Tensor) -> Tensor:
     """The distance from the matrix of cosines; it finds no rows to measure for itself."""
     distances = Distances(anchors, stored_rows(rows))
     assert not distances.placeholder.any()
-    return distances.distance(distance, distances.placeholder)(anchors, distances.placeholder)
+    mat = distances.measured(distance)
+    assert "row_tensor" not in vars(distances)
+    return mat
 
 
 def in_float64(name: str, anchors: Tensor, rows: Tensor) -> Tensor:
@@ -141,7 +143,7 @@ def test_other_vectors_than_those_of_the_matrix_are_measured(name: str) -> None:
     anchors, rows, others = (torch.randn(n, 4, generator=torch.Generator().manual_seed(n)) for n in (3, 5, 6))
     distance = DISTANCES[name]()
     expected = distance(anchors, others), distance(others)
-    reader = Distances(anchors, stored_rows(rows)).distance(distance, rows)
+    reader = Distances(anchors, stored_rows(rows)).reading(distance, rows)
     measured = reader(anchors, others), reader(others)
     assert all(torch.equal(a, b) for a, b in zip(measured, expected, strict=True))
 
@@ -151,8 +153,8 @@ def test_who_may_write_to_the_matrix_gets_one_of_its_own(name: str) -> None:
     anchors, rows = torch.randn(3, 4, requires_grad=True), torch.randn(5, 4)
     distances, distance = Distances(anchors, stored_rows(rows)), DISTANCES[name]()
     with torch.no_grad():
-        distances.distance(distance, rows, may_write=True)(anchors, rows).fill_(7)
-    mat = distances.distance(distance, rows)(anchors, rows)
+        distances.reading(distance, rows)(anchors, rows).fill_(7)
+    mat = distances.reading(distance, rows)(anchors, rows)
     assert mat.requires_grad
     torch.testing.assert_close(mat, distance(anchors, rows))
 
