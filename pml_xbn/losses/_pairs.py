@@ -17,22 +17,9 @@ from torch import Tensor
 from ._choice import all_pairs
 from ._cosines import Distances, is_of_cosines
 from ._indices import IndicesTuple, drop_own_rows
-from ._twins import has_hooks, is_as_built, twin_of
+from ._twins import is_as_built, twin_of
 
 Miner = Callable[[Tensor, Tensor, Tensor, Tensor], IndicesTuple]
-
-# Those of PML's that look at the rows through their distance alone.
-_MEASURING = (
-    miners.BatchEasyHardMiner,
-    miners.BatchHardMiner,
-    miners.DistanceWeightedMiner,
-    miners.HDCMiner,
-    miners.MultiSimilarityMiner,
-    miners.PairMarginMiner,
-    miners.TripletMarginMiner,
-    miners.UniformHistogramMiner,
-)
-_PMLS = (*_MEASURING, miners.AngularMiner, miners.EmbeddingsAlreadyPackagedAsTriplets)
 
 
 def chosen_pairs(
@@ -46,12 +33,11 @@ def chosen_pairs(
     """
     if miner is None:
         return all_pairs(labels, ref_labels, own_rows).lists()
-    is_read = type(miner) in _MEASURING and is_as_built(miner) and is_of_cosines(miner.distance)
-    rows = distances.placeholder if is_read and not has_hooks(miner) else distances.row_tensor
-    chooser = miner
+    cls: Any = type(miner)
+    rows, chooser = distances.row_tensor, miner
     if isinstance(miner, miners.BaseMiner):
+        is_read = _is_pmls(cls) and is_as_built(miner) and is_of_cosines(miner.distance)
         ours = {"distance": distances.reading(miner.distance, rows)} if is_read else {}
-        cls: Any = type(miner)
         chooser = twin_of(miner, *_listing_other_pairs(cls), **ours)
     # MultiSimilarityMiner takes every pair that is not listed as positive for a negative, and the other
     # way round, so for it a pair that is neither has to be listed as both.
@@ -64,9 +50,13 @@ def chosen_pairs(
     if own_rows is None:
         return indices
     indices = drop_own_rows(indices, own_rows)
-    if type(miner) in _PMLS:
+    if _is_pmls(cls):
         miner.output_assertion(indices)  # counts them again
     return indices
+
+
+def _is_pmls(cls: type) -> bool:
+    return cls.__module__.startswith("pytorch_metric_learning.")
 
 
 # -- PML's miners with other lists ------------------------------------------------------------------------
@@ -121,7 +111,7 @@ def _listing_other_pairs(cls: Any) -> tuple[type, ...]:
     copies = []
     for base in cls.__mro__:
         module = vars(sys.modules[base.__module__])
-        if base.__module__.startswith("pytorch_metric_learning.") and module.get("lmu") is lmu:
+        if _is_pmls(base) and module.get("lmu") is lmu:
             functions = _with_globals(_functions_in(base, module), {**module, "lmu": _LISTS})
             copies.append(type(base.__name__, (base,), functions))
     return tuple(copies) if issubclass(copies[0] if copies else object, cls) else (cls, *copies)

@@ -59,14 +59,16 @@ def loss_against(
     """
     distances, form = Distances(anchors, rows), form_of(loss)
     is_seen = form is None or has_hooks(loss)  # who is called sees index tensors, and the rows
+    are_listed = is_seen or given is not None
     choice, lists = None, None
-    if given is None and _can_choose(miner, are_listed=is_seen or FORMS[type(loss)].takes_triplets):
+    if _can_choose(miner, are_listed=are_listed or FORMS[type(loss)].takes_triplets):
         choice = _choice(miner, distances, anchor_labels, row_labels, own_rows)
-        lists = choice.lists() if is_seen else None
+        lists = choice.lists() if are_listed else None
     else:
         lists = chosen_pairs(miner, distances, anchor_labels, row_labels, own_rows)
-        if given is not None:
-            lists = appended(lists, given, anchor_labels)
+    if given is not None:
+        assert lists is not None
+        choice, lists = None, appended(lists, given, anchor_labels)
     row_tensor = distances.row_tensor if is_seen else distances.placeholder
     if form is None:
         value: Tensor = loss(anchors, anchor_labels, lists, row_tensor, row_labels)
@@ -166,7 +168,7 @@ def _can_choose(miner: Any, *, are_listed: bool) -> bool:
     if chooser is None or (are_listed and chooser.is_only_counted):
         return False
     has_statistics = miner.collect_stats or miner.distance.collect_stats
-    return not has_statistics and is_as_built(miner) and not has_hooks(miner)
+    return chooser.applies(miner) and not has_statistics and is_as_built(miner) and not has_hooks(miner)
 
 
 def _choice(

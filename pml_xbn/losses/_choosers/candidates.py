@@ -30,3 +30,8 @@ class Candidates(NamedTuple):
     def mat(self, miner: Any) -> Tensor:
         """What the miner's distance measures between anchors and rows, ``(a, n)``; not to be written to."""
         return self.distances.measured(miner.distance)
+
+    def similarities(self, miner: Any) -> Tensor:
+        """The matrix, with a sign by which it grows where vectors become alike; not to be written to."""
+        mat = self.mat(miner)
+        return mat if miner.distance.is_inverted else -mat
