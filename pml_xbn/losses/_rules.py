@@ -68,18 +68,20 @@ class Elements(NamedTuple):
 
     def fraction(self, rule: Rule, labels: Tensor) -> Fraction:
         values, counted = self.values, self.weights
+        is_mask = counted is None or counted.dtype == torch.bool
         within = rule.is_within(values.detach())
-        if within is not None:
-            counted = within if counted is None else counted * within
+        if within is not None and counted is not None:
+            within = within & counted if is_mask else within * counted
+        counted = counted if within is None else within
         of_class = rule.weights_of(labels if self.anchors is None else labels[self.anchors], values)
         if of_class is not None:
             values = values * of_class.view(-1, *[1] * (values.ndim - 1))
         if counted is None:
             total, count = values.sum(), torch.tensor(values.numel(), device=values.device)
         else:
-            if counted.dtype != torch.bool:
-                values = values * counted
-            total, count = values.masked_fill(counted == 0, 0).sum(), counted.sum()
+            values = torch.where(counted.bool(), values, 0)
+            total = (values if is_mask else values * counted).sum()
+            count = counted.count_nonzero() if is_mask else counted.sum()  # a CPU sums bool slowly
         if rule.divisor == "of loss":
             assert self.divisor is not None, "the loss has no divisor"
             count = self.divisor

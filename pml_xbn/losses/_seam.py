@@ -84,7 +84,7 @@ def loss_against(
         """What PML's reducer is to reduce."""
         if chosen is not lists:  # but what a user's hook has put in their place
             return type(loss).compute_loss(loss, embeddings, labels, chosen, ref_emb, ref_labels)
-        pairs = _pairs(loss, form, choice, distances, labels, ref_labels)
+        pairs = _pairs(loss, form, choice, distances, labels, ref_labels, own_rows)
         share = _share(loss, form, pairs)
         of_forms.append(share.loss(loss))
         return form.also(loss, pairs) if form.also is not None else {}
@@ -114,7 +114,7 @@ def share_against(
     if given is not None:
         lists = appended(choice.lists(), given, anchor_labels)
         choice = Choice.of_lists(lists, (len(anchors), len(row_labels)))
-    return _share(loss, form, _pairs(loss, form, choice, distances, anchor_labels, row_labels))
+    return _share(loss, form, _pairs(loss, form, choice, distances, anchor_labels, row_labels, own_rows))
 
 
 def can_be_shared(loss: Any, miner: Any) -> bool:
@@ -190,11 +190,17 @@ def _choice(
 
 
 def _pairs(
-    loss: Any, form: Form, choice: Choice, distances: Distances, labels: Tensor, row_labels: Tensor
+    loss: Any,
+    form: Form,
+    choice: Choice,
+    distances: Distances,
+    labels: Tensor,
+    row_labels: Tensor,
+    own_rows: Tensor | None,
 ) -> Pairs:
     mat = at_least_float32(form.matrix(loss, distances))
     weights = None if form.weights is None else form.weights(choice)
-    return Pairs(mat, choice, labels, row_labels, distances, weights)
+    return Pairs(mat, choice, labels, row_labels, distances, own_rows, weights)
 
 
 def _share(loss: Any, form: Form, pairs: Pairs) -> Share:

@@ -22,8 +22,8 @@ Sums = Callable[[Pairs], tuple[Tensor, Tensor]]
 def fractions(loss: Any, form: Form, rules: dict[str, Rule], pairs: Pairs) -> tuple[Tensor, Tensor]:
     """Sums ``(k,)``, with gradient, and counts ``(k,)``, int64, of the loss's parts that have a rule.
 
-    In slices, one matrix per part is kept, of gradients; a backward with create_graph=True computes them
-    again, to differentiate them.
+    In slices, one matrix per part is kept, of gradients; a second backward, or one with create_graph=True,
+    computes them again.
     """
 
     def sums(part: Pairs) -> tuple[Tensor, Tensor]:
@@ -68,7 +68,7 @@ class _Slices(torch.autograd.Function):
         ctx: Any, by_slices: Any, is_differentiated: bool, mat: Tensor, *learned: Tensor
     ) -> tuple[Tensor, Tensor]:
         totals, counts = [], []
-        gradients, of_learned = mat.new_empty(0), [x.new_empty(0) for x in learned]
+        gradients: list[list[Tensor]] = []  # of every sum those of the matrix and of what is learned
         leaf = mat.detach().requires_grad_(is_differentiated)
         with torch.set_grad_enabled(is_differentiated):
             for anchors, part, sums, numbers in by_slices(leaf):
@@ -76,28 +76,39 @@ class _Slices(torch.autograd.Function):
                 counts.append(numbers)
                 if not is_differentiated:
                     continue
-                if len(gradients) == 0:
-                    gradients = mat.new_empty(len(sums), *mat.shape)
-                    of_learned = [x.new_zeros(len(sums), *x.shape) for x in learned]
-                for k, total in enumerate(sums):
-                    is_last = k + 1 == len(sums)
-                    gradients[k, anchors], *rest = _gradients(total, part, *learned, retain_graph=not is_last)
-                    for of_x, gradient in zip(of_learned, rest, strict=True):
-                        of_x[k] += gradient
-        ctx.by_slices = weakref.ref(by_slices)
-        ctx.save_for_backward(mat, gradients, *learned, *of_learned)
+                if not gradients:
+                    gradients = [[torch.empty_like(mat), *map(torch.zeros_like, learned)] for _ in sums]
+                for of_sum, total in zip(gradients, sums, strict=True):
+                    has_more = of_sum is not gradients[-1]
+                    of_sum[0][anchors], *rest = _gradients(total, part, *learned, retain_graph=has_more)
+                    for of_x, gradient in zip(of_sum[1:], rest, strict=True):
+                        of_x += gradient
+        ctx.by_slices, ctx.gradients = weakref.ref(by_slices), gradients
+        ctx.save_for_backward(mat, *learned)
         count = torch.stack(counts).sum(dim=0)
         ctx.mark_non_differentiable(count)
         return torch.stack(totals).sum(dim=0), count
 
     @staticmethod
     def backward(ctx: Any, of_sums: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        mat, gradients, *saved = ctx.saved_tensors
-        learned, of_learned = saved[: len(saved) // 2], saved[len(saved) // 2 :]
-        if torch.is_grad_enabled():
+        # The first backward writes to them; one more, or one that is to be differentiated, has none.
+        gradients, ctx.gradients = ctx.gradients, None
+        is_differentiated = torch.is_grad_enabled()
+        if gradients and not is_differentiated:
+            return None, None, *(_weighted(of_sums, parts) for parts in zip(*gradients, strict=True))
+        mat, *learned = ctx.saved_tensors
+        mat = mat if is_differentiated else mat.detach().requires_grad_()
+        with torch.enable_grad():
             total = sum((sums * of_sums).sum() for *_, sums, _ in ctx.by_slices()(mat))
-            return None, None, *_gradients(total, mat, *learned, create_graph=True)
-        return None, None, *(torch.tensordot(of_sums, x, dims=1) for x in (gradients, *of_learned))
+        return None, None, *_gradients(total, mat, *learned, create_graph=is_differentiated)
+
+
+def _weighted(weights: Tensor, parts: tuple[Tensor, ...]) -> Tensor:
+    """The weighted sum, in place of the first part."""
+    total = parts[0].mul_(weights[0])
+    for weight, part in zip(weights[1:], parts[1:], strict=True):
+        total.addcmul_(part, weight)
+    return total
 
 
 def _gradients(total: Tensor, *inputs: Tensor, **options: Any) -> tuple[Tensor, ...]:

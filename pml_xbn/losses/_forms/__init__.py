@@ -4,14 +4,33 @@ from __future__ import annotations
 
 from pytorch_metric_learning import losses
 
+from .circle import circle
 from .contrastive import contrastive
 from .form import Form
+from .generalized_lifted_structure import generalized_lifted_structure
+from .intra_pair_variance import intra_pair_variance
+from .lifted_structure import lifted_structure
+from .multi_similarity import multi_similarity
+from .nca import nca, shares_of_pairs
+from .nt_xent import nt_xent
 from .pairs import Pairs
 from .supcon import supcon
+from .tuplet_margin import tuplet_margin
 
 __all__ = ["FORMS", "Form", "Pairs"]
 
 FORMS: dict[type, Form] = {
+    losses.CircleLoss: Form(circle, is_column=True),
     losses.ContrastiveLoss: Form(contrastive),
+    losses.GeneralizedLiftedStructureLoss: Form(generalized_lifted_structure, is_column=True),
+    losses.IntraPairVarianceLoss: Form(intra_pair_variance, is_by_anchor=False),
+    losses.LiftedStructureLoss: Form(
+        lifted_structure, is_column=True, is_by_anchor=False, needs_both_kinds=True
+    ),
+    losses.MultiSimilarityLoss: Form(multi_similarity, is_column=True),
+    losses.NCALoss: Form(nca, weights=shares_of_pairs),
+    losses.NTXentLoss: Form(nt_xent, needs_both_kinds=True),
+    losses.SignalToNoiseRatioContrastiveLoss: Form(contrastive),
     losses.SupConLoss: Form(supcon, needs_both_kinds=True),
+    losses.TupletMarginLoss: Form(tuplet_margin, is_column=True, needs_both_kinds=True),
 }

@@ -19,6 +19,7 @@ class Pairs(NamedTuple):
         labels: of the anchors, ``(a,)``.
         row_labels: ``(n,)``.
         distances: who has the rows.
+        own_rows: row of every anchor's own copy, ``(a,)``; None where it has none.
         weights: the form's, ``(a,)``, if it has any.
     """
 
@@ -27,6 +28,7 @@ class Pairs(NamedTuple):
     labels: Tensor
     row_labels: Tensor
     distances: Distances
+    own_rows: Tensor | None = None
     weights: Tensor | None = None
 
     @property
@@ -39,6 +41,16 @@ class Pairs(NamedTuple):
         """How often each pair counts as negative, ``(a, n)``, bool or integers."""
         return self.choice.negative
 
+    @property
+    def positive_mask(self) -> Tensor:
+        """Which pairs are positive, ``(a, n)`` bool."""
+        return self.positive.bool()
+
+    @property
+    def negative_mask(self) -> Tensor:
+        """Which pairs are negative, ``(a, n)`` bool."""
+        return self.negative.bool()
+
     def similarities(self, distance: Any) -> Tensor:
         """The matrix, with a sign by which it grows where vectors become alike."""
         return self.mat if distance.is_inverted else -self.mat
@@ -49,5 +61,6 @@ class Pairs(NamedTuple):
             mat=self.mat[anchors],
             choice=self.choice.of_anchors(anchors),
             labels=self.labels[anchors],
+            own_rows=None if self.own_rows is None else self.own_rows[anchors],
             weights=None if self.weights is None else self.weights[anchors],
         )
