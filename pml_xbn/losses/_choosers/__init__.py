@@ -7,9 +7,11 @@ from pytorch_metric_learning import miners
 from .candidates import Candidates
 from .chooser import Chooser
 from .pair_margin import pair_margin
+from .triplet_margin import triplet_margin
 
 __all__ = ["CHOOSERS", "Candidates", "Chooser"]
 
 CHOOSERS: dict[type, Chooser] = {
     miners.PairMarginMiner: Chooser(pair_margin),
+    miners.TripletMarginMiner: Chooser(triplet_margin),
 }
