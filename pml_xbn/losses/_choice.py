@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ._indices import IndicesTuple
-from ._triplets import Listed, Runs
+from ._triplets import Listed, Unlisted
 
 
 class Choice(NamedTuple):
@@ -23,7 +23,7 @@ class Choice(NamedTuple):
 
     positive: Tensor
     negative: Tensor
-    triplets: Listed | Runs | None = None
+    triplets: Listed | Unlisted | None = None
 
     @classmethod
     def of_lists(cls, lists: IndicesTuple, shape: tuple[int, int]) -> Choice:
@@ -42,11 +42,11 @@ class Choice(NamedTuple):
         return Choice(self.positive[anchors], self.negative[anchors], triplets)
 
     def in_triplets(self) -> tuple[Tensor, Tensor]:
-        """How many triplets each positive and each negative pair is part of, ``(a, n)``, integers."""
+        """How many triplets each positive and each negative pair is part of, ``(a, n)``, int32."""
         if self.triplets is not None:
             return self.positive, self.negative
-        positive, negative, _ = self
-        return positive * negative.sum(dim=1, keepdim=True), negative * positive.sum(dim=1, keepdim=True)
+        num_positive, num_negative = (x.sum(dim=1, keepdim=True, dtype=torch.int32) for x in self[:2])
+        return self.positive * num_negative, self.negative * num_positive
 
     def num_pairs(self) -> list[int]:
         """How many positive and negative pairs there are."""

@@ -22,8 +22,9 @@ class Bounds(NamedTuple):
 
     def and_within(self, others: Bounds) -> Bounds:
         """Bounds of what is within both."""
-        lower = [x for x in (self.lower, others.lower) if x is not None]
-        return Bounds(torch.stack(lower).amax(dim=0) if lower else None, torch.minimum(self.upper, others.upper))
+        lowers, upper = (self.lower, others.lower), torch.minimum(self.upper, others.upper)
+        known = [lower for lower in lowers if lower is not None]
+        return Bounds(torch.stack(known).amax(dim=0) if known else None, upper)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Bounds:
         """Bounds of what an increasing function makes of the distances."""
@@ -31,7 +32,7 @@ class Bounds(NamedTuple):
 
 
 def counts_within(bounds: Bounds, mat: Tensor, positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor]:
-    """How many triplets within bounds each pair is part of, ``(a, n)``, int64.
+    """How many triplets within bounds each pair is part of, ``(a, n)``, int32.
 
     An anchor's bounds are sorted, and its negatives looked up among them: O((P + N) log P).
 
@@ -52,10 +53,10 @@ def counts_within(bounds: Bounds, mat: Tensor, positive: Tensor, negative: Tenso
     ends, order = ends.sort(dim=1)
     passed = torch.searchsorted(ends, mat, right=True)  # a negative is before the ends from there on
     from_start = torch.nn.functional.pad(weights.gather(1, order).cumsum(dim=1), (1, 0))
-    of_negatives = (from_start[:, -1:] - from_start).gather(1, passed).mul_(negative)
-    num_before = torch.zeros_like(from_start).scatter_add_(1, passed, negative.long()).cumsum(dim=1)[:, :-1]
-    num_before = torch.empty_like(order).scatter_(1, order, num_before).mul_(weights)
-    return torch.zeros_like(of_negatives).scatter_add_(1, places, num_before), of_negatives
+    of_negatives = (from_start[:, -1:] - from_start).int().gather(1, passed).mul_(negative)
+    num_before = torch.zeros_like(from_start, dtype=torch.int32).scatter_add_(1, passed, negative.int())
+    num_before = torch.zeros_like(weights).scatter_(1, order, num_before.cumsum(dim=1)[:, :-1]).mul_(weights)
+    return torch.zeros_like(of_negatives).scatter_add_(1, places, num_before.int()), of_negatives
 
 
 def just_above(numbers: Tensor) -> Tensor:

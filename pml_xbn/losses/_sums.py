@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 # Of several matrices of that size a CPU is to find all in its cache.
+FEW_ROWS = 64  # that are at least multiplied at a time with many, which are read for it
 _PAIRS_AT_ONCE = {"cpu": 2**19, "gpu": 2**24}
 
 # Numbers of some rows of a matrix, these rows, sums (k,) of terms of theirs, and counts (k,), int64.
@@ -22,9 +23,7 @@ def num_at_once(mat: Tensor, num_columns: int) -> int:
     return max(1, _PAIRS_AT_ONCE["cpu" if mat.device.type == "cpu" else "gpu"] // max(1, num_columns))
 
 
-def summed(
-    parts: Callable[[Tensor], Iterator[Part]], mat: Tensor, *learned: Tensor
-) -> tuple[Tensor, Tensor]:
+def summed(parts: Callable[[Tensor], Iterator[Part]], mat: Tensor, *learned: Tensor) -> tuple[Tensor, Tensor]:
     """The parts' sums ``(k,)``, with gradient, and their counts ``(k,)``.
 
     One matrix per sum is kept, of gradients; a backward with create_graph=True computes them again, to

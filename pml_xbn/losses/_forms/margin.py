@@ -1,4 +1,4 @@
-"""MarginLoss (Wu et al., Sampling Matters in Deep Embedding Learning, https://arxiv.org/abs/1706.07567, Eq. 4)."""
+"""MarginLoss (https://arxiv.org/abs/1706.07567, Eq. 4)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import relu
 
 from .._rules import Elements, Terms
-from .._triplets import apartness
+from .._runs import apartness
 from .pairs import Pairs
 from .triplets import TripletTerms
 
@@ -21,7 +21,7 @@ def margin(loss: MarginLoss, pairs: Pairs) -> dict[str, Terms]:
     too_far, too_near = relu(mat - boundary + loss.margin), relu(boundary - mat + loss.margin)
 
     def reach(term: float) -> Tensor:
-        return (boundary + (loss.margin - term) + too_far).masked_fill(too_far > term, torch.inf)
+        return torch.where(too_far > term, torch.inf, boundary + (loss.margin - term) + too_far)
 
     positive, negative = pairs.choice.in_triplets()
     divisor = (positive * (too_far > 0)).sum() + (negative * (too_near > 0)).sum()
@@ -46,5 +46,5 @@ def regularizer(loss: MarginLoss, pairs: Pairs) -> dict[str, Any]:
 
 def _beta(loss: MarginLoss, pairs: Pairs) -> Tensor:
     """Of every anchor, ``(a,)``."""
-    beta = loss.beta.to(pairs.mat)
+    beta: Tensor = loss.beta.to(pairs.mat)
     return beta.expand(len(pairs.labels)) if len(beta) == 1 else beta[pairs.labels]

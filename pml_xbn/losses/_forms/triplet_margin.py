@@ -1,11 +1,11 @@
-"""TripletMarginLoss (Schroff et al., FaceNet, https://arxiv.org/abs/1503.03832, Eq. 2), over all triplets."""
+"""TripletMarginLoss (https://arxiv.org/abs/1503.03832, Eq. 3)."""
 
 from __future__ import annotations
 
 from pytorch_metric_learning.losses import TripletMarginLoss
 
 from .._rules import Terms
-from .._triplets import apartness
+from .._runs import apartness
 from .pairs import Pairs
 from .triplets import TripletTerms
 

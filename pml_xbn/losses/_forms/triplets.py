@@ -12,9 +12,12 @@ from torch.nn.functional import relu, softplus
 from ..._dtypes import widest
 from .._counting import Bounds, counts_within, just_above
 from .._rules import Elements, Fraction, Rule
+from .._runs import apartness
 from .._sums import Part, num_at_once, summed
-from .._triplets import Listed, Runs, apartness
+from .._triplets import Listed, Unlisted
 from .pairs import Pairs
+
+Counts = tuple[Tensor, Tensor]
 
 
 class TripletTerms(NamedTuple):
@@ -68,10 +71,10 @@ class TripletTerms(NamedTuple):
         return softplus(sums) if self.is_smooth else relu(sums)
 
     @torch.no_grad()
-    def _counts(self, runs: Runs | None, low: float | None, high: float | None) -> tuple[Tensor, Tensor] | None:
+    def _counts(self, triplets: Unlisted | None, low: float | None, high: float | None) -> Counts | None:
         """How many triplets with x_p + y_n between these numbers each pair is part of, ``(a, n)``.
 
-        None: the miner's distance puts the negatives in another order.
+        None: the order of the negatives does not tell.
         """
         choice, mat = self.pairs.choice, apartness(self.distance, self.pairs.mat)
         if low is None and high is None:
@@ -81,13 +84,14 @@ class TripletTerms(NamedTuple):
         if high is not None:
             lower = just_above(self.reach(high)) if high > 0 else everywhere
         bounds = Bounds(lower, everywhere if low is None else self.reach(low))
-        if runs is None:
+        if triplets is None:
             return counts_within(bounds, mat, choice.positive, choice.negative)
-        return runs.counts_within(bounds, mat, self.distance)
+        return triplets.counts_within(bounds, mat, self.distance)
 
-    def _fraction_by_parts(self, runs: Runs | None, rule: Rule, labels: Tensor) -> Fraction:
+    def _fraction_by_parts(self, triplets: Unlisted | None, rule: Rule, labels: Tensor) -> Fraction:
         """With all terms, a bounded number at a time."""
-        positive, negative = self.pairs.choice[:2] if runs is None else (runs.positive, runs.negative)
+        pairs = self.pairs.choice if triplets is None else triplets
+        positive, negative = pairs.positive, pairs.negative
 
         def parts(xy: Tensor) -> Iterator[Part]:
             for anchor, of_anchor in enumerate(xy):
@@ -95,8 +99,8 @@ class TripletTerms(NamedTuple):
                 for positives in of_all.split(num_at_once(xy, len(negatives))):
                     terms = self._terms(of_anchor[0, positives].unsqueeze(1) + of_anchor[1, negatives])
                     counts = positive[anchor, positives].unsqueeze(1) * negative[anchor, negatives]
-                    if runs is not None:
-                        counts &= runs.are_chosen(anchor, positives, negatives)
+                    if triplets is not None:
+                        counts &= triplets.are_chosen(anchor, positives, negatives)
                     elements = Elements(terms, counts, torch.full_like(positives, anchor))
                     total, count = elements.fraction(rule, labels)
                     yield anchor, of_anchor, total.unsqueeze(0), count.unsqueeze(0)
@@ -107,4 +111,4 @@ class TripletTerms(NamedTuple):
 
 def _sums(values: Tensor, counts: Tensor) -> Tensor:
     """Of every row, ``(a,)``, over values that count so often."""
-    return (widest(values) * counts).masked_fill(counts == 0, 0).sum(dim=1)
+    return (values * counts.to(values.dtype)).sum(dim=1, dtype=widest(values[:0]).dtype)
