@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ._indices import IndicesTuple
-from ._triplets import Listed
+from ._triplets import Listed, Unlisted
 
 
 class Choice(NamedTuple):
@@ -23,7 +23,7 @@ class Choice(NamedTuple):
 
     positive: Tensor
     negative: Tensor
-    triplets: Listed | None = None
+    triplets: Listed | Unlisted | None = None
 
     @classmethod
     def of_lists(cls, lists: IndicesTuple, shape: tuple[int, int]) -> Choice:
@@ -40,6 +40,13 @@ class Choice(NamedTuple):
         """The part of some anchors."""
         triplets = None if self.triplets is None else self.triplets.of_anchors(anchors)
         return Choice(self.positive[anchors], self.negative[anchors], triplets)
+
+    def in_triplets(self) -> tuple[Tensor, Tensor]:
+        """How many triplets each positive and each negative pair is part of, ``(a, n)``, int32."""
+        if self.triplets is not None:
+            return self.positive, self.negative
+        num_positive, num_negative = (x.sum(dim=1, keepdim=True, dtype=torch.int32) for x in self[:2])
+        return self.positive * num_negative, self.negative * num_positive
 
     def num_pairs(self) -> list[int]:
         """How many positive and negative pairs there are."""

@@ -11,7 +11,7 @@ from pytorch_metric_learning import distances, losses, miners, reducers
 from stored_rows import stored_rows
 from torch import Tensor
 
-from pml_xbn.losses import _slices
+from pml_xbn.losses import _sums
 from pml_xbn.losses._choosers import CHOOSERS
 from pml_xbn.losses._cosines import Distances
 from pml_xbn.losses._forms import FORMS
@@ -128,7 +128,7 @@ def assert_equal(case: Case, loss: Any, miner: Any = None) -> None:
 def slices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two anchors at a time, or all."""
     if request.param == "slices":
-        monkeypatch.setattr(_slices, "_PAIRS_AT_ONCE", {"cpu": 46, "gpu": 46})
+        monkeypatch.setattr(_sums, "_PAIRS_AT_ONCE", {"cpu": 46, "gpu": 46})
 
 
 pmls_are_right = pytest.mark.parametrize("name", sorted(LOSSES.keys() - WRONG))

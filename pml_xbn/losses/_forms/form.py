@@ -28,6 +28,7 @@ class Form(NamedTuple):
         also: of ``(loss, pairs)``, further parts of the loss, as PML hands them to its reducer.
         needs_both_kinds: the loss is zero unless there are positive and negative pairs.
         is_by_anchor: an anchor's terms depend on no other anchor, but for its weight.
+        is_sliced: the form is called for some anchors at a time; else it bounds its memory itself.
         is_column: PML hands its reducer a column of terms, ``(a, 1)``.
         has_divisor: the terms have one, for PML's DivisorReducer.
         takes_triplets: the loss is one of triplets, not of pairs.
@@ -39,6 +40,7 @@ class Form(NamedTuple):
     also: Callable[[Any, Pairs], dict[str, Any]] | None = None
     needs_both_kinds: bool = False
     is_by_anchor: bool = True
+    is_sliced: bool = True
     is_column: bool = False
     has_divisor: bool = False
     takes_triplets: bool = False
