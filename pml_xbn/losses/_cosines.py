@@ -155,8 +155,8 @@ class _Products(torch.autograd.Function):
         is_centred: with rows less the mean of their coordinates. The vectors have a mean of 0.
 
     Returns:
-        The matrix ``(a, n)``; what the rows were divided by, ``(n,)``; if they are centred, the squared lengths
-        of what the vectors are multiplied with, ``(n,)``.
+        The matrix ``(a, n)``; what the rows were divided by, ``(n,)``; and, if they are centred, the squared
+        lengths of what the vectors are multiplied with, ``(n,)``.
     """
 
     @staticmethod
