@@ -45,7 +45,7 @@ class Distances:
         mat: Tensor
         if is_of_cosines(distance):
             mat = self._cosines[0] if isinstance(distance, CosineSimilarity) else self._euclidean()
-        elif type(distance) is SNRDistance and _is_plain(distance) and not has_hooks(distance):
+        elif type(distance) is SNRDistance and _is_plain(distance):
             mat = self._noise_to_signal(distance.normalize_embeddings)
         else:
             mat = distance(self.anchors, self.row_tensor)
@@ -155,8 +155,8 @@ class _Products(torch.autograd.Function):
         is_centred: with rows less the mean of their coordinates. The vectors have a mean of 0.
 
     Returns:
-        The matrix ``(a, n)``; what the rows were divided by, ``(n,)``; if they are centred, the squared lengths
-        of what the vectors are multiplied with, ``(n,)``.
+        The matrix ``(a, n)``; what the rows were divided by, ``(n,)``; and, if they are centred, the squared
+        lengths of what the vectors are multiplied with, ``(n,)``.
     """
 
     @staticmethod

@@ -81,8 +81,9 @@ class _Sums(torch.autograd.Function):
         mat, *learned = ctx.saved_tensors
         mat = mat if is_differentiated else mat.detach().requires_grad_()
         with torch.enable_grad():
-            total = sum((sums * of_sums).sum() for *_, sums, _ in ctx.parts()(mat))
-        return None, None, *_gradients(total, mat, *learned, create_graph=is_differentiated)
+            total = torch.stack([sums for *_, sums, _ in ctx.parts()(mat)]).sum(dim=0)
+        options = {"grad_outputs": of_sums, "create_graph": is_differentiated}
+        return None, None, *_gradients(total, mat, *learned, **options)
 
 
 def _weighted(weights: Tensor, parts: tuple[Tensor, ...]) -> Tensor:
@@ -94,7 +95,7 @@ def _weighted(weights: Tensor, parts: tuple[Tensor, ...]) -> Tensor:
 
 
 def _gradients(total: Tensor, *inputs: Tensor, **options: Any) -> tuple[Tensor, ...]:
-    """Of a sum that need not depend on all of them."""
+    """Of what need not depend on all of them."""
     if not total.requires_grad:
         return tuple(torch.zeros_like(x) for x in inputs)
     return torch.autograd.grad(total, inputs, allow_unused=True, materialize_grads=True, **options)

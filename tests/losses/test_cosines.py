@@ -183,3 +183,54 @@ def test_parts_give_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch) -> Non
     whole = read_off(CosineSimilarity(), anchors, rows)
     monkeypatch.setattr(_parts, "_NUMBERS_AT_A_TIME", {"cpu": 28, "gpu": 28})
     torch.testing.assert_close(read_off(CosineSimilarity(), anchors, rows), whole, rtol=1e-6, atol=1e-6)
+
+
+# -- noise to signal -----------------------------------------------------------------------------------------
+
+of_any_length = pytest.mark.parametrize("is_scaled", [True, False])
+
+
+@of_any_length
+@pytest.mark.parametrize("offset", [0.0, 30.0])  # of all coordinates, which the variance is not to see
+def test_noise_to_signal_equals_a_recomputation_in_float64(is_scaled: bool, offset: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    anchors = (torch.randn(7, 5, generator=generator) + offset).requires_grad_()
+    rows = torch.randn(40, 5, generator=generator) + offset
+    weights = torch.randn(7, 40, generator=generator)
+    distance = SNRDistance(normalize_embeddings=is_scaled)
+    reference = anchors.detach().double().requires_grad_()
+    expected = distance(reference, rows.double())
+    (expected * weights).sum().backward()
+    for ours, dtype in (
+        (anchors, torch.float32),
+        (reference.detach().clone().requires_grad_(), torch.float64),
+    ):
+        mat = read_off(distance, ours, rows.to(dtype))
+        (mat * weights).sum().backward()
+        tolerance = 1e-12 if dtype == torch.float64 else 1e-6
+        rtol = tolerance * (1 + 10 * offset)
+        torch.testing.assert_close(mat.double(), expected, rtol=rtol, atol=rtol)
+        torch.testing.assert_close(ours.grad.double(), reference.grad, rtol=10 * rtol, atol=100 * rtol)
+
+
+@of_any_length
+def test_equal_vectors_have_no_noise(is_scaled: bool) -> None:
+    rows = torch.randn(9, 64, generator=torch.Generator().manual_seed(0)) + 1
+    anchors = rows[:3].clone().requires_grad_()
+    mat = read_off(SNRDistance(normalize_embeddings=is_scaled), anchors, rows)
+    assert torch.equal(mat == 0, torch.eye(9, dtype=torch.bool)[:3])
+    (gradient,) = torch.autograd.grad(mat.diagonal().sum(), anchors)
+    assert not gradient.any()
+
+
+@of_any_length
+def test_first_and_second_derivatives_of_noise_to_signal(is_scaled: bool) -> None:
+    anchors = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    rows, distance = torch.randn(7, 4, dtype=torch.float64), SNRDistance(normalize_embeddings=is_scaled)
+    assert torch.autograd.gradcheck(lambda x: read_off(distance, x, rows), anchors)
+    assert torch.autograd.gradgradcheck(lambda x: read_off(distance, x, rows), anchors)
+
+
+def test_noise_to_signal_has_its_power() -> None:
+    anchors, rows, distance = torch.randn(3, 4), torch.randn(5, 4), SNRDistance(power=2)
+    torch.testing.assert_close(read_off(distance, anchors, rows), distance(anchors, rows))

@@ -18,6 +18,8 @@ CLASSES = {
     "PerClassXBN": PerClassXBN,
     "SuperClassXBN": lambda *args, **kwargs: SuperClassXBN(*args, superclasses=[0, 0, 1, 1], **kwargs),
 }
+# But for the one that PML gets wrong against other rows than the batch: docs/host_bugs.md, B15.
+LOSSES = [name for name in losses.CrossBatchMemory.supported_losses() if name != "LiftedStructureLoss"]
 MINERS = {
     "no miner": lambda: None,
     "pairs": lambda: miners.PairMarginMiner(pos_margin=0.2, neg_margin=0.8),
@@ -59,7 +61,7 @@ def memory_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 @pytest.mark.parametrize("miner", MINERS)
-@pytest.mark.parametrize("loss", losses.CrossBatchMemory.supported_losses())
+@pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("cls", CLASSES)
 @pytest.mark.parametrize("memory_dtype", [torch.float32, torch.float64])
 def test_delay_beyond_the_run_is_cross_batch_memory(

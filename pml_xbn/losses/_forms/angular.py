@@ -66,7 +66,7 @@ class _Angles(NamedTuple):
         lengths = torch.linalg.vector_norm(rows[places], dim=1).clamp_min(1e-12)
         cosines = mat[:, places] / lengths
         if not others.any():
-            return cosines * 0
+            return torch.zeros_like(cosines)
         factor = 4 * self.squared_tangent
         of_anchors = (factor * mat).masked_fill(~others, -torch.inf)
         of_positives = (factor * rows[places] / lengths.unsqueeze(1)) @ rows.T

@@ -14,6 +14,5 @@ def nt_xent(loss: NTXentLoss, pairs: Pairs) -> dict[str, Terms]:
     logits = pairs.similarities(loss.distance) / loss.temperature
     of_negatives = log_sum_exp_or_least(logits, pairs.negative)
     anchors, rows = listed(pairs.positive)
-    return {
-        "loss": Elements(log_one_plus_exp(of_negatives[anchors] - logits[anchors, rows]), anchors=anchors)
-    }
+    terms = log_one_plus_exp(of_negatives[anchors] - logits[anchors, rows])
+    return {"loss": Elements(terms, anchors=anchors)}
