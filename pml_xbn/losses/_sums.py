@@ -79,7 +79,7 @@ class _Sums(torch.autograd.Function):
         if torch.is_grad_enabled():
             total = sum((sums * of_sums).sum() for *_, sums, _ in ctx.parts()(mat))
             return None, None, *_gradients(total, mat, *learned, create_graph=True)
-        return None, None, *(torch.tensordot(of_sums, x, dims=1) for x in (gradients, *of_learned))
+        return None, None, *(torch.tensordot(of_sums.to(x), x, dims=1) for x in (gradients, *of_learned))
 
 
 def _gradients(total: Tensor, *inputs: Tensor, **options: Any) -> tuple[Tensor, ...]:
