@@ -44,13 +44,15 @@ def counts_within(bounds: Bounds, mat: Tensor, positive: Tensor, negative: Tenso
         Those of the positive and those of the negative pairs.
     """
     places, weights = _first(positive)
-    ends = bounds.upper.gather(1, places)
-    weights = weights.masked_fill(ends.isnan(), 0)
+    ends = starts = bounds.upper.gather(1, places)
     if bounds.lower is not None:
         starts = bounds.lower.gather(1, places)
-        ends = torch.cat([torch.maximum(starts, ends), starts], dim=1)
+        ends = torch.maximum(starts, ends)
+    weights = weights.masked_fill(ends.isnan(), 0)
+    if bounds.lower is not None:
+        ends = torch.cat([ends, starts], dim=1)
         weights, places = torch.cat([weights, -weights], dim=1), places.repeat(1, 2)
-    ends, order = ends.sort(dim=1)
+    ends, order = ends.masked_fill(ends.isnan(), torch.inf).sort(dim=1)
     passed = torch.searchsorted(ends, mat, right=True)  # a negative is before the ends from there on
     from_start = torch.nn.functional.pad(weights.gather(1, order).cumsum(dim=1), (1, 0))
     of_negatives = (from_start[:, -1:] - from_start).int().gather(1, passed).mul_(negative)

@@ -88,6 +88,7 @@ class _Sums(torch.autograd.Function):
 
 def _weighted(weights: Tensor, parts: tuple[Tensor, ...]) -> Tensor:
     """The weighted sum, in place of the first part."""
+    weights = weights.to(parts[0])
     total = parts[0].mul_(weights[0])
     for weight, part in zip(weights[1:], parts[1:], strict=True):
         total.addcmul_(part, weight)

@@ -94,7 +94,7 @@ def test_zeros_and_equal_vectors_have_pmls_distance_and_a_finite_gradient(
         DotProductSimilarity(normalize_embeddings=False),
         LpDistance(normalize_embeddings=False),
         LpDistance(p=1),
-        SNRDistance(),
+        SNRDistance(collect_stats=True),
         CosineSimilarity(collect_stats=True),
     ],
     ids=repr,

@@ -184,7 +184,8 @@ def test_of_every_kind_of_rows(name: str, kind: str, miner: str) -> None:
 # -- LiftedStructureLoss -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("miner", MINERS)
+# HDCMiner's share of all pairs is any of two that are mirrored.
+@pytest.mark.parametrize("miner", sorted(MINERS.keys() - {"hdc"}))
 def test_lifted_structure_is_pmls_where_the_rows_are_the_batch(miner: str) -> None:
     """In its order, so that PML's numbers of rows are those of anchors."""
     for seed in range(3):

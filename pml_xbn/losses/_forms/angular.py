@@ -9,6 +9,7 @@ import torch
 from pytorch_metric_learning.losses import AngularLoss
 from torch import Tensor
 from torch.nn.functional import normalize, softplus
+from torch.utils.checkpoint import checkpoint
 
 from ..._dtypes import at_least_float32
 from .._cosines import Distances
@@ -63,7 +64,7 @@ class _Angles(NamedTuple):
 
     def _terms(self, mat: Tensor, places: Tensor, others: Tensor, rows: Tensor) -> Tensor:
         """Of anchors with these products ``(a, n)`` and the positives at k places, ``(a, k)``."""
-        lengths = torch.linalg.vector_norm(rows[places], dim=1).clamp_min(1e-12)
+        lengths: Tensor = torch.linalg.vector_norm(rows[places], dim=1).clamp_min(1e-12)
         cosines = mat[:, places] / lengths
         if not others.any():
             return torch.zeros_like(cosines)
@@ -71,8 +72,7 @@ class _Angles(NamedTuple):
         of_anchors = (factor * mat).masked_fill(~others, -torch.inf)
         of_positives = (factor * rows[places] / lengths.unsqueeze(1)) @ rows.T
         exponents = _log_sums_exp(of_anchors, of_positives) - 2 * (1 + self.squared_tangent) * cosines
-        terms: Tensor = softplus(exponents)
-        return terms
+        return softplus(exponents)
 
 
 def _log_sums_exp(x: Tensor, y: Tensor) -> Tensor:
@@ -81,6 +81,11 @@ def _log_sums_exp(x: Tensor, y: Tensor) -> Tensor:
     # A sum of products of exponentials, unless they are so different that the products vanish.
     sums = (x - most_x).exp() @ (y - most_y).exp().T
     if (sums < 1e-26).any():
-        return torch.stack([(of_one + y).logsumexp(dim=1) for of_one in x])
+        of_each = (checkpoint(_log_sum_exp, of_one, y, use_reentrant=False) for of_one in x)
+        return torch.stack(list(of_each))
     log_sums: Tensor = sums.log() + most_x + most_y.T
     return log_sums
+
+
+def _log_sum_exp(of_anchor: Tensor, of_positives: Tensor) -> Tensor:
+    return (of_anchor + of_positives).logsumexp(dim=1)
