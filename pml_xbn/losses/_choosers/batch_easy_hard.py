@@ -81,7 +81,7 @@ def _one_each(
         values, rows = similarities.masked_fill(~pairs, -torch.inf).max(dim=1)
     else:
         values, rows = similarities.masked_fill(~pairs, torch.inf).min(dim=1)
-    return _Picked(values, rows, pairs.any(dim=1))
+    return _Picked(values, rows, pairs.gather(1, rows.unsqueeze(1)).squeeze(1))
 
 
 def _is_within(mat: Tensor, low: float, high: float) -> Tensor:

@@ -35,7 +35,7 @@ def bins_of(values: Tensor, num_bins: int) -> Tensor:
     """In which of the equal bins between the smallest and the largest every value is, ``(k,)``."""
     low, high = values.aminmax()
     edges = torch.linspace(low, high, num_bins + 1, dtype=values.dtype, device=values.device)
-    bins = (values - low).mul_(num_bins / (high - low)).int().clamp_(0, num_bins - 1)
+    bins = (values - low).div_(high - low).mul_(num_bins).int().clamp_(0, num_bins - 1)
     # Rounding takes a value no farther than across an edge.
     bins -= (values < edges.index_select(0, bins)).int()
     edges[-1] = torch.inf
