@@ -1,4 +1,4 @@
-"""MoCo: an encoder learns without labels, from two views of every image and a queue of the keys of past batches.
+"""MoCo: an encoder learns without labels, from two views of every image and a queue of past keys.
 
 The queue is an XBNWrapper of which enqueue_mask stores the keys alone; XBN moves them to where the momentum
 encoder of now would put them. ResNet-18 on CIFAR-10, or --glyphs: a small network on characters that

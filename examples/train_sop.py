@@ -43,6 +43,7 @@ def build(args: argparse.Namespace) -> tuple[Any, Any, Any]:
 
 def train(args: argparse.Namespace, device: torch.device) -> None:
     rank, world_size, on_gpu = distributed.get_rank(), distributed.get_world_size(), device.type == "cuda"
+    torch.manual_seed(0)
     network, train_set, test_set = build(args)
     network = (timm.layers.convert_sync_batchnorm(network) if on_gpu else network).to(device)
     model = nn.parallel.DistributedDataParallel(network)
@@ -61,7 +62,6 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     board: Any = tensorboard.SummaryWriter(args.output) if rank == 0 else None
     terminated: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: terminated.append(number))
-
     for epoch in range(first_epoch, args.epochs):
         optimizer.param_groups[0]["lr"] = (1e-3 if args.glyphs else 1e-4) * 0.33 ** (epoch // 15)
         np.random.seed(epoch)  # PML's sampler draws from it
