@@ -158,7 +158,11 @@ def test_a_hook_sees_rows_and_indices_and_changes_nothing(loss: str, miner: str)
         return out
 
     plain = steps("")
-    assert_equal(plain, steps("hooks"))
+    if loss == "SignalToNoiseRatioContrastiveLoss":  # whose distance PML measures where it has a hook
+        for one, other in zip(plain, steps("hooks"), strict=True):
+            torch.testing.assert_close(one, other)
+    else:
+        assert_equal(plain, steps("hooks"))
     calls, mats = ([args for args in seen if (len(args) == 1) is is_mat] for is_mat in (False, True))
     assert len(calls) == 5
     for _, _, labels, indices, rows, row_labels in calls:
