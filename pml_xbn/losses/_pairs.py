@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ._choice import all_pairs
 from ._cosines import Distances, is_of_cosines
-from ._indices import IndicesTuple, drop_own_rows
+from ._indices import IndicesTuple, drop_own_rows, mapped
 from ._twins import is_as_built, twin_of
 
 Miner = Callable[[Tensor, Tensor, Tensor, Tensor], IndicesTuple]
@@ -47,6 +47,9 @@ def chosen_pairs(
         indices: IndicesTuple = chooser(distances.anchors, labels, rows, ref_labels)
     finally:
         _OWN_PAIRS.reset(token)
+    if isinstance(miner, miners.EmbeddingsAlreadyPackagedAsTriplets):  # which numbers the batch
+        indices = tuple(x.to(labels.device) for x in indices)
+        indices = tuple(x[:0] for x in indices) if own_rows is None else mapped(indices, own_rows)
     if own_rows is None:
         return indices
     indices = drop_own_rows(indices, own_rows)

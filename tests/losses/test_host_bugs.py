@@ -265,12 +265,34 @@ def test_b15_lifted_structure_does_not_depend_on_the_order_of_the_rows(ours: Cal
         torch.testing.assert_close(second_step(ours, order, **options), expected)
 
 
+def test_b16_packaged_triplets_are_of_the_batch(ours: Callable) -> None:
+    labels = torch.tensor([0, 0, 1, 2, 2, 0])
+
+    def wrong_triplets(make: Callable) -> int:
+        loss_fn = make(PairKeeper(), D, 20, miners.EmbeddingsAlreadyPackagedAsTriplets())
+        loss_fn(*batch(6, first_label=7))  # so that the batch is not the first in memory
+        loss_fn(torch.randn(6, D), labels)
+        a, p, _ = loss_fn.loss.indices
+        assert torch.equal(a, torch.tensor([0, 3]))
+        return int((labels[a] != loss_fn.loss.ref_labels[p]).sum())
+
+    assert wrong_triplets(CrossBatchMemory) > 0
+    assert wrong_triplets(ours) == 0
+
+
+def test_packaged_triplets_of_a_batch_that_is_not_stored_are_none() -> None:
+    loss_fn = XBNWrapper(ContrastiveLoss(), D, 20, miners.EmbeddingsAlreadyPackagedAsTriplets())
+    loss_fn.fill_memory(*batch(12))
+    assert loss_fn.eval()(*batch(6)) == 0
+
+
 @pytest.mark.parametrize(
     "name",
     [
         "AngularLoss",
         "CircleLoss",
         "GeneralizedLiftedStructureLoss",
+        "LiftedStructureLoss",
         "MultiSimilarityLoss",
         "TupletMarginLoss",
     ],
