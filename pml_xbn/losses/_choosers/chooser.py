@@ -9,10 +9,6 @@ from .._choice import Choice
 from .candidates import Candidates
 
 
-def always(_: Any) -> bool:
-    return True
-
-
 class Chooser(NamedTuple):
     """
     Attributes:
@@ -25,4 +21,4 @@ class Chooser(NamedTuple):
     choose: Callable[[Any, Candidates], Choice]
     is_by_anchor: bool = True
     is_only_counted: bool = False
-    applies: Callable[[Any], bool] = always
+    applies: Callable[[Any], bool] = lambda _: True
