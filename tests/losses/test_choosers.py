@@ -76,7 +76,6 @@ DISTANCES = st.sampled_from(
         distances.LpDistance(normalize_embeddings=False),
         distances.LpDistance(power=2),
         distances.LpDistance(p=1),
-        distances.SNRDistance(),
     ]
 )
 RANGES = st.none() | st.tuples(st.floats(-1, 1), st.floats(0, 3))
@@ -220,7 +219,7 @@ def values_near_edges(low: float, width: float, num_bins: int, dtype: torch.dtyp
 @settings(max_examples=200, deadline=None)
 @given(
     low=st.sampled_from([0.0, 1.0, -3.0]) | st.floats(-1, 1),
-    width=st.sampled_from([0.0, 1e-6, 1.0, 2.0, 1e3]) | st.floats(0, 2),
+    width=st.sampled_from([0.0, 1e-6, 1.0, 2.0, 1e3]) | st.floats(1e-6, 2),
     num_bins=st.sampled_from([1, 2, 7, 100, 256, 300]),
     lattice=st.sampled_from([None, 4, 10, 64, 777]),
     dtype=st.sampled_from([torch.float32, torch.float64]),
