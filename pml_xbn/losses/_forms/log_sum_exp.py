@@ -47,11 +47,8 @@ class _LogSumExp(torch.autograd.Function):
     def forward(ctx: Any, exponents: Tensor, counts: Tensor) -> Tensor:
         powers = torch.where(counts.bool(), exponents, _least(exponents))
         largest = powers.amax(dim=1, keepdim=True)
-        # Nothing beside the exp(0) of the largest one; pairs that do not count are left at that.
-        lowest = 4 * math.log(torch.finfo(exponents.dtype).eps)
-        powers.sub_(largest).clamp_min_(lowest).exp_()
-        if counts.dtype != torch.bool:
-            powers.mul_(counts)
+        lowest = 4 * math.log(torch.finfo(exponents.dtype).eps)  # nothing beside the exp(0) of the largest
+        powers.sub_(largest).clamp_min_(lowest).exp_().mul_(counts)
         sums = powers.sum(dim=1, keepdim=True)
         has_any = largest > _least(exponents)
         totals = torch.where(has_any, largest + sums.log(), largest).squeeze(1)
