@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-# Of several matrices of that size a CPU is to find all in its cache.
-FEW_ROWS = 64  # that are at least multiplied at a time with many, which are read for it
+# Several matrices of that size are to fit into a CPU's cache.
 _PAIRS_AT_ONCE = {"cpu": 2**19, "gpu": 2**24}
+
+_FEWEST_VECTORS = 64  # to be multiplied with all rows, which takes a pass over them
 
 # Numbers of some rows of a matrix, these rows, sums (k,) of terms of theirs, and counts (k,), int64.
 Part = tuple[Any, Tensor, Tensor, Tensor]
@@ -21,6 +22,11 @@ Part = tuple[Any, Tensor, Tensor, Tensor]
 def num_at_once(mat: Tensor, num_columns: int) -> int:
     """How many rows of so many columns to compute at a time, where ``mat`` is."""
     return max(1, _PAIRS_AT_ONCE["cpu" if mat.device.type == "cpu" else "gpu"] // max(1, num_columns))
+
+
+def num_vectors_at_once(rows: Tensor) -> int:
+    """How many vectors to multiply with all rows ``(n, d)`` at a time."""
+    return max(_FEWEST_VECTORS, num_at_once(rows, len(rows)))
 
 
 def summed(parts: Callable[[Tensor], Iterator[Part]], mat: Tensor, *learned: Tensor) -> tuple[Tensor, Tensor]:

@@ -75,7 +75,7 @@ def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     """Few pairs at a time, or all."""
     if request.param == "parts":
         monkeypatch.setattr(_sums, "_PAIRS_AT_ONCE", {"cpu": 90, "gpu": 90})
-        monkeypatch.setattr(_sums, "FEW_ROWS", 2)
+        monkeypatch.setattr(_sums, "_FEWEST_VECTORS", 2)
 
 
 # -- counts ------------------------------------------------------------------------------------------------

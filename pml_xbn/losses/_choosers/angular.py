@@ -12,7 +12,7 @@ from torch.nn.functional import pairwise_distance
 
 from ..._dtypes import at_least_float32
 from .._choice import Choice
-from .._sums import FEW_ROWS, num_at_once
+from .._sums import num_at_once, num_vectors_at_once
 from .._triplets import Unlisted
 from .candidates import Candidates
 
@@ -21,12 +21,13 @@ _EPS = 1e-6  # which torch's pairwise_distance adds to every coordinate of a dif
 
 def angular(miner: AngularMiner, candidates: Candidates) -> Choice:
     rows = at_least_float32(candidates.distances.row_tensor)
-    origin = rows.mean(dim=0)  # whence all are measured, for the sake of rounding
-    anchors = candidates.distances.anchors.to(rows) - origin
-    pairs, ratio = candidates.pairs, 2 * tan(min(max(miner.angle, 0.0), pi / 2))
-    triplets = _WideAngles(pairs.positive, pairs.negative, anchors, rows - origin, ratio)
-    with torch.autocast(rows.device.type, enabled=False):
-        return Choice(*triplets.counts(candidates.labels), triplets)
+    origin = rows.mean(dim=0)  # from which rounding hurts least
+    anchors, rows = candidates.distances.anchors.to(rows) - origin, rows - origin
+    others, ratio = rows + _EPS, 2 * tan(min(max(miner.angle, 0.0), pi / 2))
+    triplets = _WideAngles(
+        *candidates.pairs[:2], anchors, rows, others, torch.linalg.vecdot(others, others), ratio
+    )
+    return Choice(*triplets.counts(candidates.labels), triplets)
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,11 +39,15 @@ class _WideAngles(Unlisted):
     Attributes:
         anchors: ``(a, d)``.
         rows: ``(n, d)``.
+        others: the rows, shifted as PML shifts negatives.
+        squares: |n|² of these, ``(n,)``.
         ratio: 2 tan(angle).
     """
 
     anchors: Tensor
     rows: Tensor
+    others: Tensor
+    squares: Tensor
     ratio: float
 
     def of_anchors(self, anchors: slice) -> _WideAngles:
@@ -50,9 +55,8 @@ class _WideAngles(Unlisted):
         return replace(self, positive=positive, negative=negative, anchors=self.anchors[anchors])
 
     def are_chosen(self, anchor: int, positives: Tensor, negatives: Tensor) -> Tensor:
-        others = self.rows[negatives] + _EPS
-        nearness = (self.rows[positives] + self.anchors[anchor]) @ others.T - others.square().sum(dim=1)
-        return nearness > self._least(anchor, positives)
+        nearness = self._products(self.rows[positives] + self.anchors[anchor]) - self.squares
+        return nearness[:, negatives] > self._least(anchor, positives)
 
     def counts(self, labels: Tensor) -> tuple[Tensor, Tensor]:
         """How many triplets each positive and each negative pair is part of, ``(a, n)``, int32.
@@ -62,14 +66,12 @@ class _WideAngles(Unlisted):
         """
         at_once = num_at_once(self.rows, len(self.rows))
         positive, negative = (self.rows.new_zeros(self.positive.shape) for _ in range(2))
-        others = self.rows + _EPS
-        of_anchors = self.anchors @ others.T - others.square().sum(dim=1)
-        of_anchors.masked_fill_(~self.negative, -torch.inf)
+        of_anchors = (self._products(self.anchors) - self.squares).masked_fill_(~self.negative, -torch.inf)
         for label in labels.unique():
             anchors = (labels == label).nonzero().squeeze(1)
             of_any = self.positive[anchors].any(dim=0).nonzero().squeeze(1)
-            for many in of_any.split(max(FEW_ROWS, at_once)):
-                products = self.rows[many] @ others.T
+            for many in of_any.split(num_vectors_at_once(self.rows)):
+                products = self._products(self.rows[many])
                 for positives, of_positives in zip(many.split(at_once), products.split(at_once), strict=True):
                     for anchor in anchors.tolist():
                         least = self._least(anchor, positives)
@@ -79,6 +81,11 @@ class _WideAngles(Unlisted):
                         positive[anchor, positives] = chosen.sum(dim=1)
                         negative[anchor] += chosen.sum(dim=0)
         return positive.int(), negative.int()
+
+    def _products(self, vectors: Tensor) -> Tensor:
+        """With all others, ``(k, n)``."""
+        with torch.autocast(vectors.device.type, enabled=False):
+            return vectors @ self.others.T
 
     def _least(self, anchor: int, positives: Tensor) -> Tensor:
         """What is to be exceeded, ``(k, 1)``."""

@@ -1,4 +1,4 @@
-"""AngularLoss (https://arxiv.org/abs/1708.01682, Eq. 8)."""
+"""AngularLoss (https://arxiv.org/abs/1708.01682)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from ..._dtypes import at_least_float32
 from .._cosines import Distances
 from .._rules import Elements, Fraction, Rule, Terms
-from .._sums import FEW_ROWS, Part, num_at_once, summed
+from .._sums import Part, num_vectors_at_once, summed
 from .pairs import Pairs
 
 
@@ -45,8 +45,7 @@ class _Angles(NamedTuple):
 
     def fraction(self, rule: Rule, labels: Tensor) -> Fraction:
         positive, rows = self.pairs.positive, at_least_float32(self.pairs.distances.row_tensor)
-
-        at_once = max(FEW_ROWS, num_at_once(rows, len(rows)))
+        at_once = num_vectors_at_once(rows)
 
         def parts(mat: Tensor) -> Iterator[Part]:
             for label in labels.unique():

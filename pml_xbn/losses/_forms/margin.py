@@ -1,4 +1,4 @@
-"""MarginLoss (https://arxiv.org/abs/1706.07567, Eq. 4)."""
+"""MarginLoss (https://arxiv.org/abs/1706.07567)."""
 
 from __future__ import annotations
 

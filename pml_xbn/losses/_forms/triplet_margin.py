@@ -1,4 +1,4 @@
-"""TripletMarginLoss (https://arxiv.org/abs/1503.03832, Eq. 3)."""
+"""TripletMarginLoss (https://arxiv.org/abs/1503.03832)."""
 
 from __future__ import annotations
 

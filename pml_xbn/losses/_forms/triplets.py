@@ -58,7 +58,7 @@ class TripletTerms(NamedTuple):
             return self._fraction_by_parts(triplets, rule, labels)
         counted = counts if least == low else self._counts(triplets, None, rule.high)
         assert counted is not None
-        totals = _sums(self.x, counts[0]) + _sums(self.y, counts[1])
+        totals = _weighted_sums(self.x, counts[0]) + _weighted_sums(self.y, counts[1])
         of_class = rule.weights_of(labels, totals)
         total = (totals if of_class is None else totals * of_class).sum().to(self.x.dtype)
         count = counted[0].sum()
@@ -109,6 +109,6 @@ class TripletTerms(NamedTuple):
         return total[0], count[0]
 
 
-def _sums(values: Tensor, counts: Tensor) -> Tensor:
+def _weighted_sums(values: Tensor, counts: Tensor) -> Tensor:
     """Of every row, ``(a,)``, over values that count so often."""
     return (values * counts.to(values.dtype)).sum(dim=1, dtype=widest(values[:0]).dtype)
