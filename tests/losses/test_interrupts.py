@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -46,11 +47,13 @@ class InterruptAt:
 @contextmanager
 def tracing(trace: InterruptAt) -> Iterator[None]:
     before = sys.gettrace()
+    gc.disable()  # it would run lines of what earlier steps have left
     sys.settrace(trace)
     try:
         yield
     finally:
         sys.settrace(before)
+        gc.enable()
 
 
 def interrupted(memory: AdaptiveCrossBatchMemory, k: int | None) -> tuple[int, set[int]]:
