@@ -13,7 +13,8 @@ Adapt = Callable[[Rows, Sequence[int], Rows, Sequence[int]], Rows]
 def match(row: Rows, mean: Rows, std: Rows, new_mean: Rows, new_std: Rows) -> Rows:
     out = np.empty_like(row)
     for j in range(len(row)):
-        scale = new_std[j] / std[j] if std[j] > 0 else 1.0
+        has_spread = std[j] > 1e-12 * (1 + abs(mean[j]))  # equal rows of the order of 1 may be rounded apart
+        scale = new_std[j] / std[j] if has_spread else 1.0
         out[j] = (row[j] - mean[j]) * scale + new_mean[j]
     return out
 

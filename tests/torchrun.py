@@ -29,13 +29,7 @@ def torchrun(
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "GLOO_SOCKET_IFNAME": "lo",
-            "OMP_NUM_THREADS": "1",
-            "CUDA_VISIBLE_DEVICES": "",
-        },
+        env={**os.environ, **ENVIRONMENT},
     )
     try:
         out, err = process.communicate(timeout=timeout)

@@ -12,8 +12,8 @@ from .affine import Affine
 from .linear import Linear
 from .moments import Moments, moments
 
-# To how much of its first scale a coordinate may shrink, and what spread is then taken for none. Where all
-# rows become equal, a scale of zero would leave no room for those to come.
+# At how much of its first scale a coordinate is spent: its rows are taken for equal, and those to come would
+# be too many times the scale. And what spread is taken for none.
 _LEAST_SCALE = {torch.float16: 2.0**-13}
 _LEAST_STD = {torch.float16: 2.0**-9}
 
@@ -95,13 +95,25 @@ class Generation(NamedTuple):
         """How far a stored row of ones may lie from the shift, ``(d,)``."""
         return self.scale.abs()
 
-    def adapted(self, affine: Affine | Linear, dtype: torch.dtype) -> Generation:
-        """After a map of its rows, which are stored in ``dtype``."""
+    def adapted(self, affine: Affine | Linear) -> Generation:
+        """After a map of its rows."""
         assert isinstance(affine, Affine), "a matrix needs coordinates with a matrix"
         scale, shift = affine.after(self.map)
-        least = _LEAST_SCALE.get(dtype, 2.0**-60) * self.origin
-        scale = torch.where(scale.abs() < least, least, scale)
         return self._replace(scale=scale, shift=shift, is_as_stored=False)
+
+    def is_spent(self, dtype: torch.dtype) -> Tensor:
+        """Dimensions in which the rows, stored in ``dtype``, have become equal, ``(d,)``."""
+        return self.size < _LEAST_SCALE.get(dtype, 2.0**-60) * self.origin
+
+    def renewed(self, is_spent: Tensor) -> Generation:
+        """As it began in dimensions in which all its rows are stored as zeros."""
+        sums = self.sums and Sums(*(x.masked_fill(is_spent, 0.0) for x in self.sums))
+        return self._replace(scale=torch.where(is_spent, self.origin, self.scale), sums=sums)
+
+    def bounded(self, dtype: torch.dtype) -> Generation:
+        """With the least scale where it is spent, whatever is stored there."""
+        least = _LEAST_SCALE.get(dtype, 2.0**-60) * self.origin
+        return self._replace(scale=torch.where(self.is_spent(dtype), least, self.scale))
 
     def near(self, of_rows: Moments, dtype: torch.dtype) -> Generation:
         """With other coordinates in dimensions in which these are far from rows with such moments.

@@ -137,24 +137,25 @@ class GroupRows:
             for sums, generation in zip(self.stored_sums, (self.rows.newer, self.rows.older), strict=True)
         )
         groups = GroupSums(*(x[: self.num_groups] for x in newer.joined(older)))
-        return groups.num_rows, self.rows.without_rounding(groups.moments())
+        return groups.num_rows, self.rows.without_rounding(groups.moments(), are_rewritten=True)
 
-    def adapted(self, of_group: Affine, is_adapted: Tensor, after: Rows) -> Rows:
-        """``after``, in which all rows have been mapped alike, with the rows of some groups mapped their way.
+    def adapted(self, of_group: Affine, is_adapted: Tensor, of_others: Affine | None) -> Rows:
+        """The rows after a map of all of them, but the rows of some groups after one of their own.
 
         Args:
             of_group: maps of the groups, ``(g, d)``, of the rows as they are now.
             is_adapted: which of the groups take theirs, ``(g, 1)``; the others' rows are not written to.
+            of_others: map of all other rows; None where they stay.
         """
+        after = self.rows if of_others is None else self.rows.adapted(of_others)
         before, generations = (self.rows.newer, self.rows.older), [after.newer, after.older]
         now = [
-            _where(is_adapted, of_group.after(old.map), new.map)
-            for old, new in zip(before, generations, strict=True)
+            _where(is_adapted, of_group.after(old.map), of_others.after(old.map) if of_others else old.map)
+            for old in before
         ]
         if self.places is None:  # all rows are passed over, so that any coordinates will do
-            come_to = _of_all(
-                [sums.mapped(affine) for sums, affine in zip(self.stored_sums, now, strict=True)]
-            )
+            sums_now = [sums.mapped(affine) for sums, affine in zip(self.stored_sums, now, strict=True)]
+            come_to = after.without_rounding(_of_all(sums_now), are_rewritten=True)
             generations = [
                 new if old.is_as_stored else new.near(come_to, self.stored.dtype)
                 for old, new in zip(before, generations, strict=True)
@@ -162,12 +163,14 @@ class GroupRows:
         maps = []
         for k, (sums, new) in enumerate(zip(self.stored_sums, generations, strict=True)):
             of_stored = Affine(now[k].scale / new.scale, (now[k].shift - new.shift) / new.scale)
-            maps.append(after.bounded(of_stored, sums.moments()))
+            maps.append(of_stored.bounded(*sums.moments(), len(after), after.dtype))
             if new.sums is not None:
                 then, total = sums.mapped(maps[k]).total(), sums.total()
                 # What is measured at every step gathers no rounding.
                 changed = then if self.places is None else new.sums.plus(then).plus(total, -1)
-                generations[k] = new._replace(sums=changed)
+                # Of rows that are stored anew, the old sums say nothing.
+                is_known = self.places is None or after.stored is self.rows.stored
+                generations[k] = new._replace(sums=changed if is_known else None)
         of_slot = Affine(*(torch.cat(x).to(self.rows.dtype) for x in zip(*maps, strict=True)))
         mapped = self._mapped(of_slot)
         after = after.replaced(mapped) if self.places is None else after.written(self.places, mapped)

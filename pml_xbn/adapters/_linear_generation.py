@@ -44,9 +44,12 @@ class LinearGeneration(Generation):
     def size(self) -> Tensor:
         return self.scale.square().sum(dim=1).sqrt()
 
-    def adapted(self, affine: Affine | Linear, dtype: torch.dtype) -> Generation:
+    def adapted(self, affine: Affine | Linear) -> Generation:
         matrix, shift = Linear.of(affine).after(self.map)
         return self._replace(scale=matrix, shift=shift, is_as_stored=False)
+
+    def bounded(self, dtype: torch.dtype) -> Generation:
+        return self
 
     def to_store(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
         if self.is_as_stored:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ from ._linear_generation import LinearGeneration
 from .affine import Affine
 from .linear import Linear
 from .moments import Moments
+
+Map = TypeVar("Map", Affine, Linear)
 
 
 class History:
@@ -219,29 +222,44 @@ class Rows:
         """In coordinates that mix dimensions."""
         return replace(self, newer=LinearGeneration.of(self.newer), older=LinearGeneration.of(self.older))
 
-    def without_rounding(self, of_rows: Moments) -> Moments:
-        """Moments in which a spread of a few rounding errors, or of rows that have become equal, is zero."""
+    def without_rounding(self, of_rows: Moments, *, are_rewritten: bool = False) -> Moments:
+        """Moments in which a spread of a few rounding errors, or of rows that have become equal, is zero.
+
+        Args:
+            are_rewritten: the rows have been stored more than once, and rounded by where they were then.
+        """
         mean, std = of_rows
         eps = torch.finfo(self.dtype).eps
         least = torch.maximum(self.newer.least_std(self.stored.dtype), 8 * eps * mean.abs())
+        for generation in (self.newer, self.older) if are_rewritten else ():
+            reach = generation.size + (mean - generation.shift).abs()
+            least = torch.maximum(least, 2 * torch.finfo(self.stored.dtype).eps * reach)
         return Moments(mean, torch.where(std > least, std, 0.0))
 
-    def adapted(self, affine: Affine | Linear, of_rows: Moments) -> Rows:
-        """The rows after a map of all of them, but in dimensions in which it could take them out of range.
-
-        Args:
-            of_rows: their moments.
-        """
+    def bounded(self, affine: Map, of_rows: Moments) -> Map:
+        """The map, but the identity where it could take rows of these moments, or scales, out of range."""
         mean, std = of_rows
         for generation in (self.newer, self.older):
             std = torch.maximum(std, generation.size)
-        affine = affine.bounded(mean, std, self.num_rows, self.dtype)
-        newer, older = (g.adapted(affine, self.stored.dtype) for g in (self.newer, self.older))
-        return replace(self, newer=newer, older=older)
+        return affine.bounded(mean, std, self.num_rows, self.dtype)
 
-    def bounded(self, affine: Affine, of_rows: Moments) -> Affine:
-        """The map, but the identity where it could take rows of these moments out of range."""
-        return affine.bounded(*of_rows, self.num_rows, self.dtype)
+    def adapted(self, affine: Affine | Linear) -> Rows:
+        """The rows after a map of all of them that is :meth:`bounded`."""
+        newer, older = (g.adapted(affine) for g in (self.newer, self.older))
+        if self.stored.device.type != "cpu":  # which would have to wait to know of any that is spent
+            newer, older = (g.bounded(self.stored.dtype) for g in (newer, older))
+            return replace(self, newer=newer, older=older)
+        after = replace(self, newer=newer, older=older)
+        is_spent = [g.is_spent(self.stored.dtype) for g in (newer, older)]
+        if not torch.stack(is_spent).any():
+            return after
+        if isinstance(newer, LinearGeneration):
+            return after.given(after.read(self.dtype))
+        stored = self.stored.clone()
+        stored[: self.boundary, is_spent[0]] = 0.0
+        stored[self.boundary :, is_spent[1]] = 0.0
+        newer, older = newer.renewed(is_spent[0]), older.renewed(is_spent[1])
+        return replace(after, stored=stored, newer=newer, older=older, history=History())
 
     # -- writing ---------------------------------------------------------------------------------------------
 

@@ -117,4 +117,4 @@ class BaseAdapter(ModuleWithRecords):
         of_memory: Moments,
         target: Moments,
     ) -> Rows:
-        return rows.adapted(self.map(of_memory, target), of_memory)
+        return rows.adapted(rows.bounded(self.map(of_memory, target), of_memory))

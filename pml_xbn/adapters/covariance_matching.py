@@ -60,7 +60,7 @@ class CovarianceMatching(BaseAdapter):
     def map_covariances(self, memory: Tensor, batch: Tensor, of_memory: Moments, target: Moments) -> Linear:
         """The map, given the covariances ``(d, d)`` and moments ``(d,)`` of memory and batch."""
         has_spread = of_memory.std > 0
-        least = 2.0**-30 * of_memory.std  # where rows become equal, the matrix still has an inverse
+        least = 2.0**-70 * of_memory.std  # where rows become equal, the matrix still has an inverse
         new_std = torch.where(has_spread, torch.maximum(target.std, least), 1.0)
         old_std = torch.where(has_spread, of_memory.std, 1.0)
         old, is_old_regular = self._root(memory, of_memory.std)
@@ -97,4 +97,4 @@ class CovarianceMatching(BaseAdapter):
         centred = widest(batch) - widest(batch).mean(dim=0)
         covariance = centred.T @ centred / (len(batch) - 1)
         linear = self.map_covariances(rows.covariance(), covariance, of_memory, target)
-        return rows.adapted(linear, of_memory)
+        return rows.adapted(rows.bounded(linear, of_memory))

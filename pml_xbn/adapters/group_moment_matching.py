@@ -107,6 +107,7 @@ class GroupMomentMatching(BaseAdapter):
     ) -> Rows:
         if isinstance(rows.newer, LinearGeneration):  # of an adapter before this one; groups have no matrices
             rows = rows.given(rows.read(rows.dtype)).measured()
+        of_memory = rows.without_rounding(of_memory, are_rewritten=True)
         slots, num_groups = self._slots(labels, batch_labels), len(batch)
         in_batch = GroupSums.of(batch, slots.batch, num_groups)
         groups = GroupRows(rows, slots.memory, num_groups)
@@ -115,8 +116,10 @@ class GroupMomentMatching(BaseAdapter):
         of_group = rows.bounded(self.map_groups(in_memory, in_batch.moments(), target), in_memory)
         if self.collect_stats:
             self.share_normalized_per_group = (num_rows * is_present).sum().item() / len(rows)
-        after = rows.adapted(self.map(of_memory, target), of_memory) if self.normalize_absent else rows
-        return groups.adapted(of_group, is_present, after)
+        of_others = None
+        if self.normalize_absent:
+            of_others = rows.bounded(self.map(of_memory, target), of_memory)
+        return groups.adapted(of_group, is_present, of_others)
 
     def _slots(self, memory_labels: Tensor, batch_labels: Tensor) -> GroupSlots:
         if self.superclass_of is None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ._pairs import IndicesTuple
+from ._indices import IndicesTuple
 from ._validation import check_embeddings, check_indices, check_labels, check_mask
 
 

@@ -1,4 +1,4 @@
-"""Distances of anchors to stored rows, all of which are read off one matrix of cosines."""
+"""Distances of anchors to stored rows, which are read off one matrix of products."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity, LpDistance
+from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity, LpDistance, SNRDistance
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..adapters._rows import Rows
-from ._twins import is_as_built, twin_of
+from ._twins import has_hooks, is_as_built, twin_of
 
 _PAIRS_AT_ONCE = 2**14
 _SMALLEST_NORM = 1e-12  # what torch.nn.functional.normalize divides by at least
@@ -40,21 +40,34 @@ class Distances:
         """Stands for the rows, ``(n, d)``, where nobody looks at them."""
         return self.anchors.new_zeros(()).expand(len(self._rows), self.anchors.shape[1])
 
-    def distance(self, distance: BaseDistance, rows: Tensor, *, may_write: bool = False) -> BaseDistance:
+    def measured(self, distance: BaseDistance) -> Tensor:
+        """What the distance measures between anchors and rows, ``(a, n)``; not to be written to."""
+        mat: Tensor
+        if is_of_cosines(distance):
+            mat = self._cosines[0] if isinstance(distance, CosineSimilarity) else self._euclidean()
+        elif type(distance) is SNRDistance and _is_plain(distance):
+            mat = self._noise_to_signal(distance.normalize_embeddings)
+        else:
+            mat = distance(self.anchors, self.row_tensor)
+            return mat
+        mat = mat if distance.power == 1 else mat**distance.power
+        if has_hooks(distance):
+            return twin_of(distance, forward=lambda *_: mat)(self.anchors, self.row_tensor)  # type: ignore[no-any-return]
+        return mat
+
+    def reading(self, distance: BaseDistance, rows: Tensor) -> BaseDistance:
         """One that reads what this distance would measure between the anchors and ``rows`` off the cosines.
 
         Args:
             rows: the rows, or the placeholder, which it is to be asked for; it measures others itself.
-            may_write: who asks for the matrix may write to it.
         """
 
         def forward(query_emb: Tensor, ref_emb: Tensor | None = None) -> Tensor:
             if query_emb is not self.anchors or ref_emb is not rows:
-                measured: Tensor = type(distance).forward(distance, query_emb, ref_emb)
-                return measured
-            mat: Tensor = self._cosines[0] if isinstance(distance, CosineSimilarity) else self._euclidean()
-            mat = mat if distance.power == 1 else mat**distance.power
-            return mat.clone() if may_write and mat is self._cosines[0] else mat
+                mat: Tensor = type(distance).forward(distance, query_emb, ref_emb)
+                return mat
+            # MultiSimilarityMiner writes to it.
+            return self.measured(distance).clone()
 
         return twin_of(distance, forward=forward)
 
@@ -68,13 +81,21 @@ class Distances:
         """The matrix ``(a, n)``, and the lengths of the rows ``(n,)``, but at least the smallest."""
         # Who asks first may be a miner, which takes no gradients; who asks next may be a loss.
         with torch.set_grad_enabled(self._is_differentiated):
-            directions = self.anchors / self._anchor_norms.clamp_min(_SMALLEST_NORM)
-            rows = self._rows
-            # What the graph saves goes after its backward pass, and the rows with it: an attribute of the
-            # graph's own would stay as long as somebody keeps the loss.
-            with saved_tensors_hooks(lambda saved: (saved, rows), lambda packed: packed[0]):
-                mat, divisors = _Products.apply(directions, rows)
+            mat, divisors, _ = self._products(self._directions())
         return mat, divisors
+
+    def _directions(self) -> Tensor:
+        return self.anchors / self._anchor_norms.clamp_min(_SMALLEST_NORM)
+
+    def _products(
+        self, vectors: Tensor, is_scaled: bool = True, is_centred: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        rows = self._rows
+        # What the graph saves goes after its backward pass, and the rows with it: an attribute of the graph's
+        # own would stay as long as somebody keeps the loss.
+        with saved_tensors_hooks(lambda saved: (saved, rows), lambda packed: packed[0]):
+            products: tuple[Tensor, Tensor, Tensor] = _Products.apply(vectors, rows, is_scaled, is_centred)
+        return products
 
     def _euclidean(self) -> Tensor:
         mat, divisors = self._cosines
@@ -88,6 +109,18 @@ class Distances:
         equal = self._are_equal(squared.detach() < 16 * eps)
         distances: Tensor = squared.clamp_min_(eps).masked_fill_(equal, 1.0).sqrt_()
         return distances.masked_fill(equal, 0.0)
+
+    def _noise_to_signal(self, is_scaled: bool) -> Tensor:
+        """The variance of the difference over that of the anchor."""
+        vectors = self._directions() if is_scaled else self.anchors
+        vectors = vectors - vectors.mean(dim=1, keepdim=True)
+        products, _, squares = self._products(vectors, is_scaled, True)
+        signal = vectors.square().sum(dim=1, keepdim=True)
+        noise = -2 * products
+        noise += squares
+        noise += signal
+        equal = self._are_equal(noise.detach() < signal.detach() * torch.finfo(noise.dtype).eps ** 0.5)
+        return (noise.clamp_min_(0) / signal).masked_fill(equal, 0)
 
     def _are_equal(self, allowed: Tensor) -> Tensor:
         """Where an anchor and a row are the same vector, ``(a, n)`` bool, among the pairs allowed."""
@@ -106,34 +139,53 @@ def is_of_cosines(distance: Any) -> bool:
     return (
         type(distance) in (CosineSimilarity, LpDistance)
         and distance.normalize_embeddings
-        and distance.p == 2
-        and not distance.collect_stats
-        and is_as_built(distance)
+        and _is_plain(distance)
     )
 
 
+def _is_plain(distance: Any) -> bool:
+    return distance.p == 2 and not distance.collect_stats and is_as_built(distance)
+
+
 class _Products(torch.autograd.Function):
-    """Products of directions ``(a, d)`` with rows, over the rows' lengths; no gradient for the rows."""
+    """Products of vectors ``(a, d)`` with rows; no gradient for the rows.
+
+    Args:
+        is_scaled: with rows over their lengths, but at least the smallest; else with rows as they are.
+        is_centred: with rows less the mean of their coordinates. The vectors have a mean of 0.
+
+    Returns:
+        The matrix ``(a, n)``; what the rows were divided by, ``(n,)``; and, if they are centred, the squared
+        lengths of what the vectors are multiplied with, ``(n,)``.
+    """
 
     @staticmethod
-    def forward(ctx: Any, directions: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-        mat = directions.new_empty(len(directions), len(rows))
-        divisors = directions.new_empty(len(rows))
+    def forward(
+        ctx: Any, vectors: Tensor, rows: Rows, is_scaled: bool = True, is_centred: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        mat = vectors.new_empty(len(vectors), len(rows))
+        divisors = vectors.new_ones(len(rows))
+        squares = torch.zeros_like(divisors)
         # In half precision autocast would round the rows, and long ones would overflow.
-        with torch.autocast(directions.device.type, enabled=False):
-            for places, part in rows.parts(directions.dtype):
-                torch.linalg.vector_norm(part, dim=1, out=divisors[places]).clamp_min_(_SMALLEST_NORM)
-                torch.mm(directions, part.t(), out=mat[:, places]).div_(divisors[places])
+        with torch.autocast(vectors.device.type, enabled=False):
+            for places, part in rows.parts(vectors.dtype):
+                if is_scaled:
+                    torch.linalg.vector_norm(part, dim=1, out=divisors[places]).clamp_min_(_SMALLEST_NORM)
+                if is_centred:
+                    part = part - part.mean(dim=1, keepdim=True)
+                    squares[places] = (torch.linalg.vector_norm(part, dim=1) / divisors[places]).square()
+                torch.mm(vectors, part.t(), out=mat[:, places]).div_(divisors[places])
         ctx.rows = weakref.ref(rows)
         ctx.save_for_backward(divisors)
-        ctx.mark_non_differentiable(divisors)
+        ctx.mark_non_differentiable(divisors, squares)
         ctx.set_materialize_grads(False)
-        return mat, divisors
+        return mat, divisors, squares
 
     @staticmethod
-    def backward(ctx: Any, of_mat: Tensor | None, _: None) -> tuple[Tensor | None, None]:
+    def backward(ctx: Any, of_mat: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         if of_mat is None:
-            return None, None
+            return None, None, None, None
         (divisors,) = ctx.saved_tensors
         with torch.autocast(of_mat.device.type, enabled=False):
-            return ctx.rows().weighted_sum(of_mat, divisors), None
+            # Of vectors with a mean of 0 what the rows' means would take off makes no difference.
+            return ctx.rows().weighted_sum(of_mat, divisors), None, None, None

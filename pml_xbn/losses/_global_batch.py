@@ -10,7 +10,7 @@ from torch import Tensor
 
 from . import _ranks as ranks
 from ._batch import Batch
-from ._pairs import IndicesTuple
+from ._indices import IndicesTuple
 
 
 class Report(NamedTuple):

@@ -14,42 +14,12 @@ from pytorch_metric_learning import miners
 from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor
 
+from ._choice import all_pairs
 from ._cosines import Distances, is_of_cosines
-from ._twins import has_hooks, is_as_built, twin_of
+from ._indices import IndicesTuple, drop_own_rows, mapped
+from ._twins import is_as_built, twin_of
 
-IndicesTuple = tuple[Tensor, ...]
 Miner = Callable[[Tensor, Tensor, Tensor, Tensor], IndicesTuple]
-
-# Those of PML's that look at the rows through their distance alone.
-_MEASURING = (
-    miners.BatchEasyHardMiner,
-    miners.BatchHardMiner,
-    miners.DistanceWeightedMiner,
-    miners.HDCMiner,
-    miners.MultiSimilarityMiner,
-    miners.PairMarginMiner,
-    miners.TripletMarginMiner,
-    miners.UniformHistogramMiner,
-)
-_PMLS = (*_MEASURING, miners.AngularMiner, miners.EmbeddingsAlreadyPackagedAsTriplets)
-
-
-def all_pairs(labels: Tensor, ref_labels: Tensor, own_rows: Tensor | None) -> IndicesTuple:
-    """Anchor-positive and anchor-negative indices of all pairs.
-
-    Args:
-        labels: of the anchors, ``(b,)``.
-        ref_labels: of the memory, ``(n,)``.
-        own_rows: row of every anchor's own copy in memory, ``(b,)``, or None where it has none.
-
-    Example:
-        >>> all_pairs(torch.tensor([4, 7]), torch.tensor([4, 4, 7]), torch.tensor([1, 2]))
-        (tensor([0]), tensor([0]), tensor([0, 1, 1]), tensor([2, 0, 1]))
-    """
-    matches, diffs = lmu.get_matches_and_diffs(labels, ref_labels)
-    if own_rows is not None:
-        _list_own_pairs(matches, diffs, own_rows, False)
-    return *torch.where(matches), *torch.where(diffs)
 
 
 def chosen_pairs(
@@ -62,13 +32,12 @@ def chosen_pairs(
     it likes, and loses such pairs afterwards.
     """
     if miner is None:
-        return all_pairs(labels, ref_labels, own_rows)
-    is_read = type(miner) in _MEASURING and is_as_built(miner) and is_of_cosines(miner.distance)
-    rows = distances.placeholder if is_read and not has_hooks(miner) else distances.row_tensor
-    chooser = miner
+        return all_pairs(labels, ref_labels, own_rows).lists()
+    cls: Any = type(miner)
+    rows, chooser = distances.row_tensor, miner
     if isinstance(miner, miners.BaseMiner):
-        ours = {"distance": distances.distance(miner.distance, rows, may_write=True)} if is_read else {}
-        cls: Any = type(miner)
+        is_read = _is_pmls(cls) and is_as_built(miner) and is_of_cosines(miner.distance)
+        ours = {"distance": distances.reading(miner.distance, rows)} if is_read else {}
         chooser = twin_of(miner, *_listing_other_pairs(cls), **ours)
     # MultiSimilarityMiner takes every pair that is not listed as positive for a negative, and the other
     # way round, so for it a pair that is neither has to be listed as both.
@@ -78,55 +47,19 @@ def chosen_pairs(
         indices: IndicesTuple = chooser(distances.anchors, labels, rows, ref_labels)
     finally:
         _OWN_PAIRS.reset(token)
+    if isinstance(miner, miners.EmbeddingsAlreadyPackagedAsTriplets):  # which numbers the batch
+        indices = tuple(x.to(labels.device) for x in indices)
+        indices = tuple(x[:0] for x in indices) if own_rows is None else mapped(indices, own_rows)
     if own_rows is None:
         return indices
-    indices = _drop_own_rows(indices, own_rows)
-    if type(miner) in _PMLS:
+    indices = drop_own_rows(indices, own_rows)
+    if _is_pmls(cls):
         miner.output_assertion(indices)  # counts them again
     return indices
 
 
-def mapped(given: IndicesTuple, rows: Tensor) -> IndicesTuple:
-    """Pairs or triplets whose positives and negatives number ``rows`` instead of what ``rows`` number."""
-    # Triplets are (anchor, positive, negative), pairs (anchor, positive, anchor, negative).
-    is_anchor = (True, False, False) if len(given) == 3 else (True, False, True, False)
-    return tuple(x if anchor else rows[x.to(rows.device)] for x, anchor in zip(given, is_anchor, strict=True))
-
-
-def appended(indices: IndicesTuple, given: IndicesTuple, labels: Tensor) -> IndicesTuple:
-    """``indices`` followed by ``given``, three tensors (triplets) or four (pairs) as the first has.
-
-    Args:
-        labels: of the batch, ``(b,)``.
-    """
-    if len(given) == 3 and len(indices) == 4:
-        given = lmu.convert_to_pairs(given, labels)
-    elif len(given) == 4 and len(indices) == 3:
-        given = lmu.convert_to_triplets(given, labels)
-    return tuple(torch.cat([a, b.to(a.device)]) for a, b in zip(indices, given, strict=True))
-
-
-def joined(indices: IndicesTuple, given: IndicesTuple, labels: Tensor, rows: Tensor) -> IndicesTuple:
-    """``indices`` followed by ``given``, whose positives and negatives number rows of the batch.
-
-    Args:
-        indices: three tensors (triplets) or four (pairs), from anchors to memory rows.
-        given: likewise, but from the batch to itself; converted where the lengths differ.
-        labels: of the batch, ``(b,)``.
-        rows: memory row of every row of the batch, ``(b,)``.
-    """
-    return appended(indices, mapped(given, rows), labels)
-
-
-def _drop_own_rows(indices: IndicesTuple, own_rows: Tensor) -> IndicesTuple:
-    """Takes out what a miner that lists its pairs by other means chose all the same."""
-    if len(indices) == 3:
-        anchors, positives, negatives = indices
-        keep = (positives != own_rows[anchors]) & (negatives != own_rows[anchors])
-        return anchors[keep], positives[keep], negatives[keep]
-    anchors, positives, other_anchors, negatives = indices
-    keep, keep_other = positives != own_rows[anchors], negatives != own_rows[other_anchors]
-    return anchors[keep], positives[keep], other_anchors[keep_other], negatives[keep_other]
+def _is_pmls(cls: type) -> bool:
+    return cls.__module__.startswith("pytorch_metric_learning.")
 
 
 # -- PML's miners with other lists ------------------------------------------------------------------------
@@ -181,7 +114,7 @@ def _listing_other_pairs(cls: Any) -> tuple[type, ...]:
     copies = []
     for base in cls.__mro__:
         module = vars(sys.modules[base.__module__])
-        if base.__module__.startswith("pytorch_metric_learning.") and module.get("lmu") is lmu:
+        if _is_pmls(base) and module.get("lmu") is lmu:
             functions = _with_globals(_functions_in(base, module), {**module, "lmu": _LISTS})
             copies.append(type(base.__name__, (base,), functions))
     return tuple(copies) if issubclass(copies[0] if copies else object, cls) else (cls, *copies)

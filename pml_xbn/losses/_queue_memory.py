@@ -11,7 +11,8 @@ from torch import Tensor
 from ..adapters._rows import Rows
 from ._checkpoint import check_same_size, check_state, to_present_form
 from ._cosines import Distances
-from ._pairs import IndicesTuple, chosen_pairs, joined
+from ._indices import IndicesTuple, joined
+from ._pairs import chosen_pairs
 from ._queue import Queue
 
 

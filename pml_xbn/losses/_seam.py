@@ -2,45 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from pytorch_metric_learning import losses
-from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
+from pytorch_metric_learning import distances as pml_distances
+from pytorch_metric_learning.losses import GenericPairLoss
 from torch import Tensor
 
+from .._dtypes import at_least_float32
 from ..adapters._rows import Rows
-from . import _terms
-from ._cosines import Distances, is_of_cosines
-from ._masks import can_choose, masks_of, pair_masks
-from ._pairs import IndicesTuple, appended, chosen_pairs
-from ._terms import Info
+from ._choice import Choice, all_pairs
+from ._choosers import CHOOSERS, Candidates
+from ._cosines import Distances
+from ._forms import FORMS, Form, Pairs
+from ._indices import IndicesTuple, appended
+from ._pairs import chosen_pairs
+from ._rules import rules_of
+from ._shares import Share
+from ._slices import fractions
 from ._twins import has_hooks, is_as_built, twin_of
 
-# PML's losses that ask their distance for one matrix, and scatter lists of pairs into masks of its shape ...
-_OF_MASKS = (
-    losses.CircleLoss,
-    losses.GeneralizedLiftedStructureLoss,
-    losses.MultiSimilarityLoss,
-    losses.SupConLoss,
+# Of which the distance of an anchor does not depend on the others.
+_DISTANCES = (
+    pml_distances.CosineSimilarity,
+    pml_distances.DotProductSimilarity,
+    pml_distances.LpDistance,
+    pml_distances.SNRDistance,
 )
-# ... or look listed pairs up in it.
-_OF_LISTS = (
-    losses.ContrastiveLoss,
-    losses.IntraPairVarianceLoss,
-    losses.LiftedStructureLoss,
-    losses.NTXentLoss,
-    losses.SignalToNoiseRatioContrastiveLoss,
-    losses.TupletMarginLoss,
-)
-
-
-class Summing(Protocol):
-    """Takes the place of the reducer of a loss of which this is a part."""
-
-    num_pairs: list[int]  # positive and negative ones, set before the call
-
-    def __call__(self, terms: dict[str, Info], anchors: Tensor, labels: Tensor) -> Tensor: ...
 
 
 def loss_against(
@@ -52,14 +40,11 @@ def loss_against(
     row_labels: Tensor,
     own_rows: Tensor | None = None,
     given: IndicesTuple | None = None,
-    *,
-    summing: Summing | None = None,
 ) -> Tensor:
     """The loss of these anchors against these rows.
 
-    PML's own losses get their distances from one matrix of cosines, where it holds these. A loss or miner
-    of the user's own is called with all rows. Nothing is changed in loss, miner or PML, but for what these
-    note themselves.
+    PML's own losses and miners are functions of one matrix here. A loss or miner of the user's own is called
+    with all rows. Nothing is changed in loss, miner or PML, but for what these note themselves.
 
     Args:
         loss: any that a memory supports.
@@ -71,59 +56,154 @@ def loss_against(
         own_rows: row of every anchor's own copy, ``(a,)``, which it is not compared with; None where it has
             none.
         given: pairs or triplets of anchors and rows besides.
-        summing: called instead of the loss's reducer, with the terms of a part of the loss.
     """
-    distances = Distances(anchors, rows)
-    is_of_masks = _is_one_of(_OF_MASKS, loss, "mat_based_loss")
-    is_of_lists = _is_one_of(_OF_LISTS, loss, "pair_based_loss")
-    lists, masks = None, None
-    if is_of_masks and given is None and can_choose(miner):
-        masks = pair_masks(miner, distances, anchor_labels, row_labels, own_rows)
-        num_pairs = torch.stack([mask.sum() for mask in masks]).tolist()
-        if miner is not None:
-            miner.output_assertion([range(number) for number in num_pairs for _ in range(2)])  # counts them
-        if has_hooks(loss):
-            lists = masks.lists()
+    distances, form = Distances(anchors, rows), form_of(loss)
+    is_seen = form is None or has_hooks(loss)  # who is called sees index tensors, and the rows
+    are_listed = is_seen or given is not None
+    choice, lists = None, None
+    if _can_choose(miner, are_listed=are_listed or FORMS[type(loss)].takes_triplets):
+        choice = _choice(miner, distances, anchor_labels, row_labels, own_rows)
+        lists = choice.lists() if are_listed else None
     else:
         lists = chosen_pairs(miner, distances, anchor_labels, row_labels, own_rows)
-        if given is not None:
-            lists = appended(lists, given, anchor_labels)
-        pairs = lmu.convert_to_pairs(lists, anchor_labels, row_labels)
-        num_pairs = [len(pairs[0]), len(pairs[2])]
-        if is_of_masks:
-            masks = masks_of(pairs, (len(anchors), len(rows)))
-            if hasattr(loss, "_assert_either_pos_or_neg"):  # since PML 2.9
-                loss._assert_either_pos_or_neg(*masks)
-    is_read = (is_of_masks or is_of_lists) and is_of_cosines(loss.distance)
-    row_tensor = distances.placeholder if is_read and not has_hooks(loss) else distances.row_tensor
-    distance = distances.distance(loss.distance, row_tensor) if is_read else loss.distance
+    if given is not None:
+        assert lists is not None
+        choice, lists = None, appended(lists, given, anchor_labels)
+    row_tensor = distances.row_tensor if is_seen else distances.placeholder
+    if form is None:
+        value: Tensor = loss(anchors, anchor_labels, lists, row_tensor, row_labels)
+        return value
+    if choice is None:
+        assert lists is not None
+        choice = Choice.of_lists(lists, (len(anchors), len(row_labels)))
+        if hasattr(loss, "_assert_either_pos_or_neg") and loss.loss_method == loss.mat_based_loss:
+            loss._assert_either_pos_or_neg(*choice[:2])  # since PML 2.9
+    of_forms: list[Tensor] = []
 
-    def terms(embeddings: Tensor, labels: Tensor, chosen: Any, ref_emb: Tensor, ref_labels: Tensor) -> Any:
-        """What the loss computes before its reducer."""
+    def left(embeddings: Tensor, labels: Tensor, chosen: Any, ref_emb: Tensor, ref_labels: Tensor) -> Any:
+        """What PML's reducer is to reduce."""
         if chosen is not lists:  # but what a user's hook has put in their place
-            measuring = twin_of(loss, distance=distance)
-            return type(loss).compute_loss(measuring, embeddings, labels, chosen, ref_emb, ref_labels)
-        if not (is_of_masks or is_of_lists):
-            return _terms.of_loss(loss, embeddings, labels, chosen, ref_emb, ref_labels)
-        if summing is None and max(num_pairs) <= 1:
-            return loss.zero_losses()
-        mat = distance(embeddings, ref_emb)
-        if masks is not None:
-            return _terms.of_masks(loss, mat, masks, num_pairs, is_part=summing is not None)
-        return _terms.of_lists(loss, mat, pairs, is_part=summing is not None)
+            return type(loss).compute_loss(loss, embeddings, labels, chosen, ref_emb, ref_labels)
+        pairs = _pairs(loss, form, choice, distances, labels, ref_labels, own_rows)
+        share = _share(loss, form, pairs)
+        of_forms.append(share.loss(loss))
+        return form.also(loss, pairs) if form.also is not None else {}
 
-    # ``terms`` knows nothing of the twin, which knows it: a cycle would keep the matrices for long.
-    if summing is not None:
-        summing.num_pairs = num_pairs
-        loss_of_terms = twin_of(loss, compute_loss=terms, reducer=summing)
-    elif is_of_masks or is_of_lists:
-        loss_of_terms = twin_of(loss, compute_loss=terms)
+    def reduced(infos: dict[str, Any], embeddings: Tensor, labels: Tensor) -> Tensor:
+        parts = [*of_forms, loss.reducer(infos, embeddings, labels)] if infos else of_forms
+        return sum(parts[1:], start=parts[0])
+
+    # Neither function knows the twin, which knows them: a cycle would keep the matrices for long.
+    twin = twin_of(loss, compute_loss=left, reducer=reduced)
+    return twin(anchors, anchor_labels, lists, row_tensor, row_labels)  # type: ignore[no-any-return]
+
+
+def share_against(
+    loss: Any,
+    miner: Any,
+    anchors: Tensor,
+    anchor_labels: Tensor,
+    rows: Rows,
+    row_labels: Tensor,
+    own_rows: Tensor | None = None,
+    given: IndicesTuple | None = None,
+) -> Share:
+    """What these anchors add to a loss that :func:`can_be_shared`; the arguments of :func:`loss_against`."""
+    distances, form = Distances(anchors, rows), FORMS[type(loss)]
+    choice = _choice(miner, distances, anchor_labels, row_labels, own_rows)
+    if given is not None:
+        lists = appended(choice.lists(), given, anchor_labels)
+        choice = Choice.of_lists(lists, (len(anchors), len(row_labels)))
+    return _share(loss, form, _pairs(loss, form, choice, distances, anchor_labels, row_labels, own_rows))
+
+
+def can_be_shared(loss: Any, miner: Any) -> bool:
+    """Whether every rank can compute the terms of its own anchors, without seeing those of the others."""
+    form = form_of(loss)
+    return (
+        form is not None
+        and form.is_by_anchor
+        and form.weights is None
+        and _can_choose(miner, are_listed=form.takes_triplets)
+        and (miner is None or CHOOSERS[type(miner)].is_by_anchor)
+        and all(type(part.distance) in _DISTANCES for part in (loss, miner) if part is not None)
+        and not has_hooks(loss)
+        # The same on all ranks, whatever their anchors.
+        and not getattr(loss, "learn_beta", False)
+        and not loss.embedding_regularizer
+    )
+
+
+def form_of(loss: Any) -> Form | None:
+    """The loss as a function of one matrix; None where nobody could tell what somebody has changed in it."""
+    form = FORMS.get(type(loss))
+    if form is None or not is_as_built(loss) or loss.collect_stats or loss.distance.collect_stats:
+        return None
+    if isinstance(loss, GenericPairLoss) and loss.loss_method not in (
+        loss.mat_based_loss,
+        loss.pair_based_loss,
+    ):
+        return None
+    rules = rules_of(loss)
+    if rules is None:
+        return None
+    for rule in rules.values():
+        # PML multiplies a column with a row of class weights.
+        if (rule.class_weights is not None and form.is_column) or (
+            rule.divisor == "of loss" and not form.has_divisor
+        ):
+            return None
+    return form
+
+
+def _can_choose(miner: Any, *, are_listed: bool) -> bool:
+    """Whether :func:`_choice` is the miner's, and nobody can tell that it was not called.
+
+    Args:
+        are_listed: triplets are wanted one by one.
+    """
+    if miner is None:
+        return True
+    chooser = CHOOSERS.get(type(miner))
+    if chooser is None or (are_listed and chooser.is_only_counted):
+        return False
+    has_statistics = miner.collect_stats or miner.distance.collect_stats
+    return chooser.applies(miner) and not has_statistics and is_as_built(miner) and not has_hooks(miner)
+
+
+def _choice(
+    miner: Any, distances: Distances, labels: Tensor, row_labels: Tensor, own_rows: Tensor | None
+) -> Choice:
+    choice = all_pairs(labels, row_labels, own_rows)
+    if miner is None:
+        return choice
+    with torch.no_grad():
+        candidates = Candidates(choice, distances, labels, row_labels, own_rows)
+        choice = CHOOSERS[type(miner)].choose(miner, candidates)
+    # It counts what it has chosen.
+    num_positive, num_negative = choice.num_pairs()
+    if choice.triplets is None:
+        miner.output_assertion([range(num_positive)] * 2 + [range(num_negative)] * 2)
     else:
-        loss_of_terms = loss
-    value: Tensor = loss_of_terms(anchors, anchor_labels, lists, row_tensor, row_labels)
-    return value
+        miner.output_assertion([range(num_positive)] * 3)
+    return choice
 
 
-def _is_one_of(pmls: tuple[type, ...], loss: Any, method: str) -> bool:
-    """Whether the loss is one of these, as PML has built it."""
-    return type(loss) in pmls and is_as_built(loss) and loss.loss_method == getattr(loss, method)
+def _pairs(
+    loss: Any,
+    form: Form,
+    choice: Choice,
+    distances: Distances,
+    labels: Tensor,
+    row_labels: Tensor,
+    own_rows: Tensor | None,
+) -> Pairs:
+    mat = at_least_float32(form.matrix(loss, distances))
+    weights = None if form.weights is None else form.weights(choice)
+    return Pairs(mat, choice, labels, row_labels, distances, own_rows, weights)
+
+
+def _share(loss: Any, form: Form, pairs: Pairs) -> Share:
+    rules = rules_of(loss)
+    assert rules is not None
+    return Share(*fractions(loss, form, rules, pairs), pairs.choice.num_pairs())

@@ -18,10 +18,11 @@ from ._cosines import Distances
 from ._eager import eager
 from ._global_batch import Report, of_all_ranks, shared
 from ._hooked_memory import HookedMemory
-from ._pairs import IndicesTuple, Miner, chosen_pairs, joined, mapped
+from ._indices import IndicesTuple, joined, mapped
+from ._pairs import Miner, chosen_pairs
 from ._queue import Contents
-from ._seam import loss_against
-from ._shares import can_be_shared, check_reducers, share_against, share_of_nothing
+from ._seam import can_be_shared, loss_against, share_against
+from ._shares import check_reducers, share_of_nothing
 from ._storable import are_storable
 from ._supported import check_supported
 from ._validation import check_num_rows
@@ -347,7 +348,7 @@ class AdaptiveCrossBatchMemory(HookedMemory):
                 elif self.batch_loss_weight:
                     loss = self.batch_loss_weight * self._loss_of_batch(everyone)
         if is_shared:
-            loss = loss + share.loss(self.loss, exchange.of_ranks)
+            loss = loss + share.loss_of_ranks(self.loss, exchange.of_ranks)
         return contents, loss
 
 

@@ -16,7 +16,7 @@ from pytorch_metric_learning.utils.loss_and_miner_utils import convert_to_weight
 from torch import Tensor, nn
 
 from .._number_checks import check_integer
-from ._pairs import IndicesTuple
+from ._indices import IndicesTuple
 from ._validation import check_classes, check_embeddings, check_labels
 
 

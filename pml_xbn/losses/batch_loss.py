@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from . import _ranks as ranks
 from ._batch import Batch, split, zero_loss
 from ._global_batch import of_all_ranks, shared
-from ._pairs import IndicesTuple, Miner, joined
+from ._indices import IndicesTuple, joined
+from ._pairs import Miner
 
 
 class BatchLoss(nn.Module):

@@ -33,7 +33,9 @@ def read_off(distance: BaseDistance, anchors: Tensor, rows: Tensor) -> Tensor:
     """The distance from the matrix of cosines; it finds no rows to measure for itself."""
     distances = Distances(anchors, stored_rows(rows))
     assert not distances.placeholder.any()
-    return distances.distance(distance, distances.placeholder)(anchors, distances.placeholder)
+    mat = distances.measured(distance)
+    assert "row_tensor" not in vars(distances)
+    return mat
 
 
 def in_float64(name: str, anchors: Tensor, rows: Tensor) -> Tensor:
@@ -92,7 +94,7 @@ def test_zeros_and_equal_vectors_have_pmls_distance_and_a_finite_gradient(
         DotProductSimilarity(normalize_embeddings=False),
         LpDistance(normalize_embeddings=False),
         LpDistance(p=1),
-        SNRDistance(),
+        SNRDistance(collect_stats=True),
         CosineSimilarity(collect_stats=True),
     ],
     ids=repr,
@@ -141,7 +143,7 @@ def test_other_vectors_than_those_of_the_matrix_are_measured(name: str) -> None:
     anchors, rows, others = (torch.randn(n, 4, generator=torch.Generator().manual_seed(n)) for n in (3, 5, 6))
     distance = DISTANCES[name]()
     expected = distance(anchors, others), distance(others)
-    reader = Distances(anchors, stored_rows(rows)).distance(distance, rows)
+    reader = Distances(anchors, stored_rows(rows)).reading(distance, rows)
     measured = reader(anchors, others), reader(others)
     assert all(torch.equal(a, b) for a, b in zip(measured, expected, strict=True))
 
@@ -151,8 +153,8 @@ def test_who_may_write_to_the_matrix_gets_one_of_its_own(name: str) -> None:
     anchors, rows = torch.randn(3, 4, requires_grad=True), torch.randn(5, 4)
     distances, distance = Distances(anchors, stored_rows(rows)), DISTANCES[name]()
     with torch.no_grad():
-        distances.distance(distance, rows, may_write=True)(anchors, rows).fill_(7)
-    mat = distances.distance(distance, rows)(anchors, rows)
+        distances.reading(distance, rows)(anchors, rows).fill_(7)
+    mat = distances.reading(distance, rows)(anchors, rows)
     assert mat.requires_grad
     torch.testing.assert_close(mat, distance(anchors, rows))
 
@@ -181,3 +183,54 @@ def test_parts_give_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch) -> Non
     whole = read_off(CosineSimilarity(), anchors, rows)
     monkeypatch.setattr(_parts, "_NUMBERS_AT_A_TIME", {"cpu": 28, "gpu": 28})
     torch.testing.assert_close(read_off(CosineSimilarity(), anchors, rows), whole, rtol=1e-6, atol=1e-6)
+
+
+# -- noise to signal -----------------------------------------------------------------------------------------
+
+of_any_length = pytest.mark.parametrize("is_scaled", [True, False])
+
+
+@of_any_length
+@pytest.mark.parametrize("offset", [0.0, 30.0])  # of all coordinates, which the variance is not to see
+def test_noise_to_signal_equals_a_recomputation_in_float64(is_scaled: bool, offset: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    anchors = (torch.randn(7, 5, generator=generator) + offset).requires_grad_()
+    rows = torch.randn(40, 5, generator=generator) + offset
+    weights = torch.randn(7, 40, generator=generator)
+    distance = SNRDistance(normalize_embeddings=is_scaled)
+    reference = anchors.detach().double().requires_grad_()
+    expected = distance(reference, rows.double())
+    (expected * weights).sum().backward()
+    for ours, dtype in (
+        (anchors, torch.float32),
+        (reference.detach().clone().requires_grad_(), torch.float64),
+    ):
+        mat = read_off(distance, ours, rows.to(dtype))
+        (mat * weights).sum().backward()
+        tolerance = 1e-12 if dtype == torch.float64 else 1e-6
+        rtol = tolerance * (1 + 10 * offset)
+        torch.testing.assert_close(mat.double(), expected, rtol=rtol, atol=rtol)
+        torch.testing.assert_close(ours.grad.double(), reference.grad, rtol=10 * rtol, atol=100 * rtol)
+
+
+@of_any_length
+def test_equal_vectors_have_no_noise(is_scaled: bool) -> None:
+    rows = torch.randn(9, 64, generator=torch.Generator().manual_seed(0)) + 1
+    anchors = rows[:3].clone().requires_grad_()
+    mat = read_off(SNRDistance(normalize_embeddings=is_scaled), anchors, rows)
+    assert torch.equal(mat == 0, torch.eye(9, dtype=torch.bool)[:3])
+    (gradient,) = torch.autograd.grad(mat.diagonal().sum(), anchors)
+    assert not gradient.any()
+
+
+@of_any_length
+def test_first_and_second_derivatives_of_noise_to_signal(is_scaled: bool) -> None:
+    anchors = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    rows, distance = torch.randn(7, 4, dtype=torch.float64), SNRDistance(normalize_embeddings=is_scaled)
+    assert torch.autograd.gradcheck(lambda x: read_off(distance, x, rows), anchors)
+    assert torch.autograd.gradgradcheck(lambda x: read_off(distance, x, rows), anchors)
+
+
+def test_noise_to_signal_has_its_power() -> None:
+    anchors, rows, distance = torch.randn(3, 4), torch.randn(5, 4), SNRDistance(power=2)
+    torch.testing.assert_close(read_off(distance, anchors, rows), distance(anchors, rows))

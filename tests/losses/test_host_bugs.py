@@ -6,9 +6,11 @@ The numbers are those of the table in ``docs/host_bugs.md``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from lifted_structure import LiftedStructureOfPaper
 from pytorch_metric_learning import losses, miners, reducers
 from pytorch_metric_learning.distances import DotProductSimilarity, LpDistance
 from pytorch_metric_learning.losses import ContrastiveLoss, CrossBatchMemory
@@ -234,12 +236,63 @@ def test_b13_rows_stay_in_float32(ours: Callable) -> None:
 # B14, rows that differ between ranks, needs ranks: tests/distributed/test_ranks.py.
 
 
+def test_b15_lifted_structure_does_not_depend_on_the_order_of_the_rows(ours: Callable) -> None:
+    """What a row is compared with is not decided by its number in memory being that of an anchor."""
+    torch.manual_seed(0)
+    old, embeddings, labels = torch.randn(4, D, dtype=torch.float64), *batch()
+    old_labels, embeddings = labels.roll(1), embeddings.double()
+
+    def second_step(make: Callable, order: list[int], **options: Any) -> Tensor:
+        loss_fn = make(losses.LiftedStructureLoss(), D, 20, **options).double()
+        loss_fn(old[order], old_labels[order])
+        return loss_fn(embeddings, labels)
+
+    orders, options = ([0, 1, 2, 3], [3, 1, 0, 2]), {"delay": 10, "memory_dtype": torch.float64}
+    pmls = [second_step(CrossBatchMemory, order) for order in orders]
+    assert not torch.isclose(*pmls, rtol=1e-3)
+
+    rows, row_labels, own_rows = (
+        torch.cat([old, embeddings]),
+        torch.cat([old_labels, labels]),
+        torch.arange(4, 8),
+    )
+    a1, p, a2, n = all_pairs(labels, row_labels)
+    is_other = p != a1 + 4
+    expected = LiftedStructureOfPaper(losses.LiftedStructureLoss(), own_rows)(
+        embeddings, labels, (a1[is_other], p[is_other], a2, n), rows, row_labels
+    )
+    for order in orders:
+        torch.testing.assert_close(second_step(ours, order, **options), expected)
+
+
+def test_b16_packaged_triplets_are_of_the_batch(ours: Callable) -> None:
+    labels = torch.tensor([0, 0, 1, 2, 2, 0])
+
+    def wrong_triplets(make: Callable) -> int:
+        loss_fn = make(PairKeeper(), D, 20, miners.EmbeddingsAlreadyPackagedAsTriplets())
+        loss_fn(*batch(6, first_label=7))  # so that the batch is not the first in memory
+        loss_fn(torch.randn(6, D), labels)
+        a, p, _ = loss_fn.loss.indices
+        assert torch.equal(a, torch.tensor([0, 3]))
+        return int((labels[a] != loss_fn.loss.ref_labels[p]).sum())
+
+    assert wrong_triplets(CrossBatchMemory) > 0
+    assert wrong_triplets(ours) == 0
+
+
+def test_packaged_triplets_of_a_batch_that_is_not_stored_are_none() -> None:
+    loss_fn = XBNWrapper(ContrastiveLoss(), D, 20, miners.EmbeddingsAlreadyPackagedAsTriplets())
+    loss_fn.fill_memory(*batch(12))
+    assert loss_fn.eval()(*batch(6)) == 0
+
+
 @pytest.mark.parametrize(
     "name",
     [
         "AngularLoss",
         "CircleLoss",
         "GeneralizedLiftedStructureLoss",
+        "LiftedStructureLoss",
         "MultiSimilarityLoss",
         "TupletMarginLoss",
     ],

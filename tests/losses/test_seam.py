@@ -77,11 +77,9 @@ def test_nothing_is_assigned_to_a_loss_or_miner_or_pml(loss: str, miner: str) ->
     after = contents(inner, chooser)
     if chooser is not None:
         place = len(list(inner.modules()))
-        # What PML's miners note: counts, and HDCMiner its lists.
         noted = after[place].keys() - before[place].keys()
         assert noted <= {"num_pos_pairs", "num_neg_pairs", "num_triplets"}
-        for name in noted | ({"a1", "p", "a2", "n"} & vars(chooser).keys()):
-            before[place].pop(name, None)
+        for name in noted:
             del after[place][name]
     for one, other in zip(before, after, strict=True):
         other.pop("divisor", None)  # that of DivisorReducer
@@ -249,7 +247,7 @@ def test_a_miner_shows_its_statistics(miner: str) -> None:
     values = []
     for miner_of in (chooser, plain):
         values.append(train(XBNWrapper(losses.TripletMarginLoss(), D, M, miner_of)))
-    assert_equal(*values)
+    torch.testing.assert_close(*values)  # one lists its triplets
     assert getattr(chooser, STATS[miner]) > 0
     if miner == "hard":
         assert chooser.easiest_pos_pair > 0  # and not 0, between an anchor and its copy

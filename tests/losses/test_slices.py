@@ -12,15 +12,19 @@ from pytorch_metric_learning import losses, reducers
 from pytorch_metric_learning.distances import LpDistance
 from torch import Tensor
 
-from pml_xbn.losses import XBNWrapper, _anchor_slices, _seam
-from pml_xbn.losses._anchor_slices import are_worth_it, sliced_losses
+from pml_xbn.losses import XBNWrapper, _seam, _sums
+from pml_xbn.losses._choice import Choice
+from pml_xbn.losses._forms import FORMS, Pairs
 
 A, N = 7, 6
 LOSSES: dict[str, Callable[[], losses.GenericPairLoss]] = {
+    "ContrastiveLoss": lambda: losses.ContrastiveLoss(pos_margin=0.8, neg_margin=0.2),
+    "MultiSimilarityLoss": losses.MultiSimilarityLoss,
+    "NTXentLoss": losses.NTXentLoss,
     "SupConLoss": losses.SupConLoss,
     "SupConLoss of distances": lambda: losses.SupConLoss(temperature=0.3, distance=LpDistance()),
     "SupConLoss, summed": lambda: losses.SupConLoss(reducer=reducers.SumReducer()),
-    "MultiSimilarityLoss": losses.MultiSimilarityLoss,
+    "TupletMarginLoss": losses.TupletMarginLoss,
 }
 
 
@@ -31,7 +35,19 @@ def make(request: pytest.FixtureRequest) -> Callable[[], losses.GenericPairLoss]
 
 @pytest.fixture
 def two_anchors_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_anchor_slices, "_PAIRS_AT_ONCE", {"cpu": 2 * N, "gpu": 2 * N})
+    monkeypatch.setattr(_sums, "_PAIRS_AT_ONCE", {"cpu": 2 * N, "gpu": 2 * N})
+
+
+def value_of(loss: losses.GenericPairLoss, mat: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+    """Our loss of a matrix of distances."""
+    form, choice, labels = FORMS[type(loss)], Choice(positive, negative), torch.arange(len(mat))
+    pairs = Pairs(mat, choice, labels, torch.arange(mat.shape[1]), None)
+    return _seam._share(loss, form, pairs).loss(loss)
+
+
+def pmls_value_of(loss: losses.GenericPairLoss, mat: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+    infos = loss.loss_method(mat, Choice(positive, negative).lists())
+    return loss.reducer(infos, mat, torch.arange(len(mat)))
 
 
 @settings(deadline=None)
@@ -45,24 +61,17 @@ def two_anchors_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_slices_equal_the_loss_of_lists(name: str, signs: list[int], pairs_at_once: int) -> None:
     """Whatever the pairs: anchors, and slices, with pairs of one kind alone or of none."""
     chosen = torch.tensor(signs).view(A, N)
-    positive, negative = chosen > 0, chosen < 0
-    loss = LOSSES[name]()
     mat = torch.rand(A, N, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(signs)))
     results = []
-    for is_sliced in (True, False):
-        leaf = mat.clone().requires_grad_()
-        if is_sliced:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(_anchor_slices, "_PAIRS_AT_ONCE", {"cpu": pairs_at_once})
-                elements = sliced_losses(loss, leaf, positive, negative)
-        else:
-            lists = (*positive.nonzero(as_tuple=True), *negative.nonzero(as_tuple=True))
-            elements = loss.mat_based_loss(leaf, lists)
-        value = loss.reducer(elements, leaf, torch.arange(A))
-        (3 * value).backward()
-        results.append((value.detach(), leaf.grad))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_sums, "_PAIRS_AT_ONCE", {"cpu": pairs_at_once})
+        for value_by in (value_of, pmls_value_of):
+            leaf = mat.clone().requires_grad_()
+            value = value_by(LOSSES[name](), leaf, chosen > 0, chosen < 0)
+            (3 * value).backward()
+            results.append((value.detach(), leaf.grad))
     for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-15)
+        torch.testing.assert_close(one, other.nan_to_num(0), rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.usefixtures("two_anchors_at_once")
@@ -76,29 +85,43 @@ def test_a_memory_trains_the_same_in_slices(make: Callable, monkeypatch: pytest.
             out += [value.detach(), embeddings.grad]
         return out
 
-    used = []
-    monkeypatch.setattr(_anchor_slices, "sliced_losses", lambda *args: used.append(1) or sliced_losses(*args))
     sliced = steps()
-    assert len(used) == 5
-    monkeypatch.setattr(_seam, "_is_one_of", lambda *_: False)  # PML's lists of pairs
+    monkeypatch.setattr(_seam, "form_of", lambda _: None)  # PML's lists of pairs
     for one, other in zip(sliced, steps(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.usefixtures("two_anchors_at_once")
-def test_what_is_not_worth_it() -> None:
-    mat = torch.rand(A, N)
-    assert are_worth_it(losses.SupConLoss(), mat)
-    assert not are_worth_it(losses.SupConLoss(), mat[:2])  # a slice is all
-    assert not are_worth_it(losses.SupConLoss(), mat.half())
-    assert not are_worth_it(losses.CircleLoss(), mat)
-    assert not are_worth_it(type("Mine", (losses.SupConLoss,), {})(), mat)
+@pytest.mark.parametrize(
+    ("make_loss", "num_anchors", "is_sliced"),
+    [
+        (losses.SupConLoss, A, True),
+        (losses.SupConLoss, 2, False),  # a slice is all
+        (losses.IntraPairVarianceLoss, A, False),  # not by anchor
+    ],
+)
+def test_what_is_sliced(make_loss: Callable, num_anchors: int, is_sliced: bool) -> None:
+    mat = torch.rand(num_anchors, N, requires_grad=True)
+    loss, positive = make_loss(), torch.rand(num_anchors, N) > 0.5
+    pairs = Pairs(mat, Choice(positive, ~positive), torch.arange(num_anchors), torch.arange(N), None)
+    sums = _seam._share(loss, FORMS[make_loss], pairs).sums
+    assert (type(sums.grad_fn).__name__ == "_SumsBackward") == is_sliced
 
 
 @pytest.mark.usefixtures("two_anchors_at_once")
 @pytest.mark.parametrize("wrap", [torch.nn.Parameter, lambda value: value.clone().requires_grad_()])
 def test_a_learnable_temperature_gets_its_gradient(wrap: Callable[[Tensor], Tensor]) -> None:
-    temperature = wrap(torch.tensor(0.1))
+    temperatures = [wrap(torch.tensor(0.1, dtype=torch.float64)) for _ in range(2)]
+    mat, positive = torch.rand(A, N, dtype=torch.float64), torch.rand(A, N) > 0.5
+    for temperature, value_by in zip(temperatures, (value_of, pmls_value_of), strict=True):
+        value_by(losses.SupConLoss(temperature=temperature), mat, positive, ~positive).backward()
+    assert temperatures[0].grad != 0
+    torch.testing.assert_close(temperatures[0].grad, temperatures[1].grad)
+
+
+@pytest.mark.usefixtures("two_anchors_at_once")
+def test_a_memory_learns_a_temperature() -> None:
+    temperature = torch.nn.Parameter(torch.tensor(0.1))
     loss_fn = XBNWrapper(losses.SupConLoss(temperature=temperature), 3, 20)
     for step in range(2):
         generator = torch.Generator().manual_seed(step)
@@ -110,14 +133,25 @@ def test_a_learnable_temperature_gets_its_gradient(wrap: Callable[[Tensor], Tens
 
 @pytest.mark.usefixtures("two_anchors_at_once")
 def test_without_gradient(make: Callable) -> None:
-    mat, positive = torch.rand(A, N), torch.rand(A, N) > 0.5
-    leaf = mat.clone().requires_grad_()
+    mat, positive = torch.rand(A, N, requires_grad=True), torch.rand(A, N) > 0.5
     with torch.no_grad():
-        evaluated = sliced_losses(make(), leaf, positive, ~positive)["loss"]["losses"]
+        evaluated = value_of(make(), mat, positive, ~positive)
     assert not evaluated.requires_grad
-    trained = sliced_losses(make(), leaf, positive, ~positive)["loss"]["losses"]
+    trained = value_of(make(), mat, positive, ~positive)
     assert trained.requires_grad
     assert torch.equal(evaluated, trained.detach())
+
+
+@pytest.mark.usefixtures("two_anchors_at_once")
+def test_a_second_backward_gives_the_same_gradients(make: Callable) -> None:
+    """Although the first takes what has been computed along with the loss."""
+    mat, positive = torch.rand(A, N, requires_grad=True), torch.rand(A, N) > 0.5
+    value = value_of(make(), mat, positive, ~positive)
+    (first,) = torch.autograd.grad(3 * value, mat, retain_graph=True)
+    expected = first.clone()
+    (second,) = torch.autograd.grad(3 * value, mat)
+    torch.testing.assert_close(second, expected)
+    assert torch.equal(first, expected)
 
 
 @pytest.mark.usefixtures("two_anchors_at_once")
@@ -130,19 +164,15 @@ def test_second_derivatives_equal_those_of_the_plain_loss(make: Callable, kinds:
         positive[:3] = False
     weights = torch.rand(A, N, dtype=torch.float64)
     results = []
-    for is_sliced in (True, False):
-        if is_sliced:
-            elements = sliced_losses(loss, mat, positive, negative)
-        else:
-            elements = loss._compute_loss(mat, positive.to(mat), negative.to(mat))
-        value = loss.reducer(elements, mat, torch.arange(A)) ** 2
+    for value_by in (value_of, pmls_value_of):
+        value = value_by(loss, mat, positive, negative) ** 2
         (gradient,) = torch.autograd.grad(value, mat, create_graph=True)
         (second,) = torch.autograd.grad((weights * gradient).sum(), mat)
         results.append((gradient, second))
     for one, other in zip(*results, strict=True):
         # PML's SupConLoss, summed, divides zero by zero for an anchor without positives.
         assert other.nan_to_num(0).any()
-        torch.testing.assert_close(one, other.nan_to_num(0), rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(one, other.nan_to_num(0), rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.usefixtures("two_anchors_at_once")
@@ -159,7 +189,7 @@ def test_a_memory_has_second_derivatives(make: Callable, monkeypatch: pytest.Mon
         return out
 
     sliced = penalised()
-    monkeypatch.setattr(_seam, "_is_one_of", lambda *_: False)
+    monkeypatch.setattr(_seam, "form_of", lambda _: None)
     try:
         plain = penalised()
     except NotImplementedError as error:

@@ -1,0 +1,120 @@
+"""ResNet-50 on Stanford Online Products, the script to copy for GPUs: torchrun, bfloat16, exact resume.
+
+All ranks share one batch and one memory. Every epoch and SIGTERM write last.pt into --output, from which
+--resume goes on bit for bit; without one it starts afresh. --glyphs needs neither data nor a GPU.
+
+    torchrun --nproc_per_node=4 examples/train_sop.py --root data/sop --resume
+    torchrun --nproc_per_node=2 examples/train_sop.py --glyphs --epochs 2
+"""
+
+import argparse
+import gc
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import timm
+import torch
+from pytorch_metric_learning import losses, miners, samplers, testers
+from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+from torch import distributed, nn
+from torch.utils import data, tensorboard
+from torchvision import transforms
+from tqdm import tqdm
+
+from pml_xbn import XBNWrapper
+from pml_xbn.datasets import Glyphs, StanfordOnlineProducts
+
+
+def build(args: argparse.Namespace) -> tuple[Any, Any, Any]:
+    """The network, and the images of training and test."""
+    if args.glyphs:
+        scale = transforms.ConvertImageDtype(torch.float32)
+        augment = transforms.Compose([transforms.RandomAffine(15, (0.1, 0.1), (0.8, 1.2)), scale])
+        network = timm.create_model("test_resnet", in_chans=1, num_classes=64)
+        return network, Glyphs("train", augment), Glyphs("test", scale)
+    augment, crop = (timm.data.create_transform(224, is_training=train) for train in (True, False))
+    train_set = StanfordOnlineProducts(args.root, "train", augment)
+    network = timm.create_model("resnet50", pretrained=True, num_classes=512)
+    return network, train_set, StanfordOnlineProducts(args.root, "test", crop)
+
+
+def train(args: argparse.Namespace, device: torch.device) -> None:
+    rank, world_size, on_gpu = distributed.get_rank(), distributed.get_world_size(), device.type == "cuda"
+    torch.manual_seed(0)
+    network, train_set, test_set = build(args)
+    network = (timm.layers.convert_sync_batchnorm(network) if on_gpu else network).to(device)
+    model = nn.parallel.DistributedDataParallel(network)
+    steps, memory_size = len(train_set) // args.batch_size, len(train_set) // 2
+    loss, miner = losses.SupConLoss(temperature=0.1), miners.PairMarginMiner(pos_margin=0.2, neg_margin=0.8)
+    loss_fn = XBNWrapper(loss, network.num_classes, memory_size, miner, gather_distributed=True, warmup=steps)
+    optimizer = torch.optim.AdamW(model.parameters())
+    parts = {"network": network, "loss_fn": loss_fn.to(device), "optimizer": optimizer}
+    tester = testers.BaseTester(batch_size=128, dataloader_num_workers=args.workers, data_device=device)
+    calculator = AccuracyCalculator(include=("precision_at_1",), k=1, device=torch.device("cpu"))
+    path, stop = args.output / "last.pt", torch.tensor(0)
+    state = torch.load(path, map_location="cpu", weights_only=True) if args.resume and path.exists() else {}
+    for name in state.keys() & parts.keys():
+        parts[name].load_state_dict(state[name])
+    first_epoch, done = state.get("epoch", 0), state.get("done", 0)
+    board: Any = tensorboard.SummaryWriter(args.output) if rank == 0 else None
+    terminated: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: terminated.append(number))
+    for epoch in range(first_epoch, args.epochs):
+        optimizer.param_groups[0]["lr"] = (1e-3 if args.glyphs else 1e-4) * 0.33 ** (epoch // 15)
+        np.random.seed(epoch)  # PML's sampler draws from it
+        sampler = samplers.MPerClassSampler(train_set.labels, 4, args.batch_size, steps * args.batch_size)
+        batches = torch.tensor(list(sampler)).view(steps, world_size, -1)[:, rank].tolist()
+        torch.manual_seed(epoch * world_size + rank)  # the seeds of the workers are drawn from it
+        loader = iter(data.DataLoader(train_set, batch_sampler=batches, num_workers=args.workers))
+        for _ in range(done % steps):
+            next(loader)  # what was seen before the checkpoint
+        for step in tqdm(range(done, steps), f"epoch {epoch + 1}", steps, initial=done, disable=rank > 0):
+            images, labels = (tensor.to(device) for tensor in next(loader))
+            torch.manual_seed((epoch * steps + step) * world_size + rank)  # if the model or the miner draws
+            with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):  # which needs no GradScaler
+                loss = loss_fn(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if rank == 0:
+                board.add_scalar("loss", loss, epoch * steps + step)
+            done, stop = step + 1, torch.tensor(len(terminated), device=device)
+            distributed.all_reduce(stop)  # the signal may reach ranks in different steps
+            if stop:
+                break
+
+        if rank == 0:
+            state = {name: part.state_dict() for name, part in parts.items()}
+            torch.save({**state, "epoch": epoch, "done": done}, path.with_suffix(".unfinished"))
+            os.replace(path.with_suffix(".unfinished"), path)  # at all times a whole file
+        if stop:
+            return
+        if rank == 0:
+            rows, labels = tester.get_all_embeddings(test_set, network)
+            recall_at_1 = calculator.get_accuracy(rows, labels.squeeze(1))["precision_at_1"]
+            board.add_scalar("recall_at_1", recall_at_1, (epoch + 1) * steps)
+            print(f"epoch {epoch + 1}: Recall@1 {100 * recall_at_1:.1f}, {loss_fn.num_rows} rows in memory")
+        network.train()
+        done = 0
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--root", type=Path, default=Path("data/sop"))
+    parser.add_argument("--output", type=Path, default=Path("runs/sop"))
+    parser.add_argument("--epochs", type=int, default=50)
+    parser.add_argument("--batch-size", type=int, default=64, help="of all ranks (default: 64)")
+    parser.add_argument("--workers", type=int, default=4, help="that load images, at least 1 (default: 4)")
+    parser.add_argument("--glyphs", action="store_true")
+    parser.add_argument("--resume", action="store_true")
+    args = parser.parse_args()
+    device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if torch.cuda.is_available() else "cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    train(args, device)
+    gc.collect()  # the model holds the process group in a cycle
+    distributed.destroy_process_group()

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import ast
+import re
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from script_on_few_glyphs import FewGlyphs
+from torchrun import torchrun
+from training_script import assert_equal, has_timm
+
+import pml_xbn.datasets
+
+TESTS = Path(__file__).parents[1]
+EXAMPLES = TESTS.parent / "examples"
+SHORT = ("swap", "train_sop", "moco_pretrain", "distributed", "diagnose", "own_adapter")
+LIBRARIES = {
+    *("pml_xbn", "pytorch_metric_learning", "torch", "torchvision", "timm", "numpy", "tqdm"),
+    *sys.stdlib_module_names,
+}
+TRAIN_SOP = ["--glyphs", "--epochs", "2", "--batch-size", "32", "--workers", "1"]
+
+
+@pytest.fixture
+def few_glyphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pml_xbn.datasets, "Glyphs", FewGlyphs)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+
+
+def train_sop(output: Path, *arguments: str) -> int:
+    worker, script = TESTS / "script_on_few_glyphs.py", EXAMPLES / "train_sop.py"
+    finished = torchrun(worker, str(script), *TRAIN_SOP, "--output", str(output), *arguments)
+    return finished.returncode
+
+
+def state_of(output: Path) -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(output / "last.pt", weights_only=True)
+    return state
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_script_is_one_page_and_imports_nothing_of_ours_but_the_package(name: str) -> None:
+    text = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 120
+    tree = ast.parse(text)
+    imported = {a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names}
+    imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {module.split(".")[0] for module in imported} <= LIBRARIES
+    assert f"examples/{name}.py" in (ast.get_docstring(tree) or "")
+
+
+def test_the_swap_gives_recall_before_and_after(
+    monkeypatch: pytest.MonkeyPatch, few_glyphs: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(monkeypatch, "swap", "--epochs", "2", "--steps", "5")
+    printed = capsys.readouterr().out
+    for name in ("CrossBatchMemory", "XBNWrapper"):
+        assert len(re.findall(rf"^{name}, epoch [12]: loss \d+\.\d+, Recall@1 \d", printed, re.M)) == 2
+    assert re.search(r"Recall@1: \d+\.\d with CrossBatchMemory, \d+\.\d with XBNWrapper$", printed)
+
+
+@pytest.mark.skipif(not has_timm(), reason="torchvision cannot be imported")
+def test_moco_trains_on_glyphs(
+    monkeypatch: pytest.MonkeyPatch, few_glyphs: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(monkeypatch, "moco_pretrain", "--glyphs", "--epochs", "2", "--workers", "0")
+    printed = capsys.readouterr().out
+    accuracies = [float(x) for x in re.findall(r"kNN accuracy (\d+\.\d)", printed)]
+    assert len(accuracies) == 2
+    assert all(100 / 24 < accuracy <= 100 for accuracy in accuracies)
+
+
+@pytest.mark.parametrize("memory", ["xbm", "xbn"])
+def test_diagnoses_are_printed_and_drawn(
+    memory: str,
+    monkeypatch: pytest.MonkeyPatch,
+    few_glyphs: None,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    run(monkeypatch, "diagnose", "--memory", memory, "--steps", "42", "--output", str(tmp_path))
+    printed = re.findall(r"staleness (\S+) before and (\S+) after", capsys.readouterr().out)
+    assert len(printed) == 2
+    assert all((before == after) == (memory == "xbm") for before, after in printed)
+    names = {"drift", "staleness", "valid_pairs", "push"}
+    assert {path.name for path in tmp_path.iterdir()} == {f"{memory}_{name}.png" for name in names}
+
+
+def test_an_adapter_of_ones_own_is_checked_and_trained_with(
+    monkeypatch: pytest.MonkeyPatch, few_glyphs: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(monkeypatch, "own_adapter", "--epochs", "2", "--steps", "5")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines[-2:]] == ["epoch 1", "epoch 2"]
+
+    tree = ast.parse((EXAMPLES / "own_adapter.py").read_text(encoding="utf-8"))
+    (adapter,) = (node for node in tree.body if isinstance(node, ast.ClassDef))
+    assert adapter.end_lineno is not None
+    assert adapter.end_lineno - adapter.lineno + 1 < 10
+
+
+def test_two_processes_hold_equal_memories() -> None:
+    finished = torchrun(EXAMPLES / "distributed.py", "--epochs", "2", "--steps", "5")
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.count("equal memories") == 2
+
+
+@pytest.mark.skipif(not has_timm(), reason="timm cannot be imported")
+def test_a_run_that_is_killed_and_resumed_ends_as_a_whole_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert train_sop(tmp_path / "whole", "--resume") == 0  # which starts afresh
+    whole = state_of(tmp_path / "whole")
+    steps = whole["done"]
+    assert (whole["epoch"], steps > 3) == (1, True)
+    assert list((tmp_path / "whole").glob("events.*"))
+
+    # All ranks are killed, and later one is told to end, both in the middle of an epoch.
+    monkeypatch.setenv("SIGNAL_AT", f"SIGKILL:ALL:{steps + 2}")
+    assert train_sop(tmp_path / "stopped") != 0
+    left = state_of(tmp_path / "stopped")
+    assert (left["epoch"], left["done"]) == (0, steps)
+    monkeypatch.setenv("SIGNAL_AT", "SIGTERM:1:2")
+    assert train_sop(tmp_path / "stopped", "--resume") == 0
+    left = state_of(tmp_path / "stopped")
+    assert (left["epoch"], left["done"]) == (1, 2)
+    monkeypatch.delenv("SIGNAL_AT")
+    assert train_sop(tmp_path / "stopped", "--resume") == 0
+    assert_equal(state_of(tmp_path / "stopped"), whole)
