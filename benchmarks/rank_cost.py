@@ -172,7 +172,7 @@ def main() -> None:
     device = _join()
     cases = CASES[:1] if arguments.quick else CASES
     bar = tqdm([*itertools.product(arguments.rows, cases)], unit="case", disable=distributed.get_rank() > 0)
-    results = [measure(*case, rows, device, arguments.pairs) for rows, case in bar]
+    results = [measure(loss, miner, rows, device, arguments.pairs) for rows, (loss, miner) in bar]
     exchanges = measure_exchanges(device, 20 * arguments.pairs)
     if distributed.get_rank() == 0:
         table = _table(results, exchanges, device)

@@ -18,7 +18,7 @@ from datetime import timedelta
 import torch
 from pytorch_metric_learning.losses import SupConLoss
 from pytorch_metric_learning.miners import PairMarginMiner
-from torch import distributed
+from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
@@ -48,7 +48,7 @@ def _train(arguments: argparse.Namespace, device: torch.device) -> None:
     data = GlyphsData(settings, device)
 
     torch.manual_seed(seed_for(settings.seed, "weights"))
-    network = GlyphNet(settings.embedding_size).to(device)
+    network: nn.Module = GlyphNet(settings.embedding_size).to(device)
     if arguments.sync_bn:
         network = synchronise_batch_norm(network, device)
     model = DistributedDataParallel(network)

@@ -73,7 +73,7 @@ def seeded(seed: int) -> Iterator[None]:
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
     random.seed(seed)
     np.random.seed(seed)
-    torch.random.default_generator.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     try:
         yield
     finally:
@@ -86,7 +86,7 @@ def load(items: KeyedItems, batches: Sequence[Sequence[Key]], workers: int) -> D
     """The batches of the given keys, in order."""
     return DataLoader(
         items,
-        batch_sampler=batches,
+        batch_sampler=batches,  # type: ignore[arg-type]  # torch names lists, and takes all sequences
         num_workers=workers,
         pin_memory=torch.cuda.is_available(),
         # Its own draw would change the state of the generator that steps depend on.

@@ -19,7 +19,8 @@ Progress = Callable[[Iterable[Any], str, int, int], Iterable[Any]]
 
 def progress_bar(batches: Iterable[Any], title: str, done: int, steps: int) -> Iterable[Any]:
     """The `Progress` of a terminal."""
-    return tqdm(batches, desc=title, initial=done, total=steps, unit="step")
+    bar: Iterable[Any] = tqdm(batches, desc=title, initial=done, total=steps, unit="step")
+    return bar
 
 
 def quietly(batches: Iterable[Any], title: str, done: int, steps: int) -> Iterable[Any]:

@@ -15,7 +15,8 @@ def synchronise_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
         ValueError: a kind of batch normalization that PyTorch synchronises on GPUs alone.
     """
     if device.type == "cuda":
-        return nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        return converted
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             if type(module) not in _ON_CPUS:
@@ -23,7 +24,7 @@ def synchronise_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
                     f"{name} is a {type(module).__name__}, which is synchronised on GPUs alone; pass "
                     "--no-sync-bn or another model"
                 )
-            module.__class__ = _ON_CPUS[type(module)]
+            module.__class__ = _ON_CPUS[type(module)]  # type: ignore[assignment]
     return model
 
 
@@ -40,6 +41,11 @@ class _SumOverRanks(torch.autograd.Function):
 
 
 class _MomentsOfAllRanks(nn.modules.batchnorm._BatchNorm):
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+    momentum: float
+
     def forward(self, values: Tensor) -> Tensor:
         if not self.training:
             return super().forward(values)
@@ -54,10 +60,10 @@ class _MomentsOfAllRanks(nn.modules.batchnorm._BatchNorm):
             self.num_batches_tracked += 1
             self.running_mean.lerp_(mean, self.momentum)
             self.running_var.lerp_(variance * count / (count - 1), self.momentum)
-        normalized = centred / (variance + self.eps).sqrt().view(shape)
-        if not self.affine:
-            return normalized
-        return normalized * self.weight.view(shape) + self.bias.view(shape)
+        normalized: Tensor = centred / (variance + self.eps).sqrt().view(shape)
+        if self.affine:
+            normalized = normalized * self.weight.view(shape) + self.bias.view(shape)
+        return normalized
 
 
 class _BatchNorm1d(_MomentsOfAllRanks, nn.BatchNorm1d):

@@ -83,7 +83,7 @@ def _crop_transforms(settings: Settings, size: int, mean: Any, std: Any) -> tupl
 
 def _distorted_glyph_input(image: Tensor, prepare: Transform) -> Tensor:
     """(1, H, W) uint8 -> the input, distorted with torch's default generator."""
-    return prepare(distort(image[None], torch.random.default_generator)[0])
+    return prepare(distort(image[None], torch.default_generator)[0])
 
 
 def _glyph_input(image: Tensor, size: int, mean: Any, std: Any) -> Tensor:

@@ -36,7 +36,8 @@ def _sgd(settings: Settings, parameters: Iterable[nn.Parameter], rate: float) ->
 
 def _groups(settings: Settings, parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
     """Parameters by their weight decay; vectors and scalars have none unless that is set."""
-    decayed, others = [], []
+    decayed: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
     for parameter in parameters:
         (decayed if parameter.ndim > 1 or settings.decay_vectors else others).append(parameter)
     groups = [

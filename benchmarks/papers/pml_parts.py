@@ -21,7 +21,8 @@ def make_loss(name: str, options: dict[str, Any], **known: Any) -> nn.Module:
     """
     cls = _part("--loss", losses, name)
     asked = inspect.signature(cls).parameters
-    return _make(cls, {**{key: value for key, value in known.items() if key in asked}, **options})
+    loss: nn.Module = _make(cls, {**{key: value for key, value in known.items() if key in asked}, **options})
+    return loss
 
 
 def make_miner(name: str, options: dict[str, Any]) -> nn.Module | None:

@@ -87,7 +87,7 @@ class PapersTask(Task):
             self._warmup_loss = build_batch_loss(settings, setup).to(ranks.device)
         self.model.to(ranks.device)
         if ranks.device.type == "cuda":
-            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self.model.to(memory_format=torch.channels_last)
         transforms = build_transforms(settings, data_config)
         self._items, self._plain_items = (
             KeyedItems(data.train, transform, settings.seed) for transform in transforms
@@ -217,7 +217,7 @@ class PapersTask(Task):
     def _probe(self) -> Tensor:
         order = torch.randperm(len(self.data.train), generator=generator_for("probe"))
         keys = [(position,) for position in order[:_PROBE_SIZE].tolist()]
-        ((images, _),) = load(self._plain_items, [keys], workers=0)
+        images: Tensor = next(iter(load(self._plain_items, [keys], workers=0)))[0]
         return images
 
     @torch.no_grad()

@@ -104,7 +104,7 @@ def cloud(axes: Axes, rows: Tensor, colour: str, label: str, size: int = 7) -> N
 def _arrow(axes: Axes, start: Tensor, end: Tensor, style: Style) -> None:
     axes.annotate(
         "",
-        xy=end.tolist(),
-        xytext=start.tolist(),
+        xy=(float(end[0]), float(end[1])),
+        xytext=(float(start[0]), float(start[1])),
         arrowprops={"arrowstyle": "-|>", "color": style.ink, "linewidth": 2},
     )
