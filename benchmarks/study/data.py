@@ -12,7 +12,7 @@ from scipy.stats import t as student
 from benchmarks.engine.results import read_csv
 from benchmarks.study.cases import Case, cases
 
-RUNS, CURVES, AGES = "study_runs.csv", "study_curves.csv", "study_ages.csv"
+RUNS, CURVES, AGES, BY_EPOCH = "study_runs.csv", "study_curves.csv", "study_ages.csv", "study_epochs.csv"
 Row = dict[str, str]
 Setting = tuple[int, float, str, str]
 
