@@ -30,7 +30,7 @@ class GlyphNet(nn.Module):
         )
         self.embedding = nn.Linear(WIDTHS[-1] * 4, embedding_size)
         # Twice as fast on CPUs for layers as narrow as these.
-        self.to(memory_format=torch.channels_last)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload, unused-ignore]
 
     def forward(self, images: Tensor) -> Tensor:
         embeddings: Tensor = self.embedding(self.blocks(images).flatten(1))

@@ -87,7 +87,7 @@ class PapersTask(Task):
             self._warmup_loss = build_batch_loss(settings, setup).to(ranks.device)
         self.model.to(ranks.device)
         if ranks.device.type == "cuda":
-            self.model.to(memory_format=torch.channels_last)
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, unused-ignore]
         transforms = build_transforms(settings, data_config)
         self._items, self._plain_items = (
             KeyedItems(data.train, transform, settings.seed) for transform in transforms
