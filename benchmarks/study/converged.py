@@ -29,10 +29,10 @@ def converged(study: Study, folder: Path) -> str:
     return "\n\n".join(
         [
             "## Trained to the end",
-            f"Without a warm start, with distortions {MILDER:g} times as strong. Epochs: {epochs}; the "
+            f"Without a warm start, with distortions {MILDER:g} times as strong. Epochs: {epochs}. The "
             f"learning rate is multiplied by {DECAY:g} after {after} of them, and is √8 times as high at "
-            f"batch 512. {'One seed' if seeds == 1 else f'{seeds} seeds'}. The last tenth of the epochs changed "
-            f"Recall@1 by {min(gains):+.2f} to {max(gains):+.2f} points.",
+            f"batch 512. {'One seed' if seeds == 1 else f'{seeds} seeds'}. The last tenth of the epochs "
+            f"changed Recall@1 by {min(gains):+.2f} to {max(gains):+.2f} points.",
             table(["batch", "memory", "method", "Recall@1", "to No-XBM", "to XBM", "MAP@R"], lines),
             "![Recall@1 after every epoch](study_converged.png)",
             f"These runs took {_hours(study):.1f} hours of training, each on one core.",
