@@ -127,7 +127,7 @@ def _print_results(settings: Settings, results: list[Row]) -> None:
     weights = (name_of_weights(settings), paper_weights(experiment))
     print(result_table(results, experiment.figures, experiment.source, weights))
     for other, _ in same[1:]:
-        figures = ", ".join(other.figures.values())
+        figures = ", ".join(other.figures.values()) or "a curve"
         print(f"Also there: {other.source} ({other.title}): {figures}")
     for difference in differences:
         print(f"Not as in the paper: {difference}")

@@ -65,6 +65,7 @@ class Settings:
     protocol: str = setting("axbn", "whose classes DeepFashion2 has", choices=("axbn", "xbm"))
     limit_classes: int | None = setting(None, "train and test on so many classes each", positive)
     image_size: int | None = setting(None, "side in pixels; default: 32 for Glyphs, else 224", positive)
+    resize: int | None = setting(None, "side before a crop to it; default: 8/7 of image_size", positive)
     augmentation: str = setting(
         "timm",
         "timm's; random crops and mirroring; or random resized crops, colours and mirroring; "
@@ -82,7 +83,9 @@ class Settings:
     workers: int = setting(4, "processes that load images", natural, affects_result=False)
 
     # -- model
-    backbone: str = setting("resnet50", "any of timm's models, with or without the tag of its weights")
+    backbone: str = setting(
+        "resnet50", "googlenet, bninception or any of timm's models, with or without the tag of its weights"
+    )
     pretrained: bool = setting(True, "start from pretrained weights", bool)
     weights: str | None = setting(None, "file of the pretrained weights; default: timm fetches them")
     pooling: str | None = setting(None, "in place of the backbone's own", choices=("avg", "max"))
@@ -118,13 +121,14 @@ class Settings:
     class_ratio: float = setting(1.0, "norm-softmax: share of the classes per iteration", share)
     gamma: float = setting(30.0, "sgsl: γ", not_negative)
     sgsl_start: float = setting(3.0, "sgsl: joins where the softmax loss is below; 0: never", not_negative)
+    sgsl_weight: float = setting(1.0, "sgsl: β", not_negative)
     label_smoothing: float = setting(
         0.1, "sgsl: share of the softmax's target for other classes", probability
     )
 
     # -- optimisation
     batch_size: int = setting(64, "images per iteration, over all ranks", positive)
-    images_per_class: int = setting(4, "images of each class in a batch", positive)
+    images_per_class: int = setting(4, "images of each class in a batch; 0: at random from all", natural)
     warmup_epochs: int = setting(2, "epochs of the new layers alone, without memory", natural)
     warmup_learning_rate: float = setting(1e-3, "of SGD in these epochs", not_negative)
     epochs: int = setting(50, "epochs of all layers", positive)

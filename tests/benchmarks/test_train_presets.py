@@ -19,7 +19,10 @@ from benchmarks.papers.settings import DATASETS, PRESETS, Settings
 ROOT = Path(__file__).parents[2]
 FIELDS = {field.name: field for field in fields(Settings)}
 # What the user chooses, whatever the preset.
-CHOSEN = {"dataset", "test_size", "limit_classes", "steps_per_epoch", "weights", "binary", "nmi", "seed"}
+CHOSEN = {
+    *("dataset", "test_size", "limit_classes", "steps_per_epoch"),
+    *("resize", "weights", "binary", "nmi", "seed"),
+}
 IS_SOURCE = re.compile(
     r"§\d|Tables? \d|Figure \d|Eq\. \d|Appendix [A-E\d]|Implementation Details|code: `|not stated: ours"
 )
@@ -88,7 +91,7 @@ def matters(name: str, settings: Settings) -> bool:
         **dict.fromkeys(("process_noise", "measurement_noise"), settings.method == "axbn"),
         **dict.fromkeys(("initial_variance", "gain_update_interval"), settings.method == "axbn"),
         **dict.fromkeys(("temperature", "class_ratio"), settings.method == "norm-softmax"),
-        **dict.fromkeys(("gamma", "sgsl_start", "label_smoothing"), settings.method == "sgsl"),
+        **dict.fromkeys(("gamma", "sgsl_start", "sgsl_weight", "label_smoothing"), settings.method == "sgsl"),
         "warmup_learning_rate": bool(settings.warmup_epochs),
         "epochs": settings.iterations is None,
         "iterations": settings.iterations is not None,

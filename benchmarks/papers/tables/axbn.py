@@ -59,6 +59,12 @@ _TABLE_4: dict[int, dict[str, Figures]] = {
 }
 # On SOP.
 _TABLE_6 = {"no-xbm": (78.69, 91.21), "xbm": (78.38, 90.39), "xbn": (79.96, 91.02), "axbn": (80.31, 91.31)}
+# The curves of Figure 1, whose values cannot be read: beside those of the tables, batch sizes and shares of
+# the training set in memory are ours.
+_BATCH_SIZES = (16, 32, 128)
+_MEMORY_RATIOS = (0.1, 0.25, 0.5, 1.0)
+_DATASETS = ("sop", "in-shop", "deep-fashion2")
+_OF_TABLES = {"sop": 0.5, "in-shop": 0.5, "deep-fashion2": 1.0}
 
 EXPERIMENTS = (
     *(
@@ -127,5 +133,32 @@ EXPERIMENTS = (
             recall(*figures),
         )
         for method, figures in _TABLE_6.items()
+    ),
+    *(
+        Experiment(
+            f"batch-{size}-{method}",
+            f"{_NAMES[method]}, batch {size}",
+            dataset,
+            f"--preset axbn --method {method} --batch-size {size}",
+            "AXBN, Figure 1",
+            {},
+        )
+        for size in _BATCH_SIZES
+        for method in ("no-xbm", "xbm", "xbn", "axbn")
+        for dataset in _DATASETS
+    ),
+    *(
+        Experiment(
+            f"memory-{ratio}-{method}",
+            f"{_NAMES[method]}, memory {100 * ratio:g} %",
+            dataset,
+            f"--preset axbn --method {method} --memory-ratio {ratio}",
+            "AXBN, Figure 1",
+            {},
+        )
+        for ratio in _MEMORY_RATIOS
+        for method in ("xbm", "xbn", "axbn")
+        for dataset in _DATASETS
+        if ratio != _OF_TABLES[dataset]
     ),
 )

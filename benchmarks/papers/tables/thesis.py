@@ -43,6 +43,12 @@ _TABLE_5_14: dict[str, dict[float, float | str]] = {
     "mean": {0.0: 72.5, 0.2: 74.9, 0.4: 84.8, 0.6: 91.7, 0.8: 60.4, 1.0: 63.9},
     "std": {0.0: 73.5, 0.2: 73.4, 0.4: 73.2, 0.6: 73.5, 0.8: 73.8, 1.0: "85.0"},
 }
+# Method -> share of the test embeddings of CIFAR-100 whose superclass is among the k nearest means.
+_TABLE_5_16: dict[str, Figures] = {
+    "no-xbm": (69.47, 81.02, 86.15, 89.34, 91.48),
+    "xbm": (75.36, 84.92, 89.15, 91.65, 93.36),
+    "xbn": (75.37, 84.81, 88.94, 91.53, 93.35),
+}
 _SYMBOLS = {"mean": "λμ", "std": "λσ"}
 
 EXPERIMENTS = (
@@ -92,5 +98,16 @@ EXPERIMENTS = (
         )
         for moment, by_value in _TABLE_5_14.items()
         for value, figure in by_value.items()
+    ),
+    *(
+        Experiment(
+            method,
+            _NAMES[method],
+            "cifar100",
+            f"--preset thesis --method {method}",
+            "Thesis, Table 5.16",
+            {f"superclass_within_{k}": str(figure) for k, figure in enumerate(figures, start=1)},
+        )
+        for method, figures in _TABLE_5_16.items()
     ),
 )
