@@ -35,7 +35,6 @@ _IDENTITY = (
     "sgsl_weight",
     "images_per_class",
     "memory_ratio",
-    "pretrained",
     "remove_last_bn_relu",
     "mean_lambda",
     "std_lambda",
