@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import math
 import shlex
 from dataclasses import replace
@@ -310,3 +311,13 @@ def test_other_pretrained_weights_are_a_difference_from_the_paper() -> None:
     assert differences == ["backbone='resnet50', theirs 'resnet50.tv_in1k'"]
     (experiment, _), *_ = same_experiments(read("--dataset sop"))
     assert paper_weights(experiment) == "not stated"
+
+
+def test_rows_that_a_run_repeats_as_well_are_named_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("timm")
+    script = importlib.import_module("benchmarks.papers.__main__")
+    script._print_results(read("--preset norm-softmax --dataset cub"), [{"epoch": 1, "recall_at_1": 60.0}])
+    printed = capsys.readouterr().out
+    assert "NormSoftmax, Table 6, NMI Table 3, Figure 2" in printed
+    assert "Also there: NormSoftmax, Table 4 (NormSoftmax 512, 25 samples per class): 61.3" in printed
+    assert printed.count("Also there") == 1
