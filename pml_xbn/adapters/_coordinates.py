@@ -164,10 +164,8 @@ class Coordinates(NamedTuple):
         """After stored rows ``(k, d)`` have come to the newer generation, and others gone from the older."""
         if self.sums is None:
             return self
-        changes = self.sums_of(torch.stack([come, gone]))
-        for change in changes:
-            change[1].neg_()
-        return self._replace(sums=self.sums.plus(changes))
+        changes = zip(self.sums_of(come), self.sums_of(gone), strict=True)
+        return self._replace(sums=self.sums.plus(Sums(*(torch.stack([x, -y]) for x, y in changes))))
 
     def means_and_squares(self, counts: Tensor) -> tuple[Tensor, Tensor]:
         """Means, and sums of squared deviations from them, of the rows as they are now, ``(2, d)`` each.

@@ -282,11 +282,11 @@ class Rows:
         """With stored rows ``(k, d)`` in the next k places of the newer generation."""
         boundary = self.boundary + len(come)
         places = torch.arange(self.boundary, boundary, device=come.device)
-        gone = before = self.stored[self.boundary : boundary].clone()
-        if boundary > self.num_rows:  # behind the rows may be some that do not count
-            gone = before.masked_fill((places >= self.num_rows).unsqueeze(1), 0.0)
+        before = self.stored[self.boundary : boundary].clone()
         history = self.history.then(places, before)
         self.stored[self.boundary : boundary] = come
+        # Behind the rows may be some that do not count.
+        gone = before[: max(self.num_rows - self.boundary, 0)]
         coordinates = self.coordinates.with_rows(come, gone)
         return Rows(self.stored, max(self.num_rows, boundary), boundary, coordinates, history)
 
