@@ -113,13 +113,14 @@ class Rows:
 
     def at(self, places: Tensor, dtype: torch.dtype) -> Tensor:
         """The rows at these places ``(...)`` as they are now, ``(..., d)``."""
-        return self._read_at(places, self.stored[places], dtype)
+        stored = self.stored[places].to(dtype)
+        newer, older = (x.map(stored) for x in self.coordinates.maps(dtype))
+        return torch.where((places < self.boundary).unsqueeze(-1), newer, older)
 
-    def column(self, dimension: int, dtype: torch.dtype) -> Tensor:
-        """One coordinate of all rows as they are now, ``(n,)``."""
-        stored = self.stored[: self.num_rows].to(dtype)
-        newer, older = (x.column(stored, dimension) for x in self.coordinates.maps(dtype))
-        return torch.where(torch.arange(len(stored), device=stored.device) < self.boundary, newer, older)
+    def column(self, dimension: int, places: Tensor, dtype: torch.dtype) -> Tensor:
+        """One coordinate of the rows at these places ``(k,)`` as they are now, ``(k,)``."""
+        newer, older = (x.column(self.stored, dimension, places) for x in self.coordinates.maps(dtype))
+        return torch.where(places < self.boundary, newer, older)
 
     def weighted_sum(self, weights: Tensor, divisors: Tensor) -> Tensor:
         """``(a, d)``, the sum over j of ``weights[:, j] / divisors[j]`` times row j.
@@ -143,10 +144,6 @@ class Rows:
                 # The sum of a ∘ u + b is a ∘ (the sum of u) + b: no row has to be mapped for it.
                 total = total + (of_stored if map_ is None else map_.of_sums(of_stored, scaled))
         return total
-
-    def _read_at(self, places: Tensor, stored: Tensor, dtype: torch.dtype) -> Tensor:
-        newer, older = (x.map(stored.to(dtype)) for x in self.coordinates.maps(dtype))
-        return torch.where((places < self.boundary).unsqueeze(-1), newer, older)
 
     def _to_read(self, dtype: torch.dtype) -> list[tuple[Affine | Linear | None, int, int]]:
         """First and last place of rows that are read alike, and the map in ``dtype`` by which, if any."""

@@ -21,10 +21,11 @@ class Affine(NamedTuple):
         """The mapped rows ``(n, d)``, in one pass over them and in their dtype."""
         return torch.addcmul(self.shift.to(rows), rows, self.scale.to(rows), out=out)
 
-    def column(self, rows: Tensor, dimension: int) -> Tensor:
-        """One coordinate of the mapped rows, ``(n,)``."""
+    def column(self, rows: Tensor, dimension: int, places: Tensor) -> Tensor:
+        """One coordinate of the mapped rows at these places ``(k,)``, in the dtype of the map."""
         chosen = slice(dimension, dimension + 1)
-        return Affine(self.scale[chosen], self.shift[chosen]).map(rows[:, chosen]).squeeze(1)
+        values = rows[places, chosen].to(self.scale.dtype)
+        return Affine(self.scale[chosen], self.shift[chosen]).map(values).squeeze(1)
 
     def of_sums(self, sums: Tensor, weights: Tensor) -> Tensor:
         """Sums ``(a, d)`` of mapped rows, of those of the rows with these weights ``(a, n)``."""

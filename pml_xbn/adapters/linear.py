@@ -28,9 +28,9 @@ class Linear(NamedTuple):
         mapped = torch.matmul(rows, self.matrix.to(rows).T, out=out)
         return mapped + self.shift.to(rows) if out is None else mapped.add_(self.shift.to(rows))
 
-    def column(self, rows: Tensor, dimension: int) -> Tensor:
-        """One coordinate of the mapped rows, ``(n,)``."""
-        return self.map(rows)[:, dimension]
+    def column(self, rows: Tensor, dimension: int, places: Tensor) -> Tensor:
+        """One coordinate of the mapped rows at these places ``(k,)``, in the dtype of the map."""
+        return self.map(rows[places].to(self.shift.dtype))[:, dimension]
 
     def of_sums(self, sums: Tensor, weights: Tensor) -> Tensor:
         """Sums ``(a, d)`` of mapped rows, of those of the rows with these weights ``(a, n)``."""

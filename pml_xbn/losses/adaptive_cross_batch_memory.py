@@ -283,18 +283,19 @@ class AdaptiveCrossBatchMemory(HookedMemory):
         """The loss of the batch against the memory, which holds it, and alone."""
         if contents is None:
             return self._loss_of_batch(batch)
-        loss = self._against(contents, batch, loss_against, of_nothing=zero_loss(batch))
+        loss = self._against(contents, batch, loss_against)
+        loss = zero_loss(batch) if loss is None else loss
         if self.batch_loss_weight:
             loss = loss + self.batch_loss_weight * self._loss_of_batch(batch)
         return loss
 
     def _against(
-        self, contents: Contents, batch: Batch, evaluate: Callable[..., Result], of_nothing: Result
-    ) -> Result:
-        """What comes of the pairs of the batch with the memory that holds it."""
+        self, contents: Contents, batch: Batch, evaluate: Callable[..., Result]
+    ) -> Result | None:
+        """What comes of the pairs of the batch with the memory that holds it; None where there are none."""
         rows = contents.rows
         if len(batch.anchors) == 0 or len(rows) == 0 or contents.newest is None:
-            return of_nothing
+            return None
         own_rows = batch.own(contents.newest)
         return evaluate(
             self.loss,
@@ -340,7 +341,7 @@ class AdaptiveCrossBatchMemory(HookedMemory):
         with exchange.at_end():
             contents = self._contents_of_step(batch)
             if contents is not None and is_shared:
-                share = self._against(contents, batch, share_against, of_nothing=share)
+                share = self._against(contents, batch, share_against) or share
                 exchange.mine = share.numbers()
             with ranks.same_draws(reports[0].seed, batch.rows.device):
                 if not is_shared:
