@@ -35,7 +35,7 @@ def are_storable(embeddings: Tensor, dtype: torch.dtype, refusals: list[Refusal]
             f"embeddings has NaN or inf in rows {bad_rows}: lower the learning rate or mend the data, "
             "or pass nonfinite='skip' to leave such batches out of the memory"
         )
-    is_within = size <= torch.finfo(dtype).max
+    is_within: bool = size <= torch.finfo(dtype).max
     if not (is_within or skip):
         raise ValueError(
             f"embeddings holds {size:.3g}, beyond the range of {dtype}: pass "
