@@ -174,12 +174,13 @@ class GroupRows:
             else:  # of rows that are stored anew, the old sums say nothing
                 sums = None
             after = replace(after, coordinates=after.coordinates._replace(sums=sums))
-        mapped = self._mapped(Affine(*(x.flatten(0, 1).to(self.rows.dtype) for x in of_stored)))
-        return after.replaced(mapped) if self.places is None else after.written(self.places, mapped)
+        of_slot = Affine(*(x.flatten(0, 1).to(self.rows.dtype) for x in of_stored))
+        if self.places is None:
+            return after.replaced(lambda out: self._mapped(of_slot, out))
+        return after.written(self.places, self._mapped(of_slot, torch.empty_like(self.stored)))
 
-    def _mapped(self, of_slot: Affine) -> Tensor:
-        """The stored rows, each mapped by its slot's pair in ``of_slot``."""
-        out = torch.empty_like(self.stored)
+    def _mapped(self, of_slot: Affine, out: Tensor) -> Tensor:
+        """The stored rows, each mapped by its slot's pair in ``of_slot``, written to ``out``."""
         at_a_time = _rows_at_a_time(out)
         buffers = [torch.empty_like(out[:at_a_time], dtype=of_slot.scale.dtype) for _ in range(2)]
         parts = zip(*(x.split(at_a_time) for x in (self.stored, self.slots, out)), strict=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import torch
@@ -50,6 +51,29 @@ class History:
             stored[places] = before
 
 
+class Room:
+    """Room for rows that replace all others: that of rows which nobody has any more, where there are such.
+
+    New room at every step would cost as much time as what is written there. Copies and pickles have none.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[Tensor] = []
+
+    def taken(self, like: Tensor) -> Tensor:
+        """A tensor, whose room is free again when it and all its owners, graphs among them, are gone."""
+        room = self._free.pop() if self._free else torch.empty_like(like)
+        tensor = room.detach()
+        weakref.finalize(tensor, self._give_back, room).atexit = False
+        return tensor
+
+    def _give_back(self, room: Tensor) -> None:
+        self._free = [room]
+
+    def __reduce__(self) -> tuple[type[Room], tuple[()]]:
+        return Room, ()
+
+
 @dataclass(frozen=True, eq=False)
 class Rows:
     """The rows of a memory, stored in the coordinates of two generations.
@@ -65,6 +89,7 @@ class Rows:
         boundary: number of rows of the newer generation.
         coordinates: of both generations.
         history: of what is written over from here on.
+        room: for as many rows.
     """
 
     stored: Tensor
@@ -72,6 +97,7 @@ class Rows:
     boundary: int
     coordinates: Coordinates
     history: History
+    room: Room = field(default_factory=Room)
 
     @classmethod
     def of(cls, rows: Tensor, num_places: int, boundary: int, dtype: torch.dtype) -> Rows:
@@ -285,7 +311,8 @@ class Rows:
         # Behind the rows may be some that do not count.
         gone = before[: max(self.num_rows - self.boundary, 0)]
         coordinates = self.coordinates.with_rows(come, gone)
-        return Rows(self.stored, max(self.num_rows, boundary), boundary, coordinates, history)
+        num_rows = max(self.num_rows, boundary)
+        return replace(self, num_rows=num_rows, boundary=boundary, coordinates=coordinates, history=history)
 
     def written(self, places: Tensor, stored: Tensor) -> Rows:
         """With ``stored`` ``(k, d)`` at the places ``(k,)``, whatever that makes of the sums."""
@@ -293,10 +320,15 @@ class Rows:
         self.stored[places] = stored
         return replace(self, history=history)
 
-    def replaced(self, stored: Tensor) -> Rows:
-        """With all n rows stored anew, ``(n, d)``, whatever that makes of the sums; nothing is written to."""
-        if len(stored) < len(self.stored):
-            stored = torch.cat([stored, self.stored[len(stored) :]])
+    def replaced(self, write: Callable[[Tensor], object]) -> Rows:
+        """With all n rows stored anew, whatever that makes of the sums; these rows stay as they are.
+
+        Args:
+            write: called with a tensor ``(n, d)`` to write them to.
+        """
+        stored = self.room.taken(self.stored)
+        write(stored[: self.num_rows])
+        stored[self.num_rows :] = self.stored[self.num_rows :]
         return replace(self, stored=stored, history=History())
 
     def given(self, rows: Tensor) -> Rows:
