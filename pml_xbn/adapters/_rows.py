@@ -58,17 +58,16 @@ class Room:
     """
 
     def __init__(self) -> None:
-        self._free: list[Tensor] = []
+        self._used: list[tuple[weakref.ref[Tensor], Tensor]] = []
 
     def taken(self, like: Tensor) -> Tensor:
         """A tensor, whose room is free again when it and all its owners, graphs among them, are gone."""
-        room = self._free.pop() if self._free else torch.empty_like(like)
+        free = [room for tensor, room in self._used if tensor() is None]
+        room = free[0] if free else torch.empty_like(like)
         tensor = room.detach()
-        weakref.finalize(tensor, self._give_back, room).atexit = False
+        still_used = [entry for entry in self._used if entry[0]() is not None]
+        self._used = [*still_used, (weakref.ref(tensor), room)]
         return tensor
-
-    def _give_back(self, room: Tensor) -> None:
-        self._free = [room]
 
     def __reduce__(self) -> tuple[type[Room], tuple[()]]:
         return Room, ()

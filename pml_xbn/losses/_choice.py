@@ -50,7 +50,9 @@ class Choice(NamedTuple):
 
     def num_pairs(self) -> list[int]:
         """How many positive and negative pairs there are."""
-        numbers: list[int] = torch.stack([self.positive.sum(), self.negative.sum()]).tolist()
+        # A CPU sums bool slowly.
+        counts = [x.count_nonzero() if x.dtype == torch.bool else x.sum() for x in self[:2]]
+        numbers: list[int] = torch.stack(counts).tolist()
         return numbers
 
     def lists(self) -> IndicesTuple:
