@@ -107,7 +107,9 @@ class Distances:
         eps = torch.finfo(squared.dtype).eps
         equal = self._are_equal(squared.detach() < 16 * eps)
         distances: Tensor = squared.clamp_min_(eps).sqrt_()
-        return distances.masked_fill(equal, 0.0)
+        # The root's gradient is computed from its values.
+        fill = Tensor.masked_fill if distances.requires_grad else Tensor.masked_fill_
+        return fill(distances, equal, 0.0)
 
     def _noise_to_signal(self, is_scaled: bool) -> Tensor:
         """The variance of the difference over that of the anchor."""

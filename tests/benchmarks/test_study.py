@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,13 +10,15 @@ import pytest
 import torch
 from scipy.stats import ttest_1samp
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import study
-import study_cases
-import study_data
-import study_report
-import study_run
-from study_cases import Case
+from benchmarks.engine.diagnostics import embed_without_trace
+from benchmarks.engine.results import read_csv
+from benchmarks.study import __main__ as study
+from benchmarks.study import cases as study_cases
+from benchmarks.study import data as study_data
+from benchmarks.study import report as study_report
+from benchmarks.study import run as study_run
+from benchmarks.study.cases import Case
+from benchmarks.study.converged import converged
 
 CLASSES = 24
 FRESH = Case("xbm", 1, 16, 0.5, "batch", "fast", 0)
@@ -28,7 +29,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     """What tiny runs measured."""
     folder = tmp_path_factory.mktemp("study")
     patch = pytest.MonkeyPatch()
-    patch.setattr(study_run, "_MEASURE_EVERY", 2)
+    patch.setitem(study_run._MEASURE_EVERY, "fast", 2)
     patch.setitem(study_run.EPOCHS, ("fast", 16), (1, 2))
     study_run.train_warm_start(FRESH, folder, CLASSES)
     runs = {
@@ -64,7 +65,7 @@ def test_without_a_memory_there_is_nothing_to_diagnose(outcomes: dict[str, dict]
 def test_refreshing_keeps_the_running_statistics() -> None:
     model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2))
     before = [buffer.clone() for buffer in (model[1].running_mean, model[1].running_var)]
-    study_run.embed_without_trace(model, torch.randn(4, 1, 8, 8))
+    embed_without_trace(model, torch.randn(4, 1, 8, 8))
     assert torch.equal(model[1].running_mean, before[0])
     assert torch.equal(model[1].running_var, before[1])
     model(torch.randn(4, 1, 8, 8))
@@ -75,7 +76,7 @@ def test_every_run_is_planned_once() -> None:
     planned = list(study_cases.cases())
     assert len({case.key for case in planned}) == len(planned)
     for seed in study_cases.SEEDS:
-        of_seed = [case for case in planned if case.seed == seed]
+        of_seed = [case for case in planned if case.seed == seed and case.regime != "converged"]
         assert len({case.warm_start() for case in of_seed}) == 5  # two batch sizes, two norms, and slow
         assert sum(case.refresh_every > 0 for case in of_seed) == 6
 
@@ -90,7 +91,7 @@ def write_runs(folder: Path, finals: dict[str, list[float]]) -> None:
                 figures |= dict.fromkeys((*names, "push_share", "push_push"), 0.25)
             curve = [{"step": 40 * step, **figures} for step in range(2)] if name != "no-xbm" else []
             ages = [{"age_from": 2, "rows": 10, "before": 0.5, "after": 0.25}] if curve else []
-            study.save(case, {"result": figures, "curve": curve, "ages": ages}, folder)
+            study.save(case, {"result": figures, "curve": curve, "ages": ages, "epochs": []}, folder)
 
 
 def test_differences_are_paired_and_have_students_interval(tmp_path: Path) -> None:
@@ -110,7 +111,7 @@ def test_ages_that_few_rows_have_are_left_out(tmp_path: Path) -> None:
     figures = {"recall_at_1": 40.0}
     rows = {1: 90, 2: 5, 4: 100}
     ages = [{"age_from": age, "rows": n, "before": age / 8, "after": 0.0} for age, n in rows.items()]
-    study.save(case, {"result": figures, "curve": [{"step": 0}], "ages": ages}, tmp_path)
+    study.save(case, {"result": figures, "curve": [{"step": 0}], "ages": ages, "epochs": []}, tmp_path)
     measured = study_data.Study(tmp_path).staleness_by_age("xbm", case.setting, "before")
     assert measured == ([1, 4], [0.125, 0.5])
 
@@ -123,7 +124,7 @@ def test_the_verdict_follows_the_figures(tmp_path: Path, centre: float, verdict:
         names = ("staleness_before", "staleness_after", "push_displacement", "push_cosine", "push_share")
         figures = {"recall_at_1": recall, "map_at_r": 20.0, **dict.fromkeys(names, 0.25)}
         case = Case(method, refresh_every, 64, 0.1, "batch", "fast", 0)
-        study.save(case, {"result": figures, "curve": [], "ages": []}, tmp_path)
+        study.save(case, {"result": figures, "curve": [], "ages": [], "epochs": []}, tmp_path)
     measured = study_data.Study(tmp_path)
     said = study_report._verdict(measured, measured.settings("fast", "batch"))
     assert verdict in said
@@ -142,7 +143,7 @@ def test_columns_that_come_later_are_added(tmp_path: Path) -> None:
     case = {name: str(value) for name, value in asdict(FRESH).items()}
     study.append([{**case, "a": 1.0}], tmp_path / "x.csv")
     study.append([{**case, "a": 2.0, "b": 1 / 3}], tmp_path / "x.csv")
-    assert [(row["a"], row["b"]) for row in study_data.read_rows(tmp_path / "x.csv")] == [
+    assert [(row["a"], row["b"]) for row in read_csv(tmp_path / "x.csv")] == [
         ("1", ""),
         ("2", "0.333333"),
     ]
@@ -154,7 +155,7 @@ def test_the_page_says_what_the_files_say(tmp_path: Path) -> None:
     )
     study_report.write_report(tmp_path)
     page = (tmp_path / "study.md").read_text()
-    assert "Unfinished: 8 of 168 runs" in page
+    assert "Unfinished: 8 of 234 runs" in page
     assert "XBM ends below No-XBM in 1 of 1 settings" in page
     assert "| batch 64, memory 50 %, BatchNorm | 51.0 ± 1.4 | 41.5 ± 2.1 | -9.5 (± 6.4)" in page
     assert "| batch 64, memory 50 %, BatchNorm | centre | no-xbm | -1.5 (± 6.4) | no |" in page
@@ -163,5 +164,42 @@ def test_the_page_says_what_the_files_say(tmp_path: Path) -> None:
 
 
 def test_without_files_it_says_what_to_run(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"run benchmarks/study.py first"):
+    with pytest.raises(FileNotFoundError, match=r"run python -m benchmarks.study first"):
         study_data.Study(tmp_path)
+
+
+def test_the_converged_regime_goes_to_the_end_at_falling_rates() -> None:
+    case = Case("xbn", 0, 64, 0.5, "batch", "converged", 0)
+    data = study_run._data(case, CLASSES)
+    task = study_run.StudyTask(data, case.method, milestones=study_run._milestones(case))
+    rates = []
+    for _ in range(30):
+        rates.append(task.optimizer.param_groups[0]["lr"])
+        task.optimizer.step()
+        task.end_epoch()
+    assert rates == pytest.approx([1e-3] * 18 + [2e-4] * 8 + [4e-5] * 4)
+    strong = study_run._data(Case("xbn", 0, 64, 0.5, "batch", "fast", 0), CLASSES)
+    upright = data.train.images[data.batches.epoch(0)[0]].float() / 255
+    far, near = ((d.images(0, 0) - upright).square().mean() for d in (strong, data))
+    assert near < 0.7 * far
+
+
+def test_the_page_tells_of_training_to_the_end(tmp_path: Path) -> None:
+    finals = {("no-xbm", 0.0, 64): 76.0, ("xbn", 0.5, 64): 80.0, ("xbm", 0.5, 64): 74.5}
+    for seed in range(2):
+        for (name, ratio, batch_size), recall in (finals | {("no-xbm", 0.0, 512): 78.0}).items():
+            case = Case(name, 0, batch_size, ratio, "batch", "converged", seed)
+            figures = {"recall_at_1": recall + seed, "map_at_r": recall / 2, "minutes": 15.0}
+            epochs = [{"epoch": n + 1, "recall_at_1": recall + seed - 0.1 * (9 - n)} for n in range(10)]
+            study.save(case, {"result": figures, "curve": [], "ages": [], "epochs": epochs}, tmp_path)
+    page = converged(study_data.Study(tmp_path), tmp_path)
+    assert "+0.10 to +0.10 points" in page
+    assert "took 2.0 hours" in page
+    lines = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")][2:]
+    assert [line[1:] for line in lines] == [
+        ["none", "no-xbm", "76.5 ± 0.7", "–", "–", "38.0 ± 0.0 |"],
+        ["50 %", "xbm", "75.0 ± 0.7", "-1.5 (± 0.0)", "", "37.2 ± 0.0 |"],
+        ["50 %", "xbn", "80.5 ± 0.7", "+4.0 (± 0.0)", "+5.5 (± 0.0)", "40.0 ± 0.0 |"],
+        ["none", "no-xbm", "78.5 ± 0.7", "+2.0 (± 0.0)", "–", "39.0 ± 0.0 |"],
+    ]
+    assert (tmp_path / "study_converged.png").exists()

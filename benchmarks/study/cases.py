@@ -1,0 +1,108 @@
+"""The runs of the study."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+
+SEEDS = (0, 1, 2)
+SIZES = ((64, 0.5), (64, 0.1), (16, 0.03))  # batch size, rows in memory as a share of the training images
+METHODS = (
+    *("no-xbm", "xbm", "xbm-star", "xbn", "axbn", "ema", "centre", "unit-norm", "delayed"),
+    *("per-class", "super-class"),
+)
+WITH_GROUP_NORM = ("no-xbm", "xbm", "xbn", "centre")
+SLOW = ("no-xbm", "xbm", "xbn", "axbn", "centre", "per-class", "super-class")
+# In the order in which a reader asks for them, with rows in memory as a share of the training images.
+CONVERGED = (
+    *((64, "no-xbm", 0.0), (64, "xbm", 0.5), (64, "xbn", 0.5), (512, "no-xbm", 0.0)),
+    *((64, "xbm", 0.1), (64, "xbn", 0.1), (64, "axbn", 0.5)),
+    *((16, "no-xbm", 0.0), (16, "xbm", 0.1), (16, "xbn", 0.1), (16, "axbn", 0.1), (16, "centre", 0.1)),
+    *((64, "centre", 0.5), (64, "xbm-star", 0.5), (64, "unit-norm", 0.5), (64, "super-class", 0.5)),
+    *((64, "xbm", 1.0), (64, "xbn", 1.0), (64, "axbn", 0.1), (64, "axbn", 1.0)),
+)
+MORE_SEEDS = (3, 4)  # of what answers the first question
+# Epochs without memory, and with it.
+EPOCHS = {("fast", 64): (2, 4), ("fast", 16): (1, 3), ("slow", 64): (6, 4)}
+EPOCHS |= {("converged", 512): (0, 30), ("converged", 64): (0, 30), ("converged", 16): (0, 12)}
+MILDER = 0.6  # strength of the distortion, with which training comes to its end
+MILESTONES, DECAY = (0.6, 0.85), 0.2  # shares of the epochs after which the learning rate falls
+# Re-embedding all of a large memory at every step would take hours.
+SLOW_RATE = 0.1  # of the learning rate
+REFRESH_EVERY = {0.5: 20, 0.1: 1, 0.03: 1}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run.
+
+    Attributes:
+        method: a key of the methods of the demo.
+        refresh_every: re-embed the whole memory with the current model every so many steps; 0 for never.
+        batch_size: images per step.
+        memory_ratio: rows in memory as a share of the training images; 0 without a memory.
+        norm: normalization within the network, "batch" or "group".
+        regime: "fast", from a short warm start at the full learning rate, "slow", from a well trained
+            model at a tenth of it, or "converged", from the first step to where nothing is left to gain.
+        seed: of the initial weights, the batches and the distortion of the training images.
+    """
+
+    method: str
+    refresh_every: int
+    batch_size: int
+    memory_ratio: float
+    norm: str
+    regime: str
+    seed: int
+
+    @classmethod
+    def of(cls, row: Mapping[str, str]) -> Case:
+        """The run that a row of a CSV file belongs to."""
+        return cls(
+            row["method"],
+            int(row["refresh_every"]),
+            int(row["batch_size"]),
+            float(row["memory_ratio"]),
+            row["norm"],
+            row["regime"],
+            int(row["seed"]),
+        )
+
+    @property
+    def name(self) -> str:
+        """What the method is called in tables."""
+        if not self.refresh_every:
+            return self.method
+        return {"xbm": "always-fresh", "xbn": "always-fresh + matching"}[self.method]
+
+    @property
+    def setting(self) -> tuple[int, float, str, str]:
+        """What is the same for all methods that are compared, but for the seed."""
+        return self.batch_size, self.memory_ratio, self.norm, self.regime
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return tuple(str(value) for value in asdict(self).values())
+
+    def warm_start(self) -> Case:
+        """The run without a memory that this one starts from; the same for many."""
+        return replace(self, method="no-xbm", refresh_every=0, memory_ratio=0.0)
+
+
+def cases() -> Iterator[Case]:
+    """All runs, a seed after the other, so that an unfinished study has whole comparisons."""
+    for seed in SEEDS:
+        for (batch_size, ratio), norm in product(SIZES, ("batch", "group")):
+            for method in METHODS if norm == "batch" else WITH_GROUP_NORM:
+                if method != "no-xbm":
+                    yield Case(method, 0, batch_size, ratio, norm, "fast", seed)
+                elif ratio != 0.1:  # it is the same run for every memory size
+                    yield Case(method, 0, batch_size, 0.0, norm, "fast", seed)
+        for method in SLOW:
+            yield Case(method, 0, 64, 0.5 if method != "no-xbm" else 0.0, "batch", "slow", seed)
+        for (batch_size, ratio), method in product(SIZES, ("xbm", "xbn")):
+            yield Case(method, REFRESH_EVERY[ratio], batch_size, ratio, "batch", "fast", seed)
+    for seed in (*SEEDS, *MORE_SEEDS):
+        for batch_size, method, ratio in CONVERGED if seed in SEEDS else CONVERGED[:3]:
+            yield Case(method, 0, batch_size, ratio, "batch", "converged", seed)
