@@ -24,9 +24,9 @@ def num_at_once(mat: Tensor, num_columns: int) -> int:
     return max(1, _PAIRS_AT_ONCE["cpu" if mat.device.type == "cpu" else "gpu"] // max(1, num_columns))
 
 
-def num_vectors_at_once(rows: Tensor) -> int:
-    """How many vectors to multiply with all rows ``(n, d)`` at a time."""
-    return max(_FEWEST_VECTORS, num_at_once(rows, len(rows)))
+def num_vectors_at_once(num_rows: int) -> int:
+    """How many vectors to multiply with so many rows at a time; few take as long as many."""
+    return max(_FEWEST_VECTORS, _PAIRS_AT_ONCE["gpu"] // max(1, num_rows))
 
 
 def summed(parts: Callable[[Tensor], Iterator[Part]], mat: Tensor, *learned: Tensor) -> tuple[Tensor, Tensor]:
