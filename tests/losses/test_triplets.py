@@ -19,7 +19,7 @@ from pml_xbn.losses import _sums
 from pml_xbn.losses._choice import all_pairs
 from pml_xbn.losses._choosers import CHOOSERS, Candidates
 from pml_xbn.losses._cosines import Distances
-from pml_xbn.losses._counting import Bounds, counts_within
+from pml_xbn.losses._counting import Bounds, Order, counts_within
 from pml_xbn.losses._pairs import chosen_pairs
 from pml_xbn.losses._seam import form_of, loss_against
 
@@ -89,7 +89,7 @@ def test_counts_are_those_of_a_list(data: st.DataObject, a: int, n: int, has_low
     def matrix(of: st.SearchStrategy) -> Tensor:
         return torch.tensor(data.draw(st.lists(of, min_size=a * n, max_size=a * n))).view(a, n)
 
-    numbers = st.integers(-2, 2).map(float)
+    numbers = st.integers(-2, 2).map(float) | st.just(-0.0)
     bound = numbers | st.sampled_from([float("inf"), -float("inf"), float("nan")])
     mat, upper = matrix(numbers | st.just(float("nan"))), matrix(bound)
     lower = matrix(bound) if has_lower else None
@@ -101,7 +101,7 @@ def test_counts_are_those_of_a_list(data: st.DataObject, a: int, n: int, has_low
             number = int(positive[anchor, p]) * int(negative[anchor, m])
             expected[0, anchor, p] += number
             expected[1, anchor, m] += number
-    counts = counts_within(Bounds(lower, upper), mat, positive, negative)
+    counts = counts_within(Bounds(lower, upper), Order.of(mat), positive, negative)
     assert torch.equal(torch.stack(counts), expected)
 
 

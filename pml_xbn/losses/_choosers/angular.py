@@ -46,8 +46,9 @@ class _WideAngles(Unlisted):
     ratio: float
 
     def of_anchors(self, anchors: slice) -> _WideAngles:
-        parts = (x[anchors] for x in (self.positive, self.negative, self.anchors, self.nearness))
-        return _WideAngles(*parts, self.of_rows, self.ratio)
+        positive, negative = self.positive[anchors], self.negative[anchors]
+        vectors, nearness = self.anchors[anchors], self.nearness[anchors]
+        return _WideAngles(positive, negative, vectors, nearness, self.of_rows, self.ratio)
 
     def are_chosen(self, anchor: int, positives: Tensor, negatives: Tensor) -> Tensor:
         nearness = self.of_rows.of_rows(positives)[:, negatives] + self.nearness[anchor, negatives]
