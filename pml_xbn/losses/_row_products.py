@@ -26,7 +26,7 @@ class RowProducts:
         self.anchors = at_least_float32(anchors.detach())
         self.origin = self.anchors.mean(dim=0)
         self._rows = rows
-        self._kept: tuple[Tensor, Tensor] | None = None
+        self._kept = self._rows.stored.new_zeros(0, dtype=torch.int64), self.anchors[:0]  # places, products
 
     def at(self, places: Tensor) -> Tensor:
         """The rows at these places ``(k,)``, ``(k, d)``."""
@@ -46,21 +46,24 @@ class RowProducts:
         classes = labels.unique()
         of_class = torch.stack([positive[labels == label].any(dim=0) for label in classes])
         which, places = of_class.nonzero(as_tuple=True)
-        if self._kept is None and len(places) <= _ROWS_KEPT_PER_ANCHOR * len(labels):
+        if not len(self._kept[0]) and len(places) <= _ROWS_KEPT_PER_ANCHOR * len(labels):
             kept = places.unique()
-            self._kept = kept, self._of_rows(kept)
+            self._kept = kept, self._multiplied(kept)
         at_once = num_vectors_at_once(len(self._rows))
         for classes_of_part, part in zip(which.split(at_once), places.split(at_once), strict=True):
-            products, slots = self._found(part)
             numbers, sizes = classes_of_part.unique_consecutive(return_counts=True)
-            of_each = (x.split(sizes.tolist()) for x in (part, slots))
-            for number, of_one, own_slots in zip(numbers, *of_each, strict=True):
-                yield (labels == classes[number]).nonzero().squeeze(1), of_one, products[own_slots]
+            places_of_each, slots = part.split(sizes.tolist()), self._slots(part)
+            if slots is None:
+                products = iter(self._multiplied(part).split(sizes.tolist()))
+            else:
+                products = (self._kept[1][own] for own in slots.split(sizes.tolist()))
+            for number, of_one, own in zip(numbers, places_of_each, products, strict=True):
+                yield (labels == classes[number]).nonzero().squeeze(1), of_one, own
 
     def of_rows(self, places: Tensor) -> Tensor:
         """Rows at these places ``(k,)``, less the origin, times all rows as they are, ``(k, n)``."""
-        products, slots = self._found(places)
-        return products[slots]
+        slots = self._slots(places)
+        return self._multiplied(places) if slots is None else self._kept[1][slots]
 
     @torch.no_grad()
     def nearness(self, shift: float) -> Tensor:
@@ -73,17 +76,16 @@ class RowProducts:
                 of_part -= torch.linalg.vector_norm(part + (shift - self.origin), dim=1).square()
         return products
 
-    def _found(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """A matrix that has what :meth:`of_rows` returns, and in which of its rows."""
-        if self._kept is not None:
-            kept, products = self._kept
-            slots = torch.searchsorted(kept, places).clamp_max_(len(kept) - 1)
-            if torch.equal(kept[slots], places):
-                return products, slots
-        return self._of_rows(places), torch.arange(len(places), device=places.device)
+    def _slots(self, places: Tensor) -> Tensor | None:
+        """Which rows of what is kept are theirs, ``(k,)``; None: it has not all."""
+        kept = self._kept[0]
+        if not len(kept):
+            return None
+        slots = torch.searchsorted(kept, places).clamp_max_(len(kept) - 1)
+        return slots if torch.equal(kept[slots], places) else None
 
     @torch.no_grad()
-    def _of_rows(self, places: Tensor) -> Tensor:
+    def _multiplied(self, places: Tensor) -> Tensor:
         vectors = self.at(places) - self.origin
         products = vectors.new_empty(len(vectors), len(self._rows))
         with torch.autocast(vectors.device.type, enabled=False):

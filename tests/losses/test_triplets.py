@@ -77,6 +77,7 @@ def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     """Few pairs at a time, or all."""
     if request.param == "parts":
         monkeypatch.setattr(_sums, "_PAIRS_AT_ONCE", {"cpu": 90, "gpu": 90})
+        monkeypatch.setattr(_sums, "_PRODUCTS_AT_ONCE", 90)
         monkeypatch.setattr(_sums, "_FEWEST_VECTORS", 2)
 
 

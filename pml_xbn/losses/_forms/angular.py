@@ -49,12 +49,13 @@ class _Angles(NamedTuple):
             return self.pairs.mat[:0].sum(), positive.sum()
         lengths = torch.linalg.vector_norm(of_rows.anchors, dim=1).clamp_min(_SMALLEST_NORM)
         of_origin = lengths @ self.pairs.mat.detach() / len(lengths)  # that of the mean of the anchors
+        factor = 4 * self.squared_tangent
 
         def parts(mat: Tensor) -> Iterator[Part]:
             for anchors, places, from_origin in of_rows.of_positives(positive, labels):
                 part, own = mat[anchors], (self.pairs.row_labels == labels[anchors[0]]).nonzero().squeeze(1)
                 lengths = torch.linalg.vector_norm(of_rows.at(places), dim=1).clamp_min(_SMALLEST_NORM)
-                of_positives = from_origin.add_(of_origin).div_(lengths.unsqueeze(1))
+                of_positives = from_origin.add_(of_origin).mul_(factor / lengths.unsqueeze(1))
                 terms = self._terms(part, part[:, places] / lengths, of_positives, own)
                 total, count = Elements(terms, positive[anchors][:, places], anchors).fraction(rule, labels)
                 yield anchors, part, total.unsqueeze(0), count.unsqueeze(0)
@@ -68,14 +69,13 @@ class _Angles(NamedTuple):
         Args:
             of_anchors: their products, ``(a, n)``.
             cosines: between them and the positives, ``(a, k)``.
-            of_positives: products of the positives, of unit length, ``(k, n)``, which are written to.
+            of_positives: 4 tan²α times the products of the positives, of unit length, ``(k, n)``; written to.
             own: places of the rows of the class.
         """
         if len(own) == of_anchors.shape[1]:
             return torch.zeros_like(cosines)
-        factor = 4 * self.squared_tangent
-        x = (factor * of_anchors).index_fill(1, own, -torch.inf)
-        log_sums = _log_sums_exp(x, of_positives.mul_(factor).index_fill_(1, own, -torch.inf))
+        x = (4 * self.squared_tangent * of_anchors).index_fill(1, own, -torch.inf)
+        log_sums = _log_sums_exp(x, of_positives.index_fill_(1, own, -torch.inf))
         return softplus(log_sums - 2 * (1 + self.squared_tangent) * cosines)
 
 
@@ -86,7 +86,7 @@ def _log_sums_exp(x: Tensor, y: Tensor) -> Tensor:
     for dtype in dict.fromkeys([x.dtype, widest(x[:0]).dtype]):
         least = torch.finfo(dtype).tiny
         powers_x, powers_y = (
-            (z - most).to(dtype).clamp_min(1 + math.log(least)).exp()  # denormal numbers take long
+            (z - most).to(dtype).clamp_min_(1 + math.log(least)).exp_()  # denormal numbers take long
             for z, most in zip((x, y), largest, strict=True)
         )
         sums = powers_x @ powers_y.T
