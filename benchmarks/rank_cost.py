@@ -4,8 +4,8 @@ Forward, backward and the memory, without a model. Ranks start every step togeth
 slowest one's. Both take steps in turn (A B A B …), so that a machine that slows down slows both; figures
 are medians, the ratio's pair by pair. Then each of the exchanges of a step alone.
 
-    torchrun --nproc_per_node=2 benchmarks/rank_cost.py
-    torchrun --nproc_per_node=2 benchmarks/rank_cost.py --quick
+    torchrun --nproc_per_node=2 -m benchmarks.rank_cost
+    torchrun --nproc_per_node=2 -m benchmarks.rank_cost --quick
 
 Writes ``rank_cost_<device>.csv`` and ``.md`` to ``benchmarks/results``.
 """
@@ -28,11 +28,19 @@ from statistics import median
 import torch
 from pytorch_metric_learning import losses
 from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
-from step_cost import IMAGES_PER_CLASS, LOSSES, MINERS, NUM_CLASSES, RESULTS, fill, fill_with_embeddings
 from torch import Tensor, distributed, nn
 from torch.profiler import profile
 from tqdm import tqdm
 
+from benchmarks.step_cost import (
+    IMAGES_PER_CLASS,
+    LOSSES,
+    MINERS,
+    NUM_CLASSES,
+    RESULTS,
+    fill,
+    fill_with_embeddings,
+)
 from pml_xbn import XBNWrapper
 from pml_xbn.losses import _ranks as ranks
 from pml_xbn.losses._global_batch import Report
@@ -164,7 +172,7 @@ def main() -> None:
     device = _join()
     cases = CASES[:1] if arguments.quick else CASES
     bar = tqdm([*itertools.product(arguments.rows, cases)], unit="case", disable=distributed.get_rank() > 0)
-    results = [measure(*case, rows, device, arguments.pairs) for rows, case in bar]
+    results = [measure(loss, miner, rows, device, arguments.pairs) for rows, (loss, miner) in bar]
     exchanges = measure_exchanges(device, 20 * arguments.pairs)
     if distributed.get_rank() == 0:
         table = _table(results, exchanges, device)
@@ -195,7 +203,7 @@ def _table(results: list[dict[str, object]], exchanges: dict[str, float], device
         f"{torch.get_num_threads()}, torch {torch.__version__}, pytorch-metric-learning "
         f"{version('pytorch-metric-learning')}, Python {platform.python_version()}; XBN, d = {DIM}, "
         f"{GLOBAL_BATCH} rows on all ranks together; medians of {first['pairs']} interleaved pairs, the "
-        "slowest rank's time. Written by `benchmarks/rank_cost.py`.",
+        "slowest rank's time. Written by `benchmarks.rank_cost`.",
         "",
         "| " + " | ".join(COLUMNS.values()) + " |",
         "|" + "|".join(":--" if name in ("loss", "miner") else "--:" for name in COLUMNS) + "|",

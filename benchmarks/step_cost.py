@@ -3,9 +3,9 @@
 Both take steps in turn in one process (A B A B …), so that a machine that slows down slows both; figures
 are medians of the ratio pair by pair. Peak memory is that of a fresh process each.
 
-    python benchmarks/step_cost.py --quick
-    python benchmarks/step_cost.py --rows 60000 --miners none pair-margin
-    python benchmarks/step_cost.py --full          (the whole grid: hours on a CPU)
+    python -m benchmarks.step_cost --quick
+    python -m benchmarks.step_cost --rows 60000 --miners none pair-margin
+    python -m benchmarks.step_cost --full          (the whole grid: hours on a CPU)
 
 Writes ``step_cost_<device>.csv``, ``.md`` and ``.png`` to ``benchmarks/results``. A case that the CSV holds
 is measured anew and replaced.
@@ -20,21 +20,24 @@ import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from pytorch_metric_learning import losses, miners
-from step_cost_report import key_of, read_csv, write_report
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from benchmarks.step_cost_report import key_of, read_csv, write_report
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
 
 RESULTS = Path(__file__).parent / "results"
+NUM_CLASSES, NUM_SUPERCLASSES, IMAGES_PER_CLASS = 12_000, 20, 4
 PML = losses.CrossBatchMemory
-OURS = {
+OURS: dict[str, Callable[..., nn.Module]] = {
     "xbn": XBNWrapper,
     "axbn": AXBNWrapper,
     "ema": lambda *a: XBNWrapper(*a, momentum=0.5),
@@ -46,13 +49,15 @@ OURS = {
     "per-class": PerClassXBN,
     "super-class": lambda *a: SuperClassXBN(*a, superclasses=torch.arange(NUM_CLASSES) % NUM_SUPERCLASSES),
 }
-LOSSES = {
+LOSSES: dict[str, Callable[[], nn.Module]] = {
     "supcon": lambda: losses.SupConLoss(temperature=0.1),
     "contrastive": losses.ContrastiveLoss,
     "multi-similarity": losses.MultiSimilarityLoss,
 }
-MINERS = {"none": lambda: None, "pair-margin": lambda: miners.PairMarginMiner(0.2, 0.8)}
-NUM_CLASSES, NUM_SUPERCLASSES, IMAGES_PER_CLASS = 12_000, 20, 4
+MINERS: dict[str, Callable[[], nn.Module | None]] = {
+    "none": lambda: None,
+    "pair-margin": lambda: miners.PairMarginMiner(0.2, 0.8),
+}
 FULL = {
     "rows": [1_024, 8_192, 30_000, 60_000, 250_000, 1_000_000],
     "dims": [128, 512],
@@ -81,7 +86,7 @@ class Subject:
     def __init__(self, case: Case, device: torch.device, is_pml: bool) -> None:
         self.case, self.device = case, device
         make = PML if is_pml else OURS[case.method]
-        self.loss_fn: nn.Module = make(LOSSES[case.loss](), case.dim, case.rows, MINERS[case.miner]())
+        self.loss_fn: Any = make(LOSSES[case.loss](), case.dim, case.rows, MINERS[case.miner]())
         self.loss_fn.to(device)
         generator = torch.Generator(device).manual_seed(0)
         fill(self.loss_fn, case.rows, case.dim, generator)
@@ -106,7 +111,7 @@ class Subject:
             self.loss_fn(*batch).backward()
             end.record()
             torch.cuda.synchronize()
-            return start.elapsed_time(end)
+            return float(start.elapsed_time(end))
         began = time.perf_counter()
         self.loss_fn(*batch).backward()
         return 1000 * (time.perf_counter() - began)
@@ -122,7 +127,7 @@ class Subject:
         return len(waits)
 
 
-def fill(loss_fn: nn.Module, rows: int, dim: int, generator: torch.Generator) -> None:
+def fill(loss_fn: Any, rows: int, dim: int, generator: torch.Generator) -> None:
     """Stores so many rows, a part at a time, so that at no moment there is twice the memory."""
     for first in range(0, rows, 2**12):
         part = torch.empty(min(2**12, rows - first), dim, device=generator.device)
@@ -178,11 +183,11 @@ def _adaptation_time(ours: Subject) -> float:
     return elapsed
 
 
-def _time(call: object, device: torch.device) -> float:
+def _time(call: Callable[[], object], device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize()
     began = time.perf_counter()
-    call()  # type: ignore[operator]
+    call()
     if device.type == "cuda":
         torch.cuda.synchronize()
     return 1000 * (time.perf_counter() - began)
@@ -191,7 +196,7 @@ def _time(call: object, device: torch.device) -> float:
 def _peak_of_fresh_process(case: Case, device: torch.device, is_pml: bool) -> float:
     """Megabytes that four steps need at most, beyond what the libraries take."""
     job = json.dumps({"case": asdict(case), "device": str(device), "is_pml": is_pml})
-    command = [sys.executable, __file__, "--peak-of", job]
+    command = [sys.executable, "-m", "benchmarks.step_cost", "--peak-of", job]
     finished = subprocess.run(command, check=True, capture_output=True, text=True)
     return float(finished.stdout.splitlines()[-1])
 

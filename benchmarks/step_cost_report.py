@@ -65,7 +65,7 @@ def _table(rows: list[dict[str, str]], device: torch.device) -> str:
         "",
         f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}, "
         f"pytorch-metric-learning {version('pytorch-metric-learning')}, Python {platform.python_version()}; "
-        f"medians of {rows[0]['pairs']} interleaved pairs. Written by `benchmarks/step_cost.py`.",
+        f"medians of {rows[0]['pairs']} interleaved pairs. Written by `benchmarks.step_cost`.",
         "",
         "| " + " | ".join(columns.values()) + " |",
         "|" + "|".join(":--" if name in ("method", "loss", "miner") else "--:" for name in columns) + "|",

@@ -3,7 +3,7 @@
 On CUDA a ResNet-50 (timm, 224 × 224, batch 64) under mixed precision; on a CPU the small network of the
 demo. Methods take their steps in turn; figures are medians.
 
-    python benchmarks/train_step.py
+    python -m benchmarks.train_step
 
 Writes ``train_step_<device>.csv`` and ``.md`` to ``benchmarks/results``.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import csv
 import platform
-import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -24,10 +23,8 @@ from pytorch_metric_learning.losses import CrossBatchMemory, SupConLoss
 from torch import nn
 from tqdm import tqdm
 
+from benchmarks.engine.glyph_net import GlyphNet
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-from glyphs_task.network import GlyphNet
 
 RESULTS = Path(__file__).parent / "results"
 NUM_CLASSES, IMAGES_PER_CLASS, DIM = 12_000, 4, 512
@@ -143,7 +140,7 @@ def _table(rows: list[dict[str, object]], arguments: argparse.Namespace, device:
         "",
         f"{network}; batch {arguments.batch_size}, {arguments.rows} rows of {DIM}, SupCon. {name}, "
         f"{torch.get_num_threads()} threads, torch {torch.__version__}; medians of {arguments.steps} "
-        "interleaved steps. Written by `benchmarks/train_step.py`.",
+        "interleaved steps. Written by `benchmarks.train_step`.",
         "",
         "| method | step (ms) | loss (ms) | share of the step | step / XBM's step |",
         "|:--|--:|--:|--:|--:|",

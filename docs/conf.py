@@ -6,7 +6,7 @@ from pathlib import Path
 import pml_xbn
 
 DOCS = Path(__file__).parent
-sys.path += [str(DOCS), str(DOCS.parent / "examples"), str(DOCS.parent / "benchmarks")]
+sys.path += [str(DOCS), str(DOCS.parent)]
 
 project = "pml_xbn"
 author = "the contributors of pml_xbn"

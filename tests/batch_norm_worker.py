@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import gc
-import sys
 from datetime import timedelta
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 import torch
-from shared.sync_batch_norm import synchronise_batch_norm
 from torch import Tensor, distributed, nn
+
+from benchmarks.engine.sync_batch_norm import synchronise_batch_norm
 
 STEPS = 2
 SPLITS = [[4, 4], [3, 5], [1, 7]]

@@ -11,19 +11,18 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-
 import torch
-from glyphs_task.distortion import distort
-from glyphs_task.network import GlyphNet
-from glyphs_task.training import Settings, Task
 from pytorch_metric_learning.losses import SupConLoss
 from pytorch_metric_learning.miners import PairMarginMiner
-from shared.randomness import generator_for
-from shared.sync_batch_norm import synchronise_batch_norm
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.demo.settings import Settings
+from benchmarks.demo.task import GlyphsData
+from benchmarks.engine.distortion import distort
+from benchmarks.engine.glyph_net import GlyphNet
+from benchmarks.engine.randomness import generator_for
+from benchmarks.engine.sync_batch_norm import synchronise_batch_norm
 from pml_xbn import AXBNWrapper, PerClassXBN, XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory, BatchLoss
 
@@ -38,7 +37,7 @@ MEMORIES: dict[str, type[AdaptiveCrossBatchMemory] | None] = {
 DEVICE = torch.device("cpu")
 
 
-def train(task: Task, method: str) -> dict[str, Tensor]:
+def train(data: GlyphsData, method: str) -> dict[str, Tensor]:
     """The weights after 200 steps, in float64.
 
     In float32 rounding grows in training: one process, too, ends elsewhere by 0.07 when its batches are in
@@ -47,25 +46,25 @@ def train(task: Task, method: str) -> dict[str, Tensor]:
     is_many = distributed.is_initialized()
     rank, ranks = (distributed.get_rank(), distributed.get_world_size()) if is_many else (0, 1)
     torch.manual_seed(0)
-    network = GlyphNet(task.settings.embedding_size).double()
+    network = GlyphNet(data.settings.embedding_size).double()
     if is_many:
         network = synchronise_batch_norm(network, DEVICE)
     model = DistributedDataParallel(network) if is_many else network
-    loss_fn = build_loss(task, method, is_many)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=task.settings.learning_rate)
-    batches = task.batches.epoch(0)
+    loss_fn = build_loss(data, method, is_many)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=data.settings.learning_rate)
+    batches = data.batches.epoch(0)
     for step in range(STEPS):
-        images = distort(task.images[batches[step]], generator_for(0, 0, step)).double()
-        labels = task.labels[batches[step]]
+        images = distort(data.train.images[batches[step]], generator_for(0, 0, step)).double()
+        labels = data.train.labels[batches[step]]
         optimizer.zero_grad()
         loss_fn(model(images.chunk(ranks)[rank]), labels.chunk(ranks)[rank]).backward()
         optimizer.step()
     return network.state_dict()
 
 
-def build_loss(task: Task, method: str, is_many: bool) -> nn.Module:
+def build_loss(data: GlyphsData, method: str, is_many: bool) -> nn.Module:
     loss, miner = SupConLoss(temperature=0.1), PairMarginMiner(pos_margin=0.2, neg_margin=0.8)
-    memory, setup = MEMORIES[method], task.memory_setup
+    memory, setup = MEMORIES[method], data.memory_setup
     if memory is None:
         return BatchLoss(loss, miner, gather_distributed=is_many)
     options = {"memory_dtype": torch.float64, "gather_distributed": is_many}
@@ -76,8 +75,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     if "RANK" in os.environ:
         distributed.init_process_group("gloo", timeout=timedelta(minutes=1))
-    task = Task(Settings(), DEVICE)
-    weights = {method: train(task, method) for method in MEMORIES}
+    data = GlyphsData(Settings(), DEVICE)
+    weights = {method: train(data, method) for method in MEMORIES}
     rank = os.environ.get("RANK", "alone")
     torch.save(weights, Path(sys.argv[1], f"{rank}.pt"))
     if distributed.is_initialized():

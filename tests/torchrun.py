@@ -8,6 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+ROOT = Path(__file__).parents[1]
+ENVIRONMENT = {
+    "PYTHONPATH": str(ROOT),
+    "GLOO_SOCKET_IFNAME": "lo",
+    "OMP_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+}
+
 
 def torchrun(
     script: Path, *arguments: str, ranks: int = 2, timeout: float = 180
@@ -21,7 +29,7 @@ def torchrun(
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        env={**os.environ, **ENVIRONMENT},
     )
     try:
         out, err = process.communicate(timeout=timeout)

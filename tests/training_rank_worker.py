@@ -1,4 +1,4 @@
-"""One rank of examples/train.py: a whole run, one that Ctrl-C on a single rank ends, its resumption, and
+"""One rank of benchmarks.papers: a whole run, one that Ctrl-C on a single rank ends, its resumption, and
 one without diagnostics.
 
 python training_rank_worker.py FOLDER FLAGS...
@@ -12,13 +12,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-
 import pytest
-import train
-from shared.process_group import leave_process_group
-from training.ranks import Ranks
-from training.run import Run
+
+import benchmarks.papers.__main__ as train
+from benchmarks.engine.ranks import Ranks, leave_process_group
+from benchmarks.engine.run import Run
 
 _ARGV = list(sys.argv)
 
@@ -35,7 +33,7 @@ def interrupted_run(output: str) -> None:
 
     def train_step_and_interrupt(run: Run, *batch: Any) -> None:
         train_step(run, *batch)
-        if (run.epoch, run.step, run.ranks.rank) == (1, 0, 1):
+        if (run.epoch, run.step, run.task.ranks.rank) == (1, 0, 1):
             for _ in range(2):  # from the terminal, and from torchrun
                 os.kill(os.getpid(), signal.SIGINT)
 

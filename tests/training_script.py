@@ -1,4 +1,4 @@
-"""Runs examples/train.py within the test's own process."""
+"""Runs benchmarks.papers within the test's own process."""
 
 from __future__ import annotations
 
@@ -10,10 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-
-EXAMPLES = Path(__file__).parents[1] / "examples"
-if str(EXAMPLES) not in sys.path:
-    sys.path.insert(0, str(EXAMPLES))
 
 TINY = [
     *("--cpu", "--dataset", "glyphs", "--limit-classes", "8", "--workers", "0"),
@@ -33,8 +29,8 @@ def has_timm() -> bool:
 
 
 def run_script(monkeypatch: pytest.MonkeyPatch, output: Path, *flags: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["examples/train.py", *TINY, "--output", str(output), *flags])
-    importlib.import_module("train").main()
+    monkeypatch.setattr(sys, "argv", ["papers", *TINY, "--output", str(output), *flags])
+    importlib.import_module("benchmarks.papers.__main__").main()
 
 
 def result_of(output: Path, seed: int = 0) -> dict[str, float]:

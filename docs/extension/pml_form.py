@@ -75,9 +75,9 @@ class ParametersDirective(SphinxDirective):
         # Docstrings are reStructuredText, the pages are Markdown.
         lines = [f"* **{names}**: {description}" for names, description in entries.items()]
         module = path.rpartition(".")[0]
-        return self.parse_text_to_nodes(
-            "\n".join(["```{eval-rst}", f".. py:currentmodule:: {module}", "", *lines, "```"])
-        )
+        text = "\n".join(["```{eval-rst}", f".. py:currentmodule:: {module}", "", *lines, "```"])
+        parsed: list[nodes.Node] = self.parse_text_to_nodes(text)
+        return parsed
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

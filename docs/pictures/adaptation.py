@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from glyphs_task.distortion import distort
-from glyphs_task.network import GlyphNet
 from matplotlib.axes import Axes
 from pytorch_metric_learning.losses import CrossBatchMemory, SupConLoss
 from torch import Tensor
 
+from benchmarks.engine.distortion import distort
+from benchmarks.engine.glyph_net import GlyphNet
 from pml_xbn.adapters import MomentMatching
 from pml_xbn.datasets import Glyphs
 
@@ -104,7 +104,7 @@ def cloud(axes: Axes, rows: Tensor, colour: str, label: str, size: int = 7) -> N
 def _arrow(axes: Axes, start: Tensor, end: Tensor, style: Style) -> None:
     axes.annotate(
         "",
-        xy=end.tolist(),
-        xytext=start.tolist(),
+        xy=(float(end[0]), float(end[1])),
+        xytext=(float(start[0]), float(start[1])),
         arrowprops={"arrowstyle": "-|>", "color": style.ink, "linewidth": 2},
     )

@@ -50,7 +50,7 @@ class Choice(NamedTuple):
 
     def num_pairs(self) -> list[int]:
         """How many positive and negative pairs there are."""
-        numbers: list[int] = torch.stack([self.positive.sum(), self.negative.sum()]).tolist()
+        numbers: list[int] = torch.stack([_total(self.positive), _total(self.negative)]).tolist()
         return numbers
 
     def lists(self) -> IndicesTuple:
@@ -86,3 +86,8 @@ def all_pairs(labels: Tensor, row_labels: Tensor, own_rows: Tensor | None) -> Ch
     if own_rows is not None:
         positive[torch.arange(len(own_rows), device=own_rows.device), own_rows] = False
     return Choice(positive, negative)
+
+
+def _total(counts: Tensor) -> Tensor:
+    # A CPU sums bool by way of a matrix of int64.
+    return counts.count_nonzero() if counts.dtype == torch.bool else counts.sum()

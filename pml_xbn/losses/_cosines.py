@@ -120,7 +120,9 @@ class Distances:
         eps = torch.finfo(squared.dtype).eps
         equal = self._are_equal(squared.detach() < 16 * eps)
         distances: Tensor = squared.clamp_min_(eps).masked_fill_(equal, 1.0).sqrt_()
-        return distances.masked_fill(equal, 0.0)
+        # The root's gradient is computed from its values.
+        fill = Tensor.masked_fill if distances.requires_grad else Tensor.masked_fill_
+        return fill(distances, equal, 0.0)
 
     def _noise_to_signal(self, is_scaled: bool) -> Tensor:
         """The variance of the difference over that of the anchor."""
@@ -138,7 +140,7 @@ class Distances:
         """Where an anchor and a row are the same vector, ``(a, n)`` bool, among the pairs allowed."""
         anchors = self.anchors.detach()
         # One coordinate tells nearly all pairs apart, so that few need a look at all.
-        equal = allowed & (anchors[:, :1] == self._rows.column(0, anchors.dtype))
+        equal = (anchors[:, :1] == self._rows.column(0, anchors.dtype)).logical_and_(allowed)
         for pairs in equal.nonzero().split(_PAIRS_AT_ONCE):
             of_anchors, of_rows = pairs.unbind(dim=1)
             rows = self._rows.at(of_rows, anchors.dtype)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,13 +10,14 @@ import pytest
 import torch
 from scipy.stats import ttest_1samp
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import study
-import study_cases
-import study_data
-import study_report
-import study_run
-from study_cases import Case
+from benchmarks.engine.diagnostics import embed_without_trace
+from benchmarks.engine.results import read_csv
+from benchmarks.study import __main__ as study
+from benchmarks.study import cases as study_cases
+from benchmarks.study import data as study_data
+from benchmarks.study import report as study_report
+from benchmarks.study import run as study_run
+from benchmarks.study.cases import Case
 
 CLASSES = 24
 FRESH = Case("xbm", 1, 16, 0.5, "batch", "fast", 0)
@@ -64,7 +64,7 @@ def test_without_a_memory_there_is_nothing_to_diagnose(outcomes: dict[str, dict]
 def test_refreshing_keeps_the_running_statistics() -> None:
     model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2))
     before = [buffer.clone() for buffer in (model[1].running_mean, model[1].running_var)]
-    study_run.embed_without_trace(model, torch.randn(4, 1, 8, 8))
+    embed_without_trace(model, torch.randn(4, 1, 8, 8))
     assert torch.equal(model[1].running_mean, before[0])
     assert torch.equal(model[1].running_var, before[1])
     model(torch.randn(4, 1, 8, 8))
@@ -142,7 +142,7 @@ def test_columns_that_come_later_are_added(tmp_path: Path) -> None:
     case = {name: str(value) for name, value in asdict(FRESH).items()}
     study.append([{**case, "a": 1.0}], tmp_path / "x.csv")
     study.append([{**case, "a": 2.0, "b": 1 / 3}], tmp_path / "x.csv")
-    assert [(row["a"], row["b"]) for row in study_data.read_rows(tmp_path / "x.csv")] == [
+    assert [(row["a"], row["b"]) for row in read_csv(tmp_path / "x.csv")] == [
         ("1", ""),
         ("2", "0.333333"),
     ]
@@ -163,5 +163,5 @@ def test_the_page_says_what_the_files_say(tmp_path: Path) -> None:
 
 
 def test_without_files_it_says_what_to_run(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"run benchmarks/study.py first"):
+    with pytest.raises(FileNotFoundError, match=r"run python -m benchmarks.study first"):
         study_data.Study(tmp_path)

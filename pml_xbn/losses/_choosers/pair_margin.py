@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from pytorch_metric_learning.miners import PairMarginMiner
 
 from .._choice import Choice
@@ -10,6 +11,9 @@ from .candidates import Candidates
 
 def pair_margin(miner: PairMarginMiner, candidates: Candidates) -> Choice:
     mat, (positive, negative, _) = candidates.mat(miner), candidates.pairs
-    if miner.distance.is_inverted:
-        return Choice(positive & (mat < miner.pos_margin), negative & (mat > miner.neg_margin))
-    return Choice(positive & (mat > miner.pos_margin), negative & (mat < miner.neg_margin))
+    is_far = torch.lt if miner.distance.is_inverted else torch.gt
+    is_near = torch.gt if miner.distance.is_inverted else torch.lt
+    return Choice(
+        is_far(mat, miner.pos_margin).logical_and_(positive),
+        is_near(mat, miner.neg_margin).logical_and_(negative),
+    )

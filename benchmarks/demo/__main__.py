@@ -1,0 +1,97 @@
+"""Stale memory hurts, adapted memory repairs it: a comparison on Glyphs in a few minutes.
+
+Trains every method from one shared warm start (an epoch without memory), with the same seed and
+the same batches; prints a table and writes a picture, CSV files and logs under ``runs/``.
+
+    python -m benchmarks.demo
+    python -m benchmarks.demo --methods no-xbm xbm xbn super-class --seed 1
+"""
+
+from __future__ import annotations
+
+import time
+from statistics import fmean, median
+
+import torch
+
+from benchmarks.demo.settings import Settings
+from benchmarks.demo.task import GlyphsData, GlyphsTask
+from benchmarks.engine.command_line import build_parser, settings_from
+from benchmarks.engine.comparison import Comparison
+from benchmarks.engine.figures import draw_curves
+from benchmarks.engine.history import History, Row
+from benchmarks.engine.results import table, write_results
+from benchmarks.engine.run import Run, progress_bar
+from benchmarks.engine.settings import identity
+
+COLUMNS = {
+    "recall_at_1": "Recall@1",
+    "recall_at_10": "Recall@10",
+    "map_at_r": "MAP@R",
+    "step_ms": "step (ms)",
+    "drift": "drift",
+}
+PANELS = {
+    "recall_at_1": ("Test accuracy", "Recall@1 (%)"),
+    "drift": ("Feature drift per step", r"$\|z^k - z^{k-1}\|_2$, mean over the epoch"),
+}
+# A network this small gains little from more, and where other programs keep a core busy, threads
+# that wait for each other lose far more than that.
+_THREADS = 1
+
+
+def main() -> None:
+    torch.set_num_threads(_THREADS)
+    try:
+        settings = settings_from(Settings, build_parser(__doc__, Settings))
+        settings.output.mkdir(parents=True, exist_ok=True)
+        data = GlyphsData(settings)
+        comparison = compare(data)
+        if settings.resume:
+            comparison.resume()
+    except (ValueError, FileNotFoundError, ImportError) as error:
+        raise SystemExit(f"error: {error}") from error
+
+    print(
+        f"{data.train.name}: {len(data.train.images)} training and {len(data.test.images)} test images, "
+        f"{data.memory_setup.memory_size} rows of memory, {len(data.batches)} steps per epoch"
+    )
+    start = time.perf_counter()
+    comparison.run_logged(progress_bar, settings.output / "logs")
+    histories, warmup_epochs = comparison.histories, settings.warmup_epochs
+    results = {name: _summary(history, warmup_epochs) for name, history in histories.items()}
+    write_results(histories, results, settings.output)
+    shared = "shared start,\nno memory"
+    draw_curves(histories, PANELS, settings.output / "comparison.png", warmup_epochs, shared)
+    print(table(results, COLUMNS))
+    taken = time.perf_counter() - start
+    print(f"{taken:.0f} s; picture, CSV files and logs are in {settings.output}")
+
+
+def compare(data: GlyphsData) -> Comparison:
+    """The comparison that the settings ask for."""
+    settings = data.settings
+    return Comparison(
+        lambda method: Run(GlyphsTask(data, method)),
+        settings.methods,
+        settings.warmup_epochs + settings.epochs,
+        settings.output / "checkpoint.pt",
+        {**identity(settings), "glyphs": data.train.checksum},
+        data.device,
+        warmup_epochs=settings.warmup_epochs,
+        checkpoint_every=settings.checkpoint,
+    )
+
+
+def _summary(history: History, warmup_epochs: int) -> Row:
+    """Accuracy after the last epoch; median step time and mean drift since the warm start."""
+    last = history.epochs[-1]
+    return {
+        **{name: last[name] for name in ("recall_at_1", "recall_at_10", "map_at_r")},
+        "step_ms": 1000 * median(history.step_times),
+        "drift": fmean(row["drift"] for row in history.epochs[warmup_epochs:]),
+    }
+
+
+if __name__ == "__main__":
+    main()

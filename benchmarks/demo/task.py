@@ -1,0 +1,119 @@
+"""Retrieval on Glyphs, trained by one method."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from pytorch_metric_learning.losses import SupConLoss
+from pytorch_metric_learning.miners import PairMarginMiner
+from torch import Tensor
+
+from benchmarks.demo.settings import Settings
+from benchmarks.engine.accuracy import embed, retrieval_accuracy
+from benchmarks.engine.batches import EpochBatches
+from benchmarks.engine.diagnostics import Diagnostics, Measured, embed_without_trace, embedding_diagnostics
+from benchmarks.engine.distortion import distort
+from benchmarks.engine.glyph_net import GlyphNet
+from benchmarks.engine.glyphs import load_glyphs
+from benchmarks.engine.history import Row
+from benchmarks.engine.methods import MemorySetup, build_loss
+from benchmarks.engine.randomness import generator_for, seed_for
+from benchmarks.engine.task import Evaluated, Step, Task
+from pml_xbn.diagnostics import feature_drift
+
+_PROBE_SIZE = 64
+
+
+class GlyphsData:
+    """Images, labels and batches, shared by all runs of a comparison."""
+
+    def __init__(self, settings: Settings, device: torch.device | None = None) -> None:
+        self.settings = settings
+        self.device = torch.device(settings.device) if device is None else device
+        self.train = load_glyphs("train", settings.classes, self.device)
+        self.test = load_glyphs("test", settings.classes, self.device)
+        self.batches = EpochBatches(
+            self.train.labels.cpu(), settings.batch_size, settings.images_per_class, settings.seed
+        )
+        size = len(self.train.images)
+        probe = torch.randperm(size, generator=generator_for("probe"))[:_PROBE_SIZE]
+        self.probe = distort(self.train.images[probe.to(self.device)], generator_for("probe distortion"))
+        self.memory_setup = MemorySetup(
+            embedding_size=settings.embedding_size,
+            memory_size=max(settings.batch_size, round(settings.memory_ratio * size)),
+            steps_per_epoch=len(self.batches),
+            superclasses=self.train.superclasses,
+        )
+
+    def images(self, epoch: int, step: int) -> Tensor:
+        """The images of a batch under the distortion of their step."""
+        batch = self.batches.epoch(epoch)[step].to(self.device)
+        return distort(self.train.images[batch], generator_for(self.settings.seed, epoch, step))
+
+
+class GlyphsTask(Task):
+    """The small network and AdamW, with the loss of a method.
+
+    Args:
+        data: data and settings.
+        method: a key of `METHODS`.
+    """
+
+    def __init__(self, data: GlyphsData, method: str) -> None:
+        settings = data.settings
+        self.data, self.device = data, data.device
+        torch.manual_seed(seed_for(settings.seed, "weights"))
+        self.model = GlyphNet(settings.embedding_size, settings.norm).to(self.device)
+        miner = PairMarginMiner(pos_margin=0.2, neg_margin=0.8)
+        self.loss_fn = build_loss(method, data.memory_setup, SupConLoss(temperature=0.1), miner)
+        self.loss_fn.to(self.device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=settings.learning_rate)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, settings.decay)
+        self.parts = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "scheduler": self.scheduler,
+            "loss_fn": self.loss_fn,
+        }
+        self.steps_per_epoch, self.rows_per_step = len(data.batches), settings.batch_size
+        self.log_every, self.measured = settings.drift_every, Measured(settings.diagnostics_every)
+
+    def batches(self, epoch: int, first: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for step in range(first, self.steps_per_epoch):
+            batch = self.data.batches.epoch(epoch)[step].to(self.device)
+            yield self.data.images(epoch, step), self.data.train.labels[batch]
+
+    def train_step(
+        self, batch: tuple[Tensor, Tensor], step: Step, diagnostics: Diagnostics
+    ) -> dict[str, Tensor]:
+        images, labels = batch
+        before = self.embed_probe() if step.is_logged else None
+        self.optimizer.zero_grad()
+        with diagnostics.watch(step):
+            loss = self.loss_fn(self.model(images), labels)
+        loss.backward()
+        self.optimizer.step()
+        if before is None:
+            return {"loss": loss.detach()}
+        return {"loss": loss.detach(), "drift": feature_drift(self.embed_probe(), before).mean}
+
+    def end_epoch(self) -> None:
+        self.scheduler.step()
+
+    def evaluate(self, logged: list[Row]) -> Evaluated:
+        test, embeddings = self.data.test, embed(self.model, self.data.test.images)
+        accuracy = retrieval_accuracy(embeddings, test.labels)
+        means = {name: sum(row[name] for row in logged) / len(logged) for name in ("loss", "drift")}
+        if not self.measured.every:
+            return Evaluated({**accuracy, **means}, {})
+        return Evaluated(
+            {**accuracy, **means}, embedding_diagnostics(embeddings, test.labels, test.superclasses)
+        )
+
+    def embed_probe(self) -> Tensor:
+        return embed(self.model, self.data.probe)
+
+    def embed_steps(self, steps: list[int]) -> Tensor:
+        places = [divmod(step, self.steps_per_epoch) for step in steps]
+        return torch.cat([embed_without_trace(self.model, self.data.images(*place)) for place in places])

@@ -1,0 +1,115 @@
+"""Trains several methods after each other, with checkpoints along the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.engine import checkpoint
+from benchmarks.engine.history import History
+from benchmarks.engine.run import Progress, Run
+from benchmarks.engine.run_log import RunLog
+
+WARM_START = "warm-start"
+
+
+class Comparison:
+    """The histories of the methods build up in ``histories``.
+
+    Args:
+        build: makes the run of a method.
+        methods: what is compared.
+        epochs: of every method, with those that are shared.
+        path: file for checkpoints, which are written after every epoch.
+        identity: what a resumed comparison must share with the interrupted one, by name.
+        device: where training takes place.
+        warmup_epochs: epochs without memory that all methods share.
+        checkpoint_every: training steps between further checkpoints; 0 for none.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[str], Run],
+        methods: Sequence[str],
+        epochs: int,
+        path: Path,
+        identity: Mapping[str, Any],
+        device: torch.device,
+        *,
+        warmup_epochs: int = 0,
+        checkpoint_every: int = 0,
+    ) -> None:
+        self.build, self.methods, self.epochs, self.path = build, methods, epochs, path
+        self.identity, self.device = dict(identity), device
+        self.warmup_epochs, self.checkpoint_every = warmup_epochs, checkpoint_every
+        self.histories: dict[str, History] = {}
+        self._states: dict[str, dict[str, Any]] = {}
+
+    def resume(self) -> None:
+        """Goes back to the last checkpoint; methods that it does not have begin at the beginning.
+
+        Raises:
+            FileNotFoundError: there is none.
+            ValueError: it was written with other settings.
+        """
+        if not self.path.exists():
+            raise FileNotFoundError(
+                f"there is no checkpoint {self.path} to resume from; leave out --resume to start a run"
+            )
+        saved = checkpoint.load(self.path, self.device)
+        checkpoint.check_same(self.identity, saved["identity"], self.path)
+        self._states = saved["states"]
+
+    def run(self, progress: Progress, after_epoch: Callable[[], None]) -> None:
+        """Trains whatever is not trained yet.
+
+        Args:
+            progress: see `Run.train_epoch`.
+            after_epoch: called whenever ``histories`` has grown by an epoch, which is saved.
+        """
+        start = None
+        if self.warmup_epochs:
+            warm = self.build("no-xbm")
+            self._restore(WARM_START, warm)
+            self._train(WARM_START, warm, self.warmup_epochs, progress, lambda: None)
+            start = warm.state_dict()
+        for method in self.methods:
+            run = self.build(method)
+            if start is not None:
+                run.start_from(start)
+            self._restore(method, run)
+            self.histories[method] = run.history
+            self._train(method, run, self.epochs, progress, after_epoch)
+
+    def run_logged(self, progress: Progress, folder: Path) -> None:
+        """The same with logs in ``folder``; Ctrl-C ends the program with a word on how to go on."""
+        log = RunLog(folder)
+        try:
+            self.run(progress, lambda: log.update(self.histories))
+        except KeyboardInterrupt:
+            raise SystemExit("stopped; --resume goes on from the last checkpoint") from None
+        log.update(self.histories)  # a run that was resumed after its end has no epoch left
+        log.close()
+
+    def _restore(self, name: str, run: Run) -> None:
+        if name in self._states:
+            run.load_state_dict(self._states[name])
+
+    def _train(
+        self, name: str, run: Run, epochs: int, progress: Progress, after_epoch: Callable[[], None]
+    ) -> None:
+        def save() -> None:
+            self._states[name] = run.state_dict()
+            checkpoint.save({"identity": self.identity, "states": self._states}, self.path)
+
+        def after_step() -> None:
+            if self.checkpoint_every and len(run.history.step_times) % self.checkpoint_every == 0:
+                save()
+
+        while run.epoch < epochs:
+            run.train_epoch(lambda b, title, *counts: progress(b, f"{name}, {title}", *counts), after_step)
+            save()
+            after_epoch()

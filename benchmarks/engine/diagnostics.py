@@ -1,0 +1,217 @@
+"""What a memory does to a run, measured every so many steps without leaving a trace in the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pytorch_metric_learning.losses import CrossBatchMemory
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import normalize
+
+from benchmarks.engine.history import Row, Tables
+from pml_xbn.diagnostics import (
+    AdaptedStaleness,
+    FeatureDrift,
+    RowTracker,
+    WatchedLoss,
+    class_separability,
+    embedding_distances,
+    scalars,
+    staleness,
+    superclass_neighbours,
+)
+
+if TYPE_CHECKING:
+    from benchmarks.engine.task import Step
+
+_STALE_STEPS = 8  # of those whose rows are in memory
+_DISTANCES_OF = 4096  # images; the number of distances is the square of it
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is measured, and when.
+
+    Attributes:
+        every: steps from one measurement to the next; 0 for none.
+        anew_each_epoch: counts these steps from the beginning of each epoch.
+        drift_over: numbers of steps Δk; by default those of Cross-Batch Memory, Fig. 3, and of the AXBN
+            paper, Fig. 3.
+        whole_batches: staleness is of batches that are still whole in memory.
+    """
+
+    every: int
+    anew_each_epoch: bool = False
+    drift_over: tuple[int, ...] = (1, 10, 100)
+    whole_batches: bool = False
+
+
+class Diagnostics:
+    """Feature drift; and of a memory valid pairs, common-mode push and staleness.
+
+    Args:
+        loss_fn: the run's loss. One that is no `CrossBatchMemory` leaves drift alone to be measured.
+        measured: what is measured.
+        rows_per_step: rows that every step stores.
+        embed_probe: see `Task`.
+        embed_steps: see `Task`.
+        note_staleness: called with every measurement of staleness.
+    """
+
+    def __init__(
+        self,
+        loss_fn: nn.Module,
+        measured: Measured,
+        rows_per_step: int,
+        embed_probe: Callable[[], Tensor],
+        embed_steps: Callable[[list[int]], Tensor],
+        note_staleness: Callable[[AdaptedStaleness], None],
+    ) -> None:
+        self.measured, self.rows_per_step = measured, rows_per_step
+        self._embed_steps, self._note_staleness = embed_steps, note_staleness
+        every, deltas = measured.every, measured.drift_over
+        self._drift = FeatureDrift(embed_probe, deltas, every) if every and deltas else None
+        has_rows = every and isinstance(loss_fn, CrossBatchMemory)
+        self._rows = RowTracker(loss_fn) if has_rows else None
+        self._found: dict[str, Row] = {}
+
+    def forget_rows(self) -> None:
+        """To be called when rows were stored outside of steps; their staleness is not measured."""
+        if self._rows is not None:
+            self._rows = RowTracker(self._rows.memory)
+
+    def stored_batches(self) -> list[tuple[int, Tensor, Tensor]]:
+        """What memory still holds of every step, the oldest first.
+
+        Returns:
+            The step, the places of its rows in memory, and their places in its batch, ascending.
+        """
+        if self._rows is None:
+            return []
+        order = self._rows.images.argsort()
+        places = order[self._rows.images[order] >= 0]
+        steps, counts = self._rows.stored_at[places].unique_consecutive(return_counts=True)
+        of_batch = self._rows.images[places] % self.rows_per_step
+        parts = places.split(counts.tolist()), of_batch.split(counts.tolist())
+        return list(zip(steps.tolist(), *parts, strict=True))
+
+    @contextmanager
+    def watch(self, step: Step) -> Iterator[None]:
+        """The context in which the loss is computed."""
+        rows, measured = self._rows, self.measured
+        if rows is None or (step.number if measured.anew_each_epoch else step.total) % measured.every:
+            yield
+            return
+        memory = rows.memory
+        stored = memory.embedding_memory.clone()
+        with WatchedLoss(memory) as seen:
+            yield
+        self._follow(rows, step.total)
+        # Of what the loss compares, which for most is directions.
+        unit = getattr(getattr(memory.loss, "distance", None), "normalize_embeddings", False)
+        stale = self._staleness(rows, stored, unit)
+        self._note_staleness(stale)
+        self._found["staleness"] = scalars("before", stale.before) | scalars("after", stale.after)
+        self._found["push"] = _floats(seen.common_mode_push(normalize=unit))
+        if seen.pair_gradient is not None:
+            self._found["memory_push"] = _floats(seen.common_mode_push(of_memory=True, normalize=unit))
+            self._found["valid_pairs"] = _floats(seen.valid_pairs())
+
+    def update(self, step: int, tables: Tables) -> None:
+        """To be called after every step.
+
+        Args:
+            step: counted over all epochs.
+            tables: get a row each of what was measured: drift_1, drift_10, drift_100, and of a memory
+                staleness, push, and memory_push and valid_pairs if its loss tells pairs apart.
+        """
+        if self._rows is not None and not self._found:
+            self._follow(self._rows, step)
+        found, self._found = self._found, {}
+        for delta, drift in self._drift.update(step).items() if self._drift is not None else ():
+            found[f"drift_{delta}"] = _floats(drift)
+        for name, numbers in found.items():
+            tables.setdefault(name, []).append({"step": step, **numbers})
+
+    def _follow(self, rows: RowTracker, step: int) -> None:
+        # Every row of the run is an image of its own: its number is that of its step and its place there.
+        first = step * self.rows_per_step
+        rows.update(step, torch.arange(first, first + self.rows_per_step))
+
+    def _staleness(self, rows: RowTracker, stored: Tensor, unit: bool) -> AdaptedStaleness:
+        if not self.measured.whole_batches:
+            return rows.staleness(stored, self._embed, num_steps=_STALE_STEPS, normalize=unit)
+        *older, (newest, _, _) = self.stored_batches()
+        whole = [(step, places) for step, places, _ in older if len(places) == self.rows_per_step]
+        chosen = torch.linspace(0, max(len(whole) - 1, 0), min(_STALE_STEPS, len(whole))).long().tolist()
+        steps = [whole[i][0] for i in chosen]
+        places = torch.cat([whole[i][1] for i in chosen]) if chosen else rows.images.new_zeros(0)
+        compared = stored[places], rows.memory.embedding_memory[places]
+        fresh = self._embed_steps(steps) if steps else compared[0]
+        if unit:
+            compared, fresh = (normalize(compared[0]), normalize(compared[1])), normalize(fresh)
+        ages = newest - rows.stored_at[places]
+        return AdaptedStaleness(*(staleness(vectors, fresh, ages) for vectors in compared))
+
+    def _embed(self, rows: Tensor) -> Tensor:
+        steps, position = (rows // self.rows_per_step).unique(return_inverse=True)
+        embeddings = self._embed_steps(steps.tolist())
+        return embeddings[position * self.rows_per_step + rows % self.rows_per_step]
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is needed to go on from here, along with the memory's own state."""
+        return {
+            "drift": {} if self._drift is None else self._drift.state_dict(),
+            "rows": {} if self._rows is None else self._rows.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """To be called after the memory has loaded its state; what was not measured before begins now."""
+        if self._drift is not None and state["drift"]:
+            self._drift.load_state_dict(state["drift"])
+        self.forget_rows()
+        if self._rows is not None and state["rows"]:
+            self._rows.load_state_dict(state["rows"])
+
+
+def _floats(numbers: Any) -> Row:
+    """The fields of a named tuple of 0-dimensional tensors."""
+    return {name: float(value) for name, value in numbers._asdict().items()}
+
+
+def embed_without_trace(model: nn.Module, images: Tensor) -> Tensor:
+    """Embeddings in the mode that the model is in, without gradients; its buffers stay as they are."""
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    with torch.no_grad():
+        embeddings: Tensor = functional_call(model, buffers, (images,))
+    return embeddings
+
+
+def embedding_diagnostics(
+    embeddings: Tensor,
+    labels: Tensor,
+    superclasses: Tensor | None = None,
+    features: Tensor | None = None,
+) -> Row:
+    """Class separability, distances, and the shares of embeddings near their superclass, by name.
+
+    Args:
+        embeddings: (N, d), of unit length; distances are of 4,096 of the first classes.
+        labels: (N,).
+        superclasses: label -> superclass, or None.
+        features: (N, d) of which separability is measured; None for the embeddings.
+    """
+    first = labels.argsort(stable=True)[:_DISTANCES_OF]
+    numbers = {
+        **scalars("separability", class_separability(embeddings if features is None else features, labels)),
+        **scalars("distance", embedding_distances(embeddings[first], labels[first])),
+    }
+    if superclasses is not None:
+        shares = superclass_neighbours(embeddings, superclasses.to(labels.device)[labels])
+        numbers |= scalars("superclass_within", dict(enumerate(shares, start=1)))
+    return numbers

@@ -1,0 +1,47 @@
+"""Glyphs as all experiments see them, the test images under one fixed distortion."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from benchmarks.engine.distortion import distort
+from benchmarks.engine.randomness import generator_for
+from pml_xbn.datasets import Glyphs
+
+
+class GlyphImages(NamedTuple):
+    """Images and labels of one half.
+
+    Attributes:
+        images: (N, 1, 32, 32), uint8 as they are or float as they are distorted.
+        labels: (N,).
+        superclasses: label -> superclass.
+        name: the data set in words.
+        checksum: differs where the images do.
+    """
+
+    images: Tensor
+    labels: Tensor
+    superclasses: Tensor
+    name: str
+    checksum: str
+
+
+def load_glyphs(split: str, classes: int | None, device: torch.device) -> GlyphImages:
+    """The training images as they are, or the test images distorted.
+
+    Args:
+        split: "train" or "test".
+        classes: only so many; None for all.
+        device: where the images lie.
+    """
+    glyphs = Glyphs(split)
+    chosen = torch.arange(len(glyphs)) if classes is None else (glyphs.labels < classes).nonzero().flatten()
+    images = glyphs.images[chosen, None].to(device)
+    if split == "test":
+        images = distort(images, generator_for("test"))
+    name = f"Glyphs {glyphs.checksum} (matplotlib {glyphs.matplotlib_version})"
+    return GlyphImages(images, glyphs.labels[chosen].to(device), glyphs.superclasses, name, glyphs.checksum)

@@ -1,0 +1,94 @@
+"""Images whose augmentation depends on a key alone, whoever loads them and in whatever order."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from benchmarks.engine.randomness import seed_for
+
+Key = tuple[int, ...]
+Transform = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images with labels.
+
+    Attributes:
+        items: position -> (image, label).
+        positions: (N,) which of the items are used.
+        labels: (N,) their labels.
+        superclasses: label -> superclass, or None.
+    """
+
+    items: Any
+    positions: Tensor
+    labels: Tensor
+    superclasses: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+
+def chosen(dataset: Any, classes: int | None) -> Images:
+    """The images of so many classes of a data set; None for all."""
+    labels: Tensor = dataset.labels
+    positions = torch.arange(len(labels)) if classes is None else (labels < classes).nonzero().squeeze(1)
+    return Images(dataset, positions, labels[positions], dataset.superclasses)
+
+
+class KeyedItems(Dataset[tuple[Any, int]]):
+    """Items under a transform whose random numbers are seeded from the item's key.
+
+    An index is a key whose last number is the position in ``images``, such as (epoch, step, place in the
+    batch, position). That makes a resumed run see what the interrupted one would have seen.
+
+    Args:
+        images: what is loaded.
+        transform: makes the model's input.
+        seed: the run's seed.
+    """
+
+    def __init__(self, images: Images, transform: Transform, seed: int) -> None:
+        self.images, self.transform, self.seed = images, transform, seed
+
+    def __getitem__(self, key: Key) -> tuple[Any, int]:
+        image, label = self.images.items[int(self.images.positions[key[-1]])]
+        with seeded(seed_for(self.seed, "augmentation", *key)):
+            return self.transform(image), label
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seeds the generators that transforms draw from, and puts them back afterwards."""
+    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(cpu)
+
+
+def load(items: KeyedItems, batches: Sequence[Sequence[Key]], workers: int) -> DataLoader[Any]:
+    """The batches of the given keys, in order."""
+    return DataLoader(
+        items,
+        batch_sampler=batches,  # type: ignore[arg-type]  # torch names lists, and takes all sequences
+        num_workers=workers,
+        pin_memory=torch.cuda.is_available(),
+        # Its own draw would change the state of the generator that steps depend on.
+        generator=torch.Generator(),
+    )

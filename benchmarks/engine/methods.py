@@ -1,0 +1,73 @@
+"""The memories that are compared, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pytorch_metric_learning.losses import CrossBatchMemory
+from torch import Tensor, nn
+
+from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
+from pml_xbn.losses import AdaptiveCrossBatchMemory, BatchLoss
+
+
+@dataclass(frozen=True)
+class MemorySetup:
+    """What memories need to know of the task.
+
+    Attributes:
+        embedding_size: length of an embedding.
+        memory_size: rows in memory.
+        steps_per_epoch: forward calls per epoch.
+        superclasses: (number of classes,) label -> superclass, or None.
+    """
+
+    embedding_size: int
+    memory_size: int
+    steps_per_epoch: int = 1
+    superclasses: Tensor | None = None
+
+
+class Method(NamedTuple):
+    """A class of memories, and what it is made with where nothing else is said."""
+
+    memory: type[CrossBatchMemory]
+    options: Callable[[MemorySetup], dict[str, Any]] = lambda setup: {}
+
+
+METHODS: dict[str, Method | None] = {
+    "no-xbm": None,
+    "xbm": Method(CrossBatchMemory),
+    "xbm-star": Method(AdaptiveCrossBatchMemory, lambda setup: {"batch_loss_weight": 1.0}),
+    "xbn": Method(XBNWrapper),
+    "axbn": Method(AXBNWrapper),
+    "ema": Method(XBNWrapper, lambda setup: {"momentum": 0.5}),
+    "centre": Method(XBNWrapper, lambda setup: {"match_std": False}),
+    "unit-norm": Method(XBNWrapper, lambda setup: {"normalize_memory": True}),
+    "delayed": Method(XBNWrapper, lambda setup: {"delay": setup.steps_per_epoch}),
+    "per-class": Method(PerClassXBN),
+    "super-class": Method(SuperClassXBN, lambda setup: {"superclasses": setup.superclasses}),
+}
+
+
+def build_loss(
+    method: str, setup: MemorySetup, loss: nn.Module, miner: nn.Module | None = None, **options: Any
+) -> nn.Module:
+    """The loss of a method.
+
+    Args:
+        method: a key of `METHODS`.
+        setup: the task.
+        loss, miner: PML's.
+        **options: go before those of the method. With any, even without effect, ``xbm`` is
+            `AdaptiveCrossBatchMemory`, which takes them, and else PML's own class.
+    """
+    found = METHODS[method]
+    if found is None:
+        return BatchLoss(loss, miner, **options)
+    memory: Any = AdaptiveCrossBatchMemory if method == "xbm" and options else found.memory
+    every = {**found.options(setup), **options}
+    built: nn.Module = memory(loss, setup.embedding_size, setup.memory_size, miner, **every)
+    return built

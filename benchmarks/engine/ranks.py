@@ -1,0 +1,97 @@
+"""One process or many, on CPUs or GPUs."""
+
+from __future__ import annotations
+
+import gc
+import os
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+_TIMEOUT = timedelta(minutes=30)  # rank 0 evaluates alone
+
+
+class Ranks:
+    """The processes that ``torchrun`` started, or this one alone.
+
+    Args:
+        cpu: leave GPUs alone.
+
+    Attributes:
+        rank: number of this process.
+        world_size: how many there are.
+        device: the device of this process.
+    """
+
+    def __init__(self, cpu: bool) -> None:
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        self.device = torch.device("cpu")
+        if torch.cuda.is_available() and not cpu:
+            self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+            torch.cuda.set_device(self.device)
+        if self.world_size > 1 and not distributed.is_initialized():
+            backend = "nccl" if self.device.type == "cuda" else "gloo"
+            distributed.init_process_group(backend, timeout=_TIMEOUT)
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        """Averages the gradients of a module over the ranks."""
+        if self.world_size == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
+            return module
+        return DistributedDataParallel(module)
+
+    def autocast(self, mixed_precision: str) -> AbstractContextManager[Any]:
+        """Mixed precision, on GPUs alone."""
+        if self.device.type != "cuda" or mixed_precision == "no":
+            return nullcontext()
+        dtype = torch.float16 if mixed_precision == "fp16" else torch.bfloat16
+        return torch.autocast("cuda", dtype)
+
+    def share_buffers(self, module: nn.Module) -> None:
+        """Gives all ranks the first one's buffers, such as the running moments of BN."""
+        if self.world_size > 1:
+            for buffer in module.buffers():
+                distributed.broadcast(buffer, src=0)
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Equally many rows of every rank, in rank order."""
+        if self.world_size == 1:
+            return rows
+        parts = [torch.empty_like(rows) for _ in range(self.world_size)]
+        distributed.all_gather(parts, rows.contiguous())
+        return torch.cat(parts)
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is up on any rank."""
+        if self.world_size == 1:
+            return flag
+        flags = torch.tensor([flag], dtype=torch.uint8, device=self.device)
+        distributed.all_reduce(flags, op=distributed.ReduceOp.MAX)
+        return bool(flags.item())
+
+    def wait(self) -> None:
+        """Returns when all ranks are here."""
+        if self.world_size > 1:
+            distributed.barrier(device_ids=[self.device.index] if self.device.type == "cuda" else None)
+
+    def leave(self) -> None:
+        if self.world_size > 1:
+            leave_process_group()
+
+
+def leave_process_group() -> None:
+    """Leaves the group, once the caller has let go of all modules that were wrapped for it.
+
+    They hold on to the group in cycles; were these left to the interpreter's end, the group's threads
+    would find no interpreter to finish in.
+    """
+    gc.collect()
+    distributed.destroy_process_group()

@@ -1,0 +1,67 @@
+"""Results as tables and as CSV files."""
+
+from __future__ import annotations
+
+import csv
+import platform
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.engine.history import History
+
+
+def table(rows: Mapping[str, Mapping[str, float]], columns: Mapping[str, str]) -> str:
+    """A Markdown table with one row per method, aligned for a terminal.
+
+    Args:
+        rows: the figures of each method.
+        columns: which of them, with titles of up to 9 letters.
+    """
+    lines = ["| method      | " + " | ".join(f"{title:>9}" for title in columns.values()) + " |"]
+    lines.append("|:------------|" + "|".join(["----------:"] * len(columns)) + "|")
+    for method, row in rows.items():
+        cells = [f"{row[name]:9.{3 if name in ('drift', 'loss') else 1}f}" for name in columns]
+        lines.append(f"| {method:<11} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def markdown(columns: Iterable[str], lines: Iterable[Iterable[str]], words: Iterable[str] = ()) -> str:
+    """A Markdown table whose columns stand on the right, but for those of ``words``."""
+    columns, words = list(columns), set(words)
+    sides = [":--" if name in words else "--:" for name in columns]
+    rows = ["| " + " | ".join(columns) + " |", "|" + "|".join(sides) + "|"]
+    return "\n".join([*rows, *("| " + " | ".join(line) + " |" for line in lines)])
+
+
+def write_csv(rows: list[dict[str, Any]], path: Path) -> None:
+    """Writes rows, their keys as the header."""
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """Rows of a CSV file, none if there is no such file."""
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def write_results(
+    histories: Mapping[str, History], results: Mapping[str, Mapping[str, float]], folder: Path
+) -> None:
+    """``results.csv`` with a row per method, and ``epochs.csv`` with one per method and epoch."""
+    write_csv([{"method": name, **row} for name, row in results.items()], folder / "results.csv")
+    epochs = [{"method": name, **row} for name, history in histories.items() for row in history.epochs]
+    write_csv(epochs, folder / "epochs.csv")
+
+
+def name_of(device: torch.device) -> str:
+    """What a measurement was made on."""
+    is_cuda = device.type == "cuda"
+    return torch.cuda.get_device_name(device) if is_cuda else f"{platform.machine()} CPU"

@@ -1,0 +1,123 @@
+"""One training run, whose whole state can be saved and restored between any two steps."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+from benchmarks.engine.diagnostics import Diagnostics
+from benchmarks.engine.history import History
+from benchmarks.engine.task import Step, Task
+from benchmarks.engine.timing import now
+
+# Wraps batches, in a progress bar for example: gets a title, the steps that are done and those of all.
+Progress = Callable[[Iterable[Any], str, int, int], Iterable[Any]]
+
+
+def progress_bar(batches: Iterable[Any], title: str, done: int, steps: int) -> Iterable[Any]:
+    """The `Progress` of a terminal."""
+    bar: Iterable[Any] = tqdm(batches, desc=title, initial=done, total=steps, unit="step")
+    return bar
+
+
+def quietly(batches: Iterable[Any], title: str, done: int, steps: int) -> Iterable[Any]:
+    """The `Progress` that shows nothing."""
+    return batches
+
+
+class Run:
+    """The training of one task.
+
+    Attributes:
+        task: the task.
+        epoch: epochs that are done.
+        step: steps that are done in the one that is not.
+        history: measurements.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.epoch, self.step = 0, 0
+        self.history = History()
+        self._diagnostics = Diagnostics(
+            task.loss_fn,
+            task.measured,
+            task.rows_per_step,
+            task.embed_probe,
+            task.embed_steps,
+            task.note_staleness,
+        )
+
+    def start_from(self, state: dict[str, Any], keep: Sequence[str] = ("loss_fn", "diagnostics")) -> None:
+        """Takes over another run's state, but for the names in ``keep``, and for its times."""
+        ours = self.state_dict()
+        # A copy, since an optimizer goes on to use the very tensors that it loads.
+        self.load_state_dict({**copy.deepcopy(state), **{name: ours[name] for name in keep}})
+        self.history.step_times.clear()
+
+    def train_epoch(
+        self, progress: Progress = quietly, stop: Callable[[], bool | None] = lambda: False
+    ) -> bool:
+        """Trains to the end of the current epoch and evaluates.
+
+        Args:
+            progress: wraps the remaining batches.
+            stop: asked after every step, a moment at which the state may be saved.
+
+        Returns:
+            Whether the end was reached; False when ``stop`` said so before.
+        """
+        task, steps = self.task, self.task.steps_in(self.epoch)
+        if task.evaluates_untrained and not (self.epoch or self.step or self.history.epochs):
+            self.evaluate()
+        batches = task.batches(self.epoch, self.step)
+        for batch in progress(batches, f"epoch {self.epoch + 1}", self.step, steps):
+            self._train_step(batch)
+            self.step += 1
+            if stop() and self.step < steps:
+                return False
+        task.end_epoch()
+        self.epoch, self.step = self.epoch + 1, 0
+        self.evaluate()
+        return True
+
+    def evaluate(self) -> None:
+        """Adds a row of accuracy, and one of how the embeddings lie, to the history."""
+        first = (self.epoch - 1) * self.task.steps_per_epoch
+        logged = [row for row in self.history.steps if row["step"] >= first]
+        accuracy, embeddings = self.task.evaluate(logged)
+        self.history.epochs.append({"epoch": self.epoch, **accuracy})
+        if embeddings:
+            rows = self.history.diagnostics.setdefault("embeddings", [])
+            rows.append({"epoch": self.epoch, **embeddings})
+
+    def _train_step(self, batch: Any) -> None:
+        task, history = self.task, self.history
+        total = self.epoch * task.steps_per_epoch + self.step
+        step = Step(self.epoch, self.step, total, self.step % task.log_every == 0)
+        start = now(task.device) if task.is_timed else 0.0
+        numbers = task.train_step(batch, step, self._diagnostics)
+        if task.is_timed:
+            history.step_times.append(now(task.device) - start)
+        if step.is_logged:
+            history.steps.append({"step": total, **{name: float(value) for name, value in numbers.items()}})
+        self._diagnostics.update(total, history.diagnostics)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is needed to go on from here, bit for bit."""
+        return {
+            "epoch": self.epoch,
+            "step": self.step,
+            **self.task.state_dict(),
+            "diagnostics": self._diagnostics.state_dict(),
+            "history": vars(self.history),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self.step = state["epoch"], state["step"]
+        self.task.load_state_dict(state)
+        self._diagnostics.load_state_dict(state["diagnostics"])
+        self.history = History(**copy.deepcopy(state["history"]))

@@ -1,0 +1,111 @@
+"""What an experiment supplies to a run."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.engine.checkpoint import restore, state_of
+from benchmarks.engine.diagnostics import Diagnostics, Measured
+from benchmarks.engine.history import Row
+from pml_xbn.diagnostics import AdaptedStaleness
+
+
+class Step(NamedTuple):
+    """Where a run is.
+
+    Attributes:
+        epoch: from 0.
+        number: of the step in its epoch.
+        total: the same, counted over all epochs.
+        is_logged: whether it gives a row of the log.
+    """
+
+    epoch: int
+    number: int
+    total: int
+    is_logged: bool
+
+
+class Evaluated(NamedTuple):
+    """Accuracies of the model as it is, and, if wished, how its embeddings lie."""
+
+    accuracy: Row
+    embeddings: Row
+
+
+class Task(ABC):
+    """Data, model, loss and optimizer of a run.
+
+    Nothing in it draws random numbers that depend on what went before: weights, batches, augmentation and
+    every step are seeded from the run's seed and their own position.
+
+    Attributes:
+        loss_fn: the loss.
+        parts: all that has a state, by name, the loss as ``loss_fn``.
+        device: where training takes place.
+        steps_per_epoch: of all epochs but perhaps the last.
+        rows_per_step: rows that a step stores in a memory.
+        log_every: steps from one row of the log to the next.
+        measured: what the diagnostics measure.
+        is_timed: whether the history has the time of every step, for which a GPU waits.
+        evaluates_untrained: whether there is an evaluation before the first step.
+    """
+
+    loss_fn: nn.Module
+    parts: dict[str, Any]
+    device: torch.device
+    steps_per_epoch: int
+    rows_per_step: int
+    log_every: int
+    measured: Measured
+    is_timed = True
+    evaluates_untrained = False
+
+    def steps_in(self, epoch: int) -> int:
+        """Steps of an epoch."""
+        return self.steps_per_epoch
+
+    @abstractmethod
+    def batches(self, epoch: int, first: int) -> Iterable[Any]:
+        """The batches of an epoch from a step on."""
+
+    @abstractmethod
+    def train_step(self, batch: Any, step: Step, diagnostics: Diagnostics) -> dict[str, Any]:
+        """One step of the optimizer; the numbers of the log, the loss among them.
+
+        The loss is computed within ``diagnostics.watch(step)``.
+        """
+
+    def end_epoch(self) -> None:  # noqa: B027
+        """Called after the last step of an epoch."""
+
+    @abstractmethod
+    def evaluate(self, logged: list[Row]) -> Evaluated:
+        """Measures the model, given the epoch's rows of the log."""
+
+    @abstractmethod
+    def embed_probe(self) -> Tensor:
+        """(n, d) of always the same images, in evaluation mode."""
+
+    @abstractmethod
+    def embed_steps(self, steps: list[int]) -> Tensor:
+        """What the given steps stored, (number of steps · rows_per_step, d), by the model as it is.
+
+        Of the same images, augmentation and batches. The model and the generators of random numbers stay as
+        they are; see `embed_without_trace`.
+        """
+
+    def note_staleness(self, staleness: AdaptedStaleness) -> None:  # noqa: B027
+        """Called with every measurement of staleness."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: state_of(part) for name, part in self.parts.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, part in self.parts.items():
+            restore(part, state[name])

@@ -1,0 +1,188 @@
+"""Two views of every training image, and the images that kNN accuracy is measured on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from benchmarks.engine.distortion import distort
+from benchmarks.engine.glyphs import load_glyphs
+from benchmarks.engine.keyed_items import KeyedItems, Transform, chosen, load
+from benchmarks.engine.randomness import generator_for
+from benchmarks.moco.settings import Settings
+from pml_xbn.datasets import CIFAR10, CIFAR100
+
+_CIFAR = {"cifar10": CIFAR10, "cifar100": CIFAR100}
+# Per channel, of the training images; those of PML's notebook, which are CIFAR-10's.
+_MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+_TEST_BATCH = 512
+
+
+class Labelled(NamedTuple):
+    """Images for evaluation: parts (n, C, H, W) of all of them, each time anew, and (N,) labels."""
+
+    images: Iterable[Tensor]
+    labels: Tensor
+
+
+class MoCoData(Protocol):
+    """A data set.
+
+    Attributes:
+        summary: says in words what there is.
+        identity: differs where the images do.
+        train_labels: (N,) labels of the training images, of which training makes no use.
+        queries: test images whose class is to be told.
+        gallery: labelled images to tell it from; None for all other test images.
+    """
+
+    summary: str
+    identity: str
+    train_labels: Tensor
+    queries: Labelled
+    gallery: Labelled | None
+
+    def pairs(
+        self, batches: Tensor, epoch: int, steps: Sequence[int] | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Two views (B, C, H, W) of every batch.
+
+        Args:
+            batches: (steps, B) positions of training images.
+            epoch: what the augmentation depends on, beside the seed and the place in ``batches``.
+            steps: places of the batches that are wanted; None for all.
+        """
+        ...
+
+
+def load_data(settings: Settings) -> MoCoData:
+    """Reads a data set.
+
+    Raises:
+        FileNotFoundError: the images are not in ``root``.
+        ImportError: what draws or reads them is not installed.
+        ValueError: they do not fill a batch.
+    """
+    device = torch.device(settings.device)
+    data: MoCoData
+    data = GlyphPairs(settings, device) if settings.dataset == "glyphs" else CIFARPairs(settings, device)
+    available = len(data.train_labels)
+    if available < settings.batch_size:
+        raise ValueError(
+            f"batch_size is {settings.batch_size}, but there are {available} training images; pass "
+            "smaller batches or more classes"
+        )
+    return data
+
+
+def epoch_batches(size: int, batch_size: int, seed: int, epoch: int) -> Tensor:
+    """(steps, batch_size) positions of images in random order; those that fill no batch are left out."""
+    order = torch.randperm(size, generator=generator_for(seed, epoch, "order"))
+    steps = size // batch_size
+    return order[: steps * batch_size].view(steps, batch_size)
+
+
+class GlyphPairs:
+    """Glyphs, where a view is a random distortion, as in the retrieval task.
+
+    No training image shows a class of the test images, so each of these is searched for among all others,
+    under one fixed distortion.
+
+    Args:
+        settings: ``classes`` and ``seed``.
+        device: where the images lie.
+    """
+
+    gallery: Labelled | None = None
+
+    def __init__(self, settings: Settings, device: torch.device) -> None:
+        train, test = (load_glyphs(split, settings.classes, device) for split in ("train", "test"))
+        self.images, self.train_labels, self.seed = train.images, train.labels, settings.seed
+        self.queries = Labelled((test.images,), test.labels)
+        self.identity = train.checksum
+        self.summary = (
+            f"{train.name}: {len(self.images)} training images; {len(test.images)} test images of other "
+            "classes, each searched for among all others"
+        )
+
+    def pairs(
+        self, batches: Tensor, epoch: int, steps: Sequence[int] | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        for step in range(len(batches)) if steps is None else steps:
+            images = self.images[batches[step].to(self.images.device)]
+            queries, keys = (generator_for(self.seed, epoch, step, name) for name in ("queries", "keys"))
+            yield distort(images, queries), distort(images, keys)
+
+
+class CIFARPairs:
+    """CIFAR, augmented as in PML's notebook; test images are classified by the training images.
+
+    Args:
+        settings: ``dataset``, ``root``, ``download``, ``classes``, ``seed`` and ``workers``.
+        device: where batches are put.
+
+    Raises:
+        FileNotFoundError, ImportError, ValueError: as `pml_xbn.datasets.CIFAR10`.
+    """
+
+    gallery: Labelled | None
+
+    def __init__(self, settings: Settings, device: torch.device) -> None:
+        cls = _CIFAR[settings.dataset]
+        train = cls(settings.root, "train", download=settings.download)
+        test = chosen(cls(settings.root, "test"), settings.classes)
+        self._settings, self._device = settings, device
+        self._train, (view, test_view) = chosen(train, settings.classes), _transforms()
+        self._views = KeyedItems(self._train, partial(_two, view), settings.seed)
+        self.train_labels, self.identity = self._train.labels, settings.dataset
+        self.gallery, self.queries = (
+            Labelled(_Parts(KeyedItems(images, test_view, 0), settings.workers, device), images.labels)
+            for images in (self._train, test)
+        )
+        self.summary = (
+            f"{train.title}: {len(self._train)} training images; {len(test)} test images, each classified "
+            "by the training images"
+        )
+
+    def pairs(
+        self, batches: Tensor, epoch: int, steps: Sequence[int] | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        wanted = range(len(batches)) if steps is None else steps
+        keys = [[(epoch, step, *key) for key in enumerate(batches[step].tolist())] for step in wanted]
+        for (queries, targets), _ in load(self._views, keys, self._settings.workers):
+            yield queries.to(self._device), targets.to(self._device)
+
+
+def _two(view: Transform, image: Any) -> tuple[Tensor, Tensor]:
+    return view(image), view(image)
+
+
+class _Parts:
+    """All images in order, a part at a time, as often as they are asked for."""
+
+    def __init__(self, items: KeyedItems, workers: int, device: torch.device) -> None:
+        self.items, self.workers, self.device = items, workers, device
+
+    def __iter__(self) -> Iterator[Tensor]:
+        positions = torch.arange(len(self.items.images))
+        keys = [[(i,) for i in part.tolist()] for part in positions.split(_TEST_BATCH)]
+        for images, _ in load(self.items, keys, self.workers):
+            yield images.to(self.device)
+
+
+def _transforms() -> tuple[Transform, Transform]:
+    """Those of training and of testing."""
+    from torchvision import transforms
+
+    finish: list[Any] = [transforms.ToTensor(), transforms.Normalize(_MEAN, _STD)]
+    train = [
+        transforms.RandomResizedCrop(32),
+        transforms.RandomHorizontalFlip(),
+        transforms.RandomApply([transforms.ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.8),
+        transforms.RandomGrayscale(0.2),
+    ]
+    return transforms.Compose([*train, *finish]), transforms.Compose(finish)

@@ -1,0 +1,137 @@
+"""Reruns the papers' experiments: XBM, AXBN, the thesis on its variants, NormSoftmax and SGSL.
+
+    python -m benchmarks.papers --dataset glyphs --backbone resnet18 --no-pretrained --method xbn
+    python -m benchmarks.papers --dataset sop --root data/sop --method axbn --repeat 3
+    torchrun --nproc_per_node=4 -m benchmarks.papers --preset xbm --dataset in-shop --root data/in-shop
+    python -m benchmarks.papers --list
+
+The default is the protocol of the AXBN paper. A flag wins over --config, that over --preset, and that
+over the default. A GPU is used where there is one, and with torchrun one per process; --batch-size is
+that of all together.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from benchmarks.engine.history import History, Row
+from benchmarks.engine.ranks import Ranks
+from benchmarks.engine.run import progress_bar, quietly
+from benchmarks.papers.data import TaskData, load_data
+from benchmarks.papers.interruption import Interruption
+from benchmarks.papers.model import name_of_weights
+from benchmarks.papers.presets import read_settings
+from benchmarks.papers.reproducing import paper_weights, same_experiments, table
+from benchmarks.papers.results import result_table
+from benchmarks.papers.session import Session, draw
+from benchmarks.papers.settings import Settings
+from benchmarks.papers.task import PapersTask
+
+_INTERRUPTED = 130  # what shells give to Ctrl-C
+
+
+def main() -> None:
+    if "--list" in sys.argv[1:]:
+        print(table(), end="")
+        return
+    settings = read_settings(description=__doc__)
+    output = settings.output or Path("runs", f"{settings.preset}-{settings.dataset}-{settings.method}")
+    ranks = Ranks(settings.cpu)
+    try:
+        with Interruption(second_stops=ranks.world_size == 1) as interruption:
+            results = _train_all(settings, output, ranks, interruption)
+    except (ValueError, FileNotFoundError, ImportError) as error:
+        raise SystemExit(f"error: {error}") from error
+    finally:
+        ranks.leave()
+    if results is None:
+        if ranks.is_first:
+            resume = [] if settings.resume else ["--resume"]
+            command = shlex.join(["python", "-m", "benchmarks.papers", *sys.argv[1:], *resume])
+            print(f"stopped, and saved in {output}; to go on: {command}")
+        raise SystemExit(_INTERRUPTED)
+    if ranks.is_first:
+        _print_results(settings, results)
+
+
+def _train_all(
+    settings: Settings, output: Path, ranks: Ranks, interruption: Interruption
+) -> list[Row] | None:
+    """The results of all seeds; None when Ctrl-C came before the end."""
+    seeds = range(settings.seed, settings.seed + settings.repeat)
+    folders = [output / f"seed-{seed}" for seed in seeds]
+    if settings.resume and not any((folder / "last.pt").exists() for folder in folders):
+        raise FileNotFoundError(
+            f"there is no checkpoint in {output} to resume from; leave out --resume to start a run"
+        )
+    if ranks.device.type == "cpu" and ranks.world_size > 1:
+        torch.set_num_threads(1)
+    data = _load_once(settings, ranks)
+    results: list[Row] = []
+    histories: dict[str, History] = {}
+    for seed, folder in zip(seeds, folders, strict=True):
+        session = Session(PapersTask(replace(settings, seed=seed), data, ranks), folder)
+        if ranks.is_first:
+            _print_start(session.task, folder)
+        result = session.train(
+            progress_bar if ranks.is_first else quietly, lambda: ranks.any(interruption.wanted)
+        )
+        if result is None:
+            return None
+        results.append(result)
+        histories[f"seed {seed}"] = session.run.history
+    if ranks.is_first and settings.repeat > 1:
+        draw(histories, settings, output / "curves.png")
+    return results
+
+
+def _load_once(settings: Settings, ranks: Ranks) -> TaskData:
+    """The first rank downloads, if that is wished, before the others look."""
+    if not ranks.is_first:
+        ranks.wait()
+    data = load_data(settings)
+    if ranks.is_first:
+        ranks.wait()
+    return data
+
+
+def _print_start(task: PapersTask, folder: Path) -> None:
+    settings, data, ranks = task.settings, task.data, task.ranks
+    tests = f"{len(data.queries)} test images"
+    if data.gallery is not None:
+        tests = f"{len(data.queries)} queries in a gallery of {len(data.gallery)}"
+    if data.drawn_galleries is not None:
+        draws, size = len(data.drawn_galleries), int(data.drawn_galleries[0].sum())
+        tests = f"{len(data.queries) - size} queries in a gallery of {size}, drawn {draws} times"
+    print(
+        f"{settings.method} on {settings.dataset}, seed {settings.seed}, "
+        f"{name_of_weights(settings)}: {len(data.train)} training images "
+        f"of {data.num_classes} classes, {tests}; {task.length.steps_per_epoch} steps in each of "
+        f"{task.length.epochs} epochs, on {ranks.world_size} × {ranks.device.type}"
+        f"{'' if task.images_per_norm is None else f', BN over {task.images_per_norm} images'}; into {folder}"
+    )
+
+
+def _print_results(settings: Settings, results: list[Row]) -> None:
+    same = same_experiments(settings)
+    if not same:
+        print(result_table(results, {}, "", (name_of_weights(settings), "–")))
+        print("No table of the papers has these settings; --list shows those that are there.")
+        return
+    experiment, differences = same[0]
+    weights = (name_of_weights(settings), paper_weights(experiment))
+    print(result_table(results, experiment.figures, experiment.source, weights))
+    for other, _ in same[1:]:
+        figures = ", ".join(other.figures.values())
+        print(f"Also there: {other.source} ({other.title}): {figures}")
+    for difference in differences:
+        print(f"Not as in the paper: {difference}")
+
+
+if __name__ == "__main__":
+    main()

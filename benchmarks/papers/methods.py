@@ -1,0 +1,97 @@
+"""The loss of every method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pytorch_metric_learning.utils.common_functions import TorchInitWrapper
+from torch import Tensor, nn
+
+from benchmarks.engine.methods import METHODS, MemorySetup
+from benchmarks.engine.methods import build_loss as build
+from benchmarks.papers.pml_parts import make_loss, make_miner
+from benchmarks.papers.settings import Settings
+from pml_xbn.losses import SampledNormalizedSoftmaxLoss, StopGradientSoftmaxLoss
+
+
+@dataclass(frozen=True)
+class LossSetup:
+    """What losses need to know of the task.
+
+    Attributes:
+        num_classes: classes of the training set.
+        memory_size: rows in memory.
+        steps_per_epoch: forward calls per epoch.
+        superclasses: (num_classes,) label -> superclass, or None.
+        world_size: number of ranks.
+    """
+
+    num_classes: int
+    memory_size: int
+    steps_per_epoch: int
+    superclasses: Tensor | None
+    world_size: int
+
+
+# Settings that a method's class takes under their own names.
+_LAMBDAS = ("mean_lambda", "std_lambda")
+_TAKEN: dict[str, tuple[str, ...]] = {
+    "ema": ("momentum",),
+    "axbn": ("process_noise", "measurement_noise", "initial_variance", "gain_update_interval"),
+    "per-class": _LAMBDAS,
+    "super-class": _LAMBDAS,
+}
+
+
+def build_loss(settings: Settings, setup: LossSetup) -> nn.Module:
+    """The method's loss, which takes (embeddings, labels).
+
+    Raises:
+        ValueError: settings that the loss refuses.
+    """
+    if settings.method == "norm-softmax":
+        return SampledNormalizedSoftmaxLoss(
+            setup.num_classes, settings.embedding_size, settings.temperature, settings.class_ratio
+        )
+    if settings.method == "sgsl":
+        return StopGradientSoftmaxLoss(
+            setup.num_classes,
+            settings.embedding_size,
+            settings.gamma,
+            settings.sgsl_start,
+            # The paper defers to the code of Boudiaf et al. (2020), which smooths towards the other classes,
+            # where torch takes all, and starts from class weights of zero.
+            settings.label_smoothing * setup.num_classes / (setup.num_classes - 1),
+            weight_init_func=TorchInitWrapper(nn.init.zeros_),
+        )
+    if settings.method == "super-class" and setup.superclasses is None:
+        raise ValueError(
+            f"{settings.dataset} has no superclasses, which --method super-class needs; choose a data set "
+            "that has (glyphs, sop, in-shop, deep-fashion2, cifar100) or another method"
+        )
+    if not has_memory(settings):
+        return build_batch_loss(settings, setup)
+    options: dict[str, Any] = {name: getattr(settings, name) for name in _TAKEN.get(settings.method, ())}
+    if settings.method == "delayed":
+        options["delay"] = settings.delay * setup.steps_per_epoch
+    if settings.batch_loss_weight:
+        options["batch_loss_weight"] = settings.batch_loss_weight
+    return _build(settings.method, settings, setup, warmup=settings.memory_warmup, **options)
+
+
+def build_batch_loss(settings: Settings, setup: LossSetup) -> nn.Module:
+    """The loss without memory: that of no-xbm, and of all memories in the epochs of the new layers alone."""
+    return _build("no-xbm", settings, setup)
+
+
+def has_memory(settings: Settings) -> bool:
+    return METHODS.get(settings.method) is not None
+
+
+def _build(method: str, settings: Settings, setup: LossSetup, **options: Any) -> nn.Module:
+    size = settings.embedding_size
+    loss = make_loss(settings.loss, settings.loss_options, num_classes=setup.num_classes, embedding_size=size)
+    miner = make_miner(settings.miner, settings.miner_options)
+    memory = MemorySetup(size, setup.memory_size, setup.steps_per_epoch, setup.superclasses)
+    return build(method, memory, loss, miner, gather_distributed=setup.world_size > 1, **options)

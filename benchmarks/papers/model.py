@@ -1,0 +1,176 @@
+"""A backbone of timm and a head that makes embeddings of its features."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from benchmarks.papers.settings import Settings
+from pml_xbn.heads import MAP_HEADS, make_head, remove_last_bn_relu
+
+
+class EmbeddingModel(nn.Module):
+    """Images (B, 3, H, W) to embeddings (B, d).
+
+    Args:
+        backbone: gives features, or feature maps where the head pools.
+        head: gives embeddings.
+        normalized: make them unit length.
+        dropout: share of an embedding that is zeroed in training.
+        freeze_bn: in training, too, the backbone's BN uses the statistics that it has, and keeps them. Its
+            scales and biases are trained.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        head: nn.Module,
+        normalized: bool,
+        dropout: float = 0.0,
+        freeze_bn: bool = False,
+    ) -> None:
+        super().__init__()
+        self.backbone, self.head, self.normalized = backbone, head, normalized
+        self.dropout, self.freeze_bn = nn.Dropout(dropout), freeze_bn
+
+    def forward(self, images: Tensor) -> Tensor:
+        embeddings: Tensor = self.head(self.backbone(images)).float()
+        dropped: Tensor = self.dropout(normalize(embeddings) if self.normalized else embeddings)
+        return dropped
+
+    def train(self, mode: bool = True) -> EmbeddingModel:
+        super().train(mode)
+        if self.freeze_bn:
+            for module in self.backbone.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
+        return self
+
+
+def build_model(settings: Settings, num_calls: int) -> tuple[EmbeddingModel, dict[str, Any]]:
+    """The model, and what timm says of its input: mean, std, interpolation, crop_pct.
+
+    Args:
+        settings: which model.
+        num_calls: training steps in all.
+
+    Raises:
+        ValueError: timm has no such backbone or weights, or something does not go with them.
+        FileNotFoundError: the pretrained weights are not here and cannot be fetched.
+    """
+    _import_timm()
+    from timm.data import resolve_data_config
+
+    backbone = _build_backbone(settings)
+    if settings.remove_last_bn_relu:
+        try:
+            remove_last_bn_relu(backbone)
+        except TypeError as error:
+            raise ValueError(f"--remove-last-bn-relu: {error}") from error
+    head = make_head(
+        settings.head,
+        backbone.num_features,
+        settings.embedding_size,
+        num_calls=num_calls,
+        ideal_batch_size=2 * settings.batch_size,
+    )
+    model = EmbeddingModel(backbone, head, settings.normalize, settings.dropout, settings.freeze_bn)
+    return model, resolve_data_config({}, model=backbone)
+
+
+def images_per_norm(settings: Settings, model: EmbeddingModel, world_size: int) -> int | None:
+    """Images whose moments batch normalization uses in training; None without any."""
+    if not any(isinstance(module, _BatchNorm) and module.training for module in model.modules()):
+        return None
+    return settings.batch_size if settings.sync_bn else settings.batch_size // world_size
+
+
+def name_of_weights(settings: Settings) -> str:
+    """What the backbone starts from, such as resnet50.a1_in1k: a name without a tag means timm's default."""
+    timm = _import_timm()
+    if not settings.pretrained:
+        return f"{settings.backbone}, untrained"
+    if settings.weights is not None:
+        return f"{settings.backbone} from {settings.weights}"
+    config = timm.get_pretrained_cfg(settings.backbone)
+    tag = "" if config is None else config.tag
+    return f"{settings.backbone.partition('.')[0]}.{tag}" if tag else settings.backbone
+
+
+def _import_timm() -> Any:
+    try:
+        import timm
+    except ImportError as error:
+        raise ImportError(
+            f'backbones come from timm ({error}); install it with: pip install "pml_xbn[examples]"'
+        ) from error
+    return timm
+
+
+def _build_backbone(settings: Settings) -> Any:
+    timm, name = _import_timm(), settings.backbone
+    if not timm.is_model(name):
+        close = get_close_matches(name, timm.list_models(), n=5)
+        raise ValueError(
+            f"--backbone is {name!r}, which timm {timm.__version__} does not have; "
+            f"choose one of timm.list_models(), such as {', '.join(close) or 'resnet50'}"
+        )
+    if settings.weights is not None and not settings.pretrained:
+        raise ValueError(f"--weights is {settings.weights}, beside --no-pretrained; leave out one of them")
+    pool = {} if settings.pooling is None else {"global_pool": settings.pooling}
+    if settings.head in MAP_HEADS:
+        if pool:
+            raise ValueError(
+                f"--pooling is {settings.pooling}, and --head {settings.head} pools by itself; leave out one"
+            )
+        pool = {"global_pool": ""}
+    fetched = settings.pretrained and settings.weights is None
+    try:
+        backbone = timm.create_model(name, fetched, num_classes=0, **pool)
+    except OSError as error:
+        raise FileNotFoundError(
+            f"the weights {name_of_weights(settings)} are not here and cannot be fetched; where there is a "
+            f"network, fetch {_address(timm, name)} and pass the file as --weights, or pass --no-pretrained"
+        ) from error
+    except RuntimeError as error:
+        tags = timm.list_models(f"{name.partition('.')[0]}.*", pretrained=True)
+        raise ValueError(
+            f"--backbone is {name!r}: {error} With weights there are: {', '.join(tags) or 'none'}"
+        ) from error
+    if settings.weights is not None:
+        _load_weights(backbone, name, settings.weights)
+    return backbone
+
+
+def _address(timm: Any, name: str) -> str:
+    config = timm.get_pretrained_cfg(name)
+    if config.hf_hub_id:
+        return f"https://huggingface.co/{config.hf_hub_id}/resolve/main/model.safetensors"
+    return str(config.url)
+
+
+def _load_weights(backbone: nn.Module, name: str, file: str) -> None:
+    """All of the backbone's weights from a file, which may have a classifier too."""
+    from timm.models import load_checkpoint
+
+    if not Path(file).is_file():
+        raise FileNotFoundError(f"--weights is {file}, and there is no such file")
+    try:
+        missing = load_checkpoint(backbone, file, strict=False).missing_keys
+    except (RuntimeError, UnpicklingError, EOFError) as error:
+        raise ValueError(
+            f"--weights is {file}, from which {name} cannot load its weights: {error}"
+        ) from error
+    # Files from before PyTorch 0.4.1 lack these counters.
+    missing = [key for key in missing if not key.endswith("num_batches_tracked")]
+    if missing:
+        raise ValueError(
+            f"--weights is {file}, which lacks {len(missing)} weights of {name}, such as {missing[0]}; "
+            "pass a file of the same model, as timm or torchvision save it"
+        )

@@ -1,0 +1,78 @@
+"""Optimizers and the learning rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from benchmarks.papers.length import Length
+from benchmarks.papers.settings import Settings
+
+
+def build_warmup_optimizer(settings: Settings, parameters: Iterable[nn.Parameter]) -> Optimizer:
+    """SGD on the new layers alone."""
+    return _sgd(settings, parameters, settings.warmup_learning_rate)
+
+
+def build_optimizer(settings: Settings, parameters: Iterable[nn.Parameter]) -> Optimizer:
+    """The optimizer of all layers."""
+    if settings.optimizer == "sgd":
+        return _sgd(settings, parameters, settings.learning_rate)
+    cls = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
+    return cls(_groups(settings, parameters), lr=settings.learning_rate)
+
+
+def _sgd(settings: Settings, parameters: Iterable[nn.Parameter], rate: float) -> Optimizer:
+    momentum = settings.sgd_momentum
+    # torch refuses Nesterov's method where there is no momentum for it.
+    nesterov = settings.nesterov and momentum > 0
+    return torch.optim.SGD(_groups(settings, parameters), lr=rate, momentum=momentum, nesterov=nesterov)
+
+
+def _groups(settings: Settings, parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
+    """Parameters by their weight decay; vectors and scalars have none unless that is set."""
+    decayed: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for parameter in parameters:
+        (decayed if parameter.ndim > 1 or settings.decay_vectors else others).append(parameter)
+    groups = [
+        {"params": decayed, "weight_decay": settings.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def learning_rate(settings: Settings, length: Length, step: int) -> float:
+    """The learning rate of all layers in an iteration, counted from 0 where their training begins.
+
+    A function, not one of torch's schedulers, which warn where float16 makes the scaler skip a step.
+    """
+    factor = 1.0
+    if settings.schedule == "cosine":
+        factor = 0.5 * (1 + math.cos(math.pi * step / length.main_steps))
+    elif settings.schedule == "step" and settings.decay_at is not None:
+        factor = settings.decay if step >= settings.decay_at else 1.0
+    elif settings.schedule == "step":
+        factor = settings.decay ** (step // length.steps_per_epoch // settings.decay_every)
+    if settings.warmup_steps:
+        factor = min(factor, (step + 1) / settings.warmup_steps)
+    return settings.learning_rate * factor
+
+
+def gradient_scaler(enabled: bool) -> Any:
+    """torch's scaler for float16, which does nothing where it is not enabled."""
+    if hasattr(torch.amp, "GradScaler"):
+        return torch.amp.GradScaler("cuda", enabled=enabled)
+    return torch.cuda.amp.GradScaler(enabled=enabled)  # torch before 2.3
+
+
+def clip_gradient(optimizer: Optimizer, limit: float) -> None:
+    """Shortens the gradient of the optimizer's parameters to norm ``limit``; 0 leaves it."""
+    if limit:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        nn.utils.clip_grad_norm_(parameters, limit)

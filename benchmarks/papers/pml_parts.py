@@ -1,0 +1,52 @@
+"""Losses, miners, distances and reducers of PML, by name."""
+
+from __future__ import annotations
+
+import inspect
+from types import ModuleType
+from typing import Any
+
+from pytorch_metric_learning import distances, losses, miners, reducers
+from torch import nn
+
+# Arguments whose values are the names of other parts.
+_NAMED_PARTS = {"distance": distances, "reducer": reducers}
+
+
+def make_loss(name: str, options: dict[str, Any], **known: Any) -> nn.Module:
+    """A loss of PML; of ``known`` (num_classes, embedding_size) it gets what it asks for.
+
+    Raises:
+        ValueError: there is no such loss, or it does not take the options.
+    """
+    cls = _part("--loss", losses, name)
+    asked = inspect.signature(cls).parameters
+    loss: nn.Module = _make(cls, {**{key: value for key, value in known.items() if key in asked}, **options})
+    return loss
+
+
+def make_miner(name: str, options: dict[str, Any]) -> nn.Module | None:
+    """A miner of PML; None for the name none.
+
+    Raises:
+        ValueError: there is no such miner, or it does not take the options.
+    """
+    return None if name == "none" else _make(_part("--miner", miners, name), options)
+
+
+def _part(what: str, module: ModuleType, name: str) -> Any:
+    names = sorted(key for key, value in vars(module).items() if inspect.isclass(value))
+    if name not in names:
+        raise ValueError(f"{what} is {name!r}; choose one of {', '.join(names)}")
+    return getattr(module, name)
+
+
+def _make(cls: Any, options: dict[str, Any]) -> Any:
+    built = {
+        key: _part(key, _NAMED_PARTS[key], value)() if key in _NAMED_PARTS else value
+        for key, value in options.items()
+    }
+    try:
+        return cls(**built)
+    except TypeError as error:
+        raise ValueError(f"{cls.__name__} does not take {options}: {error}") from error

@@ -1,0 +1,159 @@
+"""The table of all experiments, and which of them a run repeats."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engine.results import read_csv
+from benchmarks.papers.presets import read_settings
+from benchmarks.papers.results import metric_name
+from benchmarks.papers.settings import Settings
+from benchmarks.papers.tables import EXPERIMENTS, Experiment
+
+_ROOT = Path(__file__).parents[2]
+GLYPHS_CSV = _ROOT / "benchmarks" / "results" / "train_glyphs.csv"
+MOCO_CSV = _ROOT / "benchmarks" / "results" / "moco_glyphs.csv"
+
+# What makes a run another experiment, not the same one with other optimisation.
+_IDENTITY = (
+    "dataset",
+    "test_size",
+    "method",
+    "head",
+    "embedding_size",
+    "batch_size",
+    "binary",
+    "class_ratio",
+    "gamma",
+    "sgsl_start",
+    "remove_last_bn_relu",
+    "mean_lambda",
+    "std_lambda",
+    "miner_options",
+    "loss",
+)
+_NOT_COMPARED = ("seed", "nmi")
+
+_INTRODUCTION = """\
+# The papers' experiments
+
+One command each. `python -m benchmarks.papers --list` prints this page, and after a run the script prints
+its result beside the paper's figure. `--repeat 3` prints mean ± standard deviation over three seeds,
+`--resume` goes on with a run that was interrupted, and `torchrun --nproc_per_node=N -m benchmarks.papers …`
+spreads a batch over N GPUs.
+
+* **Paper**: the figure printed in the paper, in per cent, and its table.
+* **Glyphs**: Recall@1 of the same flags with `--dataset glyphs --backbone resnet18 --no-pretrained`, for
+  which nothing is downloaded. It is read from `benchmarks/results/train_glyphs.csv`, with columns
+  `experiment` and `recall_at_1`.
+
+[Presets](presets.md) has every value behind `--preset`, and where it comes from: a paper's section, its
+authors' code, or nowhere. Data sets: Stanford Online Products (`sop`), In-shop Clothes Retrieval
+(`in-shop`), DeepFashion2, PKU VehicleID, CIFAR-10 and -100, CUB-200-2011 and Cars-196, each in the folder
+given by `--root`. `--download` fetches those that can be fetched. Figures on VehicleID are means over
+`--gallery-draws` random galleries, 10 unless said; XBM does not say over how many. DeepFashion2 is run
+with the classes of `--protocol`, XBM's with its preset, on the 12,377 queries and the gallery of 36,961
+that are released. XBM prints 32,550 and 37,183, which cannot be had. A query without a match is a miss.
+
+Left out are the rows of backbones that timm does not have (GoogLeNet, BNInception), so those of XBM on
+CUB and Cars, whose memory is also updated in another way; LMCL in NormSoftmax; and the weight β of SGSL.
+
+The thesis runs the AXBN paper's protocol and reports much lower figures for the same methods, which it
+could not explain (§5.4.1): compare its figures with its own No-XBM. Its Table 5.14 gives neither the
+margins of the miner nor the other λ. Assumed are the usual λμ = 0.5 and λσ = 1, and the wide margins of its
+Table 9.1, since its figures at these (84.8 to 91.7 about λμ = 0.5, and 85.0 at λσ = 1) lie far above the
+39.69 of its Table 5.13.
+
+The AXBN paper and the thesis do not name their pretrained weights: their rows start from timm's default,
+`resnet50.a1_in1k` at present. Nor does the AXBN paper say which Swin its Table 4 has, nor with which weights.
+Every result names the weights that it started from.
+"""
+
+
+def parse_experiment(experiment: Experiment) -> Settings:
+    """The settings of an experiment's command."""
+    return read_settings(shlex.split(experiment.arguments))
+
+
+def paper_weights(experiment: Experiment) -> str:
+    """The pretrained weights of an experiment; those whose paper does not name them have no tag."""
+    backbone = parse_experiment(experiment).backbone
+    return backbone if "." in backbone else "not stated"
+
+
+def table() -> str:
+    """The page of all experiments, in Markdown."""
+    measured = _measured_on_glyphs()
+    lines = [_INTRODUCTION]
+    lines.append("| Experiment | Name in the paper | Data set | Paper | Source | Glyphs | Command |")
+    lines.append("|:--|:--|:--|:--|:--|--:|:--|")
+    for experiment in EXPERIMENTS:
+        cells = [
+            f"`{experiment.key}`",
+            experiment.title.replace("*", "\\*"),
+            f"`{experiment.dataset}`",
+            "; ".join(f"{metric_name(key)} {value}" for key, value in experiment.figures.items()),
+            experiment.source,
+            measured.get(experiment.key, "not run"),
+            f"`python -m benchmarks.papers {experiment.arguments}`",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, _moco()]) + "\n"
+
+
+def _moco() -> str:
+    """MoCo with and without an adapted queue, which a script of its own trains."""
+    rows = read_csv(MOCO_CSV)
+    glyphs = "; ".join(f"{row['method']} {float(row['weighted_knn']):.1f}" for row in rows) or "not run"
+    lines = [
+        f"| `moco` | MoCo + XBN | `{dataset}` | about 4 above MoCo at epoch 15 | AXBN, Appendix B "
+        f"| {glyphs} | `python -m benchmarks.moco --dataset {dataset} --root data --methods moco xbn` |"
+        for dataset in ("cifar10", "cifar100")
+    ]
+    return """
+## Self-supervised
+
+Paper and Glyphs: accuracy of a weighted kNN, in per cent. On Glyphs after five epochs, one seed, of
+`python -m benchmarks.moco --methods moco xbn axbn`, read from `benchmarks/results/moco_glyphs.csv`.
+
+| Experiment | Name in the paper | Data set | Paper | Source | Glyphs | Command |
+|:--|:--|:--|:--|:--|--:|:--|
+""" + "\n".join(lines)
+
+
+def same_experiments(settings: Settings) -> list[tuple[Experiment, list[str]]]:
+    """The experiments that a run repeats, each with the settings that differ.
+
+    First those of the run's own preset, and among them those with the fewest differences.
+    """
+    found: list[tuple[bool, Experiment, list[str]]] = []
+    for experiment in EXPERIMENTS:
+        theirs = parse_experiment(experiment)
+        if _identity(settings) == _identity(theirs):
+            is_other = settings.preset != theirs.preset
+            found.append((is_other, experiment, _differences(settings, theirs)))
+    found.sort(key=lambda row: (row[0], len(row[2])))
+    return [(experiment, differences) for _, experiment, differences in found]
+
+
+def _identity(settings: Settings) -> list[Any]:
+    # Other pretrained weights are a difference that is told, not another experiment.
+    architecture = settings.backbone.partition(".")[0]
+    return [architecture, *(getattr(settings, name) for name in _IDENTITY)]
+
+
+def _differences(ours: Settings, theirs: Settings) -> list[str]:
+    return [
+        f"{field.name}={getattr(ours, field.name)!r}, theirs {getattr(theirs, field.name)!r}"
+        for field in fields(Settings)
+        if field.metadata["affects_result"]
+        and field.name not in _NOT_COMPARED
+        and getattr(ours, field.name) != getattr(theirs, field.name)
+    ]
+
+
+def _measured_on_glyphs() -> dict[str, str]:
+    return {row["experiment"]: row["recall_at_1"] for row in read_csv(GLYPHS_CSV)}

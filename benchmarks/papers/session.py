@@ -1,0 +1,131 @@
+"""A run with its folder: checkpoints, the best epoch, logs, the picture and the result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engine import checkpoint
+from benchmarks.engine.figures import draw_curves
+from benchmarks.engine.history import History, Row
+from benchmarks.engine.run import Progress, Run
+from benchmarks.engine.run_log import RunLog
+from benchmarks.engine.settings import identity as settings_of
+from benchmarks.papers.model import name_of_weights
+from benchmarks.papers.settings import Settings
+from benchmarks.papers.task import PapersTask
+
+_SELECTED_BY = "recall_at_1"
+_PANELS = {"recall_at_1": ("Test accuracy", "Recall@1 (%)"), "loss": ("Loss", "mean over the epoch")}
+_REMEDY = "resume with the flags of the first run, or start anew in another --output"
+
+
+def draw(histories: Mapping[str, History], settings: Settings, path: Path) -> None:
+    """Recall@1 and the loss over epochs."""
+    draw_curves(histories, _PANELS, path, settings.warmup_epochs, "new layers\nalone")
+
+
+class Session:
+    """Trains a task to its end, whatever interrupts it.
+
+    The folder holds ``last.pt``, the state after the last epoch or at the interruption; ``best.pt``, the
+    model of the best epoch; ``logs``; ``curves.png``; and in the end ``result.json``.
+
+    Args:
+        task: what is trained.
+        folder: of this run alone.
+
+    Raises:
+        ValueError: the folder holds a run, and ``resume`` is not set; or one with other settings.
+    """
+
+    def __init__(self, task: PapersTask, folder: Path) -> None:
+        self.task, self.run, self.folder, self.ranks = task, Run(task), folder, task.ranks
+        self.best: Row = {}
+        saved = self._last if self._last.exists() else None
+        if saved is None:
+            return
+        if not task.settings.resume:
+            raise ValueError(
+                f"{folder} holds a run; pass --resume to go on with it, or another --output for a new one"
+            )
+        state = checkpoint.load(saved, task.device)
+        checkpoint.check_same(identity(task), state["identity"], saved, _REMEDY)
+        self.run.load_state_dict(state["run"])
+        self.best = state["best"]
+
+    @property
+    def _last(self) -> Path:
+        return self.folder / "last.pt"
+
+    @property
+    def _best(self) -> Path:
+        return self.folder / "best.pt"
+
+    def train(self, progress: Progress, stop: Callable[[], bool]) -> Row | None:
+        """The accuracy of the best epoch, on the first rank; None if ``stop`` ended it before.
+
+        Args:
+            progress: see `Run.train_epoch`.
+            stop: asked on all ranks after every step.
+        """
+        run, log, method = self.run, None, self.task.settings.method
+        if self.ranks.is_first:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            log = RunLog(self.folder / "logs")
+        while run.epoch < self.task.length.epochs:
+            complete = run.train_epoch(progress, stop)
+            if complete:
+                self._keep_if_best()
+            self._save()
+            if log is not None:
+                log.update({method: run.history})
+            if run.epoch < self.task.length.epochs and stop():
+                return None
+        if log is not None:
+            log.update({method: run.history})  # a run that is resumed after its end
+            log.close()
+            draw(
+                {f"seed {self.task.settings.seed}": run.history},
+                self.task.settings,
+                self.folder / "curves.png",
+            )
+        return self._result()
+
+    def _keep_if_best(self) -> None:
+        if not self.ranks.is_first:
+            return
+        row = self.run.history.epochs[-1]
+        if not self.best or row[_SELECTED_BY] > self.best[_SELECTED_BY]:
+            self.best = dict(row)
+            state = {"epoch": self.run.epoch, "model": self.task.model.state_dict()}
+            checkpoint.save(state, self._best)
+
+    def _save(self) -> None:
+        if self.ranks.is_first:
+            state = {"identity": identity(self.task), "run": self.run.state_dict(), "best": self.best}
+            checkpoint.save(state, self._last)
+        self.ranks.wait()
+
+    def _result(self) -> Row:
+        result = dict(self.best)
+        if self.task.settings.nmi:
+            best = checkpoint.load(self._best, self.ranks.device)
+            result.update(self.task.accuracy_of(best["model"]))
+        result.pop("loss", None)
+        if self.ranks.is_first:
+            told = {"pretrained_weights": name_of_weights(self.task.settings), **result}
+            (self.folder / "result.json").write_text(json.dumps(told, indent=1) + "\n")
+        return result
+
+
+def identity(task: PapersTask) -> dict[str, Any]:
+    """Everything that a resumed run must share with the interrupted one."""
+    return {
+        **settings_of(task.settings),
+        "ranks": task.ranks.world_size,
+        "images per batch normalization": task.images_per_norm,
+        "training images": len(task.data.train),
+    }

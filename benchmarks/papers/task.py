@@ -1,0 +1,250 @@
+"""A backbone that is fine-tuned as the papers do: the new layers alone at first, then all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import nullcontext
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from benchmarks.engine.batches import EpochBatches
+from benchmarks.engine.diagnostics import Diagnostics, Measured, embed_without_trace
+from benchmarks.engine.history import Row
+from benchmarks.engine.keyed_items import Key, KeyedItems, load
+from benchmarks.engine.randomness import generator_for, seed_for
+from benchmarks.engine.ranks import Ranks
+from benchmarks.engine.sync_batch_norm import synchronise_batch_norm
+from benchmarks.engine.task import Evaluated, Step, Task
+from benchmarks.papers.augmentation import build_transforms
+from benchmarks.papers.data import TaskData
+from benchmarks.papers.evaluation import Evaluation
+from benchmarks.papers.length import run_length
+from benchmarks.papers.methods import LossSetup, build_batch_loss, build_loss, has_memory
+from benchmarks.papers.model import build_model, images_per_norm
+from benchmarks.papers.optimisation import (
+    build_optimizer,
+    build_warmup_optimizer,
+    clip_gradient,
+    gradient_scaler,
+    learning_rate,
+)
+from benchmarks.papers.settings import Settings
+
+_PROBE_SIZE = 64
+
+
+class PapersTask(Task):
+    """One method with one seed.
+
+    Args:
+        settings: everything.
+        data: the data set.
+        ranks: the processes.
+
+    Attributes:
+        images_per_norm: images whose moments batch normalization uses; None without any.
+
+    Raises:
+        ValueError: settings that do not go together.
+    """
+
+    is_timed = False
+
+    def __init__(self, settings: Settings, data: TaskData, ranks: Ranks) -> None:
+        if settings.batch_size % ranks.world_size:
+            raise ValueError(
+                f"--batch-size is {settings.batch_size}; it must be a multiple of the "
+                f"{ranks.world_size} ranks"
+            )
+        self.settings, self.data, self.ranks, self.device = settings, data, ranks, ranks.device
+        self._batches = EpochBatches(
+            data.train.labels, settings.batch_size, settings.images_per_class, settings.seed
+        )
+        self.length = run_length(settings, len(self._batches))
+        self.steps_per_epoch, self.rows_per_step = self.length.steps_per_epoch, settings.batch_size
+        self.log_every, self.measured = settings.log_every, Measured(settings.diagnostics_every)
+        setup = LossSetup(
+            num_classes=data.num_classes,
+            memory_size=max(settings.batch_size, round(settings.memory_ratio * len(data.train))),
+            steps_per_epoch=self.steps_per_epoch,
+            superclasses=data.train.superclasses,
+            world_size=ranks.world_size,
+        )
+
+        torch.manual_seed(seed_for(settings.seed, "weights"))
+        self.model, data_config = build_model(settings, self.length.steps)
+        self.model.train()
+        self.images_per_norm = images_per_norm(settings, self.model, ranks.world_size)
+        if self.images_per_norm == settings.batch_size and ranks.world_size > 1:
+            synchronise_batch_norm(self.model, ranks.device)
+        self.loss_fn = build_loss(settings, setup).to(ranks.device)
+        self._warmup_loss = self.loss_fn
+        if has_memory(settings):
+            self._warmup_loss = build_batch_loss(settings, setup).to(ranks.device)
+        self.model.to(ranks.device)
+        if ranks.device.type == "cuda":
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, unused-ignore]
+        transforms = build_transforms(settings, data_config)
+        self._items, self._plain_items = (
+            KeyedItems(data.train, transform, settings.seed) for transform in transforms
+        )
+        self.evaluation = Evaluation(settings, data, transforms[1], ranks)
+
+        new = [*self.model.head.parameters(), *self._warmup_loss.parameters()]
+        if self.length.warmup_epochs and not new:
+            raise ValueError(
+                f"--head {settings.head} has nothing to train alone; pass --warmup-epochs 0 or another head"
+            )
+        everything = [*self.model.parameters(), *self.loss_fn.parameters()]
+        self._warmup_optimizer = build_warmup_optimizer(settings, new) if new else None
+        self._optimizer = build_optimizer(settings, everything)
+        self._scaler = gradient_scaler(ranks.device.type == "cuda" and settings.mixed_precision == "fp16")
+        # Gradients of frozen layers are computed in the first stage and dropped: a model that is wrapped
+        # for many ranks cannot change which of its parameters have any.
+        self._ranked_model = ranks.wrap(self.model)
+        self._ranked_loss = ranks.wrap(self.loss_fn)
+        self._ranked_warmup_loss = (
+            self._ranked_loss if self._warmup_loss is self.loss_fn else ranks.wrap(self._warmup_loss)
+        )
+        self._losses = torch.zeros(2, device=ranks.device)  # their sum and number in this epoch
+        self.parts = {
+            "model": self.model,
+            "loss_fn": self.loss_fn,
+            "warmup_loss_fn": self._warmup_loss,
+            "optimizer": self._optimizer,
+            "scaler": self._scaler,
+        }
+        if self._warmup_optimizer is not None:
+            self.parts["warmup_optimizer"] = self._warmup_optimizer
+
+    def steps_in(self, epoch: int) -> int:
+        return self.length.steps_in(epoch)
+
+    def batches(self, epoch: int, first: int) -> Iterable[tuple[Tensor, Tensor]]:
+        self.model.train()
+        keys = [self._keys_of(epoch, step) for step in range(first, self.steps_in(epoch))]
+        return load(self._items, keys, self.settings.workers)
+
+    def _keys_of(self, epoch: int, step: int) -> list[Key]:
+        """This rank's images of a step."""
+        rank, world_size = self.ranks.rank, self.ranks.world_size
+        first = rank * (self.settings.batch_size // world_size)
+        share = self._batches.epoch(epoch)[step].chunk(world_size)[rank].tolist()
+        return [(epoch, step, first + place, position) for place, position in enumerate(share)]
+
+    def _seed_of(self, epoch: int, step: int) -> int:
+        """Of the generators from which a step draws on this rank, for dropout say."""
+        return seed_for(self.settings.seed, "step", epoch, step, self.ranks.rank)
+
+    def train_step(
+        self, batch: tuple[Tensor, Tensor], step: Step, diagnostics: Diagnostics
+    ) -> dict[str, Tensor | float]:
+        settings, ranks = self.settings, self.ranks
+        alone = step.epoch < self.length.warmup_epochs
+        optimizer = self._warmup_optimizer if alone else self._optimizer
+        loss_fn = self._ranked_warmup_loss if alone else self._ranked_loss
+        assert optimizer is not None, "there are new layers, or no epochs of them alone"
+        torch.manual_seed(self._seed_of(step.epoch, step.number))
+        rate = settings.warmup_learning_rate
+        if not alone:
+            main_step = step.total - self.length.warmup_epochs * self.steps_per_epoch
+            rate = learning_rate(settings, self.length, main_step)
+            self._fill_memory(diagnostics)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+
+        images, labels = (tensor.to(ranks.device, non_blocking=True) for tensor in batch)
+        for parameter in (*self.model.parameters(), *loss_fn.parameters()):
+            parameter.grad = None
+        with ranks.autocast(settings.mixed_precision):
+            embeddings = self._ranked_model(images)
+        with nullcontext() if alone else diagnostics.watch(step):
+            loss = loss_fn(embeddings, labels)
+        if settings.loss_per_anchor:
+            loss = loss / settings.batch_size
+        self._scaler.scale(loss).backward()
+        self._scaler.unscale_(optimizer)
+        clip_gradient(optimizer, settings.clip_gradient)
+        self._scaler.step(optimizer)
+        self._scaler.update()
+        self._losses += torch.stack([loss.detach(), torch.ones_like(loss.detach())])
+        return {"loss": loss.detach(), "learning_rate": rate}
+
+    @torch.no_grad()
+    def _fill_memory(self, diagnostics: Diagnostics) -> None:
+        """Embeds random training images when the memory's warm-up is over (XBM §3.3).
+
+        In training mode and augmented, as the rows that replace them will be; whole batches of them.
+        """
+        settings, ranks = self.settings, self.ranks
+        if not (settings.fill_memory and has_memory(settings)):
+            return
+        memory: Any = self.loss_fn
+        if memory.num_calls != settings.memory_warmup:
+            return
+        order = torch.randperm(len(self.data.train), generator=generator_for(settings.seed, "fill"))
+        filling = order[: memory.memory_size // settings.batch_size * settings.batch_size]
+        keys = [
+            [(-1, 0, 0, position) for position in batch.chunk(ranks.world_size)[ranks.rank].tolist()]
+            for batch in filling.split(settings.batch_size)
+        ]
+        for images, labels in load(self._items, keys, settings.workers):
+            with ranks.autocast(settings.mixed_precision):
+                embeddings = self.model(images.to(ranks.device))
+            memory.fill_memory(embeddings, labels.to(ranks.device))
+        diagnostics.forget_rows()
+
+    def end_epoch(self) -> None:
+        self.ranks.share_buffers(self.model)
+
+    def evaluate(self, logged: list[Row]) -> Evaluated:
+        """The mean of the loss over the epoch, and the accuracies."""
+        accuracy, embeddings = self.evaluation(self.model)
+        total, number = self._losses.tolist()
+        self._losses.zero_()
+        return Evaluated({"loss": total / number, **accuracy}, embeddings)
+
+    def accuracy_of(self, model_state: dict[str, Tensor]) -> Row:
+        """The accuracy of the model of another epoch, with NMI; on the first rank."""
+        self.model.load_state_dict(model_state)
+        return self.evaluation(self.model, nmi=True).accuracy
+
+    @cached_property
+    def _probe(self) -> Tensor:
+        order = torch.randperm(len(self.data.train), generator=generator_for("probe"))
+        keys = [(position,) for position in order[:_PROBE_SIZE].tolist()]
+        images: Tensor = next(iter(load(self._plain_items, [keys], workers=0)))[0]
+        return images
+
+    @torch.no_grad()
+    def embed_probe(self) -> Tensor:
+        self.model.eval()
+        with self.ranks.autocast(self.settings.mixed_precision):
+            embeddings = self.model(self._probe.to(self.ranks.device))
+        self.model.train()
+        return normalize(embeddings)
+
+    def embed_steps(self, steps: list[int]) -> Tensor:
+        """Every rank embeds the share that it had then, all at once: batch normalization sees all of them."""
+        settings, ranks = self.settings, self.ranks
+        places = [divmod(step, self.steps_per_epoch) for step in steps]
+        batches = load(self._items, [self._keys_of(*place) for place in places], settings.workers)
+        embeddings = []
+        with torch.random.fork_rng([ranks.device] if ranks.device.type == "cuda" else []):
+            for place, (images, _) in zip(places, batches, strict=True):
+                torch.manual_seed(self._seed_of(*place))
+                with ranks.autocast(settings.mixed_precision):
+                    mine = embed_without_trace(self.model, images.to(ranks.device))
+                embeddings.append(ranks.gather(mine))
+        return torch.cat(embeddings)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "losses": self._losses}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._losses.copy_(state["losses"])

@@ -1,0 +1,124 @@
+"""Which memory helps when, where none does, and by how much, on Glyphs.
+
+    python -m benchmarks.study              (168 runs, two hours on two cores; the same line goes on later)
+    python -m benchmarks.study --report     (rebuilds tables and pictures from the CSV files)
+
+Writes ``study_runs.csv`` (one row per run), ``study_curves.csv`` (what the diagnostics measured along the
+way) and ``study_ages.csv`` (staleness by the age of the rows) to ``benchmarks/results``. A run that
+``study_runs.csv`` holds is not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from benchmarks.engine.results import read_csv, write_csv
+from benchmarks.study.cases import Case, cases
+from benchmarks.study.data import AGES, CURVES, RUNS
+from benchmarks.study.report import write_report
+from benchmarks.study.run import train, train_warm_start, warm_start_path
+
+RESULTS = Path(__file__).parents[1] / "results"
+WARM_STARTS = Path("runs/study")
+
+
+def done(path: Path) -> set[tuple[str, ...]]:
+    """Keys of the runs that are finished."""
+    return {Case.of(row).key for row in read_csv(path)}
+
+
+def append(rows: list[dict[str, Any]], path: Path) -> None:
+    """Adds rows to a CSV file, and columns where they bring new ones; numbers to six digits."""
+    new = [
+        {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items()}
+        for row in rows
+    ]
+    rows = [*read_csv(path), *new]
+    part = path.with_suffix(".part")
+    write_csv(rows, part)
+    part.replace(path)
+
+
+def save(case: Case, outcome: dict[str, Any], folder: Path) -> None:
+    """The run itself last: until it stands there, it is not done."""
+    key = {name: str(value) for name, value in asdict(case).items()}
+    append([{**key, **row} for row in outcome["curve"]], folder / CURVES)
+    append([{**key, **row} for row in outcome["ages"]], folder / AGES)
+    append([{**key, **outcome["result"]}], folder / RUNS)
+
+
+def run(todo: list[Case], jobs: int, folder: Path, classes: int | None) -> None:
+    """Trains the warm starts that are missing, then the runs, ``jobs`` at a time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    pool = ProcessPoolExecutor(
+        jobs, multiprocessing.get_context("spawn"), initializer=torch.set_num_threads, initargs=(threads,)
+    )
+    warm_starts = WARM_STARTS / ("all" if classes is None else f"{classes}-classes")
+    with pool:
+        try:
+            missing = {warm_start_path(case, warm_starts): case for case in todo}
+            starts = {
+                pool.submit(train_warm_start, case, warm_starts, classes): case
+                for path, case in missing.items()
+                if not path.exists()
+            }
+            for future in _finished(starts, "warm starts"):
+                future.result()
+            runs = {pool.submit(train, case, warm_starts, classes): case for case in todo}
+            for future in _finished(runs, "runs"):
+                save(runs[future], future.result(), folder)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _finished(futures: dict[Future[Any], Case], title: str) -> Any:
+    waiting = set(futures)
+    with tqdm(total=len(futures), desc=title, unit="run", disable=not futures) as bar:
+        while waiting:
+            finished, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in finished:
+                bar.set_postfix_str(f"{futures[future].name}, batch {futures[future].batch_size}")
+                bar.update()
+                yield future
+
+
+def main() -> None:
+    arguments = _parse()
+    if not arguments.report:
+        finished = done(arguments.output / RUNS)
+        todo = [case for case in cases() if case.key not in finished]
+        if arguments.methods:
+            todo = [case for case in todo if case.name in arguments.methods]
+        run(todo[: arguments.limit], arguments.jobs, arguments.output, arguments.classes)
+    write_report(arguments.output)
+    print(f"{arguments.output / 'study.md'}, its pictures and its CSV files are written")
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    names = list(dict.fromkeys(case.name for case in cases()))
+    add("--report", action="store_true", help="train nothing")
+    add("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time (default: one per core)")
+    add("--methods", nargs="+", choices=names, help="only these (default: all)")
+    add("--limit", type=int, help="at most so many runs")
+    add("--classes", type=int, help="only so many classes of each half, to try it out")
+    add("--output", type=Path, default=RESULTS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,302 @@
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from training_script import assert_equal
+
+from benchmarks.demo.__main__ import compare as build_comparison
+from benchmarks.demo.settings import Settings
+from benchmarks.demo.task import GlyphsData, GlyphsTask
+from benchmarks.engine.accuracy import retrieval_accuracy
+from benchmarks.engine.batches import EpochBatches
+from benchmarks.engine.comparison import Comparison
+from benchmarks.engine.distortion import distort
+from benchmarks.engine.methods import METHODS
+from benchmarks.engine.randomness import generator_for
+from benchmarks.engine.run import Run
+
+ROOT = Path(__file__).parents[2]
+DEFAULT_METHODS = ["no-xbm", "xbm", "xbn", "axbn"]
+TINY = ["--classes", "24", "--epochs", "1", "--memory-ratio", "0.3", "--diagnostics-every", "5"]
+
+# Runs the demo, and is killed in the middle of XBM's epoch: the third run of one epoch each.
+KILLED_DEMO = """
+import os, runpy, signal
+from benchmarks.engine.run import Run
+train_step, taken = Run._train_step, []
+def train_step_or_die(run, batch):
+    if len(taken) == 2 * run.task.steps_per_epoch + 10:
+        os.kill(os.getpid(), signal.SIGKILL)
+    taken.append(batch)
+    train_step(run, batch)
+Run._train_step = train_step_or_die
+runpy.run_module("benchmarks.demo", run_name="__main__")
+"""
+
+
+def run_demo(
+    output: Path, *options: str, program: Iterable[str] = ("-m", "benchmarks.demo")
+) -> subprocess.CompletedProcess[str]:
+    warnings = ["-W", "error", "-W", "ignore:TypedStorage is deprecated:UserWarning"]  # torch 2.1's own
+    command = [sys.executable, *warnings, *program]
+    return subprocess.run(
+        [*command, *TINY, "--output", str(output), *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+    )
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def without_times(results: Path) -> list[dict[str, str]]:
+    return [{name: value for name, value in row.items() if name != "step_ms"} for row in read_csv(results)]
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    output = tmp_path_factory.mktemp("demo")
+    finished = run_demo(output)
+    assert finished.returncode == 0, finished.stderr
+    return output, finished.stdout
+
+
+def test_demo_prints_the_data_and_a_row_per_method(demo: tuple[Path, str]) -> None:
+    _, printed = demo
+    assert "matplotlib 3." in printed
+    lines = [line for line in printed.splitlines() if line.startswith("|")]
+    titles = [cell.strip() for cell in lines[0].strip("|").split("|")]
+    assert titles == ["method", "Recall@1", "Recall@10", "MAP@R", "step (ms)", "drift"]
+    assert [line.split("|")[1].strip() for line in lines[2:]] == DEFAULT_METHODS
+
+
+def test_demo_writes_its_figures_as_csv(demo: tuple[Path, str]) -> None:
+    output, _ = demo
+    results, epochs = read_csv(output / "results.csv"), read_csv(output / "epochs.csv")
+    assert [row["method"] for row in results] == DEFAULT_METHODS
+    assert list(results[0])[1:] == ["recall_at_1", "recall_at_10", "map_at_r", "step_ms", "drift"]
+    assert [(row["method"], row["epoch"]) for row in epochs] == [
+        (method, epoch) for method in DEFAULT_METHODS for epoch in ("1", "2")
+    ]
+    for last, result in zip(epochs[1::2], results, strict=True):
+        assert last["recall_at_1"] == result["recall_at_1"]
+        assert 0 < float(result["recall_at_1"]) < float(result["recall_at_10"]) <= 100
+
+
+def test_methods_share_their_warm_start(demo: tuple[Path, str]) -> None:
+    epochs = read_csv(demo[0] / "epochs.csv")
+    first = [{**row, "method": ""} for row in epochs if row["epoch"] == "1"]
+    assert first == [first[0]] * len(DEFAULT_METHODS)
+
+
+def test_demo_draws_a_picture(demo: tuple[Path, str]) -> None:
+    from matplotlib.image import imread
+
+    picture = imread(demo[0] / "comparison.png")
+    assert picture.shape[0] > 400
+    assert picture.shape[1] > 1000
+    assert picture[..., :3].std() > 0.05
+
+
+def test_demo_logs_to_sqlite_csv_and_tensorboard(demo: tuple[Path, str]) -> None:
+    logs = demo[0] / "logs"
+    connection = sqlite3.connect(logs / "records" / "logs.db")
+    rows = connection.execute("SELECT recall_at_1 FROM accuracy_xbn").fetchall()
+    connection.close()
+    epochs = [row for row in read_csv(demo[0] / "epochs.csv") if row["method"] == "xbn"]
+    assert [value for (value,) in rows] == [float(row["recall_at_1"]) for row in epochs]
+    assert (logs / "records" / "training_no_xbm.csv").stat().st_size > 0
+    assert list((logs / "tensorboard").glob("events.*"))
+
+
+def test_demo_logs_what_the_memories_do(demo: tuple[Path, str]) -> None:
+    records, epochs = demo[0] / "logs" / "records", read_csv(demo[0] / "epochs.csv")
+    drift = [f"drift_{delta}_{method}" for delta in (1, 10) for method in ("no_xbm", "xbm", "axbn")]
+    of_memory = [
+        f"{table}_{method}"
+        for table in ("staleness", "push", "memory_push", "valid_pairs")
+        for method in ("xbm", "axbn")
+    ]
+    for name in (*drift, *of_memory):
+        rows = read_csv(records / f"{name}.csv")
+        assert len(rows) >= 3
+        assert all(int(row[key]) % 5 == 0 for row in rows for key in row if key.startswith("~iteration~"))
+        assert any(float(value) for row in rows for key, value in row.items() if "~" not in key)
+    assert not (records / "staleness_no_xbm.csv").exists()
+
+    stale = read_csv(records / "staleness_xbm.csv")
+    assert [row["before_mean"] for row in stale] == [row["after_mean"] for row in stale]
+    stale = read_csv(records / "staleness_xbn.csv")
+    assert [row["before_mean"] for row in stale] != [row["after_mean"] for row in stale]
+    separability = [row["separability_criterion"] for row in read_csv(records / "embeddings_xbn.csv")]
+    assert len(separability) == len({row["epoch"] for row in epochs})
+    assert 0 <= float(read_csv(records / "embeddings_xbn.csv")[0]["superclass_within_1"]) <= 1
+
+
+def test_killed_demo_resumes_to_the_same_table(demo: tuple[Path, str], tmp_path: Path) -> None:
+    killed = run_demo(tmp_path, "--checkpoint", "7", program=["-c", KILLED_DEMO])
+    assert killed.returncode == -signal.SIGKILL
+    assert not (tmp_path / "results.csv").exists()
+    resumed = run_demo(tmp_path, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    for name in ("results.csv", "epochs.csv"):
+        assert without_times(tmp_path / name) == without_times(demo[0] / name)
+    records = Path("logs", "records")
+    names = {path.name for path in (demo[0] / records).glob("*.csv")}
+    assert {"training_xbm.csv", "staleness_xbm.csv", "embeddings_xbm.csv"} <= names
+    for name in names:
+        assert (tmp_path / records / name).read_text() == (demo[0] / records / name).read_text()
+
+
+def compare(data: GlyphsData, method: str, path: Path, *, resume: bool, kill_at: int = -1) -> Comparison:
+    """A comparison of one method, that is interrupted before the step ``kill_at``."""
+    taken = 0
+
+    def progress(batches: Iterable[Any], *_: Any) -> Iterable[Any]:
+        nonlocal taken
+        for batch in batches:
+            if taken == kill_at:
+                raise KeyboardInterrupt
+            yield batch
+            taken += 1
+
+    comparison = build_comparison(with_settings(data, methods=(method,), epochs=1, checkpoint=5))
+    comparison.path = path
+    if resume:
+        comparison.resume()
+    comparison.run(progress, lambda: None)
+    return comparison
+
+
+@pytest.fixture(scope="module")
+def data() -> Iterator[GlyphsData]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the demo does: threads that wait for each other make it slow
+    settings = Settings(classes=16, memory_ratio=0.3, drift_every=4, diagnostics_every=3, device="cpu")
+    yield GlyphsData(settings)
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_and_resumes_exactly(method: str, data: GlyphsData, tmp_path: Path) -> None:
+    expected = compare(data, method, tmp_path / "whole.pt", resume=False).histories[method]
+    path, steps = tmp_path / "checkpoint.pt", len(data.batches)
+    with pytest.raises(KeyboardInterrupt):
+        compare(data, method, path, resume=False, kill_at=steps + steps // 2)
+    history = compare(data, method, path, resume=True).histories[method]
+    assert history.steps == expected.steps
+    assert history.epochs == expected.epochs
+    assert history.diagnostics == expected.diagnostics
+    assert ("staleness" in history.diagnostics) == (method != "no-xbm")
+    assert len(history.step_times) == len(expected.step_times) == steps
+
+
+def with_settings(data: GlyphsData, **changes: Any) -> GlyphsData:
+    changed = copy(data)
+    changed.settings = replace(data.settings, **changes)
+    return changed
+
+
+def one_epoch(data: GlyphsData, method: str, **changes: Any) -> Run:
+    run = Run(GlyphsTask(with_settings(data, **changes), method))
+    run.train_epoch()
+    return run
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_diagnostics_leave_no_trace(method: str, data: GlyphsData) -> None:
+    measured, other = (one_epoch(data, method, diagnostics_every=every) for every in (3, 0))
+    assert measured.history.diagnostics
+    assert not other.history.diagnostics
+    assert measured.history.epochs == other.history.epochs
+    for part in ("model", "optimizer", "loss_fn"):
+        assert_equal(measured.state_dict()[part], other.state_dict()[part])
+
+
+def test_images_are_embedded_as_they_were_when_they_were_stored(data: GlyphsData) -> None:
+    """Or a model that does not learn would have stale rows."""
+    rows = one_epoch(data, "xbm", learning_rate=0.0).history.diagnostics["staleness"]
+    assert len(rows) >= 4
+    assert all(row["before_maximum"] < 1e-6 for row in rows)
+    rows = one_epoch(data, "xbm").history.diagnostics["staleness"]
+    assert all(row["before_maximum"] > 0.01 for row in rows[1:])
+
+
+def test_diagnostics_may_begin_and_end_with_a_resume(data: GlyphsData) -> None:
+    for before, after in ((0, 3), (3, 0)):
+        first = one_epoch(data, "xbn", diagnostics_every=before)
+        run = Run(GlyphsTask(with_settings(data, diagnostics_every=after), "xbn"))
+        run.load_state_dict(first.state_dict())
+        run.train_epoch()
+        last = run.history.diagnostics["staleness"][-1]["step"]
+        assert (last >= run.task.steps_per_epoch) == (after > 0)
+
+
+def test_resume_with_other_settings_names_the_difference(data: GlyphsData, tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    compare(data, "no-xbm", path, resume=False)
+    with pytest.raises(ValueError, match=r"methods=\('no-xbm',\), not \('xbn',\)"):
+        compare(data, "xbn", path, resume=True)
+
+
+def test_resume_without_a_checkpoint_names_the_file(data: GlyphsData, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint .*absent\.pt"):
+        compare(data, "xbn", tmp_path / "absent.pt", resume=True)
+
+
+def test_batches_depend_on_seed_and_epoch_alone() -> None:
+    labels = torch.arange(30).repeat_interleave(5)
+    batches = EpochBatches(labels, 16, 4, seed=3)
+    later_first = batches.epoch(2)
+    assert torch.equal(EpochBatches(labels, 16, 4, seed=3).epoch(2), later_first)
+    assert not torch.equal(batches.epoch(1), later_first)
+    assert not torch.equal(EpochBatches(labels, 16, 4, seed=4).epoch(2), later_first)
+
+
+def test_batches_hold_four_images_of_each_class() -> None:
+    labels = torch.arange(30).repeat_interleave(5)
+    batches = EpochBatches(labels, 16, 4, seed=0)
+    epoch = batches.epoch(0)
+    assert epoch.shape == (len(batches), 16)
+    for batch in epoch:
+        assert labels[batch].unique(return_counts=True)[1].tolist() == [4, 4, 4, 4]
+
+
+@pytest.mark.parametrize(("batch_size", "message"), [(18, "multiple of 4"), (64, "64")])
+def test_impossible_batches_are_refused(batch_size: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EpochBatches(torch.arange(10).repeat_interleave(5), batch_size, 4, seed=0)
+
+
+def test_distortion_repeats_with_the_same_key_and_differs_otherwise() -> None:
+    images = torch.randint(256, (6, 1, 32, 32), dtype=torch.uint8)
+    first = distort(images, generator_for(0, 1, 2))
+    assert torch.equal(distort(images, generator_for(0, 1, 2)), first)
+    assert not torch.equal(distort(images, generator_for(0, 1, 3)), first)
+    assert first.shape == images.shape
+
+
+def test_retrieval_accuracy_excludes_the_query() -> None:
+    # On a line: each image's nearest neighbour is of the other class, the second of its own.
+    angles = torch.tensor([0.0, 0.01, 0.03, 0.04]).repeat(6) + torch.arange(6).repeat_interleave(4)
+    embeddings = torch.stack([angles.cos(), angles.sin()], dim=1)
+    labels = torch.tensor([0, 1, 0, 1]).repeat(6) + 2 * torch.arange(6).repeat_interleave(4)
+    accuracy = retrieval_accuracy(embeddings, labels)
+    assert accuracy == {"recall_at_1": 0.0, "recall_at_10": 100.0, "map_at_r": 0.0}

@@ -1,0 +1,461 @@
+from __future__ import annotations
+
+import contextlib
+import csv
+import importlib
+import io
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_metric_learning.losses import CrossBatchMemory, NTXentLoss
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+from training_script import assert_equal
+
+from benchmarks.engine.comparison import Comparison
+from benchmarks.engine.run import Run
+from benchmarks.engine.task import Step
+from benchmarks.moco.__main__ import compare as build_comparison
+from benchmarks.moco.__main__ import main
+from benchmarks.moco.data import epoch_batches, load_data
+from benchmarks.moco.encoders import Encoders
+from benchmarks.moco.knn import knn_accuracy
+from benchmarks.moco.settings import METHODS, Settings
+from benchmarks.moco.split_batch_norm import SplitBatchNorm2d, split_batch_norms
+from benchmarks.moco.task import MoCoTask, build_queue
+
+ROOT = Path(__file__).parents[2]
+TINY = Settings(
+    epochs=3, batch_size=16, queue=40, bn_splits=4, classes=8, knn_k=20, diagnostics_every=2, device="cpu"
+)
+TINY_OPTIONS = [
+    *("--epochs", "2", "--batch-size", "16", "--queue", "40", "--bn-splits", "4", "--classes", "8"),
+    *("--diagnostics-every", "2"),
+]
+
+# Runs the script, and is killed in the middle of the second method's second epoch.
+KILLED_SCRIPT = """
+import os, runpy, signal
+from benchmarks.engine.run import Run
+train_step, taken = Run._train_step, []
+def train_step_or_die(run, *batch):
+    if len(taken) == 3 * run.task.steps_per_epoch + 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    taken.append(batch)
+    return train_step(run, *batch)
+Run._train_step = train_step_or_die
+runpy.run_module("benchmarks.moco", run_name="__main__")
+"""
+
+
+def run_script(output: Path, *options: str) -> str:
+    """What it prints."""
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setattr(sys, "argv", ["moco", "--output", str(output), "--device", "cpu", *options])
+        main()
+    return printed.getvalue()
+
+
+def kill_script(output: Path, *options: str) -> int:
+    """Its exit status, in a process of its own."""
+    command = [sys.executable, "-c", KILLED_SCRIPT, "--output", str(output)]
+    return subprocess.run(
+        [*command, "--device", "cpu", *options], capture_output=True, check=False, cwd=ROOT
+    ).returncode
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def without_times(results: Path) -> list[dict[str, str]]:
+    return [{name: value for name, value in row.items() if name != "step_ms"} for row in read_csv(results)]
+
+
+def compare(method: str, path: Path, *, resume: bool = False, kill_at: int = -1) -> Comparison:
+    """A comparison of one method, interrupted before the step ``kill_at``."""
+    taken = 0
+
+    def progress(pairs: Iterable[Any], *_: Any) -> Iterable[Any]:
+        nonlocal taken
+        for pair in pairs:
+            if taken == kill_at:
+                raise KeyboardInterrupt
+            yield pair
+            taken += 1
+
+    comparison = build_comparison(replace(TINY, methods=(method,)), tiny_data())
+    comparison.path = path
+    if resume:
+        comparison.resume()
+    comparison.run(progress, lambda: None)
+    return comparison
+
+
+def tiny_data(settings: Settings = TINY) -> Any:
+    return load_data(settings)
+
+
+# -- the script ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    output = tmp_path_factory.mktemp("moco")
+    return output, run_script(output, *TINY_OPTIONS, "--methods", *METHODS)
+
+
+def test_script_prints_the_data_and_a_row_per_method(script: tuple[Path, str]) -> None:
+    _, printed = script
+    assert "Glyphs" in printed
+    lines = [line for line in printed.splitlines() if line.startswith("|")]
+    titles = [cell.strip() for cell in lines[0].strip("|").split("|")]
+    assert titles == ["method", "kNN", "best kNN", "Recall@1", "loss", "step (ms)"]
+    assert [line.split("|")[1].strip() for line in lines[2:]] == list(METHODS)
+
+
+def test_script_writes_csv_a_picture_and_logs(script: tuple[Path, str]) -> None:
+    from matplotlib.image import imread
+
+    output, _ = script
+    results, epochs = read_csv(output / "results.csv"), read_csv(output / "epochs.csv")
+    assert [(row["method"], row["epoch"]) for row in epochs] == [
+        (method, epoch) for method in METHODS for epoch in "012"
+    ]
+    for start, last, result in zip(epochs[::3], epochs[2::3], results, strict=True):
+        assert last["weighted_knn"] == result["weighted_knn"]
+        assert {**start, "method": ""} == {**epochs[0], "method": ""}  # of equal initial weights
+    assert imread(output / "accuracy.png")[..., :3].std() > 0.03
+    logged = read_csv(output / "logs" / "records" / "accuracy_axbn.csv")
+    expected = [row["weighted_knn"] for row in epochs if row["method"] == "axbn"]
+    assert [row["weighted_knn"] for row in logged] == expected
+    names = {path.name for path in (output / "logs" / "records").glob("*_axbn.csv")}
+    tables = ("staleness", "push", "memory_push", "valid_pairs", "drift_1", "embeddings")
+    assert names >= {f"{table}_axbn.csv" for table in tables}
+
+
+def test_killed_script_resumes_to_the_same_table(script: tuple[Path, str], tmp_path: Path) -> None:
+    options = [*TINY_OPTIONS, "--methods", "moco", "xbn"]
+    assert kill_script(tmp_path, *options) == -signal.SIGKILL
+    assert not (tmp_path / "results.csv").exists()
+    run_script(tmp_path, *options, "--resume")
+    for name in ("results.csv", "epochs.csv"):
+        whole = [row for row in without_times(script[0] / name) if row["method"] in ("moco", "xbn")]
+        assert without_times(tmp_path / name) == whole
+
+
+def test_script_names_what_it_cannot_do(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"^error: queue is 64; the keys of a batch, 128, must fit"):
+        run_script(tmp_path / "new", "--queue", "64")
+    with pytest.raises(SystemExit, match=r"^error: there is no checkpoint"):
+        run_script(tmp_path, *TINY_OPTIONS, "--resume")
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- training and resuming -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_and_resumes_exactly(method: str, tmp_path: Path) -> None:
+    expected = compare(method, tmp_path / "whole.pt").histories[method]
+    path, steps = tmp_path / "checkpoint.pt", len(expected.step_times) // 3
+    with pytest.raises(KeyboardInterrupt):
+        compare(method, path, kill_at=steps + 1)
+    history = compare(method, path, resume=True).histories[method]
+    assert history.steps == expected.steps
+    assert history.epochs == expected.epochs
+    assert history.diagnostics == expected.diagnostics
+    assert [row["epoch"] for row in history.epochs] == [0, 1, 2, 3]
+
+
+def one_epoch(method: str, **changes: Any) -> Run:
+    settings = replace(TINY, **changes)
+    run = Run(MoCoTask(settings, tiny_data(settings), method))
+    run.train_epoch()
+    return run
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_diagnostics_leave_no_trace(method: str) -> None:
+    measured, other = (one_epoch(method, diagnostics_every=every) for every in (1, 0))
+    assert measured.history.diagnostics
+    assert not other.history.diagnostics
+    for part in ("encoders", "optimizer", "loss_fn"):
+        assert_equal(measured.state_dict()[part], other.state_dict()[part])
+
+
+def test_keys_are_embedded_as_they_were_when_they_were_stored() -> None:
+    """Or an encoder that does not learn would have stale keys."""
+    rows = one_epoch("moco", learning_rate=0.0, diagnostics_every=1).history.diagnostics["staleness"]
+    assert len(rows) >= 3
+    assert all(row["before_maximum"] < 1e-5 for row in rows)
+    rows = one_epoch("moco", momentum=0.5, diagnostics_every=1).history.diagnostics["staleness"]
+    assert all(row["before_maximum"] > 0.01 for row in rows[1:])
+
+
+def test_resume_adds_a_method_and_keeps_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    moco = compare("moco", path).histories["moco"]
+    compare("centre", path, resume=True)
+    assert compare("moco", path, resume=True, kill_at=0).histories["moco"] == moco
+
+
+def test_resume_with_other_settings_names_the_difference(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    compare("moco", path)
+    other = Settings(**{**vars(TINY), "momentum": 0.5})
+    comparison = build_comparison(other, tiny_data())
+    comparison.path = path
+    with pytest.raises(ValueError, match=r"written with momentum=0\.99, not 0\.5"):
+        comparison.resume()
+
+
+def test_resume_without_a_checkpoint_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint .*absent\.pt"):
+        compare("moco", tmp_path / "absent.pt", resume=True)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_losses_and_queue_are_those_of_the_equations(method: str) -> None:
+    """InfoNCE (MoCo, Eq. 1) against a queue that Eq. 6 of AXBN adapts, recomputed from the embeddings."""
+    # AXBN's gain is 0.9997 here, so its queue is nearly XBN's.
+    tolerance = 2e-3 if method == "axbn" else 1e-6
+    run = Run(MoCoTask(replace(TINY, diagnostics_every=0), tiny_data(), method))
+    task = run.task
+    task.encoders.double()
+    task.loss_fn.memory_dtype = torch.float64
+    task.loss_fn.reset_queue()
+    seen: list[tuple[Tensor, Tensor]] = []
+    task.encoders.register_forward_hook(lambda module, args, output: seen.append(output))
+    steps, queue = 6, torch.empty(0, TINY.embedding_size, dtype=torch.float64)
+    batches = epoch_batches(len(task.data.train_labels), TINY.batch_size, seed=0, epoch=0)
+    batches = batches.repeat(steps, 1)[:steps]  # images come again, and are new classes
+    for step, (queries, keys) in enumerate(task.data.pairs(batches, epoch=0)):
+        loss = task.train_step(
+            (queries.double(), keys.double()), Step(0, step, step, True), run._diagnostics
+        )["loss"]
+        anchors, positives = seen.pop()
+        if method != "moco" and step:
+            queue = adapted(queue, positives, scales=method != "centre")
+        queue = torch.cat([queue, positives])[-TINY.queue :]
+        expected = info_nce(anchors, queue, TINY.temperature).item()
+        assert loss.item() == pytest.approx(expected, rel=tolerance)
+    oldest_first = task.loss_fn.embedding_memory.roll(-task.loss_fn.queue_idx, dims=0)
+    torch.testing.assert_close(oldest_first, queue, rtol=tolerance, atol=tolerance)
+
+
+def adapted(rows: Tensor, batch: Tensor, scales: bool) -> Tensor:
+    centred = rows - rows.mean(dim=0)
+    return (centred / rows.std(dim=0) * batch.std(dim=0) if scales else centred) + batch.mean(dim=0)
+
+
+def info_nce(queries: Tensor, queue: Tensor, temperature: float) -> Tensor:
+    """The queries' positives are the last rows of the queue, in the same order."""
+    logits = normalize(queries) @ normalize(queue).T / temperature
+    positive = logits.diagonal(offset=len(queue) - len(queries))
+    return (logits.logsumexp(dim=1) - positive).mean()
+
+
+def test_moco_is_pmls_memory_with_ntxent() -> None:
+    ours, pmls = build_queue("moco", TINY), CrossBatchMemory(NTXentLoss(TINY.temperature), 128, TINY.queue)
+    for step in range(6):
+        embeddings = torch.randn(32, 128)
+        labels = torch.arange(step * 16, (step + 1) * 16).repeat(2)
+        is_key = torch.arange(32) >= 16
+        gradients = []
+        for loss_fn in (ours, pmls):
+            leaf = embeddings.clone().requires_grad_()
+            loss = loss_fn(leaf, labels, enqueue_mask=is_key)
+            loss.backward()
+            gradients.append((loss.detach(), leaf.grad))
+        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
+
+
+# -- encoders --------------------------------------------------------------------------------------------
+
+
+def test_key_encoder_follows_the_query_encoder() -> None:
+    encoders = Encoders(TINY)
+    before = [p.clone() for p in encoders.key.parameters()]
+    for parameter in encoders.query.parameters():
+        parameter.data += torch.randn_like(parameter)
+    images = torch.rand(16, 1, 32, 32)
+    _, keys = encoders(images, images, "key")
+    assert not keys.requires_grad
+    for key, old, query in zip(encoders.key.parameters(), before, encoders.query.parameters(), strict=True):
+        assert not key.requires_grad
+        torch.testing.assert_close(key, 0.99 * old + 0.01 * query.detach())
+
+
+def test_keys_are_normalised_with_other_images_than_their_queries_but_keep_their_order() -> None:
+    encoders, images = Encoders(TINY).eval(), torch.rand(16, 1, 32, 32)
+    queries, keys = encoders(images, images, "key")  # both encoders are equal before the first step
+    torch.testing.assert_close(queries, keys)
+    encoders.train()
+    queries, keys = encoders(images, images, "key")
+    assert not torch.allclose(queries, keys, rtol=1e-2)
+
+
+@pytest.mark.parametrize("splits", [1, 2, 4])
+def test_split_batch_norm_is_that_of_the_parts(splits: int) -> None:
+    network = nn.Sequential(nn.BatchNorm2d(3))
+    split_batch_norms(network, splits)
+    assert type(network[0]) is (nn.BatchNorm2d if splits == 1 else SplitBatchNorm2d)
+    images = torch.randn(8, 3, 5, 5) * 2 + 1
+    parts = images.double().view(splits, -1, 3, 5, 5)
+    mean = parts.mean(dim=(1, 3, 4), keepdim=True)
+    variance = parts.var(dim=(1, 3, 4), keepdim=True, correction=0)
+    expected = ((parts - mean) / (variance + 1e-5).sqrt()).view_as(images)
+    torch.testing.assert_close(network(images).double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_split_batch_norm_remembers_as_long_as_batch_norm() -> None:
+    split, whole = SplitBatchNorm2d(3, 4), nn.BatchNorm2d(3)
+    part = torch.randn(4, 3, 5, 5)
+    for _ in range(5):
+        split(part.repeat(4, 1, 1, 1))
+        whole(part)
+    torch.testing.assert_close(split.running_mean, whole.running_mean)
+    torch.testing.assert_close(split.running_var, whole.running_var)
+    images = torch.randn(6, 3, 5, 5)
+    torch.testing.assert_close(split.eval()(images), whole.eval()(images))
+
+
+# -- kNN accuracy ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("k", "temperature"), [(1, 0.1), (7, 0.1), (60, 0.5), (10_000, 1.0)])
+@pytest.mark.parametrize("with_gallery", [False, True])
+def test_knn_accuracy_is_that_of_brute_force(k: int, temperature: float, with_gallery: bool) -> None:
+    centres = torch.randn(6, 16)
+
+    def images(size: int) -> tuple[Tensor, Tensor]:
+        labels = torch.arange(size) % 6
+        return normalize(centres[labels] + 2 * torch.randn(size, 16)), labels
+
+    queries, gallery = images(90), images(150) if with_gallery else None
+    accuracy = knn_accuracy(*queries, gallery, k, temperature)
+    voted, nearest = brute_force(queries, gallery, k, temperature)
+    assert accuracy["weighted_knn"] == pytest.approx(voted, abs=1e-4)
+    assert accuracy["recall_at_1"] == pytest.approx(nearest, abs=1e-4)
+    assert 20 < accuracy["weighted_knn"] < 100
+
+
+def brute_force(
+    queries: tuple[Tensor, Tensor], gallery: tuple[Tensor, Tensor] | None, k: int, temperature: float
+) -> tuple[float, float]:
+    """In float64 and one query at a time."""
+    voted = nearest = 0
+    for position, (query, label) in enumerate(zip(*queries, strict=True)):
+        others, labels = queries if gallery is None else gallery
+        if gallery is None:
+            kept = torch.arange(len(others)) != position
+            others, labels = others[kept], labels[kept]
+        cosines, order = (others.double() @ query.double()).sort(descending=True)
+        votes = dict.fromkeys(labels.tolist(), 0.0)
+        for cosine, neighbour in zip(cosines[:k].tolist(), labels[order[:k]].tolist(), strict=True):
+            votes[neighbour] += torch.tensor(cosine / temperature).exp().item()
+        voted += int(max(votes, key=votes.__getitem__) == label)
+        nearest += int(labels[order[0]] == label)
+    return 100 * voted / len(queries[0]), 100 * nearest / len(queries[0])
+
+
+# -- data and settings -----------------------------------------------------------------------------------
+
+
+def test_every_epoch_has_its_own_batches_of_different_images() -> None:
+    first = epoch_batches(50, 16, seed=1, epoch=0)
+    assert first.shape == (3, 16)
+    assert len(first.unique()) == 48
+    assert torch.equal(epoch_batches(50, 16, seed=1, epoch=0), first)
+    assert not torch.equal(epoch_batches(50, 16, seed=1, epoch=1), first)
+    assert not torch.equal(epoch_batches(50, 16, seed=2, epoch=0), first)
+
+
+def test_two_views_differ_and_depend_on_seed_epoch_and_step_alone() -> None:
+    data, batches = tiny_data(), torch.arange(16).repeat(2, 1)
+    (first, second), later = data.pairs(batches, epoch=0)
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, later[0])
+    (again, _), _ = tiny_data().pairs(batches, epoch=0)
+    assert torch.equal(again, first)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dataset": "mnist"}, "dataset is 'mnist'; choose one of glyphs, cifar10, cifar100"),
+        ({"epochs": 0}, "epochs is 0"),
+        ({"queue": 8}, "queue is 8; the keys of a batch, 16, must fit"),
+        ({"momentum": 1.0}, r"momentum is 1\.0"),
+        ({"momentum": -0.1}, r"momentum is -0\.1"),
+        ({"temperature": 0.0}, r"temperature is 0\.0"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"batch_size": 18}, "batch_size is 18; it must be a multiple of bn_splits=4"),
+        ({"batch_size": 4}, "at least twice as large"),
+        ({"classes": 1}, "classes is 1"),
+        ({"diagnostics_every": -1}, "diagnostics_every is -1"),
+    ],
+)
+def test_settings_out_of_range_are_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Settings(**{**vars(TINY), **change})
+
+
+def test_too_few_images_for_a_batch_are_counted() -> None:
+    with pytest.raises(ValueError, match=r"batch_size is 512, but there are \d+ training images"):
+        tiny_data(Settings(**{**vars(TINY), "batch_size": 512, "queue": 512}))
+
+
+def test_absent_cifar_is_named(tmp_path: Path) -> None:
+    settings = Settings(**{**vars(TINY), "dataset": "cifar10", "root": tmp_path})
+    with pytest.raises((FileNotFoundError, ImportError), match=r"cifar-10-batches-py|torchvision"):
+        load_data(settings)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_cifar_trains(name: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        importlib.import_module("torchvision.datasets")
+    except (ImportError, RuntimeError) as error:  # the latter: built for another torch
+        pytest.skip(f"no torchvision: {error}")
+    import tiny_datasets
+
+    getattr(tiny_datasets, f"write_{name}")(tmp_path, monkeypatch)
+    settings = Settings(
+        name,
+        epochs=2,
+        batch_size=2,
+        queue=4,
+        bn_splits=1,
+        embedding_size=8,
+        diagnostics_every=1,
+        root=tmp_path,
+        workers=workers,
+        device="cpu",
+    )
+    data = load_data(settings)
+    run = Run(MoCoTask(settings, data, "xbn"))
+    for _ in range(2):
+        run.train_epoch()
+    assert [row["epoch"] for row in run.history.epochs] == [0, 1, 2]
+    assert len(run.history.step_times) == 2 * (len(data.train_labels) // 2)
+    assert run.history.diagnostics["staleness"][-1]["before_mean"] > 0
+    (first, second), *_ = data.pairs(torch.tensor([[0, 1]]), epoch=0)
+    assert first.shape == (2, 3, 32, 32)
+    assert not torch.equal(first, second)
+    (again, _), *_ = data.pairs(torch.tensor([[0, 1]]), epoch=0)
+    assert torch.equal(again, first)
+    batches = torch.tensor([[1, 0], [0, 1]])
+    (_, (second, _)), ((alone, _),) = data.pairs(batches, 0), data.pairs(batches, 0, [1])
+    assert torch.equal(alone, second)

@@ -1,0 +1,345 @@
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+import signal
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from training_script import (
+    TINY,
+    assert_equal,
+    has_timm,
+    result_of,
+    run_script,
+    state_of,
+)
+
+if not has_timm():
+    pytest.skip("timm cannot be imported", allow_module_level=True)
+
+from benchmarks.engine.keyed_items import Images, KeyedItems, load
+from benchmarks.engine.ranks import Ranks
+from benchmarks.engine.run import Run, quietly
+from benchmarks.engine.task import Evaluated
+from benchmarks.papers.augmentation import build_transforms
+from benchmarks.papers.data import TaskData, load_data
+from benchmarks.papers.evaluation import Evaluation
+from benchmarks.papers.model import build_model
+from benchmarks.papers.presets import read_settings
+from benchmarks.papers.session import Session
+from benchmarks.papers.settings import HEADS, METHODS, Settings
+from benchmarks.papers.task import PapersTask
+
+TABLES = {
+    *("training", "accuracy", "embeddings", "drift_1", "staleness", "push", "memory_push", "valid_pairs"),
+}
+MEMORY_TABLES = {"staleness", "push", "memory_push", "valid_pairs"}
+WITHOUT_MEMORY = ("no-xbm", "norm-softmax", "sgsl")
+IMAGENET = {
+    "mean": (0.485, 0.456, 0.406),
+    "std": (0.229, 0.224, 0.225),
+    "interpolation": "bicubic",
+    "crop_pct": 0.95,
+}
+
+
+def read(*flags: str) -> Settings:
+    return read_settings([*TINY, *flags])
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def killed_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """What a kill leaves on disk after the second epoch of a run, the first one with memory."""
+    left, save = tmp_path / "killed", Session._save
+
+    def save_and_copy(session: Session) -> None:
+        save(session)
+        if session.run.epoch == 2 and session.folder.parent != left:
+            shutil.copytree(session.folder, left / session.folder.name)
+
+    monkeypatch.setattr(Session, "_save", save_and_copy)
+    return left  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_and_resumes_exactly(
+    method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, killed_run: Path
+) -> None:
+    flags = ["--method", method, "--delay", "1", "--memory-ratio", "0.2", "--class-ratio", "0.5", "--no-nmi"]
+    flags += ["--epochs", "2"]
+    run_script(monkeypatch, tmp_path / "whole", *flags)
+    whole = state_of(tmp_path / "whole")
+    assert state_of(killed_run)["run"]["epoch"] == 2
+    assert whole["run"]["epoch"] == 3
+    assert 0 <= result_of(tmp_path / "whole")["recall_at_1"] <= 100
+
+    run_script(monkeypatch, killed_run, *flags, "--resume")
+    assert_equal(state_of(killed_run), whole)
+    assert_equal(state_of(killed_run, "best.pt"), state_of(tmp_path / "whole", "best.pt"))
+    assert result_of(killed_run) == result_of(tmp_path / "whole")
+    records = Path("seed-0", "logs", "records")
+    names = sorted(path.name for path in (tmp_path / "whole" / records).glob("*.csv"))
+    assert {name.partition(f"_{method}.".replace("-", "_"))[0] for name in names} == TABLES - (
+        MEMORY_TABLES if method in WITHOUT_MEMORY else set()
+    )
+    for name in names:
+        texts = [(folder / records / name).read_text() for folder in (tmp_path / "whole", killed_run)]
+        assert texts[0] == texts[1]
+
+
+def interrupt_at(monkeypatch: pytest.MonkeyPatch, epoch: int, step: int) -> None:
+    train_step = Run._train_step
+
+    def train_step_and_interrupt(run: Run, *batch: Any) -> None:
+        train_step(run, *batch)
+        if (run.epoch, run.step) == (epoch, step):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Run, "_train_step", train_step_and_interrupt)
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--method", "axbn", "--steps-per-epoch", "3", "--no-nmi"]
+    run_script(monkeypatch, tmp_path / "whole", *flags)
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, epoch=1, step=1)
+        with pytest.raises(SystemExit) as stopped:
+            run_script(patch, tmp_path / "stopped", *flags)
+    assert stopped.value.code == 130
+    printed = capsys.readouterr().out.splitlines()[-1]
+    assert printed.startswith(
+        f"stopped, and saved in {tmp_path / 'stopped'}; to go on: python -m benchmarks.papers"
+    )
+    assert printed.endswith("--resume")
+    state = state_of(tmp_path / "stopped")["run"]
+    assert (state["epoch"], state["step"]) == (1, 2)
+
+    run_script(monkeypatch, tmp_path / "stopped", *flags, "--resume")
+    assert_equal(state_of(tmp_path / "stopped"), state_of(tmp_path / "whole"))
+    assert result_of(tmp_path / "stopped") == result_of(tmp_path / "whole")
+
+
+def test_repeated_runs_print_mean_and_deviation_and_leave_everything_on_disk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_script(monkeypatch, tmp_path, "--method", "no-xbm", "--repeat", "2")
+    printed = capsys.readouterr().out
+    first, second = result_of(tmp_path, 0), result_of(tmp_path, 1)
+    assert first != second
+    mean = (first["recall_at_10"] + second["recall_at_10"]) / 2
+    deviation = abs(first["recall_at_10"] - second["recall_at_10"]) / 2**0.5
+    assert f"| Recall@10 | {mean:.2f} ± {deviation:.2f} | – |" in printed
+    assert "| NMI |" in printed
+
+    folder = tmp_path / "seed-1"
+    epochs = read_csv(folder / "logs" / "records" / "accuracy_no_xbm.csv")
+    assert max(float(row["recall_at_1"]) for row in epochs) == pytest.approx(second["recall_at_1"])
+    connection = sqlite3.connect(folder / "logs" / "records" / "logs.db")
+    steps = connection.execute("SELECT loss FROM training_no_xbm").fetchall()
+    connection.close()
+    assert len(steps) == 4
+    assert list((folder / "logs" / "tensorboard").glob("events.*"))
+    from matplotlib.image import imread
+
+    for picture in (folder / "curves.png", tmp_path / "curves.png"):
+        assert imread(picture)[..., :3].std() > 0.05
+
+    with pytest.raises(SystemExit, match=r"seed-0 holds a run; pass --resume"):
+        run_script(monkeypatch, tmp_path, "--method", "no-xbm")
+    with pytest.raises(SystemExit, match=r"written with method='no-xbm', not 'xbn'"):
+        run_script(monkeypatch, tmp_path, "--method", "xbn", "--resume")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--backbone resnet19", "--backbone is 'resnet19', .* such as .*resnet18"),
+        ("--loss SupCon", "--loss is 'SupCon'; choose one of"),
+        ("--batch-size 10", "batch_size is 10; it must be a positive multiple of 4"),
+        ("--batch-size 64", "8 classes .* do not fill a batch of 64"),
+        ("--head bn-neck --embedding-size 512", "nothing to train alone"),
+        ("--head gem --pooling max", "--pooling is max, and --head gem pools by itself"),
+        ("--backbone resnet18.a9_in1k", "'resnet18.a9_in1k': .*resnet18.a1_in1k"),
+        ("--weights absent.pth", "--weights is absent.pth, beside --no-pretrained"),
+        ("--pretrained --weights absent.pth", "there is no such file"),
+        ("--resume", "no checkpoint in .* to resume from"),
+    ],
+)
+def test_impossible_runs_say_why(
+    flags: str, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit, match=f"error: .*{message}"):
+        run_script(monkeypatch, tmp_path, *flags.split())
+
+
+def test_new_layers_train_alone_at_first() -> None:
+    settings = read("--method", "xbn")
+    run = Run(PapersTask(settings, load_data(settings), Ranks(cpu=True)))
+    states = []
+    for _ in range(2):
+        states.append({name: p.detach().clone() for name, p in run.task.model.named_parameters()})
+        assert run.train_epoch()
+        assert run.task.loss_fn.num_rows == 8 * (0 if len(states) == 1 else 2)
+    states.append(dict(run.task.model.named_parameters()))
+    changed = [
+        {name for name, before in first.items() if not torch.equal(before, second[name])}
+        for first, second in pairwise(states)
+    ]
+    assert changed[0] == {name for name in states[0] if name.startswith("head.")}
+    assert changed[1] == set(states[0])
+    assert [row["learning_rate"] for row in run.history.steps] == [1e-3, 1e-3, 1e-4, 1e-4]
+
+
+def test_best_epoch_is_the_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    recalls = iter([3.0, 5.0, 5.0, 4.0])
+
+    def scripted(evaluation: Evaluation, model: torch.nn.Module, *, nmi: bool = False) -> Evaluated:
+        return Evaluated({"recall_at_1": 0.0, "nmi": 77.0} if nmi else {"recall_at_1": next(recalls)}, {})
+
+    monkeypatch.setattr(Evaluation, "__call__", scripted)
+    settings = read("--method", "no-xbm", "--epochs", "3")
+    run = Run(PapersTask(settings, load_data(settings), Ranks(cpu=True)))
+    result = Session(run.task, tmp_path / "seed-0").train(quietly, lambda: False)
+    assert result is not None
+    assert (result["epoch"], result["nmi"]) == (2, 77.0)
+    assert state_of(tmp_path, "best.pt")["epoch"] == 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "no"])
+def test_a_gpu_trains_in_mixed_precision(
+    precision: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run_script(monkeypatch, tmp_path, "--no-cpu", "--mixed-precision", precision, "--no-nmi")
+    assert 0 <= result_of(tmp_path)["recall_at_1"] <= 100
+    state = state_of(tmp_path)["run"]
+    assert bool(state["scaler"]) == (precision == "fp16")
+    assert all(torch.isfinite(p).all() for p in state["model"].values())
+
+
+def test_super_class_needs_superclasses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    data = load_data(read())
+    bare = TaskData(replace(data.train, superclasses=None), data.queries, data.gallery, data.num_classes)
+    with pytest.raises(ValueError, match="glyphs has no superclasses, which --method super-class needs"):
+        Run(PapersTask(read("--method", "super-class"), bare, Ranks(cpu=True)))
+
+
+def test_memory_is_filled_after_its_warm_up() -> None:
+    schedule = "--warmup-epochs 0 --epochs 1 --steps-per-epoch 3 --memory-warmup 1 --memory-ratio 0.5"
+    settings = read("--preset", "xbm", *schedule.split())
+    run = Run(PapersTask(settings, load_data(settings), Ranks(cpu=True)))
+    rows = []
+    run.train_epoch(stop=lambda: rows.append(run.task.loss_fn.num_rows))
+    # Nothing in the first step; then whole batches of random images, and the batches that follow.
+    assert rows[0] == 0
+    assert rows[1] == min(run.task.loss_fn.memory_size, run.task.loss_fn.memory_size // 8 * 8 + 8)
+
+
+def train_quietly(*flags: str, dropout: float = 0.0) -> Run:
+    """All steps, without a folder."""
+    settings = read("--epochs", "2", "--steps-per-epoch", "3", "--memory-ratio", "0.5", *flags)
+    run = Run(PapersTask(settings, load_data(settings), Ranks(cpu=True)))
+    # A layer that draws random numbers, which a diagnosis must repeat and put back.
+    run.task.model.head = torch.nn.Sequential(torch.nn.Dropout(dropout), run.task.model.head)
+    while run.epoch < run.task.length.epochs:
+        run.train_epoch()
+    return run
+
+
+@pytest.mark.parametrize("method", ["xbm", "axbn"])
+def test_diagnostics_leave_no_trace(method: str) -> None:
+    measured, other = (
+        train_quietly("--method", method, "--diagnostics-every", every, dropout=0.5) for every in ("1", "0")
+    )
+    assert measured.history.diagnostics
+    assert not other.history.diagnostics
+    assert (measured.history.epochs, measured.history.steps) == (other.history.epochs, other.history.steps)
+    for part in ("model", "optimizer", "loss_fn"):
+        assert_equal(measured.state_dict()[part], other.state_dict()[part])
+
+
+def test_images_are_embedded_as_they_were_when_they_were_stored() -> None:
+    """Or a model that does not learn would have stale rows."""
+    rest = ["--learning-rate", "0", "--warmup-learning-rate", "0"]
+    rows = train_quietly("--method", "xbm", *rest, dropout=0.5).history.diagnostics["staleness"]
+    assert [row["step"] for row in rows] == [3, 4, 5, 6, 7, 8]  # none before there is a memory
+    assert all(row["before_maximum"] < 1e-5 for row in rows)
+    moved = ["--learning-rate", "0.01"]
+    rows = train_quietly("--method", "xbm", *moved, dropout=0.5).history.diagnostics["staleness"]
+    assert all(row["before_maximum"] > 0.1 for row in rows[-3:])
+
+
+def test_rows_that_the_memory_was_filled_with_count_as_unknown() -> None:
+    run = train_quietly("--method", "xbm", "--memory-warmup", "1", "--fill-memory", "--warmup-epochs", "0")
+    rows = run.history.diagnostics["staleness"]
+    assert [row["before_maximum"] > 0 for row in rows] == [False, False, True, True, True, True]
+    assert run.history.diagnostics["valid_pairs"][1]["negatives_from_memory"] > 0
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_every_head_makes_unit_embeddings(head: str) -> None:
+    model, _ = build_model(read("--head", head), num_calls=10)
+    embeddings = model(torch.randn(4, 3, 32, 32))
+    assert embeddings.shape == (4, 16)
+    assert torch.allclose(embeddings.norm(dim=1), torch.ones(4), atol=1e-5)
+
+
+def photographs() -> Images:
+    from PIL import Image
+
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(256, (4, 60, 80, 3), dtype=torch.uint8, generator=generator).numpy()
+    items = [(Image.fromarray(image), label) for label, image in enumerate(pixels)]
+    return Images(items, torch.arange(4), torch.arange(4))
+
+
+@pytest.mark.parametrize("augmentation", ["timm", "crop", "resized-crop --color-jitter 0.3 --hue-jitter 0.1"])
+def test_photographs_are_augmented_as_their_key_says(augmentation: str) -> None:
+    settings = read(*f"--dataset sop --image-size 48 --augmentation {augmentation}".split())
+    train, test = build_transforms(settings, IMAGENET)
+    items = KeyedItems(photographs(), train, seed=3)
+    state = torch.get_rng_state()
+    image, label = items[(0, 1, 2, 3)]
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (image.shape, label) == ((3, 48, 48), 3)
+    assert torch.equal(items[(0, 1, 2, 3)][0], image)
+    assert not torch.equal(items[(0, 2, 2, 3)][0], image)
+    assert not torch.equal(KeyedItems(photographs(), train, seed=4)[(0, 1, 2, 3)][0], image)
+
+    still = KeyedItems(photographs(), test, seed=3)
+    assert torch.equal(still[(3,)][0], KeyedItems(photographs(), test, seed=4)[(3,)][0])
+
+
+def test_workers_load_what_one_process_loads() -> None:
+    settings = read()
+    train, _ = build_transforms(settings, IMAGENET)
+    items = KeyedItems(load_data(settings).train, train, seed=0)
+    keys = [[(0, 0, 0, 5), (0, 0, 1, 9)], [(0, 1, 0, 2)]]
+    alone, together = (list(load(items, keys, workers)) for workers in (0, 2))
+    for one, other in zip(alone, together, strict=True):
+        assert_equal(list(one), list(other))
+
+
+def test_glyphs_are_tested_under_the_demos_distortion() -> None:
+    from benchmarks.demo.settings import Settings as DemoSettings
+    from benchmarks.demo.task import GlyphsData
+
+    data = load_data(read())
+    test = GlyphsData(DemoSettings(batch_size=8, classes=8), torch.device("cpu")).test
+    assert torch.equal(torch.stack([image for image, _ in data.queries.items]), test.images)
+    assert torch.equal(data.queries.labels, test.labels)

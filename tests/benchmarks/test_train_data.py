@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_datasets
+import torch
+from PIL.Image import Image as PillowImage
+from torch.nn.functional import normalize
+from training_script import has_timm, result_of, run_script
+
+if not has_timm():
+    pytest.skip("timm cannot be imported", allow_module_level=True)
+
+from benchmarks.engine.ranks import Ranks
+from benchmarks.papers.data import TaskData, load_data
+from benchmarks.papers.evaluation import Evaluation
+from benchmarks.papers.presets import read_settings
+from benchmarks.papers.settings import DATASETS
+from pml_xbn.datasets import StanfordOnlineProducts, VehicleID
+
+WRITERS = {
+    "sop": tiny_datasets.write_stanford_online_products,
+    "in-shop": tiny_datasets.write_in_shop,
+    "deep-fashion2": tiny_datasets.write_deep_fashion_2,
+    "vehicle-id": tiny_datasets.write_vehicle_id,
+    "cifar10": tiny_datasets.write_cifar10,
+    "cifar100": tiny_datasets.write_cifar100,
+    "cub": tiny_datasets.write_cub,
+    "cars": tiny_datasets.write_cars196,
+}
+GALLERIES = ("in-shop", "deep-fashion2")
+SUPERCLASSES = ("sop", "in-shop", "deep-fashion2", "cifar100")
+
+
+@pytest.mark.parametrize("name", [name for name in DATASETS if name != "glyphs"])
+def test_every_dataset_is_loaded_with_its_protocol(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name in ("cub", "cars"):
+        pytest.importorskip("pytorch_metric_learning.datasets")
+    WRITERS[name](tmp_path, *([monkeypatch] if name.startswith("cifar") else []))
+    data = load_data(read_settings(["--dataset", name, "--root", str(tmp_path)]))
+    for images in filter(None, (data.train, data.queries, data.gallery)):
+        image, label = images.items[int(images.positions[-1])]
+        assert (image.mode, label) == ("RGB", int(images.labels[-1]))
+    assert int(data.train.labels.max()) < data.num_classes
+    assert (data.gallery is not None) == (name in GALLERIES)
+    assert (data.drawn_galleries is not None) == (name == "vehicle-id")
+    for images in (data.train, data.queries):
+        assert (images.superclasses is not None) == (name in SUPERCLASSES)
+        if images.superclasses is not None:
+            assert len(images.superclasses) > int(images.labels.max())
+
+
+def load_vehicles(root: Path, *flags: str) -> TaskData:
+    tiny_datasets.write_vehicle_id(root)
+    arguments = ["--dataset", "vehicle-id", "--root", str(root), *flags]
+    return load_data(read_settings(arguments))
+
+
+@pytest.mark.parametrize(("size", "queries"), [("small", 3), ("medium", 1), ("large", 1)])
+def test_vehicles_have_three_test_sets(size: str, queries: int, tmp_path: Path) -> None:
+    data = load_vehicles(tmp_path, "--test-size", size)
+    assert data.gallery is None
+    assert data.drawn_galleries is not None
+    assert data.drawn_galleries.shape == (10, len(data.queries))
+    for drawn in data.drawn_galleries:
+        vehicles = data.queries.labels[drawn]
+        assert sorted(vehicles.tolist()) == data.queries.labels.unique().tolist()  # one image of each
+        assert int((~drawn).sum()) == queries
+
+
+def test_galleries_of_fewer_vehicles_are_drawn_alike(tmp_path: Path) -> None:
+    every = load_vehicles(tmp_path)
+    some = load_vehicles(tmp_path, "--limit-classes", "2", "--gallery-draws", "3")
+    assert every.drawn_galleries is not None
+    assert some.drawn_galleries is not None
+    kept = every.queries.labels < 2
+    assert some.drawn_galleries.tolist() == every.drawn_galleries[:3, kept].tolist()
+
+
+def test_fewer_classes_by_choice_are_no_fewer_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    complete = [len(tiny_datasets.EBAY_TRAIN), len(tiny_datasets.EBAY_TEST)]
+    monkeypatch.setattr(StanfordOnlineProducts, "official_counts", complete)
+    tiny_datasets.write_stanford_online_products(tmp_path)
+    flags = ["--dataset", "sop", "--root", str(tmp_path), "--limit-classes", "1"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data = load_data(read_settings(flags))
+    assert len(data.train) < complete[0]
+
+
+def test_vehicles_of_one_image_are_nothing_to_search_for(tmp_path: Path) -> None:
+    rows = [("0000001", 1), ("0000002", 2)]
+    tiny_datasets.write_vehicle_id(tmp_path)
+    tiny_datasets.write_vehicle_list(tmp_path, "test_list_800.txt", rows)
+    settings = read_settings(["--dataset", "vehicle-id", "--root", str(tmp_path)])
+    with pytest.raises(ValueError, match="every vehicle of test set 'small' has one image alone"):
+        load_data(settings)
+
+
+class Colour(torch.nn.Module):
+    """Embeds an image by its mean colours, and counts the images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.count += len(images)
+        return images.mean((2, 3))
+
+
+def test_figures_of_vehicles_are_means_over_galleries_of_images_embedded_once(tmp_path: Path) -> None:
+    pytest.importorskip("faiss")
+    rows = [(f"{number:07}", number % 5) for number in range(30)]
+    tiny_datasets.write_vehicle_id(tmp_path)
+    tiny_datasets.write_vehicle_list(tmp_path, "test_list_800.txt", rows)
+    generator = torch.Generator().manual_seed(0)
+    for image, vehicle in rows:
+        centre = 40 * vehicle + torch.randint(80, (3,), generator=generator)
+        tiny_datasets.Image.new("RGB", (12, 10), tuple(centre.clamp(max=255).tolist())).save(
+            tmp_path / "image" / f"{image}.jpg"
+        )
+    flags = ["--dataset", "vehicle-id", "--root", str(tmp_path), "--workers", "0", "--gallery-draws", "4"]
+    settings = read_settings(flags)
+    data = load_data(settings)
+    model = Colour()
+    measured = Evaluation(settings, data, transform, Ranks(cpu=True))(model).accuracy
+    assert model.count == 30
+
+    def embed(dataset: VehicleID) -> torch.Tensor:
+        images = torch.stack([transform(image) for image, _ in dataset])
+        return normalize(images.mean((2, 3)))
+
+    hits = []
+    for seed in range(4):
+        query, gallery = (
+            VehicleID(tmp_path, f"small-{part}", gallery_seed=seed) for part in ("query", "gallery")
+        )
+        nearest = torch.cdist(embed(query), embed(gallery)).argmin(dim=1)
+        hits.append((gallery.labels[nearest] == query.labels).double().mean().item())
+    assert len(set(hits)) > 1
+    assert measured["recall_at_1"] == pytest.approx(100 * sum(hits) / 4)
+
+
+def test_result_of_vehicles_names_the_draws(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny_datasets.write_vehicle_id(tmp_path)
+    for name, first in (("train_list.txt", 100), ("test_list_800.txt", 200)):
+        rows = [(f"{first + number:07}", number % 4) for number in range(16)]
+        tiny_datasets.write_vehicle_list(tmp_path, name, rows)
+    flags = ["--dataset", "vehicle-id", "--root", str(tmp_path), "--image-size", "32", "--no-nmi"]
+    run_script(monkeypatch, tmp_path / "out", *flags, "--gallery-draws", "2")
+    assert "12 queries in a gallery of 4, drawn 2 times" in capsys.readouterr().out
+    assert set(result_of(tmp_path / "out")) == {"epoch", "recall_at_1", "map_at_r"}
+
+
+def transform(image: PillowImage) -> torch.Tensor:
+    return torch.from_numpy(np.array(image)).movedim(-1, 0).float() / 255 - 0.5
+
+
+def test_protocol_of_deep_fashion_2_is_the_presets(tmp_path: Path) -> None:
+    tiny_datasets.write_deep_fashion_2(tmp_path)
+    flags = ["--dataset", "deep-fashion2", "--root", str(tmp_path)]
+    for more, protocol, classes in (
+        ([], "axbn", 3),
+        (["--preset", "xbm"], "xbm", 2),
+        (["--preset", "xbm", "--protocol", "axbn"], "axbn", 3),
+    ):
+        settings = read_settings([*flags, *more])
+        assert settings.protocol == protocol
+        assert load_data(settings).num_classes == classes
+
+
+def test_absent_dataset_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    flags = ["--dataset", "in-shop", "--root", str(tmp_path / "absent")]
+    with pytest.raises(SystemExit, match=r"error: .*list_eval_partition\.txt is missing"):
+        run_script(monkeypatch, tmp_path / "out", *flags)
+
+
+def test_queries_are_searched_for_in_the_gallery(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = ["train"] * 4 + ["query", "gallery", "gallery"]
+    rows = [
+        (f"img/WOMEN/{kind}/id_{item + 10 * (part != 'train'):08}/{number}.jpg", part)
+        for item, kind in enumerate(("Dresses", "Dresses", "Denim", "Denim"))
+        for number, part in enumerate(parts)
+    ]
+    tiny_datasets.write_in_shop(tmp_path, [(path, path.split("/")[3], part) for path, part in rows])
+    generator = torch.Generator().manual_seed(0)
+    for path, _ in rows:
+        pixels = torch.randint(256, (10, 12, 3), dtype=torch.uint8, generator=generator).numpy()
+        tiny_datasets.Image.fromarray(pixels).save(tmp_path / "Img" / path, format="JPEG")
+    flags = ["--dataset", "in-shop", "--root", str(tmp_path), "--image-size", "32", "--method", "super-class"]
+    run_script(monkeypatch, tmp_path / "out", *flags, "--binary", "--no-nmi")
+    assert "16 training images of 4 classes, 4 queries in a gallery of 8" in capsys.readouterr().out
+    result = result_of(tmp_path / "out")
+    assert set(result) == {"epoch", "recall_at_1", "map_at_r"}  # a gallery of 8 has no 10 neighbours
+    assert result["recall_at_1"] in (0, 25, 50, 75, 100)

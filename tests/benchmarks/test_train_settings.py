@@ -1,0 +1,311 @@
+from __future__ import annotations
+
+import math
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import benchmarks.moco.__main__ as moco
+from benchmarks.engine.accuracy import retrieval_accuracy
+from benchmarks.engine.randomness import generator_for
+from benchmarks.papers import reproducing
+from benchmarks.papers.evaluation import signs
+from benchmarks.papers.length import run_length
+from benchmarks.papers.optimisation import clip_gradient, learning_rate
+from benchmarks.papers.pml_parts import make_loss, make_miner
+from benchmarks.papers.presets import preset_values, read_settings
+from benchmarks.papers.reproducing import (
+    paper_weights,
+    parse_experiment,
+    same_experiments,
+    table,
+)
+from benchmarks.papers.results import result_table, with_deviation
+from benchmarks.papers.settings import DATASETS, PRESETS, Settings
+from benchmarks.papers.tables import EXPERIMENTS
+
+ROOT = Path(__file__).parents[2]
+
+
+def read(arguments: list[str] | str) -> Settings:
+    words = arguments.split() if isinstance(arguments, str) else arguments
+    return read_settings(words)
+
+
+def test_committed_table_is_the_generated_one() -> None:
+    assert (ROOT / "docs" / "reproducing.md").read_text() == table(), (
+        "run: python -m benchmarks.papers --list > docs/reproducing.md"
+    )
+
+
+def test_figures_on_glyphs_come_from_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "train_glyphs.csv"
+    file.write_text("experiment,recall_at_1\nema,61.25 ± 0.30\n", encoding="utf-8")
+    monkeypatch.setattr(reproducing, "GLYPHS_CSV", file)
+    rows = [line for line in table().splitlines() if line.startswith("| `") and "benchmarks.papers" in line]
+    assert [row.split(" | ")[0] for row in rows if "| 61.25 ± 0.30 |" in row] == ["| `ema`"]
+    assert all("| not run |" in row for row in rows if "`ema`" not in row)
+
+
+def test_moco_has_its_rows_and_its_figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rows = [line for line in table().splitlines() if line.startswith("| `moco`")]
+    commands = [shlex.split(row.split("`")[-2]) for row in rows]
+    assert [command[1:3] for command in commands] == [["-m", "benchmarks.moco"]] * 2
+    for command in commands:
+        assert moco.read(command[3:]).methods == ("moco", "xbn")
+    file = tmp_path / "moco_glyphs.csv"
+    file.write_text("method,weighted_knn\nmoco,12.34\nxbn,56.78\n", encoding="utf-8")
+    monkeypatch.setattr(reproducing, "MOCO_CSV", file)
+    assert table().count("| moco 12.3; xbn 56.8 |") == 2
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda e: f"{e.key}-{e.dataset}-{e.source}")
+def test_every_command_of_the_table_is_its_own_experiment(experiment: object) -> None:
+    settings = parse_experiment(experiment)  # type: ignore[arg-type]
+    found = [same for same, differences in same_experiments(settings) if not differences]
+    assert experiment in found
+
+
+def test_every_metric_of_the_papers_is_measured() -> None:
+    from benchmarks.papers.evaluation import _MORE_RECALL_AT, _RECALL_AT
+
+    for experiment in EXPERIMENTS:
+        measured = {*_RECALL_AT, *_MORE_RECALL_AT.get(experiment.dataset, ())}
+        names = {f"recall_at_{k}" for k in measured} | {"nmi"}
+        assert set(experiment.figures) <= names, experiment
+
+
+def test_flag_wins_over_config_over_preset_over_default(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        "preset: norm-softmax\ndataset: cub\nbatch-size: 50\nepochs: 7\nminer-options: {pos_margin: 0.3}\n"
+    )
+    pytest.importorskip("yaml")
+    settings = read(f"--config {config} --epochs 3")
+    assert settings.epochs == 3  # flag
+    assert settings.batch_size == 50  # config, not the preset's 75
+    assert settings.miner_options == {"pos_margin": 0.3}
+    assert settings.learning_rate == 0.001  # preset on this data set
+    assert settings.temperature == 0.05  # default
+    assert read(f"--config {config} --preset axbn").learning_rate == 1e-4
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("methd: xbn", "no flag 'methd'"),
+        ("method: xbnn", "method is 'xbnn'; choose one of no-xbm"),
+        ("pretrained: maybe", "pretrained is 'maybe'; it must be true or false"),
+        ("epochs: -1", "epochs: -1 is not a whole number above 0"),
+        ("preset: mine", "preset is 'mine'; choose one of axbn"),
+        ("- epochs", "holds a list"),
+    ],
+)
+def test_wrong_config_is_named(
+    content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("yaml")
+    config = tmp_path / "config.yaml"
+    config.write_text(content)
+    with pytest.raises(SystemExit):
+        read(f"--config {config}")
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--method xbnn", "'no-xbm', 'xbm'"),
+        ("--dataset mnist", "'glyphs', 'sop'"),
+        ("--memory-ratio 0", "0 is not above 0"),
+        ("--epochs 0", "0 is not a whole number above 0"),
+        ("--loss-options temperature", "'temperature' is not of the form name=value"),
+        ("--config absent.yaml", "no config file absent.yaml"),
+    ],
+)
+def test_wrong_flag_is_named(flags: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if "config" in flags:
+        pytest.importorskip("yaml")
+    with pytest.raises(SystemExit):
+        read(flags)
+    assert message in capsys.readouterr().err.replace("choose from no-xbm, xbm", "'no-xbm', 'xbm'").replace(
+        "choose from glyphs, sop", "'glyphs', 'sop'"
+    )
+
+
+def test_options_are_python_values() -> None:
+    settings = read("--loss ContrastiveLoss --loss-options pos_margin=1 distance=CosineSimilarity")
+    assert settings.loss_options == {"pos_margin": 1, "distance": "CosineSimilarity"}
+    loss = make_loss(settings.loss, settings.loss_options)
+    assert type(loss.distance).__name__ == "CosineSimilarity"
+
+
+def test_losses_get_the_sizes_that_they_ask_for() -> None:
+    loss = make_loss("ArcFaceLoss", {}, num_classes=5, embedding_size=3)
+    assert loss.W.shape == (3, 5)
+
+
+def test_unknown_parts_are_named() -> None:
+    with pytest.raises(ValueError, match=r"--loss is 'SupCon'; choose one of .*SupConLoss"):
+        make_loss("SupCon", {})
+    with pytest.raises(ValueError, match=r"--miner is 'Best'; choose one of .*PairMarginMiner"):
+        make_miner("Best", {})
+    with pytest.raises(ValueError, match=r"PairMarginMiner does not take \{.margin.: 1\}"):
+        make_miner("PairMarginMiner", {"margin": 1})
+    assert make_miner("none", {}) is None
+
+
+def test_presets_hold_settings_alone() -> None:
+    names = set(Settings.__dataclass_fields__)
+    for preset in PRESETS:
+        for dataset in DATASETS:
+            assert set(preset_values(preset, dataset)) <= names
+
+
+def test_default_is_the_protocol_of_axbn() -> None:
+    sop, fashion = read("--dataset sop"), read("--dataset deep-fashion2")
+    assert (sop.memory_ratio, sop.gain_update_interval) == (0.5, 100)
+    assert (fashion.memory_ratio, fashion.gain_update_interval) == (1.0, 10)
+
+
+def learning_rates(settings: Settings, steps_per_epoch: int, at: list[int]) -> list[float]:
+    length = run_length(settings, steps_per_epoch)
+    return [learning_rate(settings, length, step) for step in at]
+
+
+def test_learning_rates_are_the_papers() -> None:
+    axbn = learning_rates(read("--dataset sop"), 930, [0, 15 * 930 - 1, 15 * 930, 45 * 930])
+    assert axbn == pytest.approx([1e-4, 1e-4, 0.33e-4, 0.33**3 * 1e-4])
+    xbm = learning_rates(read("--dataset sop --preset xbm"), 930, [23_999, 24_000, 33_999])
+    assert xbm == pytest.approx([3e-4, 3e-5, 3e-5])
+    softmax = learning_rates(read("--dataset cars --preset norm-softmax"), 107, [0, 15 * 107])
+    assert softmax == pytest.approx([0.01, 0.001])
+    sgsl = learning_rates(read("--dataset cars --preset sgsl"), 125, [0, 50 * 125, 100 * 125])
+    assert sgsl == pytest.approx([0.05 / 100, 0.025, 0.0], abs=1e-12)
+    rise = learning_rates(read("--dataset sop --preset sgsl"), 930, [0, 49, 99, 100])
+    cosine = [0.5 * (1 + math.cos(math.pi * step / 93_000)) for step in (99, 100)]
+    assert rise == pytest.approx([0.003 * factor for factor in (0.01, 0.5, *cosine)])
+
+
+def test_gradient_is_shortened_to_the_limit() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    for limit, expected in ((10.0, [6.0, 8.0]), (0.0, [30.0, 40.0]), (100.0, [30.0, 40.0])):
+        parameter.grad = torch.tensor([30.0, 40.0])
+        clip_gradient(optimizer, limit)
+        assert parameter.grad.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_iterations_take_the_place_of_epochs() -> None:
+    length = run_length(read("--preset xbm --dataset sop"), 930)
+    assert (length.epochs, length.steps) == (37, 34_000)
+    assert [length.steps_in(epoch) for epoch in (0, 35, 36)] == [930, 930, 34_000 - 36 * 930]
+    length = run_length(read("--epochs 50"), 930)
+    assert (length.epochs, length.steps) == (52, 52 * 930)
+
+
+def brute_force_recall(
+    queries: torch.Tensor, labels: torch.Tensor, gallery: torch.Tensor | None, other: torch.Tensor, k: int
+) -> float:
+    hits = 0
+    for index, (query, label) in enumerate(zip(queries, labels, strict=True)):
+        distances = ((queries if gallery is None else gallery) - query).double().norm(dim=1)
+        if gallery is None:
+            distances[index] = float("inf")
+        hits += bool((other[distances.argsort()[:k]] == label).any())
+    return 100 * hits / len(queries)
+
+
+@pytest.mark.parametrize("protocol", ["among themselves", "in a gallery"])
+def test_recall_is_that_of_a_plain_search(protocol: str) -> None:
+    pytest.importorskip("faiss")
+    generator = generator_for(protocol)
+    rows = torch.nn.functional.normalize(torch.randn(60, 5, generator=generator))
+    labels = torch.randint(12, (60,), generator=generator)
+    gallery, gallery_labels = None, None
+    if protocol == "in a gallery":
+        gallery = torch.nn.functional.normalize(torch.randn(24, 5, generator=generator))
+        gallery_labels = torch.arange(24) % 12
+    else:
+        labels = torch.arange(60) % 12
+    measured = retrieval_accuracy(rows, labels, gallery, gallery_labels, recall_at=[1, 10, 20, 100], nmi=True)
+    other = labels if gallery_labels is None else gallery_labels
+    for k in (1, 10, 20):
+        assert measured[f"recall_at_{k}"] == pytest.approx(
+            brute_force_recall(rows, labels, gallery, other, k), abs=1e-4
+        )
+    assert "recall_at_100" not in measured  # there are not so many
+    assert 0 < measured["nmi"] < 100
+    assert 0 < measured["map_at_r"] < 100
+
+
+def brute_force_map_at_r(
+    queries: torch.Tensor, labels: torch.Tensor, gallery: torch.Tensor, other: torch.Tensor
+) -> float:
+    precisions = []
+    for query, label in zip(queries, labels, strict=True):
+        size = int((other == label).sum())
+        right = other[(gallery - query).double().norm(dim=1).argsort()[:size]] == label
+        found = [float(right[: rank + 1].double().mean()) for rank in range(size) if right[rank]]
+        precisions.append(sum(found) / max(size, 1))
+    return 100 * sum(precisions) / len(precisions)
+
+
+@pytest.mark.parametrize("lone", [1, 20, 40])
+def test_query_without_a_match_is_a_miss(lone: int) -> None:
+    pytest.importorskip("faiss")
+    generator = generator_for("misses")
+    queries, gallery = (
+        torch.nn.functional.normalize(torch.randn(size, 4, generator=generator)) for size in (40, 30)
+    )
+    labels, other = torch.arange(40) % 6, torch.arange(30) % 6
+    labels[:lone] = 17
+    measured = retrieval_accuracy(queries, labels, gallery, other, recall_at=[1, 10], nmi=False)
+    for k in (1, 10):
+        expected = brute_force_recall(queries, labels, gallery, other, k)
+        assert measured[f"recall_at_{k}"] == pytest.approx(expected, abs=1e-4)
+    assert measured["recall_at_10"] <= 100 - 100 * lone / 40
+    expected = brute_force_map_at_r(queries, labels, gallery, other)
+    assert measured["map_at_r"] == pytest.approx(expected, abs=1e-4)
+
+
+def test_query_whose_class_has_no_other_image_is_a_miss_even_among_equal_embeddings() -> None:
+    pytest.importorskip("faiss")
+    rows = torch.nn.functional.normalize(torch.ones(6, 3))
+    labels = torch.tensor([0, 1, 2, 3, 4, 4])
+    measured = retrieval_accuracy(rows, labels, None, None, recall_at=[5], nmi=False)
+    assert measured["recall_at_5"] <= 100 * 2 / 6 + 1e-4
+    assert measured["map_at_r"] <= 100 * 2 / 6 + 1e-4
+
+
+def test_bits_are_thresholded_at_zero() -> None:
+    assert signs(torch.tensor([[-0.1, 0.0, 2.0]])).tolist() == [[-1.0, -1.0, 1.0]]
+
+
+def test_several_runs_have_a_mean_and_a_deviation() -> None:
+    assert with_deviation([81.234]) == "81.23"
+    assert with_deviation([80.0, 81.0, 82.0]) == "81.00 ± 1.00"
+    rows = [{"epoch": 3, "recall_at_1": 50.0, "nmi": 90.0}, {"epoch": 4, "recall_at_1": 52.0, "nmi": 90.0}]
+    printed = result_table(rows, {"recall_at_1": "80.73 ± 0.30"}, "AXBN, Table 2", ("a.b", "not stated"))
+    assert "| Recall@1 | 51.00 ± 1.41 | 80.73 ± 0.30 |" in printed
+    assert "| NMI | 90.00 ± 0.00 | – |" in printed
+    assert "| pretrained weights | a.b | not stated |" in printed
+
+
+def test_differences_from_the_paper_are_named() -> None:
+    settings = replace(read("--dataset sop --method xbn"), epochs=1)
+    (experiment, differences), *_ = same_experiments(settings)
+    assert experiment.source == "AXBN, Table 2"
+    assert differences == ["epochs=1, theirs 50"]
+    assert same_experiments(read("--dataset glyphs")) == []
+
+
+def test_other_pretrained_weights_are_a_difference_from_the_paper() -> None:
+    (experiment, differences), *_ = same_experiments(read("--preset xbm --dataset sop --backbone resnet50"))
+    assert (experiment.key, paper_weights(experiment)) == ("xbm-paper", "resnet50.tv_in1k")
+    assert differences == ["backbone='resnet50', theirs 'resnet50.tv_in1k'"]
+    (experiment, _), *_ = same_experiments(read("--dataset sop"))
+    assert paper_weights(experiment) == "not stated"
