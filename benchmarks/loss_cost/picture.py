@@ -23,8 +23,8 @@ def draw(rows: list[dict[str, str]], path: Path) -> None:
     mined = sorted({row["miner"] != "none" for row in rows})
     losses = sorted({row["loss"] for row in rows}, reverse=True)
     sizes = sorted({int(row["rows"]) for row in rows})
-    width, height = 2 + 0.95 * len(sizes) * len(kinds), 1.2 + len(mined) * (0.9 + 0.3 * len(losses))
-    figure = Figure(figsize=(max(width, 6), height), layout="constrained")
+    width, height = 2 + 1.6 * len(sizes) * len(kinds), 1.2 + len(mined) * (0.9 + 0.3 * len(losses))
+    figure = Figure(figsize=(max(width, 8), height), layout="constrained")
     panels = figure.subplots(len(mined), len(kinds), squeeze=False, sharey="row")
     for row_of_panels, has_miner in zip(panels, mined, strict=True):
         of_row = [row for row in rows if (row["miner"] != "none") == has_miner]

@@ -101,8 +101,7 @@ def _first(counts: Tensor) -> tuple[Tensor, Tensor]:
     Where there are less than k, column 0 is said to hold 0.
     """
     rows, columns = counts.nonzero(as_tuple=True)
-    numbers = (counts > 0).sum(dim=1)
-    slots = torch.arange(len(rows), device=rows.device) - (numbers.cumsum(dim=0) - numbers)[rows]
-    places = rows.new_zeros(len(counts), int(numbers.max()))
-    weights = places.index_put((rows, slots), counts[rows, columns].long())
-    return places.index_put_((rows, slots), columns), weights.int()
+    numbers = torch.bincount(rows, minlength=len(counts))
+    is_one = torch.arange(int(numbers.max()), device=rows.device) < numbers.unsqueeze(1)
+    places = torch.zeros_like(is_one, dtype=torch.int64).masked_scatter_(is_one, columns)
+    return places, counts.gather(1, places).int().mul_(is_one)
