@@ -31,6 +31,7 @@ from pytorch_metric_learning import losses, miners
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from benchmarks.engine.measuring import milliseconds, peak_rss
 from benchmarks.step_cost_report import key_of, read_csv, write_report
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
 
@@ -178,19 +179,9 @@ def _adaptation_time(ours: Subject) -> float:
     contents = ours.loss_fn.queue.contents
     embeddings, labels = ours.batch()
     arguments = contents.rows, contents.labels, embeddings.detach(), labels
-    elapsed = _time(lambda: ours.loss_fn.adapter.adapt(*arguments), ours.device)
+    elapsed = milliseconds(lambda: ours.loss_fn.adapter.adapt(*arguments), ours.device)
     contents.rows.take_back()
     return elapsed
-
-
-def _time(call: Callable[[], object], device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    began = time.perf_counter()
-    call()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return 1000 * (time.perf_counter() - began)
 
 
 def _peak_of_fresh_process(case: Case, device: torch.device, is_pml: bool) -> float:
@@ -206,25 +197,14 @@ def _print_peak(job: str) -> None:
     device = torch.device(settings["device"])
     small = Case(**{**settings["case"], "rows": settings["case"]["batch"]})
     Subject(small, device, settings["is_pml"]).step()  # what the libraries load at the first step
-    before = _peak_rss()
+    before = peak_rss()
     subject = Subject(Case(**settings["case"]), device, settings["is_pml"])
     for _ in range(4):
         subject.step()
     if device.type == "cuda":
         print(torch.cuda.max_memory_allocated() / 1e6)
     else:
-        print(_peak_rss() - before)
-
-
-def _peak_rss() -> float:
-    """Megabytes. Of Linux's own record: getrusage starts a process with its parent's."""
-    status = Path("/proc/self/status")
-    if not status.exists():
-        from resource import RUSAGE_SELF, getrusage
-
-        return getrusage(RUSAGE_SELF).ru_maxrss * 1024 / 1e6
-    line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) * 1024 / 1e6
+        print(peak_rss() - before)
 
 
 def main() -> None:
