@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pytorch_metric_learning.losses import CrossBatchMemory
 from torch import Tensor, nn
@@ -37,6 +37,19 @@ class Method(NamedTuple):
     options: Callable[[MemorySetup], dict[str, Any]] = lambda setup: {}
 
 
+MethodName = Literal[
+    "no-xbm",
+    "xbm",
+    "xbm-star",
+    "xbn",
+    "axbn",
+    "ema",
+    "centre",
+    "unit-norm",
+    "delayed",
+    "per-class",
+    "super-class",
+]
 METHODS: dict[str, Method | None] = {
     "no-xbm": None,
     "xbm": Method(CrossBatchMemory),

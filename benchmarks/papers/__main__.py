@@ -3,7 +3,8 @@
     python -m benchmarks.papers --dataset glyphs --backbone resnet18 --no-pretrained --method xbn
     python -m benchmarks.papers --dataset sop --root data/sop --method axbn --repeat 3
     torchrun --nproc_per_node=4 -m benchmarks.papers --preset xbm --dataset in-shop --root data/in-shop
-    python -m benchmarks.papers --list
+    python -m benchmarks.papers --list          # all experiments of the papers
+    python -m benchmarks.papers --list cub      # those in whose line this text is
 
 The default is the protocol of the AXBN paper. A flag wins over --config, that over --preset, and that
 over the default. A GPU is used where there is one, and with torchrun one per process; --batch-size is
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.engine.command_line import errors_in_one_line
 from benchmarks.engine.history import History, Row
 from benchmarks.engine.ranks import Ranks
 from benchmarks.engine.run import progress_bar, quietly
@@ -36,17 +38,16 @@ _INTERRUPTED = 130  # what shells give to Ctrl-C
 
 
 def main() -> None:
-    if "--list" in sys.argv[1:]:
-        print(table(), end="")
+    if "--list" in sys.argv:
+        print(table(*sys.argv[sys.argv.index("--list") + 1 :][:1]), end="")
         return
-    settings = read_settings(description=__doc__)
+    with errors_in_one_line():
+        settings = read_settings(description=__doc__)
     output = settings.output or Path("runs", f"{settings.preset}-{settings.dataset}-{settings.method}")
     ranks = Ranks(settings.cpu)
     try:
-        with Interruption(second_stops=ranks.world_size == 1) as interruption:
+        with errors_in_one_line(), Interruption(second_stops=ranks.world_size == 1) as interruption:
             results = _train_all(settings, output, ranks, interruption)
-    except (ValueError, FileNotFoundError, ImportError) as error:
-        raise SystemExit(f"error: {error}") from error
     finally:
         ranks.leave()
     if results is None:
