@@ -8,10 +8,10 @@ from typing import Any
 
 from tqdm import tqdm
 
+from benchmarks.engine.cost import now
 from benchmarks.engine.diagnostics import Diagnostics
 from benchmarks.engine.history import History
 from benchmarks.engine.task import Step, Task
-from benchmarks.engine.timing import now
 
 # Wraps batches, in a progress bar for example: gets a title, the steps that are done and those of all.
 Progress = Callable[[Iterable[Any], str, int, int], Iterable[Any]]
