@@ -16,10 +16,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from multiprocessing import get_context
-from pathlib import Path
 from statistics import median
 from typing import Any, Literal, get_args
 
@@ -41,7 +38,9 @@ from benchmarks.engine.cost import (
     MinerName,
     Subject,
     environment,
+    in_fresh_process,
     milliseconds,
+    peak_rss,
     write_report,
 )
 from benchmarks.engine.results import read_csv
@@ -125,7 +124,7 @@ def measure(case: Case, device: torch.device, pairs: int) -> dict[str, Any]:
     if device.type == "cuda":
         result |= {"pml_waits": _host_waits(pml), "ours_waits": _host_waits(ours)}
     del pml, ours
-    pml_peak, ours_peak = (_peak_of_fresh_process(case, device, is_pml) for is_pml in (True, False))
+    pml_peak, ours_peak = (in_fresh_process(_peak, case, device, is_pml) for is_pml in (True, False))
     megabytes, extra = case.rows * case.dim * 4 / 1e6, ours_peak - pml_peak
     return result | {
         "pml_peak_mb": pml_peak,
@@ -157,30 +156,14 @@ def _host_waits(subject: Subject) -> int:
     return len(waits)
 
 
-def _peak_of_fresh_process(case: Case, device: torch.device, is_pml: bool) -> float:
-    """Megabytes that four steps need at most, beyond what the libraries take."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(_peak, case, device, is_pml).result()
-
-
 def _peak(case: Case, device: torch.device, is_pml: bool) -> float:
+    """Megabytes that four steps need at most, beyond what the libraries take."""
     replace(case, rows=case.batch).subject(device, is_pml).step()  # what the libraries load at the first step
-    before = _peak_rss()
+    before = peak_rss()
     subject = case.subject(device, is_pml)
     for _ in range(4):
         subject.step()
-    return torch.cuda.max_memory_allocated() / 1e6 if device.type == "cuda" else _peak_rss() - before
-
-
-def _peak_rss() -> float:
-    """Megabytes. Of Linux's own record: getrusage starts a process with its parent's."""
-    status = Path("/proc/self/status")
-    if not status.exists():
-        from resource import RUSAGE_SELF, getrusage
-
-        return getrusage(RUSAGE_SELF).ru_maxrss * 1024 / 1e6
-    line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) * 1024 / 1e6
+    return torch.cuda.max_memory_allocated() / 1e6 if device.type == "cuda" else peak_rss() - before
 
 
 def main(

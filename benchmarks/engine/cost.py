@@ -5,9 +5,11 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from pytorch_metric_learning import losses, miners
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 
 from benchmarks.engine.results import markdown, write_csv
 
+T = TypeVar("T")
 RESULTS = Path(__file__).parents[1] / "results"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NUM_CLASSES, IMAGES_PER_CLASS = 12_000, 4
@@ -97,6 +100,23 @@ def now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
+
+
+def in_fresh_process(call: Callable[..., T], *arguments: Any) -> T:
+    """The result of a call in a process whose peak of memory is its own."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(call, *arguments).result()
+
+
+def peak_rss() -> float:
+    """Megabytes. Of Linux's own record: getrusage starts a process with its parent's."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        from resource import RUSAGE_SELF, getrusage
+
+        return getrusage(RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+    line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024 / 1e6
 
 
 def write_report(
