@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ from benchmarks.papers.evaluation import Evaluation
 from benchmarks.papers.model import build_model
 from benchmarks.papers.presets import read_settings
 from benchmarks.papers.session import Session
-from benchmarks.papers.settings import HEADS, METHODS, Settings
+from benchmarks.papers.settings import METHODS, Head, Settings
 from benchmarks.papers.task import PapersTask
 
 TABLES = {
@@ -78,8 +78,8 @@ def killed_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path
 def test_every_method_trains_and_resumes_exactly(
     method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, killed_run: Path
 ) -> None:
-    flags = ["--method", method, "--delay", "1", "--memory-ratio", "0.2", "--class-ratio", "0.5", "--no-nmi"]
-    flags += ["--epochs", "2"]
+    flags = ["--method", method, "--memory-ratio", "0.2", "--no-nmi", "--epochs", "2"]
+    flags += {"delayed": ["--delay", "1"], "norm-softmax": ["--class-ratio", "0.5"]}.get(method, [])
     run_script(monkeypatch, tmp_path / "whole", *flags)
     whole = state_of(tmp_path / "whole")
     assert state_of(killed_run)["run"]["epoch"] == 2
@@ -291,7 +291,7 @@ def test_rows_that_the_memory_was_filled_with_count_as_unknown() -> None:
     assert run.history.diagnostics["valid_pairs"][1]["negatives_from_memory"] > 0
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", get_args(Head))
 def test_every_head_makes_unit_embeddings(head: str) -> None:
     model, _ = build_model(read("--head", head), num_calls=10)
     embeddings = model(torch.randn(4, 3, 32, 32))

@@ -6,6 +6,7 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -28,7 +29,8 @@ from benchmarks.papers.reproducing import (
     table,
 )
 from benchmarks.papers.results import result_table, with_deviation
-from benchmarks.papers.settings import DATASETS, PRESETS, Settings
+from benchmarks.papers.settings import DATASETS, PRESETS, Head, Settings
+from pml_xbn.heads import HEADS
 
 ROOT = Path(__file__).parents[2]
 
@@ -157,6 +159,10 @@ def test_wrong_flag_is_named(flags: str, message: str, capsys: pytest.CaptureFix
     with pytest.raises(SystemExit):
         read(flags)
     assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def test_every_head_is_a_flag() -> None:
+    assert get_args(Head) == HEADS
 
 
 def test_an_error_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
