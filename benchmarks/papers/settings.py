@@ -128,6 +128,7 @@ class Testing:
     """What is measured in the end."""
 
     binary: bool = False  # evaluate the signs of the embeddings
+    eval_every: Positive = 1  # epochs between evaluations; the last one is evaluated too
     nmi: bool = True  # cluster the best epoch's embeddings and print NMI
 
 
@@ -144,6 +145,8 @@ class Running(common.Running):
     sync_bn: bool = True  # on many ranks, batch normalization sees the batch of all
     cpu: bool = False  # leave GPUs alone
     log_every: Positive = 20  # iterations between entries of the log
+    checkpoint: Natural = 0  # save the state every so many iterations too, not after epochs alone
+    evaluate: Path | None = None  # train nothing: the accuracy of a best.pt or last.pt
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -256,9 +257,13 @@ def test_resume_with_other_settings_names_the_difference(data: GlyphsData, tmp_p
         compare(data, "xbn", path, resume=True)
 
 
-def test_resume_without_a_checkpoint_names_the_file(data: GlyphsData, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"no checkpoint .*absent\.pt"):
-        compare(data, "xbn", tmp_path / "absent.pt", resume=True)
+def test_resume_without_a_checkpoint_starts_afresh_and_tells_every_epoch(
+    data: GlyphsData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compare(data, "xbn", tmp_path / "new.pt", resume=True)
+    assert (tmp_path / "new.pt").exists()
+    line = r"^xbn, epoch 2: loss \d+\.\d{3}, Recall@1 \d+\.\d %, \d+ images/s$"
+    assert re.search(line, capsys.readouterr().out, re.MULTILINE)
 
 
 def test_batches_depend_on_seed_and_epoch_alone() -> None:
