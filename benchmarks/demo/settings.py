@@ -43,6 +43,7 @@ class Settings(Experiment, Running):
         embedding_size: length of an embedding.
         learning_rate: of AdamW in the first epoch.
         decay: factor on the learning rate after every second epoch.
+        distortion: strength of that of all images.
         drift_every: steps from one measurement of feature drift to the next.
         norm: normalization within the network, "batch" or "group".
     """
@@ -51,6 +52,7 @@ class Settings(Experiment, Running):
     embedding_size: int = 128
     learning_rate: float = 1e-3
     decay: float = 0.33
+    distortion: float = 1.0
     drift_every: int = 20
     norm: str = "batch"
 

@@ -8,6 +8,7 @@ import torch
 from pytorch_metric_learning.losses import SupConLoss
 from pytorch_metric_learning.miners import PairMarginMiner
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler, StepLR
 
 from benchmarks.demo.settings import Settings
 from benchmarks.engine.accuracy import embed, retrieval_accuracy
@@ -32,13 +33,15 @@ class GlyphsData:
         self.settings = settings
         self.device = torch.device(settings.device) if device is None else device
         self.train = load_glyphs("train", settings.classes, self.device)
-        self.test = load_glyphs("test", settings.classes, self.device)
+        self.test = load_glyphs("test", settings.classes, self.device, settings.distortion)
         self.batches = EpochBatches(
             self.train.labels.cpu(), settings.batch_size, settings.images_per_class, settings.seed
         )
         size = len(self.train.images)
         probe = torch.randperm(size, generator=generator_for("probe"))[:_PROBE_SIZE]
-        self.probe = distort(self.train.images[probe.to(self.device)], generator_for("probe distortion"))
+        self.probe = distort(
+            self.train.images[probe.to(self.device)], generator_for("probe distortion"), settings.distortion
+        )
         self.memory_setup = MemorySetup(
             embedding_size=settings.embedding_size,
             memory_size=max(settings.batch_size, round(settings.memory_ratio * size)),
@@ -49,7 +52,9 @@ class GlyphsData:
     def images(self, epoch: int, step: int) -> Tensor:
         """The images of a batch under the distortion of their step."""
         batch = self.batches.epoch(epoch)[step].to(self.device)
-        return distort(self.train.images[batch], generator_for(self.settings.seed, epoch, step))
+        settings = self.settings
+        generator = generator_for(settings.seed, epoch, step)
+        return distort(self.train.images[batch], generator, settings.distortion)
 
 
 class GlyphsTask(Task):
@@ -69,7 +74,7 @@ class GlyphsTask(Task):
         self.loss_fn = build_loss(method, data.memory_setup, SupConLoss(temperature=0.1), miner)
         self.loss_fn.to(self.device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=settings.learning_rate)
-        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, settings.decay)
+        self.scheduler: LRScheduler = StepLR(self.optimizer, 2, settings.decay)
         self.parts = {
             "model": self.model,
             "optimizer": self.optimizer,

@@ -30,18 +30,21 @@ class GlyphImages(NamedTuple):
     checksum: str
 
 
-def load_glyphs(split: str, classes: int | None, device: torch.device) -> GlyphImages:
+def load_glyphs(
+    split: str, classes: int | None, device: torch.device, distortion: float = 1.0
+) -> GlyphImages:
     """The training images as they are, or the test images distorted.
 
     Args:
         split: "train" or "test".
         classes: only so many; None for all.
         device: where the images lie.
+        distortion: strength of that of the test images.
     """
     glyphs = Glyphs(split)
     chosen = torch.arange(len(glyphs)) if classes is None else (glyphs.labels < classes).nonzero().flatten()
     images = glyphs.images[chosen, None].to(device)
     if split == "test":
-        images = distort(images, generator_for("test"))
+        images = distort(images, generator_for("test"), distortion)
     name = f"Glyphs {glyphs.checksum} (matplotlib {glyphs.matplotlib_version})"
     return GlyphImages(images, glyphs.labels[chosen].to(device), glyphs.superclasses, name, glyphs.checksum)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+import torch
 from pytorch_metric_learning.losses import CrossBatchMemory
 from torch import Tensor, nn
 
@@ -59,6 +60,8 @@ METHODS: dict[str, Method | None] = {
     "ema": Method(XBNWrapper, lambda setup: {"momentum": 0.5}),
     "centre": Method(XBNWrapper, lambda setup: {"match_std": False}),
     "unit-norm": Method(XBNWrapper, lambda setup: {"normalize_memory": True}),
+    "xbn-bfloat16": Method(XBNWrapper, lambda setup: {"memory_dtype": torch.bfloat16}),
+    "xbn-float16": Method(XBNWrapper, lambda setup: {"memory_dtype": torch.float16}),
     "delayed": Method(XBNWrapper, lambda setup: {"delay": setup.steps_per_epoch}),
     "per-class": Method(PerClassXBN),
     "super-class": Method(SuperClassXBN, lambda setup: {"superclasses": setup.superclasses}),

@@ -1,10 +1,12 @@
 """Which memory helps when, where none does, and by how much, on Glyphs.
 
-    python -m benchmarks.study              (168 runs, two hours on two cores; the same line goes on later)
+    python -m benchmarks.study              (234 runs; the same line goes on later)
+    python -m benchmarks.study --regimes fast slow    (168 of them, two hours on two cores)
     python -m benchmarks.study --report     (rebuilds tables and pictures from the CSV files)
 
 Writes ``study_runs.csv`` (one row per run), ``study_curves.csv`` (what the diagnostics measured along the
-way) and ``study_ages.csv`` (staleness by the age of the rows) to ``benchmarks/results``. A run that
+way), ``study_ages.csv`` (staleness by the age of the rows) and ``study_epochs.csv`` (accuracy after every
+epoch) to ``benchmarks/results``. A run that
 ``study_runs.csv`` holds is not repeated.
 """
 
@@ -23,7 +25,7 @@ from tqdm import tqdm
 
 from benchmarks.engine.results import read_csv, write_csv
 from benchmarks.study.cases import Case, cases
-from benchmarks.study.data import AGES, CURVES, RUNS
+from benchmarks.study.data import AGES, BY_EPOCH, CURVES, RUNS
 from benchmarks.study.report import write_report
 from benchmarks.study.run import train, train_warm_start, warm_start_path
 
@@ -53,6 +55,7 @@ def save(case: Case, outcome: dict[str, Any], folder: Path) -> None:
     key = {name: str(value) for name, value in asdict(case).items()}
     append([{**key, **row} for row in outcome["curve"]], folder / CURVES)
     append([{**key, **row} for row in outcome["ages"]], folder / AGES)
+    append([{**key, **row} for row in outcome["epochs"]], folder / BY_EPOCH)
     append([{**key, **outcome["result"]}], folder / RUNS)
 
 
@@ -98,6 +101,8 @@ def main() -> None:
     if not arguments.report:
         finished = done(arguments.output / RUNS)
         todo = [case for case in cases() if case.key not in finished]
+        if arguments.regimes:
+            todo = [case for case in todo if case.regime in arguments.regimes]
         if arguments.methods:
             todo = [case for case in todo if case.name in arguments.methods]
         run(todo[: arguments.limit], arguments.jobs, arguments.output, arguments.classes)
@@ -114,6 +119,8 @@ def _parse() -> argparse.Namespace:
     add("--report", action="store_true", help="train nothing")
     add("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time (default: one per core)")
     add("--methods", nargs="+", choices=names, help="only these (default: all)")
+    regimes = list(dict.fromkeys(case.regime for case in cases()))
+    add("--regimes", nargs="+", choices=regimes, help="only these (default: all)")
     add("--limit", type=int, help="at most so many runs")
     add("--classes", type=int, help="only so many classes of each half, to try it out")
     add("--output", type=Path, default=RESULTS)

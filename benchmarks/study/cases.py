@@ -14,9 +14,21 @@ METHODS = (
 )
 WITH_GROUP_NORM = ("no-xbm", "xbm", "xbn", "centre")
 SLOW = ("no-xbm", "xbm", "xbn", "axbn", "centre", "per-class", "super-class")
-# Re-embedding all of a large memory at every step would take hours.
+# In the order in which a reader asks for them, with rows in memory as a share of the training images.
+CONVERGED = (
+    *((64, "no-xbm", 0.0), (64, "xbm", 0.5), (64, "xbn", 0.5), (512, "no-xbm", 0.0)),
+    *((64, "xbm", 0.1), (64, "xbn", 0.1), (64, "axbn", 0.5)),
+    *((16, "no-xbm", 0.0), (16, "xbm", 0.1), (16, "xbn", 0.1), (16, "axbn", 0.1), (16, "centre", 0.1)),
+    *((64, "centre", 0.5), (64, "xbm-star", 0.5), (64, "unit-norm", 0.5), (64, "super-class", 0.5)),
+    *((64, "xbm", 1.0), (64, "xbn", 1.0), (64, "axbn", 0.1), (64, "axbn", 1.0)),
+)
+MORE_SEEDS = (3, 4)  # of what answers the first question
 # Epochs without memory, and with it.
 EPOCHS = {("fast", 64): (2, 4), ("fast", 16): (1, 3), ("slow", 64): (6, 4)}
+EPOCHS |= {("converged", 512): (0, 30), ("converged", 64): (0, 30), ("converged", 16): (0, 12)}
+MILDER = 0.6  # strength of the distortion, with which training comes to its end
+MILESTONES, DECAY = (0.6, 0.85), 0.2  # shares of the epochs after which the learning rate falls
+# Re-embedding all of a large memory at every step would take hours.
 SLOW_RATE = 0.1  # of the learning rate
 REFRESH_EVERY = {0.5: 20, 0.1: 1, 0.03: 1}
 
@@ -31,8 +43,8 @@ class Case:
         batch_size: images per step.
         memory_ratio: rows in memory as a share of the training images; 0 without a memory.
         norm: normalization within the network, "batch" or "group".
-        regime: "fast", from a short warm start at the full learning rate, or "slow", from a well trained
-            model at a tenth of it.
+        regime: "fast", from a short warm start at the full learning rate, "slow", from a well trained
+            model at a tenth of it, or "converged", from the first step to where nothing is left to gain.
         seed: of the initial weights, the batches and the distortion of the training images.
     """
 
@@ -91,3 +103,6 @@ def cases() -> Iterator[Case]:
             yield Case(method, 0, 64, 0.5 if method != "no-xbm" else 0.0, "batch", "slow", seed)
         for (batch_size, ratio), method in product(SIZES, ("xbm", "xbn")):
             yield Case(method, REFRESH_EVERY[ratio], batch_size, ratio, "batch", "fast", seed)
+    for seed in (*SEEDS, *MORE_SEEDS):
+        for batch_size, method, ratio in CONVERGED if seed in SEEDS else CONVERGED[:3]:
+            yield Case(method, 0, batch_size, ratio, "batch", "converged", seed)

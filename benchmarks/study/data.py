@@ -12,7 +12,7 @@ from scipy.stats import t as student
 from benchmarks.engine.results import read_csv
 from benchmarks.study.cases import Case, cases
 
-RUNS, CURVES, AGES = "study_runs.csv", "study_curves.csv", "study_ages.csv"
+RUNS, CURVES, AGES, BY_EPOCH = "study_runs.csv", "study_curves.csv", "study_ages.csv", "study_epochs.csv"
 Row = dict[str, str]
 Setting = tuple[int, float, str, str]
 
@@ -52,6 +52,7 @@ class Study:
         self.runs = {Case.of(row): row for row in read_csv(folder / RUNS)}
         self.curves = _by_case(read_csv(folder / CURVES))
         self.ages = _by_case(read_csv(folder / AGES))
+        self.epochs = _by_case(read_csv(folder / BY_EPOCH))
         self.planned = list(cases())
 
     def methods(self, setting: Setting) -> list[str]:
@@ -87,6 +88,10 @@ class Study:
     def curve(self, name: str, setting: Setting, figure: str) -> tuple[list[int], list[float]]:
         """A figure along the way, the mean over seeds: steps since the warm start, and values."""
         return _mean_by(self.curves, name, setting, "step", lambda row: float(row[figure]))
+
+    def accuracy_by_epoch(self, name: str, setting: Setting, figure: str) -> tuple[list[int], list[float]]:
+        """The mean over seeds: epochs, and values."""
+        return _mean_by(self.epochs, name, setting, "epoch", lambda row: float(row[figure]))
 
     def staleness_by_age(self, name: str, setting: Setting, when: str) -> tuple[list[int], list[float]]:
         """Mean staleness, ``when`` being "before" or "after" adaptation, of rows from an age on.

@@ -93,3 +93,23 @@ def draw_ages(study: Study, setting: Setting, path: Path) -> None:
     plain(panel)
     panel.legend(frameon=False)
     figure.savefig(path, dpi=130)
+
+
+def draw_epochs(study: Study, settings: list[Setting], path: Path) -> None:
+    """When does a memory pay? Recall@1 after every epoch, without memory and with those of the settings."""
+    figure = Figure(figsize=(8, 4.4), layout="constrained")
+    panel = figure.subplots()
+    for setting, line in zip(settings, ("-", "--"), strict=False):
+        share = f"memory {100 * setting[1]:g} %"
+        for name in ("no-xbm", "xbm", "xbn"):
+            if (name == "no-xbm") != (setting[1] == 0):
+                continue
+            epochs, values = study.accuracy_by_epoch(name, setting, "recall_at_1")
+            label = name if name == "no-xbm" else f"{name}, {share}"
+            panel.plot(epochs, values, line, color=_COLOURS[name], label=label, linewidth=1.8)
+    panel.set(
+        title=f"When does a memory pay? (batch {settings[0][0]})", xlabel="epoch", ylabel="Recall@1 (%)"
+    )
+    plain(panel)
+    panel.legend(frameon=False)
+    figure.savefig(path, dpi=130)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 
 from benchmarks.demo.settings import Settings
 from benchmarks.study.cases import EPOCHS, REFRESH_EVERY, SLOW_RATE
+from benchmarks.study.converged import converged
 from benchmarks.study.data import Difference, Setting, Study
 from benchmarks.study.figures import draw_accuracy, draw_ages, draw_along_the_way, name_of
+from benchmarks.study.tables import mean, spread, table, text
 
 _REFERENCES = ("always-fresh", "always-fresh + matching")
 _BASELINES = ("no-xbm", "xbm")
@@ -45,8 +47,9 @@ def write_report(folder: Path) -> None:
         _choice(study, fast),
         _losses(study),
         _slow(study),
+        converged(study, folder),
     ]
-    (folder / "study.md").write_text("\n\n".join(sections) + "\n")
+    (folder / "study.md").write_text("\n\n".join(filter(None, sections)) + "\n")
 
 
 def _introduction(study: Study) -> str:
@@ -80,9 +83,9 @@ def _cost_of_staleness(study: Study) -> str:
     lines = [
         [
             name_of(setting),
-            *(_spread(study, name, setting, "recall_at_1") for name in _BASELINES),
-            _text(study.difference("xbm", "no-xbm", setting, "recall_at_1")),
-            _text(study.difference("xbm", "no-xbm", setting, "map_at_r")),
+            *(spread(study, name, setting, "recall_at_1") for name in _BASELINES),
+            text(study.difference("xbm", "no-xbm", setting, "recall_at_1")),
+            text(study.difference("xbm", "no-xbm", setting, "map_at_r")),
         ]
         for setting in settings
     ]
@@ -94,7 +97,7 @@ def _cost_of_staleness(study: Study) -> str:
             "## What does a stale memory cost?",
             f"XBM ends below No-XBM in {below} of {len(known)} settings; the difference in Recall@1 goes "
             f"from {min(known):+.1f} to {max(known):+.1f} points.",
-            _table(
+            table(
                 ["setting", "No-XBM, Recall@1", "XBM, Recall@1", "difference", "difference in MAP@R"], lines
             ),
             "![Recall@1 of every method, setting by setting](study_accuracy.png)",
@@ -108,9 +111,9 @@ def _age_or_displacement(study: Study, settings: list[Setting]) -> str:
         [
             name_of(setting),
             name,
-            _spread(study, name, setting, "recall_at_1"),
+            spread(study, name, setting, "recall_at_1"),
             *(
-                _mean(study, name, setting, column, digits)
+                mean(study, name, setting, column, digits)
                 for column, digits in (
                     ("staleness_before", 3),
                     ("staleness_after", 3),
@@ -137,7 +140,7 @@ def _age_or_displacement(study: Study, settings: list[Setting]) -> str:
             "vectors and the latter as the loss sees them. The push's cosine is that of the mean gradient "
             "and the displacement (positive: a step moves the anchors further from the memory); its share is "
             "the mean gradient's length over the root mean square.",
-            _table(
+            table(
                 [
                     *(
                         "setting",
@@ -164,10 +167,10 @@ def _clues(study: Study, settings: list[Setting]) -> Iterator[str]:
             continue
         old, young = of_norm
         change = study.change("xbm", young, old, "recall_at_1")
-        distances = [_mean(study, "xbm", s, "staleness_before", 3) for s in (young, old)]
+        distances = [mean(study, "xbm", s, "staleness_before", 3) for s in (young, old)]
         yield (
             f"{name_of(young)}: against a memory of {100 * old[1]:g} %, younger rows change XBM's Recall@1 "
-            f"by {_text(change)}. They are {distances[0]} from their fresh embeddings, the older "
+            f"by {text(change)}. They are {distances[0]} from their fresh embeddings, the older "
             f"{distances[1]}."
         )
     for setting in settings:
@@ -175,18 +178,18 @@ def _clues(study: Study, settings: list[Setting]) -> Iterator[str]:
         if fresh is None or centre is None:
             continue
         steps = REFRESH_EVERY[setting[1]]
-        distances = [_mean(study, "centre", setting, f"staleness_{when}", 3) for when in ("before", "after")]
+        distances = [mean(study, "centre", setting, f"staleness_{when}", 3) for when in ("before", "after")]
         yield (
             f"{name_of(setting)}: rows that are fresh {_every(steps)} change XBM's Recall@1 by {fresh}, "
             f"shifting the means alone by {centre}. A shift takes the distance of a row to its fresh "
             f"embedding from {distances[0]} to {distances[1]}."
         )
         if steps == 1:
-            displacement = _mean(study, "always-fresh", setting, "push_displacement", 3)
+            displacement = mean(study, "always-fresh", setting, "push_displacement", 3)
             to_none = study.difference("always-fresh", "no-xbm", setting, "recall_at_1")
             yield (
                 f"{name_of(setting)}: sampling alone puts the mean of fresh rows {displacement} from the "
-                f"batch's, and Recall@1 with them differs from No-XBM's by {_text(to_none)}."
+                f"batch's, and Recall@1 with them differs from No-XBM's by {text(to_none)}."
             )
     for name in ("xbm", "always-fresh"):
         cosines = [fmean(c.values()) for s in settings if (c := study.values(name, s, "push_cosine"))]
@@ -253,31 +256,31 @@ def _comparison(study: Study, setting: Setting) -> str:
     lines = []
     for name in study.methods(setting):
         differences = [
-            "" if name == other else _text(study.difference(name, other, setting, figure))
+            "" if name == other else text(study.difference(name, other, setting, figure))
             for figure in ("recall_at_1", "map_at_r")
             for other in reversed(_BASELINES)
         ]
         lines.append(
             [
                 name,
-                _spread(study, name, setting, "recall_at_1"),
+                spread(study, name, setting, "recall_at_1"),
                 *differences[:2],
-                _spread(study, name, setting, "map_at_r"),
+                spread(study, name, setting, "map_at_r"),
                 *differences[2:],
             ]
         )
     columns = ["method"]
     for figure in ("Recall@1", "MAP@R"):
         columns += [figure, "to XBM", "to No-XBM"]
-    return _table(columns, lines)
+    return table(columns, lines)
 
 
 def _diagnostics(study: Study, setting: Setting) -> str:
     lines = [
-        [name, *(_mean(study, name, setting, column, digits) for column, (_, digits) in _DIAGNOSTICS.items())]
+        [name, *(mean(study, name, setting, column, digits) for column, (_, digits) in _DIAGNOSTICS.items())]
         for name in study.methods(setting)
     ]
-    return _table(["method", *(label for label, _ in _DIAGNOSTICS.values())], lines)
+    return table(["method", *(label for label, _ in _DIAGNOSTICS.values())], lines)
 
 
 def _worth_having(study: Study) -> str:
@@ -296,7 +299,7 @@ def _worth_having(study: Study) -> str:
             "## When is a memory worth having at all?",
             f"In {yes} of {len(lines)} settings the best memory is above none by more than chance. The best "
             "of several is a little lucky: read small gains as none.",
-            _table(["setting", "best memory", "Recall@1 to No-XBM", "interval above zero"], lines),
+            table(["setting", "best memory", "Recall@1 to No-XBM", "interval above zero"], lines),
         ]
     )
 
@@ -316,7 +319,7 @@ def _choice(study: Study, settings: list[Setting]) -> str:
         [
             "## Which variant and setting?",
             "Recall@1 to No-XBM with BatchNorm, mean and worst over the settings of the fast regime:",
-            _table(["method", "mean", "worst setting"], [line for _, line in lines]),
+            table(["method", "mean", "worst setting"], [line for _, line in lines]),
             f"Nowhere below No-XBM: {', '.join(safe) or 'none'}.",
         ]
     )
@@ -336,7 +339,7 @@ def _losses(study: Study) -> str:
         [
             "## Where our classes lose",
             "Every setting in which one of them ends below No-XBM or XBM:",
-            _table(["setting", "method", "loses to", "Recall@1", "interval below zero"], lines),
+            table(["setting", "method", "loses to", "Recall@1", "interval below zero"], lines),
         ]
     )
 
@@ -355,32 +358,8 @@ def _slow(study: Study) -> str:
             parts.append(f"Feature drift per step without memory: {slow:.4f}, in the fast regime {fast:.4f}.")
         parts.append(
             "The thesis found XBN ≈ XBM > No-XBM there (Table 5.4). Here XBN differs from XBM by "
-            f"{_text(study.difference('xbn', 'xbm', setting, 'recall_at_1'))}, XBM from No-XBM by "
-            f"{_text(study.difference('xbm', 'no-xbm', setting, 'recall_at_1'))}."
+            f"{text(study.difference('xbn', 'xbm', setting, 'recall_at_1'))}, XBM from No-XBM by "
+            f"{text(study.difference('xbm', 'no-xbm', setting, 'recall_at_1'))}."
         )
         parts += [_comparison(study, setting), _diagnostics(study, setting)]
     return "\n\n".join(parts)
-
-
-def _spread(study: Study, name: str, setting: Setting, figure: str) -> str:
-    values = list(study.values(name, setting, figure).values())
-    if not values:
-        return "–"
-    return f"{fmean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
-
-
-def _mean(study: Study, name: str, setting: Setting, figure: str, digits: int) -> str:
-    values = list(study.values(name, setting, figure).values())
-    return f"{fmean(values):.{digits}f}" if values else "–"
-
-
-def _text(difference: Difference | None) -> str:
-    return "–" if difference is None else str(difference)
-
-
-def _table(columns: list[str], lines: Iterable[list[str]]) -> str:
-    lines = list(lines)
-    has_numbers = [any(c.isdigit() for line in lines for c in line[i]) for i in range(len(columns))]
-    sides = ["--:" if i and numbers else ":--" for i, numbers in enumerate(has_numbers)]
-    rows = [columns, sides, *lines]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)

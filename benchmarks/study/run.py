@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from pytorch_metric_learning.losses import CrossBatchMemory
 from torch import Tensor
+from torch.optim.lr_scheduler import MultiStepLR
 
 from benchmarks.demo.settings import Settings
 from benchmarks.demo.task import GlyphsData, GlyphsTask
@@ -17,10 +18,12 @@ from benchmarks.engine.diagnostics import Diagnostics, Measured, embed_without_t
 from benchmarks.engine.history import History, Row
 from benchmarks.engine.run import Run
 from benchmarks.engine.task import Step
-from benchmarks.study.cases import EPOCHS, SLOW_RATE, Case
+from benchmarks.study.cases import DECAY, EPOCHS, MILDER, MILESTONES, SLOW_RATE, Case
 from pml_xbn.diagnostics import AdaptedStaleness
 
-_MEASURE_EVERY = 40  # steps
+_MEASURE_EVERY = {"fast": 40, "slow": 40, "converged": 400}  # steps
+_RATES = {512: 8**0.5}  # of the learning rate; AdamW's is to grow as the root of the batch
+_BY_EPOCH = ("epoch", "loss", "recall_at_1", "map_at_r")
 
 
 class StudyTask(GlyphsTask):
@@ -30,12 +33,18 @@ class StudyTask(GlyphsTask):
         data: data and settings.
         method: a key of `METHODS`.
         refresh_every: steps between re-embeddings; 0 for none.
+        milestones: epochs after which the learning rate falls; None for the demo's.
     """
 
-    def __init__(self, data: GlyphsData, method: str, refresh_every: int = 0) -> None:
+    def __init__(
+        self, data: GlyphsData, method: str, refresh_every: int = 0, milestones: list[int] | None = None
+    ) -> None:
         super().__init__(data, method)
         self.refresh_every = refresh_every
-        self.measured = Measured(_MEASURE_EVERY, anew_each_epoch=True, drift_over=(), whole_batches=True)
+        if milestones is not None:
+            self.scheduler = self.parts["scheduler"] = MultiStepLR(self.optimizer, milestones, DECAY)
+        every = data.settings.drift_every
+        self.measured = Measured(every, anew_each_epoch=True, drift_over=(), whole_batches=True)
         # Sums over the run of rows, staleness before and after adaptation, by powers of two of the age.
         self.ages: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
 
@@ -71,7 +80,7 @@ def warm_start_path(case: Case, folder: Path) -> Path:
 
 def train_warm_start(case: Case, folder: Path, classes: int | None) -> None:
     """Trains without a memory, and saves the state that runs start from."""
-    run = Run(StudyTask(_data(case, classes, is_warm_start=True), "no-xbm"))
+    run = Run(StudyTask(_data(case, classes, is_warm_start=True), "no-xbm", milestones=_milestones(case)))
     for _ in range(EPOCHS[case.regime, case.batch_size][0]):
         run.train_epoch()
     folder.mkdir(parents=True, exist_ok=True)
@@ -80,7 +89,7 @@ def train_warm_start(case: Case, folder: Path, classes: int | None) -> None:
 
 def train(case: Case, folder: Path, classes: int | None) -> dict[str, Any]:
     """One run: ``result`` is a row of its figures, ``curve`` and ``ages`` are rows of measurements."""
-    task = StudyTask(_data(case, classes), case.method, case.refresh_every)
+    task = StudyTask(_data(case, classes), case.method, case.refresh_every, _milestones(case))
     run = Run(task)
     state = checkpoint.load(warm_start_path(case, folder), task.device)
     if case.regime == "slow":
@@ -96,6 +105,7 @@ def train(case: Case, folder: Path, classes: int | None) -> dict[str, Any]:
     result = {name: epochs[-1][name] for name in ("recall_at_1", "recall_at_10", "map_at_r")}
     result["best_recall_at_1"] = max(row["recall_at_1"] for row in epochs)
     result["drift"] = sum(row["drift"] for row in epochs) / len(epochs)
+    result["minutes"] = sum(run.history.step_times) / 60
     result |= _means(curve)
     result |= {name: number for name, number in numbers.items() if not name.startswith("superclass")}
     result["superclass_nearest"] = numbers["superclass_within_1"]
@@ -103,6 +113,7 @@ def train(case: Case, folder: Path, classes: int | None) -> dict[str, Any]:
     return {
         "result": result,
         "curve": [{"drift": drift.get(row["step"]), **row} for row in curve],
+        "epochs": [{name: row[name] for name in _BY_EPOCH} for row in epochs],
         "ages": [
             {"age_from": 2**age, "rows": rows, "before": before / rows, "after": after / rows}
             for age, (rows, before, after) in sorted(task.ages.items())
@@ -111,17 +122,24 @@ def train(case: Case, folder: Path, classes: int | None) -> dict[str, Any]:
 
 
 def _data(case: Case, classes: int | None, is_warm_start: bool = False) -> GlyphsData:
-    rate = Settings.learning_rate
+    rate = Settings.learning_rate * _RATES.get(case.batch_size, 1)
     settings = Settings(
         batch_size=case.batch_size,
         memory_ratio=case.memory_ratio,
         seed=case.seed,
         norm=case.norm,
         learning_rate=rate * SLOW_RATE if case.regime == "slow" and not is_warm_start else rate,
-        drift_every=_MEASURE_EVERY,
+        drift_every=_MEASURE_EVERY[case.regime],
+        distortion=MILDER if case.regime == "converged" else 1.0,
         classes=classes,
     )
     return GlyphsData(settings, torch.device("cpu"))
+
+
+def _milestones(case: Case) -> list[int] | None:
+    """Of the regimes that go on to the end."""
+    epochs = sum(EPOCHS[case.regime, case.batch_size])
+    return [round(share * epochs) for share in MILESTONES] if case.regime == "converged" else None
 
 
 def _curve(history: History) -> list[Row]:

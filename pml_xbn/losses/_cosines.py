@@ -100,14 +100,13 @@ class Distances:
     def _euclidean(self) -> Tensor:
         mat, divisors = self._cosines
         # Squared lengths after scaling: 1, but 0 for a vector of zeros.
-        squared = -2 * mat
-        squared += divisors > _SMALLEST_NORM
+        squared = torch.add((divisors > _SMALLEST_NORM).to(mat), mat, alpha=-2)
         squared += self._anchor_norms > _SMALLEST_NORM
         # Rounding hides which of the closest vectors are equal, and takes some below zero, where the root
         # has no gradient.
         eps = torch.finfo(squared.dtype).eps
         equal = self._are_equal(squared.detach() < 16 * eps)
-        distances: Tensor = squared.clamp_min_(eps).masked_fill_(equal, 1.0).sqrt_()
+        distances: Tensor = squared.clamp_min_(eps).sqrt_()
         # The root's gradient is computed from its values.
         fill = Tensor.masked_fill if distances.requires_grad else Tensor.masked_fill_
         return fill(distances, equal, 0.0)
@@ -126,11 +125,11 @@ class Distances:
 
     def _are_equal(self, allowed: Tensor) -> Tensor:
         """Where an anchor and a row are the same vector, ``(a, n)`` bool, among the pairs allowed."""
-        anchors = self.anchors.detach()
-        # One coordinate tells nearly all pairs apart, so that few need a look at all.
-        equal = (anchors[:, :1] == self._rows.column(0, anchors.dtype)).logical_and_(allowed)
-        for pairs in equal.nonzero().split(_PAIRS_AT_ONCE):
-            of_anchors, of_rows = pairs.unbind(dim=1)
+        anchors, equal = self.anchors.detach(), torch.zeros_like(allowed)
+        for pairs in allowed.nonzero().split(_PAIRS_AT_ONCE):
+            # One coordinate tells nearly all pairs apart, so that few need a look at all.
+            firsts = self._rows.column(0, pairs[:, 1], anchors.dtype)
+            of_anchors, of_rows = pairs[anchors[pairs[:, 0], 0] == firsts].unbind(dim=1)
             rows = self._rows.at(of_rows, anchors.dtype)
             equal[of_anchors, of_rows] = (anchors[of_anchors] == rows).all(dim=1)
         return equal

@@ -18,6 +18,7 @@ from benchmarks.study import data as study_data
 from benchmarks.study import report as study_report
 from benchmarks.study import run as study_run
 from benchmarks.study.cases import Case
+from benchmarks.study.converged import converged
 
 CLASSES = 24
 FRESH = Case("xbm", 1, 16, 0.5, "batch", "fast", 0)
@@ -28,7 +29,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     """What tiny runs measured."""
     folder = tmp_path_factory.mktemp("study")
     patch = pytest.MonkeyPatch()
-    patch.setattr(study_run, "_MEASURE_EVERY", 2)
+    patch.setitem(study_run._MEASURE_EVERY, "fast", 2)
     patch.setitem(study_run.EPOCHS, ("fast", 16), (1, 2))
     study_run.train_warm_start(FRESH, folder, CLASSES)
     runs = {
@@ -75,7 +76,7 @@ def test_every_run_is_planned_once() -> None:
     planned = list(study_cases.cases())
     assert len({case.key for case in planned}) == len(planned)
     for seed in study_cases.SEEDS:
-        of_seed = [case for case in planned if case.seed == seed]
+        of_seed = [case for case in planned if case.seed == seed and case.regime != "converged"]
         assert len({case.warm_start() for case in of_seed}) == 5  # two batch sizes, two norms, and slow
         assert sum(case.refresh_every > 0 for case in of_seed) == 6
 
@@ -90,7 +91,7 @@ def write_runs(folder: Path, finals: dict[str, list[float]]) -> None:
                 figures |= dict.fromkeys((*names, "push_share", "push_push"), 0.25)
             curve = [{"step": 40 * step, **figures} for step in range(2)] if name != "no-xbm" else []
             ages = [{"age_from": 2, "rows": 10, "before": 0.5, "after": 0.25}] if curve else []
-            study.save(case, {"result": figures, "curve": curve, "ages": ages}, folder)
+            study.save(case, {"result": figures, "curve": curve, "ages": ages, "epochs": []}, folder)
 
 
 def test_differences_are_paired_and_have_students_interval(tmp_path: Path) -> None:
@@ -110,7 +111,7 @@ def test_ages_that_few_rows_have_are_left_out(tmp_path: Path) -> None:
     figures = {"recall_at_1": 40.0}
     rows = {1: 90, 2: 5, 4: 100}
     ages = [{"age_from": age, "rows": n, "before": age / 8, "after": 0.0} for age, n in rows.items()]
-    study.save(case, {"result": figures, "curve": [{"step": 0}], "ages": ages}, tmp_path)
+    study.save(case, {"result": figures, "curve": [{"step": 0}], "ages": ages, "epochs": []}, tmp_path)
     measured = study_data.Study(tmp_path).staleness_by_age("xbm", case.setting, "before")
     assert measured == ([1, 4], [0.125, 0.5])
 
@@ -123,7 +124,7 @@ def test_the_verdict_follows_the_figures(tmp_path: Path, centre: float, verdict:
         names = ("staleness_before", "staleness_after", "push_displacement", "push_cosine", "push_share")
         figures = {"recall_at_1": recall, "map_at_r": 20.0, **dict.fromkeys(names, 0.25)}
         case = Case(method, refresh_every, 64, 0.1, "batch", "fast", 0)
-        study.save(case, {"result": figures, "curve": [], "ages": []}, tmp_path)
+        study.save(case, {"result": figures, "curve": [], "ages": [], "epochs": []}, tmp_path)
     measured = study_data.Study(tmp_path)
     said = study_report._verdict(measured, measured.settings("fast", "batch"))
     assert verdict in said
@@ -154,7 +155,7 @@ def test_the_page_says_what_the_files_say(tmp_path: Path) -> None:
     )
     study_report.write_report(tmp_path)
     page = (tmp_path / "study.md").read_text()
-    assert "Unfinished: 8 of 168 runs" in page
+    assert "Unfinished: 8 of 234 runs" in page
     assert "XBM ends below No-XBM in 1 of 1 settings" in page
     assert "| batch 64, memory 50 %, BatchNorm | 51.0 ± 1.4 | 41.5 ± 2.1 | -9.5 (± 6.4)" in page
     assert "| batch 64, memory 50 %, BatchNorm | centre | no-xbm | -1.5 (± 6.4) | no |" in page
@@ -165,3 +166,40 @@ def test_the_page_says_what_the_files_say(tmp_path: Path) -> None:
 def test_without_files_it_says_what_to_run(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"run python -m benchmarks.study first"):
         study_data.Study(tmp_path)
+
+
+def test_the_converged_regime_goes_to_the_end_at_falling_rates() -> None:
+    case = Case("xbn", 0, 64, 0.5, "batch", "converged", 0)
+    data = study_run._data(case, CLASSES)
+    task = study_run.StudyTask(data, case.method, milestones=study_run._milestones(case))
+    rates = []
+    for _ in range(30):
+        rates.append(task.optimizer.param_groups[0]["lr"])
+        task.optimizer.step()
+        task.end_epoch()
+    assert rates == pytest.approx([1e-3] * 18 + [2e-4] * 8 + [4e-5] * 4)
+    strong = study_run._data(Case("xbn", 0, 64, 0.5, "batch", "fast", 0), CLASSES)
+    upright = data.train.images[data.batches.epoch(0)[0]].float() / 255
+    far, near = ((d.images(0, 0) - upright).square().mean() for d in (strong, data))
+    assert near < 0.7 * far
+
+
+def test_the_page_tells_of_training_to_the_end(tmp_path: Path) -> None:
+    finals = {("no-xbm", 0.0, 64): 76.0, ("xbn", 0.5, 64): 80.0, ("xbm", 0.5, 64): 74.5}
+    for seed in range(2):
+        for (name, ratio, batch_size), recall in (finals | {("no-xbm", 0.0, 512): 78.0}).items():
+            case = Case(name, 0, batch_size, ratio, "batch", "converged", seed)
+            figures = {"recall_at_1": recall + seed, "map_at_r": recall / 2, "minutes": 15.0}
+            epochs = [{"epoch": n + 1, "recall_at_1": recall + seed - 0.1 * (9 - n)} for n in range(10)]
+            study.save(case, {"result": figures, "curve": [], "ages": [], "epochs": epochs}, tmp_path)
+    page = converged(study_data.Study(tmp_path), tmp_path)
+    assert "+0.10 to +0.10 points" in page
+    assert "took 2.0 hours" in page
+    lines = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")][2:]
+    assert [line[1:] for line in lines] == [
+        ["none", "no-xbm", "76.5 ± 0.7", "–", "–", "38.0 ± 0.0 |"],
+        ["50 %", "xbm", "75.0 ± 0.7", "-1.5 (± 0.0)", "", "37.2 ± 0.0 |"],
+        ["50 %", "xbn", "80.5 ± 0.7", "+4.0 (± 0.0)", "+5.5 (± 0.0)", "40.0 ± 0.0 |"],
+        ["none", "no-xbm", "78.5 ± 0.7", "+2.0 (± 0.0)", "–", "39.0 ± 0.0 |"],
+    ]
+    assert (tmp_path / "study_converged.png").exists()

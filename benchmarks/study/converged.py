@@ -1,0 +1,73 @@
+"""The study's section on runs that go on until nothing is left to gain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.study.cases import CONVERGED, DECAY, EPOCHS, MILDER, MILESTONES
+from benchmarks.study.data import Difference, Setting, Study
+from benchmarks.study.figures import draw_epochs
+from benchmarks.study.tables import spread, table, text
+
+_REGIME = ("batch", "converged")
+_AT_64, _AT_512 = (64, 0.0, *_REGIME), (512, 0.0, *_REGIME)
+_SETTINGS = list(dict.fromkeys((size, ratio, *_REGIME) for size, _, ratio in CONVERGED))
+_TENTH = 0.1
+
+
+def converged(study: Study, folder: Path) -> str:
+    """The section, with its picture beside it; empty before the first run."""
+    runs = [(name, setting) for setting in _SETTINGS for name in study.methods(setting)]
+    if not runs:
+        return ""
+    draw_epochs(study, [_AT_64, (64, 0.5, *_REGIME)], folder / "study_converged.png")
+    epochs = ", ".join(f"{EPOCHS['converged', size][1]} at batch {size}" for size in (512, 64, 16))
+    after = " and ".join(f"{100 * share:g} %" for share in MILESTONES)
+    gains = [gain for name, setting in runs for gain in _last(study, name, setting)]
+    seeds = len({case.seed for case in study.runs if case.regime == "converged"})
+    lines = [_line(study, name, s) for name, s in runs if name != "no-xbm" or not s[1]]
+    return "\n\n".join(
+        [
+            "## Trained to the end",
+            f"Without a warm start, with distortions {MILDER:g} times as strong. Epochs: {epochs}. The "
+            f"learning rate is multiplied by {DECAY:g} after {after} of them, and is √8 times as high at "
+            f"batch 512. {'One seed' if seeds == 1 else f'{seeds} seeds'}. The last tenth of the epochs "
+            f"changed Recall@1 by {min(gains):+.2f} to {max(gains):+.2f} points.",
+            table(["batch", "memory", "method", "Recall@1", "to No-XBM", "to XBM", "MAP@R"], lines),
+            "![Recall@1 after every epoch](study_converged.png)",
+            f"These runs took {_hours(study):.1f} hours of training, each on one core.",
+        ]
+    )
+
+
+def _line(study: Study, name: str, setting: Setting) -> list[str]:
+    batch_size, ratio = setting[:2]
+    to_xbm = None if name == "no-xbm" else study.difference(name, "xbm", setting, "recall_at_1")
+    return [
+        str(batch_size),
+        f"{100 * ratio:g} %" if ratio else "none",
+        name,
+        spread(study, name, setting, "recall_at_1"),
+        text(_to_none(study, name, setting)),
+        "" if name == "xbm" else text(to_xbm),
+        spread(study, name, setting, "map_at_r"),
+    ]
+
+
+def _last(study: Study, name: str, setting: Setting) -> list[float]:
+    """What the last tenth of the epochs added, of every seed."""
+    return [
+        float(rows[-1]["recall_at_1"]) - float(rows[-1 - round(_TENTH * len(rows))]["recall_at_1"])
+        for case, rows in study.epochs.items()
+        if case.name == name and case.setting == setting
+    ]
+
+
+def _to_none(study: Study, name: str, setting: Setting) -> Difference | None:
+    if name != "no-xbm":
+        return study.difference(name, "no-xbm", setting, "recall_at_1")
+    return study.change(name, setting, _AT_64, "recall_at_1") if setting == _AT_512 else None
+
+
+def _hours(study: Study) -> float:
+    return sum(float(row["minutes"]) for case, row in study.runs.items() if case.regime == "converged") / 60
