@@ -47,6 +47,8 @@ MethodName = Literal[
     "ema",
     "centre",
     "unit-norm",
+    "xbn-bfloat16",
+    "xbn-float16",
     "delayed",
     "per-class",
     "super-class",

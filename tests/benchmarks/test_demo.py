@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ from benchmarks.engine.accuracy import retrieval_accuracy
 from benchmarks.engine.batches import EpochBatches
 from benchmarks.engine.comparison import Comparison
 from benchmarks.engine.distortion import distort
-from benchmarks.engine.methods import METHODS
+from benchmarks.engine.methods import METHODS, MethodName
 from benchmarks.engine.randomness import generator_for
 from benchmarks.engine.run import Run
 
@@ -193,6 +193,10 @@ def data() -> Iterator[GlyphsData]:
     settings = Settings(classes=16, memory_ratio=0.3, drift_every=4, diagnostics_every=3, device="cpu")
     yield GlyphsData(settings)
     torch.set_num_threads(threads)
+
+
+def test_every_method_is_a_flag() -> None:
+    assert get_args(MethodName) == tuple(METHODS)
 
 
 @pytest.mark.parametrize("method", METHODS)

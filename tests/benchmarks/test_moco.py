@@ -386,7 +386,6 @@ def test_two_views_differ_and_depend_on_seed_epoch_and_step_alone() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"dataset": "mnist"}, "dataset is 'mnist'; choose one of glyphs, cifar10, cifar100"),
         ({"epochs": 0}, "epochs is 0"),
         ({"queue": 8}, "queue is 8; the keys of a batch, 16, must fit"),
         ({"momentum": 1.0}, r"momentum is 1\.0"),
