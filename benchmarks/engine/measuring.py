@@ -1,15 +1,28 @@
-"""Time of a call, and memory of a process."""
+"""Devices, time of a call, and memory of a process."""
 
 from __future__ import annotations
 
+import platform
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from benchmarks.engine.timing import now
-
 _STATUS = Path("/proc/self/status")
+
+
+def name_of(device: torch.device) -> str:
+    """What a measurement is made on."""
+    is_cuda = device.type == "cuda"
+    return torch.cuda.get_device_name(device) if is_cuda else f"{platform.machine()} CPU"
+
+
+def now(device: torch.device) -> float:
+    """Seconds, once the device has done what it was told."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def milliseconds(call: Callable[[], object], device: torch.device) -> float:
