@@ -132,6 +132,6 @@ def cell(name: str, value: Any) -> str:
 def environment(device: torch.device) -> str:
     """What a measurement was made on, and with."""
     return (
-        f"{name_of(device)}, {torch.get_num_threads()} threads, torch {torch.__version__}, pytorch-metric-learning "
-        f"{version('pytorch-metric-learning')}, Python {platform.python_version()}"
+        f"{name_of(device)}, {torch.get_num_threads()} threads, torch {torch.__version__}, "
+        f"pytorch-metric-learning {version('pytorch-metric-learning')}, Python {platform.python_version()}"
     )
