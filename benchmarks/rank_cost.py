@@ -12,41 +12,27 @@ Writes ``rank_cost_<device>.csv`` and ``.md`` to ``benchmarks/results``.
 
 from __future__ import annotations
 
-import argparse
-import csv
-import gc
 import itertools
-import os
-import platform
-import time
 from collections.abc import Callable
-from datetime import timedelta
-from importlib.metadata import version
-from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
-from pytorch_metric_learning import losses
+import tyro
+from pytorch_metric_learning.losses import CrossBatchMemory
 from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
-from torch import Tensor, distributed, nn
+from torch import distributed
 from torch.profiler import profile
 from tqdm import tqdm
 
-from benchmarks.step_cost import (
-    IMAGES_PER_CLASS,
-    LOSSES,
-    MINERS,
-    NUM_CLASSES,
-    RESULTS,
-    fill,
-    fill_with_embeddings,
-)
+from benchmarks.engine.cost import LOSSES, MINERS, RESULTS, Subject, environment, write_report
+from benchmarks.engine.measuring import milliseconds
+from benchmarks.engine.ranks import Ranks
 from pml_xbn import XBNWrapper
 from pml_xbn.losses import _ranks as ranks
 from pml_xbn.losses._global_batch import Report
 
 DIM, GLOBAL_BATCH = 512, 64
-ALL_LOSSES = LOSSES | {"nca": losses.NCALoss}
 # NCALoss is the one that every rank computes for the anchors of all.
 CASES = [*itertools.product(["supcon", "contrastive"], ["none", "pair-margin"]), ("nca", "none")]
 COLUMNS = {
@@ -61,37 +47,26 @@ COLUMNS = {
 }
 
 
-class Subject:
+class RankSubject(Subject):
     """A full memory, ours or PML's, the same on all ranks, that takes steps on random batches."""
 
     def __init__(self, loss: str, miner: str, rows: int, device: torch.device, is_pml: bool) -> None:
-        rank = distributed.get_rank()
-        self.device, self.size = device, GLOBAL_BATCH // distributed.get_world_size()
-        parts = ALL_LOSSES[loss](), DIM, rows, MINERS[miner]()
-        self.loss_fn: nn.Module
-        if is_pml:
-            memory: nn.Module = losses.CrossBatchMemory(*parts)
-            self.loss_fn = DistributedLossWrapper(memory)
-        else:
-            memory = self.loss_fn = XBNWrapper(*parts, gather_distributed=True)
-        self.loss_fn.to(device)
-        generator = torch.Generator(device).manual_seed(0)
-        # Ours gathers what the ranks bring.
-        fill(memory, rows if is_pml else rows // distributed.get_world_size(), DIM, generator)
-        self.generator = torch.Generator(device).manual_seed(1 + rank)
-
-    def batch(self) -> tuple[Tensor, Tensor]:
-        embeddings = torch.empty(self.size, DIM, device=self.device)
-        fill_with_embeddings(embeddings, self.generator)
-        classes = torch.randint(
-            NUM_CLASSES, (self.size // IMAGES_PER_CLASS,), device=self.device, generator=self.generator
+        world_size = distributed.get_world_size()
+        parts = LOSSES[loss](), DIM, rows, MINERS[miner]()
+        memory: Any = CrossBatchMemory(*parts) if is_pml else XBNWrapper(*parts, gather_distributed=True)
+        super().__init__(
+            DistributedLossWrapper(memory) if is_pml else memory,
+            memory,
+            rows if is_pml else rows // world_size,  # ours gathers what the ranks bring
+            GLOBAL_BATCH // world_size,
+            device,
+            seed=1 + distributed.get_rank(),
         )
-        return embeddings.requires_grad_(), classes.repeat_interleave(IMAGES_PER_CLASS)
 
     def step(self) -> float:
-        """Milliseconds of one forward and backward on this rank."""
+        """Milliseconds of one forward and backward on this rank, from when all ranks are there."""
         batch = self.batch()
-        return _time(lambda: self.loss_fn(*batch).backward(), self.device)
+        return _together(lambda: self.loss_fn(*batch).backward(), self.device)
 
     def num_collectives(self) -> int:
         batch = self.batch()
@@ -100,16 +75,9 @@ class Subject:
         return sum(event.count for event in profiled.key_averages() if event.key.startswith("c10d::"))
 
 
-def _time(call: Callable[[], object], device: torch.device) -> float:
-    """Milliseconds, from when all ranks are there."""
+def _together(call: Callable[[], object], device: torch.device) -> float:
     distributed.barrier()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    began = time.perf_counter()
-    call()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return 1000 * (time.perf_counter() - began)
+    return milliseconds(call, device)
 
 
 def _slowest(times: list[float], device: torch.device) -> list[float]:
@@ -118,14 +86,13 @@ def _slowest(times: list[float], device: torch.device) -> list[float]:
     return list(of_ranks.tolist())
 
 
-def measure(loss: str, miner: str, rows: int, device: torch.device, pairs: int) -> dict[str, object]:
+def measure(loss: str, miner: str, rows: int, device: torch.device, pairs: int) -> dict[str, Any]:
     """One line of the results."""
-    pml, ours = (Subject(loss, miner, rows, device, is_pml) for is_pml in (True, False))
+    pml, ours = (RankSubject(loss, miner, rows, device, is_pml) for is_pml in (True, False))
     for _ in range(3):
         pml.step()
         ours.step()
-    times = [time for _ in range(pairs) for time in (pml.step(), ours.step())]
-    slowest = _slowest(times, device)
+    slowest = _slowest([time for _ in range(pairs) for time in (pml.step(), ours.step())], device)
     pml_times, ours_times = slowest[::2], slowest[1::2]
     return {
         "loss": loss,
@@ -160,92 +127,45 @@ def measure_exchanges(device: torch.device, times: int) -> dict[str, float]:
         "sums, counts and errors": lambda: exchange(4),  # of a loss of one part
     }
     for call in calls.values():
-        _time(call, device)
+        _together(call, device)
     return {
-        name: median(_slowest([_time(call, device) for _ in range(times)], device))
+        name: median(_slowest([_together(call, device) for _ in range(times)], device))
         for name, call in calls.items()
     }
 
 
-def main() -> None:
-    arguments = _parse()
-    device = _join()
-    cases = CASES[:1] if arguments.quick else CASES
-    bar = tqdm([*itertools.product(arguments.rows, cases)], unit="case", disable=distributed.get_rank() > 0)
-    results = [measure(loss, miner, rows, device, arguments.pairs) for rows, (loss, miner) in bar]
-    exchanges = measure_exchanges(device, 20 * arguments.pairs)
-    if distributed.get_rank() == 0:
-        table = _table(results, exchanges, device)
-        if not arguments.quick:
-            _write(results, table, RESULTS / f"rank_cost_{device.type}.csv")
-        print(table)
-    gc.collect()
-    distributed.destroy_process_group()
+def main(quick: bool = False, rows: tuple[int, ...] = (8_192, 60_000), pairs: int = 20) -> None:
+    """Measures all cases.
 
-
-def _write(results: list[dict[str, object]], table: str, path: Path) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(results[0]))
-        writer.writeheader()
-        writer.writerows(results)
-    path.with_suffix(".md").write_text(table)
-
-
-def _table(results: list[dict[str, object]], exchanges: dict[str, float], device: torch.device) -> str:
-    is_cuda = device.type == "cuda"
-    name = torch.cuda.get_device_name(device) if is_cuda else f"{platform.machine()} CPU"
-    first = results[0]
-    of_step = "; ".join(f"{name} {milliseconds:.2f} ms" for name, milliseconds in exchanges.items())
-    lines = [
-        "# Cost of a step on many ranks, against PML's DistributedLossWrapper(CrossBatchMemory)",
-        "",
-        f"{first['ranks']} ranks ({distributed.get_backend()}) on one {name}, threads of each: "
-        f"{torch.get_num_threads()}, torch {torch.__version__}, pytorch-metric-learning "
-        f"{version('pytorch-metric-learning')}, Python {platform.python_version()}; XBN, d = {DIM}, "
-        f"{GLOBAL_BATCH} rows on all ranks together; medians of {first['pairs']} interleaved pairs, the "
-        "slowest rank's time. Written by `benchmarks.rank_cost`.",
-        "",
-        "| " + " | ".join(COLUMNS.values()) + " |",
-        "|" + "|".join(":--" if name in ("loss", "miner") else "--:" for name in COLUMNS) + "|",
-        *("| " + " | ".join(_cell(name, row[name]) for name in COLUMNS) + " |" for row in results),
-        "",
-        f"The collectives of a step of ours, each alone: {of_step}.",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _cell(name: str, value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.2f}" if name == "ratio" else f"{value:.1f}"
-    return str(value)
-
-
-def _join() -> torch.device:
-    """Joins the processes that torchrun started, and returns this one's device."""
-    timeout = timedelta(minutes=5)
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-        distributed.init_process_group("nccl", timeout=timeout)
-        return device
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", timeout=timeout)
-    return torch.device("cpu")
-
-
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("--quick", action="store_true", help="one small case, in seconds; writes nothing")
-    add("--rows", type=int, nargs="+", default=[8_192, 60_000])
-    add("--pairs", type=int, default=20, help="steps of each, after warm-up (default: 20)")
-    arguments = parser.parse_args()
-    if arguments.quick:
-        arguments.rows = [8_192]
-    return arguments
+    Args:
+        quick: one small case, in seconds.
+        rows: in memory.
+        pairs: steps of each, after warm-up.
+    """
+    processes = Ranks(cpu=False)
+    device = processes.device
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    cases = itertools.product((8_192,), CASES[:1]) if quick else itertools.product(rows, CASES)
+    bar = tqdm([*cases], unit="case", disable=not processes.is_first)
+    results = [measure(loss, miner, size, device, pairs) for size, (loss, miner) in bar]
+    exchanges = measure_exchanges(device, 20 * pairs)
+    if processes.is_first:
+        each = "; ".join(f"{name} {time:.2f} ms" for name, time in exchanges.items())
+        print(
+            write_report(
+                results,
+                COLUMNS,
+                RESULTS / f"rank_cost_{'quick' if quick else device.type}.csv",
+                "Cost of a step on many ranks, against PML's DistributedLossWrapper(CrossBatchMemory)",
+                f"{processes.world_size} ranks ({distributed.get_backend()}) on one {environment(device)}; "
+                f"XBN, d = {DIM}, {GLOBAL_BATCH} rows on all ranks together; medians of {pairs} interleaved "
+                "pairs, the slowest rank's time. Written by `benchmarks.rank_cost`.",
+                [f"The collectives of a step of ours, each alone: {each}."],
+            )
+        )
+    processes.leave()
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main, prog="python -m benchmarks.rank_cost")

@@ -7,36 +7,44 @@ are medians of the ratio pair by pair. Peak memory is that of a fresh process ea
     python -m benchmarks.step_cost --rows 60000 --miners none pair-margin
     python -m benchmarks.step_cost --full          (the whole grid: hours on a CPU)
 
-Writes ``step_cost_<device>.csv``, ``.md`` and ``.png`` to ``benchmarks/results``. A case that the CSV holds
-is measured anew and replaced.
+Writes ``step_cost_<device>.csv`` and ``.md`` to ``benchmarks/results``. A case that the CSV holds is measured
+anew and replaced.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
-import subprocess
-import sys
-import time
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 from statistics import median
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
-from pytorch_metric_learning import losses, miners
-from torch import Tensor, nn
+import tyro
+from pytorch_metric_learning.losses import CrossBatchMemory
+from torch import nn
 from tqdm import tqdm
 
-from benchmarks.step_cost_report import key_of, read_csv, write_report
+from benchmarks.engine.cost import (
+    DEVICE,
+    LOSS_NAMES,
+    LOSSES,
+    MINER_NAMES,
+    MINERS,
+    NUM_CLASSES,
+    RESULTS,
+    LossName,
+    MinerName,
+    Subject,
+    environment,
+    in_fresh_process,
+    write_report,
+)
+from benchmarks.engine.measuring import milliseconds, peak_rss
+from benchmarks.engine.results import read_csv
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
 
-RESULTS = Path(__file__).parent / "results"
-NUM_CLASSES, NUM_SUPERCLASSES, IMAGES_PER_CLASS = 12_000, 20, 4
-PML = losses.CrossBatchMemory
 OURS: dict[str, Callable[..., nn.Module]] = {
     "xbn": XBNWrapper,
     "axbn": AXBNWrapper,
@@ -47,24 +55,33 @@ OURS: dict[str, Callable[..., nn.Module]] = {
     "delayed": lambda *a: XBNWrapper(*a, delay=10**9),
     "unchecked": lambda *a: XBNWrapper(*a, nonfinite="ignore"),
     "per-class": PerClassXBN,
-    "super-class": lambda *a: SuperClassXBN(*a, superclasses=torch.arange(NUM_CLASSES) % NUM_SUPERCLASSES),
+    "super-class": lambda *a: SuperClassXBN(*a, superclasses=torch.arange(NUM_CLASSES) % 20),
 }
-LOSSES: dict[str, Callable[[], nn.Module]] = {
-    "supcon": lambda: losses.SupConLoss(temperature=0.1),
-    "contrastive": losses.ContrastiveLoss,
-    "multi-similarity": losses.MultiSimilarityLoss,
-}
-MINERS: dict[str, Callable[[], nn.Module | None]] = {
-    "none": lambda: None,
-    "pair-margin": lambda: miners.PairMarginMiner(0.2, 0.8),
-}
-FULL = {
-    "rows": [1_024, 8_192, 30_000, 60_000, 250_000, 1_000_000],
-    "dims": [128, 512],
-    "batches": [16, 64, 256],
-    "losses": list(LOSSES),
-    "miners": list(MINERS),
-    "methods": list(OURS),
+MethodName = Literal[
+    "xbn",
+    "axbn",
+    "ema",
+    "centre",
+    "unit-norm",
+    "xbm-star",
+    "delayed",
+    "unchecked",
+    "per-class",
+    "super-class",
+]
+COLUMNS = {
+    "method": "class",
+    "rows": "M",
+    "dim": "d",
+    "batch": "batch",
+    "loss": "loss",
+    "miner": "miner",
+    "pml_ms": "PML (ms)",
+    "ours_ms": "ours (ms)",
+    "ratio": "ours / PML",
+    "adaptation_ms": "adaptation (ms)",
+    "peak_in_memories": "our peak (memories)",
+    "extra_peak_in_memories": "over PML's (memories)",
 }
 
 
@@ -72,105 +89,49 @@ FULL = {
 class Case:
     """One line of the results."""
 
-    method: str
     rows: int
     dim: int
     batch: int
     loss: str
     miner: str
+    method: str
+
+    def subject(self, device: torch.device, is_pml: bool) -> Subject:
+        """A full memory, ours or PML's."""
+        make = CrossBatchMemory if is_pml else OURS[self.method]
+        loss_fn = make(LOSSES[self.loss](), self.dim, self.rows, MINERS[self.miner]())
+        return Subject(loss_fn, loss_fn, self.rows, self.batch, device)
 
 
-class Subject:
-    """A full memory, ours or PML's, that takes steps on random batches."""
-
-    def __init__(self, case: Case, device: torch.device, is_pml: bool) -> None:
-        self.case, self.device = case, device
-        make = PML if is_pml else OURS[case.method]
-        self.loss_fn: Any = make(LOSSES[case.loss](), case.dim, case.rows, MINERS[case.miner]())
-        self.loss_fn.to(device)
-        generator = torch.Generator(device).manual_seed(0)
-        fill(self.loss_fn, case.rows, case.dim, generator)
-        self.generator = generator
-
-    def batch(self) -> tuple[Tensor, Tensor]:
-        case, generator = self.case, self.generator
-        embeddings = torch.empty(case.batch, case.dim, device=self.device)
-        fill_with_embeddings(embeddings, generator)
-        classes = torch.randint(
-            NUM_CLASSES, (case.batch // IMAGES_PER_CLASS,), device=self.device, generator=generator
-        )
-        return embeddings.requires_grad_(), classes.repeat_interleave(IMAGES_PER_CLASS)
-
-    def step(self) -> float:
-        """Milliseconds of one forward and backward."""
-        batch = self.batch()
-        if self.device.type == "cuda":
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda.synchronize()
-            start.record()
-            self.loss_fn(*batch).backward()
-            end.record()
-            torch.cuda.synchronize()
-            return float(start.elapsed_time(end))
-        began = time.perf_counter()
-        self.loss_fn(*batch).backward()
-        return 1000 * (time.perf_counter() - began)
-
-    def host_waits(self) -> int:
-        """How often one step makes the GPU wait for the host."""
-        batch = self.batch()
-        torch.cuda.set_sync_debug_mode("warn")
-        with warnings.catch_warnings(record=True) as waits:
-            warnings.simplefilter("always")
-            self.loss_fn(*batch).backward()
-        torch.cuda.set_sync_debug_mode("default")
-        return len(waits)
-
-
-def fill(loss_fn: Any, rows: int, dim: int, generator: torch.Generator) -> None:
-    """Stores so many rows, a part at a time, so that at no moment there is twice the memory."""
-    for first in range(0, rows, 2**12):
-        part = torch.empty(min(2**12, rows - first), dim, device=generator.device)
-        fill_with_embeddings(part, generator)
-        labels = torch.randint(NUM_CLASSES, (len(part),), device=generator.device, generator=generator)
-        loss_fn.add_to_memory(part, labels, len(part))
-
-
-def fill_with_embeddings(rows: Tensor, generator: torch.Generator) -> None:
-    """Unit vectors 0.8 apart on average, so that PairMarginMiner(0.2, 0.8) takes about half the pairs."""
-    rows.normal_(std=(0.5 / rows.shape[1]) ** 0.5, generator=generator)
-    rows[:, 0] += 1
-    rows /= rows.norm(dim=1, keepdim=True)
-
-
-def measure(case: Case, device: torch.device, pairs: int) -> dict[str, object]:
+def measure(case: Case, device: torch.device, pairs: int) -> dict[str, Any]:
     """One line of the results."""
-    pml, ours = Subject(case, device, is_pml=True), Subject(case, device, is_pml=False)
+    pml, ours = (case.subject(device, is_pml) for is_pml in (True, False))
     for _ in range(3):
         pml.step()
         ours.step()
     times = [(pml.step(), ours.step()) for _ in range(pairs)]
-    adaptation = median(_adaptation_time(ours) for _ in range(pairs))
-    result: dict[str, object] = {
+    adaptation, ours_ms = median(_adaptation_time(ours) for _ in range(pairs)), median(b for _, b in times)
+    result = {
         **asdict(case),
         "pairs": pairs,
         "pml_ms": median(a for a, _ in times),
-        "ours_ms": median(b for _, b in times),
+        "ours_ms": ours_ms,
         "ratio": median(b / a for a, b in times),
         "adaptation_ms": adaptation,
-        "adaptation_of_step": adaptation / median(b for _, b in times),
+        "adaptation_of_step": adaptation / ours_ms,
     }
     if device.type == "cuda":
-        result |= {"pml_waits": pml.host_waits(), "ours_waits": ours.host_waits()}
+        result |= {"pml_waits": _host_waits(pml), "ours_waits": _host_waits(ours)}
     del pml, ours
-    peaks = [_peak_of_fresh_process(case, device, is_pml) for is_pml in (True, False)]
-    result |= {"pml_peak_mb": peaks[0], "ours_peak_mb": peaks[1], "extra_peak_mb": peaks[1] - peaks[0]}
-    megabytes = case.rows * case.dim * 4 / 1e6
-    result |= {
-        "peak_in_memories": peaks[1] / megabytes,
-        "extra_peak_in_memories": (peaks[1] - peaks[0]) / megabytes,
+    pml_peak, ours_peak = (in_fresh_process(_peak, case, device, is_pml) for is_pml in (True, False))
+    megabytes, extra = case.rows * case.dim * 4 / 1e6, ours_peak - pml_peak
+    return result | {
+        "pml_peak_mb": pml_peak,
+        "ours_peak_mb": ours_peak,
+        "extra_peak_mb": extra,
+        "peak_in_memories": ours_peak / megabytes,
+        "extra_peak_in_memories": extra / megabytes,
     }
-    return result
 
 
 def _adaptation_time(ours: Subject) -> float:
@@ -178,98 +139,89 @@ def _adaptation_time(ours: Subject) -> float:
     contents = ours.loss_fn.queue.contents
     embeddings, labels = ours.batch()
     arguments = contents.rows, contents.labels, embeddings.detach(), labels
-    elapsed = _time(lambda: ours.loss_fn.adapter.adapt(*arguments), ours.device)
+    elapsed = milliseconds(lambda: ours.loss_fn.adapter.adapt(*arguments), ours.device)
     contents.rows.take_back()
     return elapsed
 
 
-def _time(call: Callable[[], object], device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    began = time.perf_counter()
-    call()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return 1000 * (time.perf_counter() - began)
+def _host_waits(subject: Subject) -> int:
+    """How often one step makes the GPU wait for the host."""
+    batch = subject.batch()
+    torch.cuda.set_sync_debug_mode("warn")
+    with warnings.catch_warnings(record=True) as waits:
+        warnings.simplefilter("always")
+        subject.loss_fn(*batch).backward()
+    torch.cuda.set_sync_debug_mode("default")
+    return len(waits)
 
 
-def _peak_of_fresh_process(case: Case, device: torch.device, is_pml: bool) -> float:
+def _peak(case: Case, device: torch.device, is_pml: bool) -> float:
     """Megabytes that four steps need at most, beyond what the libraries take."""
-    job = json.dumps({"case": asdict(case), "device": str(device), "is_pml": is_pml})
-    command = [sys.executable, "-m", "benchmarks.step_cost", "--peak-of", job]
-    finished = subprocess.run(command, check=True, capture_output=True, text=True)
-    return float(finished.stdout.splitlines()[-1])
-
-
-def _print_peak(job: str) -> None:
-    settings = json.loads(job)
-    device = torch.device(settings["device"])
-    small = Case(**{**settings["case"], "rows": settings["case"]["batch"]})
-    Subject(small, device, settings["is_pml"]).step()  # what the libraries load at the first step
-    before = _peak_rss()
-    subject = Subject(Case(**settings["case"]), device, settings["is_pml"])
+    replace(case, rows=case.batch).subject(device, is_pml).step()  # what the libraries load at the first step
+    before = peak_rss()
+    subject = case.subject(device, is_pml)
     for _ in range(4):
         subject.step()
-    if device.type == "cuda":
-        print(torch.cuda.max_memory_allocated() / 1e6)
-    else:
-        print(_peak_rss() - before)
+    return torch.cuda.max_memory_allocated() / 1e6 if device.type == "cuda" else peak_rss() - before
 
 
-def _peak_rss() -> float:
-    """Megabytes. Of Linux's own record: getrusage starts a process with its parent's."""
-    status = Path("/proc/self/status")
-    if not status.exists():
-        from resource import RUSAGE_SELF, getrusage
+def main(
+    quick: bool = False,
+    full: bool = False,
+    rows: tuple[int, ...] = (60_000,),
+    dims: tuple[int, ...] = (512,),
+    batches: tuple[int, ...] = (64,),
+    losses: tuple[LossName, ...] = ("supcon",),
+    miners: tuple[MinerName, ...] = MINER_NAMES,
+    methods: tuple[MethodName, ...] = ("xbn", "axbn", "per-class", "super-class"),
+    pairs: int = 20,
+    device: str = DEVICE,
+) -> None:
+    """Measures all cases of a grid.
 
-        return getrusage(RUSAGE_SELF).ru_maxrss * 1024 / 1e6
-    line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) * 1024 / 1e6
-
-
-def main() -> None:
-    arguments = _parse()
-    if arguments.peak_of:
-        _print_peak(arguments.peak_of)
-        return
-    device = torch.device(arguments.device)
-    grid = FULL if arguments.full else {name: getattr(arguments, name) for name in FULL}
-    cases = [
-        Case(method, rows, dim, batch, loss, miner)
-        for rows, dim, batch, loss, miner, method in itertools.product(*grid.values())
-    ]
-    path = RESULTS / f"step_cost_{'quick' if arguments.quick else device.type}.csv"
-    results = {} if arguments.quick else read_csv(path)
-    bar = tqdm(cases, unit="case")
+    Args:
+        quick: one small case per class, under a minute.
+        full: the whole grid.
+        rows: in memory.
+        dims: of embeddings.
+        batches: rows of a batch.
+        losses: of PML.
+        miners: of PML.
+        methods: of ours.
+        pairs: steps of each, after warm-up.
+        device: where they take place.
+    """
+    grid: tuple[tuple[Any, ...], ...] = (rows, dims, batches, losses, miners, methods)
+    if quick:
+        grid = ((8_192,), (128,), batches, losses, ("none",), methods)
+    elif full:
+        sizes = (1_024, 8_192, 30_000, 60_000, 250_000, 1_000_000)
+        grid = (sizes, (128, 512), (16, 64, 256), LOSS_NAMES, MINER_NAMES, get_args(MethodName))
+    place = torch.device(device)
+    path = RESULTS / f"step_cost_{'quick' if quick else place.type}.csv"
+    results = {} if quick else {_key(row): row for row in read_csv(path)}
+    columns = COLUMNS
+    if place.type == "cuda":
+        columns = {**COLUMNS, "pml_waits": "PML's host waits", "ours_waits": "our host waits"}
+    text = ""
+    bar = tqdm([Case(*values) for values in itertools.product(*grid)], unit="case")
     for case in bar:
         bar.set_description(f"{case.method}, {case.rows} × {case.dim}, batch {case.batch}, {case.loss}")
-        result = measure(case, device, arguments.pairs)
-        results[key_of(result)] = {name: str(value) for name, value in result.items()}
-        write_report(results, path, device)
-    print(path.with_suffix(".md").read_text())
+        result = {name: str(value) for name, value in measure(case, place, pairs).items()}
+        results[_key(result)] = result
+        text = write_report(
+            [results[key] for key in sorted(results)],
+            columns,
+            path,
+            "Cost of a step, forward and backward, against PML's CrossBatchMemory",
+            f"{environment(place)}; medians of {pairs} interleaved pairs. Written by `benchmarks.step_cost`.",
+        )
+    print(text)
 
 
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("--quick", action="store_true", help="one small case per class, under a minute")
-    add("--full", action="store_true", help="the whole grid")
-    add("--rows", type=int, nargs="+", default=[60_000])
-    add("--dims", type=int, nargs="+", default=[512])
-    add("--batches", type=int, nargs="+", default=[64])
-    add("--losses", nargs="+", choices=LOSSES, default=["supcon"])
-    add("--miners", nargs="+", choices=MINERS, default=list(MINERS))
-    add("--methods", nargs="+", choices=OURS, default=["xbn", "axbn", "per-class", "super-class"])
-    add("--pairs", type=int, default=20, help="steps of each, after warm-up (default: 20)")
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--peak-of", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.quick:
-        arguments.rows, arguments.dims, arguments.miners = [8_192], [128], ["none"]
-    return arguments
+def _key(row: dict[str, str]) -> tuple[int, str, str, str, str, str]:
+    return int(row["rows"]), row["dim"], row["batch"], row["loss"], row["miner"], row["method"]
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main, prog="python -m benchmarks.step_cost")

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.demo.settings import Settings
 from benchmarks.demo.task import GlyphsData, GlyphsTask
-from benchmarks.engine.command_line import build_parser, settings_from
+from benchmarks.engine.command_line import errors_in_one_line, read
 from benchmarks.engine.comparison import Comparison
 from benchmarks.engine.figures import draw_curves
 from benchmarks.engine.history import History, Row
@@ -42,15 +42,13 @@ _THREADS = 1
 
 def main() -> None:
     torch.set_num_threads(_THREADS)
-    try:
-        settings = settings_from(Settings, build_parser(__doc__, Settings))
+    with errors_in_one_line():
+        settings, _ = read(Settings, __doc__)
         settings.output.mkdir(parents=True, exist_ok=True)
         data = GlyphsData(settings)
         comparison = compare(data)
         if settings.resume:
             comparison.resume()
-    except (ValueError, FileNotFoundError, ImportError) as error:
-        raise SystemExit(f"error: {error}") from error
 
     print(
         f"{data.train.name}: {len(data.train.images)} training and {len(data.test.images)} test images, "

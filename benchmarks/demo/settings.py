@@ -5,13 +5,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from benchmarks.engine import settings as common
-from benchmarks.engine.methods import METHODS
-from benchmarks.engine.settings import natural, positive, setting
+from benchmarks.engine.methods import MethodName
+from benchmarks.engine.settings import Natural, Positive, check
 
 
 @dataclass(frozen=True)
-class Settings:
+class Experiment:
+    """What a result depends on."""
+
+    methods: tuple[MethodName, ...] = ("no-xbm", "xbm", "xbn", "axbn")  # what is compared
+    epochs: Positive = 3  # epochs with memory
+    warmup_epochs: Positive = 1  # shared epochs without memory
+    batch_size: int = 16  # images per step, a multiple of 4
+    memory_ratio: float = 0.03  # rows in memory as a share of the training images
+    classes: Positive | None = None  # train and test on so many classes each
+    seed: Natural = 0  # of weights, batches and augmentation
+
+
+@dataclass(frozen=True)
+class Running(common.Running):
+    """What it does not depend on."""
+
+    output: Path = Path("runs/glyphs_demo")  # folder of all results
+    device: str = "cuda" if torch.cuda.is_available() else "cpu"  # where training takes place
+    checkpoint: Natural = 0  # save the state every so many steps too, not after epochs alone
+
+
+@dataclass(frozen=True)
+class Settings(Experiment, Running):
     """Everything that a result depends on, and where it goes.
 
     Attributes:
@@ -24,26 +48,6 @@ class Settings:
         norm: normalization within the network, "batch" or "group".
     """
 
-    methods: tuple[str, ...] = setting(
-        ("no-xbm", "xbm", "xbn", "axbn"), "what is compared", tuple, choices=tuple(METHODS)
-    )
-    epochs: int = setting(3, "epochs with memory", positive)
-    warmup_epochs: int = setting(1, "shared epochs without memory", positive)
-    batch_size: int = setting(16, "images per step, a multiple of 4", int)
-    memory_ratio: float = setting(0.03, "rows in memory as a share of the training images", float)
-    classes: int | None = setting(None, "train and test on so many classes each", positive)
-    seed: int = common.seed()
-    diagnostics_every: int = common.diagnostics_every()
-    device: str = common.device()
-    output: Path = common.output(Path("runs/glyphs_demo"))
-    checkpoint: int = setting(
-        0,
-        "save the state every so many steps too, not after epochs alone",
-        natural,
-        affects_result=False,
-    )
-    resume: bool = common.resume()
-
     images_per_class: int = 4
     embedding_size: int = 128
     learning_rate: float = 1e-3
@@ -51,3 +55,6 @@ class Settings:
     distortion: float = 1.0
     drift_every: int = 20
     norm: str = "batch"
+
+    def __post_init__(self) -> None:
+        check(self)

@@ -1,16 +1,18 @@
-"""Recall@K, MAP@R and NMI of embeddings."""
+"""Recall@K, MAP@R and NMI of embeddings, a part of the queries at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from torch import Tensor, nn
 
-_CHUNK = 64  # larger ones leave a CPU's cache and take three times as long
+_CHUNK = 64  # images; larger ones leave a CPU's cache and take three times as long
+_PART = 4096  # queries: as many as faiss has at a time
+_PART_ON_GPU = 512  # whose distances to all references are in memory
+
+Search = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 
 
 @torch.no_grad()
@@ -27,34 +29,52 @@ def embed(model: nn.Module, images: Tensor) -> Tensor:
     return nn.functional.normalize(embeddings)
 
 
-class RetrievalAccuracy(AccuracyCalculator):
-    """PML's calculator with Recall@K added in its way for custom metrics.
+def neighbours(queries: Tensor, gallery: Tensor | None, k: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Places of a part of the queries, with squared distances and places of their k nearest references.
 
-    Recall@K is the share of queries that find at least one image of their class among their K
-    nearest; a query without any such image is a miss, while PML's own metrics leave it out.
+    On a CPU faiss searches, on a GPU torch. The memory is that of a part, not of all queries.
 
     Args:
-        recall_at: the values of K; each gives a metric ``recall_at_K``.
-        **kwargs: PML's.
+        queries: (N, d).
+        gallery: (M, d); None for the queries, of which none is its own neighbour.
+        k: how many, at most those that there are.
     """
+    references, itself = queries if gallery is None else gallery, int(gallery is None)
+    on_gpu = queries.device.type == "cuda"
+    search, size = (by_products(references), _PART_ON_GPU) if on_gpu else (_by_faiss(references), _PART)
+    for first in range(0, len(queries), size):
+        part = slice(first, min(first + size, len(queries)))
+        distances, places = search(queries[part], k + itself)
+        if itself:
+            own = places == torch.arange(part.start, part.stop, device=places.device)[:, None]
+            own[~own.any(dim=1), -1] = True  # where others are equally near
+            distances, places = (found[~own].view(-1, k) for found in (distances, places))
+        yield part, distances, places
 
-    def __init__(self, recall_at: Sequence[int], **kwargs: Any) -> None:
-        self.recall_at = tuple(recall_at)
-        for neighbours in self.recall_at:
-            # PML finds its metrics by the names of its methods.
-            setattr(self, f"calculate_recall_at_{neighbours}", partial(_recall, neighbours))
-        super().__init__(**kwargs)
 
-    def requires_knn(self) -> list[str]:
-        return [*super().requires_knn(), *(f"recall_at_{neighbours}" for neighbours in self.recall_at)]
+def _by_faiss(references: Tensor) -> Search:
+    import faiss
+
+    index = faiss.IndexFlatL2(references.shape[1])
+    index.add(references.numpy())
+
+    def search(queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        distances, places = index.search(queries.numpy(), k)
+        return torch.from_numpy(distances), torch.from_numpy(places)
+
+    return search
 
 
-def _recall(
-    neighbours: int, knn_labels: Tensor, query_labels: Tensor, not_lone_query_mask: Tensor, **kwargs: Any
-) -> float:
-    hits = (knn_labels[:, :neighbours] == query_labels[:, None]).any(dim=1)
-    # A query without a match may still find itself, where an equal embedding was taken for its own.
-    return (hits & not_lone_query_mask).float().mean().item()
+def by_products(references: Tensor) -> Search:
+    """A search by torch, where the references are."""
+    lengths = references.square().sum(dim=1)
+
+    def search(queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        distances = lengths - 2 * queries @ references.T
+        nearest, places = distances.topk(k, largest=False)
+        return nearest + queries.square().sum(dim=1, keepdim=True), places
+
+    return search
 
 
 def retrieval_accuracy(
@@ -68,37 +88,37 @@ def retrieval_accuracy(
 ) -> dict[str, float]:
     """Recall@K for every K that the references suffice for, MAP@R and, if wished, NMI; in per cent.
 
-    A query of whose class there is no reference counts as a miss in all of them but NMI.
+    Recall@K is the share of queries that find an image of their class among their K nearest, MAP@R PML's mean
+    average precision at R. A query of whose class there is no reference counts as a miss in both.
 
     Args:
-        queries: (N, d), on any device; the search runs on the CPU.
+        queries: (N, d), where the search takes place.
         query_labels: (N,).
         gallery: (M, d); None: every query is searched for among the other queries.
         gallery_labels: (M,).
         recall_at: values of K.
         nmi: cluster the queries too.
     """
-    queries, query_labels = queries.cpu(), query_labels.cpu()
     references = query_labels if gallery_labels is None else gallery_labels
-    num_neighbours = len(references) - (gallery is None)
-    recall_at = [k for k in recall_at if k <= num_neighbours]
-    include = [*(f"recall_at_{k}" for k in recall_at), "precision_at_1", "mean_average_precision_at_r"]
-    calculator = RetrievalAccuracy(
-        recall_at,
-        include=(*include, "NMI") if nmi else include,
-        k=min(num_neighbours, max(*recall_at, int(references.bincount().max()))),
-        device=torch.device("cpu"),
-    )
-    measured = calculator.get_accuracy(
-        queries, query_labels, gallery, gallery_labels, ref_includes_query=gallery is None
-    )
-    result = {f"recall_at_{k}": 100 * float(measured[f"recall_at_{k}"]) for k in recall_at}
-    # PML's means leave out the queries without a match, and are NaN where there are no others.
-    images_of_class = references.bincount(minlength=int(query_labels.max()) + 1)[query_labels]
-    share = float((images_of_class > int(gallery is None)).float().mean())
-    of_matches = {"recall_at_1": "precision_at_1", "map_at_r": "mean_average_precision_at_r"}
-    for name, metric in of_matches.items():
-        result[name] = 100 * share * float(measured[metric]) if share else 0.0
+    counts = references.bincount(minlength=int(query_labels.max()) + 1) - int(gallery is None)
+    sizes = counts[query_labels]  # R, of every query
+    available = len(references) - (gallery is None)
+    recall_at = [k for k in recall_at if k <= available]
+    k = min(available, max(*recall_at, int(counts.max()) + int(gallery is None)))
+    ranks = torch.arange(1, k + 1, device=queries.device)
+    hits = torch.zeros(len(recall_at))
+    firsts, precisions = torch.zeros(2, len(queries), dtype=torch.float64)
+    for part, _, places in neighbours(queries, gallery, k):
+        # A query without a match may still find itself, where an equal embedding was taken for its own.
+        right = (references[places] == query_labels[part, None]) & (sizes[part, None] > 0)
+        hits += torch.stack([right[:, :at].any(dim=1).sum() for at in recall_at]).cpu()
+        firsts[part] = right[:, 0].double().cpu()
+        right &= ranks <= sizes[part, None]
+        found = (right.cumsum(dim=1) * right).double() / ranks
+        precisions[part] = (found.sum(dim=1) / sizes[part].clamp(min=1)).cpu()
+    result = {f"recall_at_{at}": 100 * float(n / len(queries)) for at, n in zip(recall_at, hits, strict=True)}
+    result |= {"recall_at_1": 100 * float(firsts.mean()), "map_at_r": 100 * float(precisions.mean())}
     if nmi:
-        result["nmi"] = 100 * float(measured["NMI"])
+        calculator = AccuracyCalculator(include=("NMI",), device=torch.device("cpu"))
+        result["nmi"] = 100 * float(calculator.get_accuracy(queries.cpu(), query_labels.cpu())["NMI"])
     return result

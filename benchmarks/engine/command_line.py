@@ -2,152 +2,97 @@
 
 from __future__ import annotations
 
-import argparse
-import ast
-from collections.abc import Callable, Sequence
-from dataclasses import Field, fields
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, make_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import tyro
+import yaml
+
 S = TypeVar("S")
-Given = dict[str, Any]
+Given = dict[str, str]
 
 
-def build_parser(description: str | None, settings: type[Any]) -> argparse.ArgumentParser:
-    """A flag for every field of a dataclass that was made by `setting`."""
-    parser = argparse.ArgumentParser(
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        argument_default=argparse.SUPPRESS,
-    )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML whose keys are these flags")
-    for field in _flags(settings).values():
-        _add_flag(parser, field)
-    return parser
-
-
-def settings_from(
+def read(
     settings: type[S],
-    parser: argparse.ArgumentParser,
+    description: str | None = None,
     arguments: Sequence[str] | None = None,
-    preset: Callable[[Given], Given] = lambda named: {},
-) -> S:
-    """The settings of a command line.
+    preset: Callable[[Given], dict[str, Any]] = lambda given: {},
+) -> tuple[S, Given]:
+    """The settings of a command line, and what it names.
 
     Args:
-        settings: the dataclass.
-        parser: of its flags.
+        settings: a dataclass. Its bases are the groups of the flags; its own fields have none.
+        description: for ``--help``.
         arguments: the command line; None for the program's.
-        preset: what goes before the defaults, by what is given.
+        preset: what goes before the defaults, by what is named.
 
     Raises:
-        ValueError: a key or value that does not exist.
+        ValueError: a value or a config file is impossible.
         FileNotFoundError: there is no such config file.
+        SystemExit: there is no such flag, or a word is no value of its kind.
     """
-    given = vars(parser.parse_args(arguments))
-    known = _flags(settings)
-    config = _read_config(given["config"], known) if "config" in given else {}
-    named = {name: value for name, value in {**config, **given}.items() if name in known}
-    many = {name: tuple(value) for name, value in named.items() if known[name].metadata["parse"] is tuple}
-    return settings(**{**preset(named), **named, **many})
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if config := _named(words).get("config"):
+        words = [*_words_of(Path(config)), *words]
+    named = _named(words)
+    values = preset(named)
+    groups = [
+        (group.__name__, group, group(**{f.name: values[f.name] for f in fields(group) if f.name in values}))
+        for group in settings.__bases__
+    ]
+    parsed: Any = tyro.cli(
+        make_dataclass("Settings", groups, frozen=True),
+        prog=f"python -m {settings.__module__.rpartition('.')[0]}",
+        description=description,
+        args=words,
+        config=(tyro.conf.OmitArgPrefixes,),
+    )
+    found = {
+        f.name: getattr(getattr(parsed, name), f.name) for name, group, _ in groups for f in fields(group)
+    }
+    return settings(**found), named
 
 
-def _flags(settings: type[Any]) -> dict[str, Field[Any]]:
-    return {field.name: field for field in fields(settings) if field.metadata}
+def _named(words: Sequence[str]) -> Given:
+    """The fields that a command line names, each with the word that follows its flag."""
+    named = {}
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word.startswith("--"):
+            flag, _, value = word.partition("=")
+            named[flag.removeprefix("--").removeprefix("no-").replace("-", "_")] = value or following
+    return named
 
 
-def _add_flag(parser: argparse.ArgumentParser, field: Field[Any]) -> None:
-    flag = "--" + field.name.replace("_", "-")
-    metadata = field.metadata
-    if metadata["parse"] is bool:
-        parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=metadata["help"])
-    elif metadata["parse"] is dict:
-        parser.add_argument(flag, nargs="*", action=_NamedValues, metavar="NAME=VALUE", help=metadata["help"])
-    elif metadata["parse"] is tuple:
-        parser.add_argument(flag, nargs="+", choices=metadata["choices"], help=_help(field))
-    else:
-        parser.add_argument(
-            flag,
-            type=_shown(metadata["parse"]),
-            choices=metadata["choices"],
-            help=_help(field),
-            metavar=None if metadata["choices"] else field.name.rpartition("_")[2].upper(),
-        )
-
-
-def _shown(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """A type for argparse, which shows the message of another error than a `ValueError` alone."""
-
-    def read(text: str) -> Any:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-    return read
-
-
-def _help(field: Field[Any]) -> str:
-    default = " ".join(field.default) if isinstance(field.default, tuple) else field.default
-    known = "" if default is None else f" (default: {default})"
-    return str(field.metadata["help"]).replace("%", "%%") + known
-
-
-class _NamedValues(argparse.Action):
-    """Collects name=value pairs; values are Python literals, anything else is text."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        pairs = {}
-        for text in values:
-            name, equals, value = text.partition("=")
-            if not (name and equals):
-                parser.error(f"argument {option_string}: {text!r} is not of the form name=value")
-            pairs[name] = _literal(value)
-        setattr(namespace, self.dest, pairs)
-
-
-def _literal(text: str) -> Any:
+def _words_of(config: Path) -> list[str]:
+    """A config file as a command line."""
+    if not config.is_file():
+        raise FileNotFoundError(f"there is no config file {config}")
     try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-
-
-def _read_config(path: Path, known: dict[str, Field[Any]]) -> Given:
-    try:
-        import yaml
-    except ImportError as error:
-        raise ImportError(
-            f'--config is read by PyYAML ({error}); install it with: pip install "pml_xbn[examples]"'
-        ) from error
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no config file {path}")
-    try:
-        content = yaml.safe_load(path.read_text()) or {}
+        content = yaml.safe_load(config.read_text()) or {}
     except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not YAML: {error}") from error
+        raise ValueError(f"{config} is not YAML: {error}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}; it must map flags to values")
-    values = {str(key).replace("-", "_"): value for key, value in content.items()}
-    return {name: _config_value(path, name, value, known) for name, value in values.items()}
+        raise ValueError(f"{config} holds a {type(content).__name__}; it must map flags to values")
+    words = []
+    for key, value in content.items():
+        flag = str(key).replace("_", "-")
+        words.append(f"--no-{flag}" if value is False else f"--{flag}")
+        if isinstance(value, dict):
+            words += [f"{name}={one!r}" for name, one in value.items()]
+        elif not isinstance(value, bool):
+            words += map(str, value if isinstance(value, list) else [value])
+    return words
 
 
-def _config_value(path: Path, name: str, value: Any, known: dict[str, Field[Any]]) -> Any:
-    if name not in known:
-        raise ValueError(f"{path}: there is no flag {name!r}; choose among {', '.join(known)}")
-    metadata = known[name].metadata
-    parse, choices = metadata["parse"], metadata["choices"]
-    if parse in (bool, dict):
-        if not isinstance(value, parse):
-            wanted = "true or false" if parse is bool else "a mapping"
-            raise ValueError(f"{path}: {name} is {value!r}; it must be {wanted}")
-        return value
-    if value is None and known[name].default is None:
-        return None
-    values = value if parse is tuple and isinstance(value, list) else [value]
-    if choices and not set(values) <= set(choices):
-        raise ValueError(f"{path}: {name} is {value!r}; choose one of {', '.join(choices)}")
+@contextmanager
+def errors_in_one_line() -> Iterator[None]:
+    """What a user can mend ends the program with a line, and without a traceback."""
     try:
-        return values if parse is tuple else parse(str(value))
-    except ValueError as error:
-        raise ValueError(f"{path}: {name}: {error}") from error
+        yield
+    except (ValueError, OSError, ImportError) as error:
+        # An error of a process that loads images has its traceback in its text.
+        raise SystemExit(f"error: {str(error).strip().splitlines()[-1]}") from error

@@ -49,16 +49,13 @@ class Comparison:
         self._states: dict[str, dict[str, Any]] = {}
 
     def resume(self) -> None:
-        """Goes back to the last checkpoint; methods that it does not have begin at the beginning.
+        """Goes back to the last checkpoint, if there is one; what it does not have begins at the beginning.
 
         Raises:
-            FileNotFoundError: there is none.
             ValueError: it was written with other settings.
         """
         if not self.path.exists():
-            raise FileNotFoundError(
-                f"there is no checkpoint {self.path} to resume from; leave out --resume to start a run"
-            )
+            return
         saved = checkpoint.load(self.path, self.device)
         checkpoint.check_same(self.identity, saved["identity"], self.path)
         self._states = saved["states"]
@@ -111,5 +108,6 @@ class Comparison:
 
         while run.epoch < epochs:
             run.train_epoch(lambda b, title, *counts: progress(b, f"{name}, {title}", *counts), after_step)
+            print(f"{name}, {run.line}")
             save()
             after_epoch()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+T = TypeVar("T")
 _TIMEOUT = timedelta(minutes=30)  # rank 0 evaluates alone
 
 
@@ -68,6 +70,14 @@ class Ranks:
         parts = [torch.empty_like(rows) for _ in range(self.world_size)]
         distributed.all_gather(parts, rows.contiguous())
         return torch.cat(parts)
+
+    def of_first(self, make: Callable[[], T]) -> T:
+        """What the first rank makes, such as annotations that it alone downloads and reads."""
+        made: list[Any] = [make() if self.is_first else None]
+        if self.world_size > 1:
+            distributed.broadcast_object_list(made)
+        first: T = made[0]
+        return first
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is up on any rank."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean
 from typing import Any
 
 from tqdm import tqdm
 
 from benchmarks.engine.diagnostics import Diagnostics
-from benchmarks.engine.history import History
+from benchmarks.engine.history import History, Row
+from benchmarks.engine.measuring import now
 from benchmarks.engine.task import Step, Task
-from benchmarks.engine.timing import now
 
 # Wraps batches, in a progress bar for example: gets a title, the steps that are done and those of all.
 Progress = Callable[[Iterable[Any], str, int, int], Iterable[Any]]
@@ -36,12 +38,13 @@ class Run:
         epoch: epochs that are done.
         step: steps that are done in the one that is not.
         history: measurements.
+        line: what the last epoch came to, in words.
     """
 
     def __init__(self, task: Task) -> None:
         self.task = task
         self.epoch, self.step = 0, 0
-        self.history = History()
+        self.history, self.line = History(), ""
         self._diagnostics = Diagnostics(
             task.loss_fn,
             task.measured,
@@ -70,9 +73,10 @@ class Run:
         Returns:
             Whether the end was reached; False when ``stop`` said so before.
         """
-        task, steps = self.task, self.task.steps_in(self.epoch)
+        task, steps, first = self.task, self.task.steps_in(self.epoch), self.step
         if task.evaluates_untrained and not (self.epoch or self.step or self.history.epochs):
             self.evaluate()
+        began = time.perf_counter()
         batches = task.batches(self.epoch, self.step)
         for batch in progress(batches, f"epoch {self.epoch + 1}", self.step, steps):
             self._train_step(batch)
@@ -80,15 +84,23 @@ class Run:
             if stop() and self.step < steps:
                 return False
         task.end_epoch()
+        per_second = (steps - first) * task.rows_per_step / (time.perf_counter() - began)
         self.epoch, self.step = self.epoch + 1, 0
-        self.evaluate()
+        told = [f"loss {fmean(row['loss'] for row in self._logged()):.3f}"]
+        if task.evaluates_after(self.epoch):
+            self.evaluate()
+            told.append(f"Recall@1 {self.history.epochs[-1].get('recall_at_1', 0):.1f} %")
+        self.line = ", ".join([f"epoch {self.epoch}: {told[0]}", *told[1:], f"{per_second:.0f} images/s"])
         return True
+
+    def _logged(self) -> list[Row]:
+        """The log of the last epoch."""
+        first = (self.epoch - 1) * self.task.steps_per_epoch
+        return [row for row in self.history.steps if row["step"] >= first]
 
     def evaluate(self) -> None:
         """Adds a row of accuracy, and one of how the embeddings lie, to the history."""
-        first = (self.epoch - 1) * self.task.steps_per_epoch
-        logged = [row for row in self.history.steps if row["step"] >= first]
-        accuracy, embeddings = self.task.evaluate(logged)
+        accuracy, embeddings = self.task.evaluate(self._logged())
         self.history.epochs.append({"epoch": self.epoch, **accuracy})
         if embeddings:
             rows = self.history.diagnostics.setdefault("embeddings", [])

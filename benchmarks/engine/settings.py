@@ -1,103 +1,84 @@
-"""Settings as the fields of a dataclass, each with what its flag and its key in a config file accept."""
+"""Settings as dataclasses, each field with its bounds, and with its help in a comment."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import field, fields
+import ast
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
-import torch
+from tyro.constructors import PrimitiveConstructorSpec
 
 
-def setting(
-    default: Any,
-    explanation: str,
-    parse: Any = str,
-    *,
-    choices: Sequence[str] | None = None,
-    affects_result: bool = True,
-) -> Any:
-    """A field that is a flag.
+class Must(NamedTuple):
+    """What a value has to be, as a predicate and in words."""
 
-    Args:
-        default: its default.
-        explanation: for ``--help``.
-        parse: reads a flag's text. bool stands for a switch, dict for name=value pairs, and tuple for one or
-            more of the choices.
-        choices: what there is.
-        affects_result: a resumed run must have the same.
+    holds: Callable[[Any], bool]
+    words: str
+
+
+Positive = Annotated[int, Must(lambda value: value > 0, "a whole number above 0")]
+Natural = Annotated[int, Must(lambda value: value >= 0, "a whole number from 0 up")]
+Share = Annotated[float, Must(lambda value: 0 < value <= 1, "above 0 and at most 1")]
+Probability = Annotated[float, Must(lambda value: 0 <= value <= 1, "from 0 to 1")]
+BelowOne = Annotated[float, Must(lambda value: 0 <= value < 1, "from 0 up and below 1")]
+AtLeastOne = Annotated[float, Must(lambda value: 1 <= value < float("inf"), "a finite number from 1 up")]
+NotNegative = Annotated[float, Must(lambda value: 0 <= value < float("inf"), "a finite number from 0 up")]
+
+
+def _named(words: Sequence[str]) -> dict[str, Any]:
+    """Values are Python literals, anything else is text."""
+    found: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not (name and equals):
+            raise ValueError(f"{word!r} is not of the form name=value")
+        try:
+            found[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            found[name] = value
+    return found
+
+
+NamedValues = Annotated[
+    dict[str, Any],
+    PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="NAME=VALUE",
+        instance_from_str=_named,
+        is_instance=lambda value: isinstance(value, dict),
+        str_from_instance=lambda values: [f"{name}={value}" for name, value in values.items()],
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Running:
+    """Where a run takes place and what it tells of itself: nothing that its result depends on."""
+
+    config: Path | None = None  # YAML whose keys are these flags; flags win
+    resume: bool = False  # go on from the checkpoints in output
+    diagnostics_every: Natural = 200
+    """steps between entries of the logs on staleness, push, valid pairs and drift; 0: none"""
+
+
+def check(settings: Any) -> None:
+    """Looks at the bounds of all values.
+
+    Raises:
+        ValueError: a value is out of its bounds.
     """
-    metadata = {
-        "help": explanation,
-        "parse": parse,
-        "choices": choices,
-        "affects_result": affects_result,
-    }
-    if parse is dict:
-        return field(default_factory=lambda: dict(default), metadata=metadata)
-    return field(default=default, metadata=metadata)
-
-
-def seed() -> Any:
-    return setting(0, "of weights, batches and augmentation", natural)
-
-
-def device() -> Any:
-    found = "cuda" if torch.cuda.is_available() else "cpu"
-    return setting(found, "where training takes place", affects_result=False)
-
-
-def output(default: Path | None, explanation: str = "folder of all results") -> Any:
-    return setting(default, explanation, Path, affects_result=False)
-
-
-def resume() -> Any:
-    return setting(False, "go on from the checkpoints in output", bool, affects_result=False)
-
-
-def diagnostics_every() -> Any:
-    explanation = "steps between entries of the logs on staleness, push, valid pairs and drift; 0: none"
-    return setting(200, explanation, natural, affects_result=False)
+    for name, hint in get_type_hints(type(settings), include_extras=True).items():
+        value = getattr(settings, name)
+        for kind in (hint, *get_args(hint)):
+            for bound in getattr(kind, "__metadata__", ()):
+                if isinstance(bound, Must) and value is not None and not bound.holds(value):
+                    raise ValueError(f"{name} is {value!r}; it must be {bound.words}")
 
 
 def identity(settings: Any) -> dict[str, Any]:
-    """What a resumed run must share with the interrupted one, by name."""
-    names = [f.name for f in fields(settings) if f.metadata.get("affects_result", True)]
+    """What a resumed run must share with the interrupted one, by name: all but how it is run."""
+    (running,) = (base for base in type(settings).__bases__ if issubclass(base, Running))
+    names = [field.name for field in fields(settings) if field.name not in running.__dataclass_fields__]
     return {name: getattr(settings, name) for name in names}
-
-
-def positive(text: str) -> int:
-    if not (text.isdecimal() and int(text) > 0):
-        raise ValueError(f"{text} is not a whole number above 0")
-    return int(text)
-
-
-def natural(text: str) -> int:
-    if not text.isdecimal():
-        raise ValueError(f"{text} is not a whole number from 0 up")
-    return int(text)
-
-
-def share(text: str) -> float:
-    if not 0 < float(text) <= 1:
-        raise ValueError(f"{text} is not above 0 and at most 1")
-    return float(text)
-
-
-def probability(text: str) -> float:
-    if not 0 <= float(text) < 1:
-        raise ValueError(f"{text} is not from 0 up and below 1")
-    return float(text)
-
-
-def at_least_1(text: str) -> float:
-    if not 1 <= float(text) < float("inf"):
-        raise ValueError(f"{text} is not a finite number from 1 up")
-    return float(text)
-
-
-def not_negative(text: str) -> float:
-    if not 0 <= float(text) < float("inf"):
-        raise ValueError(f"{text} is not a finite number from 0 up")
-    return float(text)

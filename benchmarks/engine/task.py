@@ -81,6 +81,10 @@ class Task(ABC):
         The loss is computed within ``diagnostics.watch(step)``.
         """
 
+    def evaluates_after(self, epochs: int) -> bool:
+        """Whether there is an evaluation after so many epochs."""
+        return True
+
     def end_epoch(self) -> None:  # noqa: B027
         """Called after the last step of an epoch."""
 

@@ -25,7 +25,8 @@ from statistics import fmean, median
 
 import torch
 
-from benchmarks.engine.command_line import build_parser, settings_from
+from benchmarks.engine import command_line
+from benchmarks.engine.command_line import errors_in_one_line
 from benchmarks.engine.comparison import Comparison
 from benchmarks.engine.figures import draw_curves
 from benchmarks.engine.history import History, Row
@@ -33,7 +34,7 @@ from benchmarks.engine.results import table, write_results
 from benchmarks.engine.run import Run, progress_bar
 from benchmarks.engine.settings import identity
 from benchmarks.moco.data import MoCoData, load_data
-from benchmarks.moco.settings import DATASETS, DEFAULT_EPOCHS, Settings
+from benchmarks.moco.settings import DATASETS, Settings
 from benchmarks.moco.task import MoCoTask
 
 COLUMNS = {
@@ -46,7 +47,7 @@ COLUMNS = {
 
 
 def main() -> None:
-    try:
+    with errors_in_one_line():
         settings = read()
         if settings.dataset == "glyphs":
             # A network this small gains little from more, and where other programs keep a core busy,
@@ -57,8 +58,6 @@ def main() -> None:
         comparison = compare(settings, data)
         if settings.resume:
             comparison.resume()
-    except (ValueError, FileNotFoundError, ImportError) as error:
-        raise SystemExit(f"error: {error}") from error
     print(data.summary)
     start = time.perf_counter()
     comparison.run_logged(progress_bar, settings.output / "logs")
@@ -77,10 +76,12 @@ def main() -> None:
 
 def read(arguments: list[str] | None = None) -> Settings:
     """The settings of a command line; CIFAR has more epochs unless they are given."""
-    parser = build_parser(__doc__, Settings)
-    return settings_from(
-        Settings, parser, arguments, lambda given: {"epochs": DEFAULT_EPOCHS[given.get("dataset", "glyphs")]}
-    )
+    return command_line.read(
+        Settings,
+        __doc__,
+        arguments,
+        lambda given: {"epochs": 200} if given.get("dataset", "").startswith("cifar") else {},
+    )[0]
 
 
 def compare(settings: Settings, data: MoCoData) -> Comparison:

@@ -138,7 +138,8 @@ class CIFARPairs:
         self._settings, self._device = settings, device
         self._train, (view, test_view) = chosen(train, settings.classes), _transforms()
         self._views = KeyedItems(self._train, partial(_two, view), settings.seed)
-        self.train_labels, self.identity = self._train.labels, settings.dataset
+        self.train_labels = self._train.labels
+        self.identity: str = settings.dataset
         self.gallery, self.queries = (
             Labelled(_Parts(KeyedItems(images, test_view, 0), settings.workers, device), images.labels)
             for images in (self._train, test)

@@ -3,7 +3,8 @@
     python -m benchmarks.papers --dataset glyphs --backbone resnet18 --no-pretrained --method xbn
     python -m benchmarks.papers --dataset sop --root data/sop --method axbn --repeat 3
     torchrun --nproc_per_node=4 -m benchmarks.papers --preset xbm --dataset in-shop --root data/in-shop
-    python -m benchmarks.papers --list
+    python -m benchmarks.papers --list          # all experiments of the papers
+    python -m benchmarks.papers --list cub      # those in whose line this text is
 
 The default is the protocol of the AXBN paper. A flag wins over --config, that over --preset, and that
 over the default. A GPU is used where there is one, and with torchrun one per process; --batch-size is
@@ -19,10 +20,12 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.engine import checkpoint
+from benchmarks.engine.command_line import errors_in_one_line
 from benchmarks.engine.history import History, Row
 from benchmarks.engine.ranks import Ranks
 from benchmarks.engine.run import progress_bar, quietly
-from benchmarks.papers.data import TaskData, load_data
+from benchmarks.papers.data import load_data
 from benchmarks.papers.interruption import Interruption
 from benchmarks.papers.model import name_of_weights
 from benchmarks.papers.presets import read_settings
@@ -36,17 +39,16 @@ _INTERRUPTED = 130  # what shells give to Ctrl-C
 
 
 def main() -> None:
-    if "--list" in sys.argv[1:]:
-        print(table(), end="")
+    if "--list" in sys.argv:
+        print(table(*sys.argv[sys.argv.index("--list") + 1 :][:1]), end="")
         return
-    settings = read_settings(description=__doc__)
+    with errors_in_one_line():
+        settings = read_settings(description=__doc__)
     output = settings.output or Path("runs", f"{settings.preset}-{settings.dataset}-{settings.method}")
     ranks = Ranks(settings.cpu)
     try:
-        with Interruption(second_stops=ranks.world_size == 1) as interruption:
+        with errors_in_one_line(), Interruption(second_stops=ranks.world_size == 1) as interruption:
             results = _train_all(settings, output, ranks, interruption)
-    except (ValueError, FileNotFoundError, ImportError) as error:
-        raise SystemExit(f"error: {error}") from error
     finally:
         ranks.leave()
     if results is None:
@@ -65,13 +67,14 @@ def _train_all(
     """The results of all seeds; None when Ctrl-C came before the end."""
     seeds = range(settings.seed, settings.seed + settings.repeat)
     folders = [output / f"seed-{seed}" for seed in seeds]
-    if settings.resume and not any((folder / "last.pt").exists() for folder in folders):
-        raise FileNotFoundError(
-            f"there is no checkpoint in {output} to resume from; leave out --resume to start a run"
-        )
     if ranks.device.type == "cpu" and ranks.world_size > 1:
         torch.set_num_threads(1)
-    data = _load_once(settings, ranks)
+    data = ranks.of_first(lambda: load_data(settings))
+    if settings.evaluate is not None:
+        state = checkpoint.load(settings.evaluate, ranks.device)
+        model = state["model"] if "model" in state else state["run"]["model"]
+        epoch = state["epoch"] if "model" in state else state["run"]["epoch"]
+        return [{"epoch": epoch, **PapersTask(settings, data, ranks).accuracy_of(model)}]
     results: list[Row] = []
     histories: dict[str, History] = {}
     for seed, folder in zip(seeds, folders, strict=True):
@@ -88,16 +91,6 @@ def _train_all(
     if ranks.is_first and settings.repeat > 1:
         draw(histories, settings, output / "curves.png")
     return results
-
-
-def _load_once(settings: Settings, ranks: Ranks) -> TaskData:
-    """The first rank downloads, if that is wished, before the others look."""
-    if not ranks.is_first:
-        ranks.wait()
-    data = load_data(settings)
-    if ranks.is_first:
-        ranks.wait()
-    return data
 
 
 def _print_start(task: PapersTask, folder: Path) -> None:

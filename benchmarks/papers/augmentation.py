@@ -47,14 +47,17 @@ def _timm_transforms(
     from timm.data import create_transform
 
     known = {"input_size": (3, size, size), "mean": data_config["mean"], "std": data_config["std"]}
-    train = create_transform(
-        **known,
-        is_training=True,
-        auto_augment=None if settings.rand_augment == "none" else settings.rand_augment,
-        re_prob=settings.random_erasing,
-        re_mode="pixel",
-        interpolation="random",
-    )
+    try:
+        train = create_transform(
+            **known,
+            is_training=True,
+            auto_augment=None if settings.rand_augment == "none" else settings.rand_augment,
+            re_prob=settings.random_erasing,
+            re_mode="pixel",
+            interpolation="random",
+        )
+    except (AssertionError, ValueError, KeyError) as error:
+        raise ValueError(f"--rand-augment is {settings.rand_augment!r}, unknown to timm: {error}") from error
     test = create_transform(
         **known, interpolation=data_config["interpolation"], crop_pct=data_config["crop_pct"]
     )

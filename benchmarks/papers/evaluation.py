@@ -52,14 +52,13 @@ class Evaluation:
         gallery = None if data.gallery is None else self._comparable(self._embed(model, data.gallery))
         if not self.ranks.is_first:
             return Evaluated({}, {})
-        labels = data.queries.labels
-        searches: list[_Search] = [
-            (queries, labels, gallery, None if data.gallery is None else data.gallery.labels)
-        ]
+        labels = data.queries.labels.to(queries.device)
+        others = None if data.gallery is None else data.gallery.labels.to(queries.device)
+        searches: list[_Search] = [(queries, labels, gallery, others)]
         if data.drawn_galleries is not None:
             searches = [
                 (queries[~drawn], labels[~drawn], queries[drawn], labels[drawn])
-                for drawn in data.drawn_galleries
+                for drawn in data.drawn_galleries.to(labels.device)
             ]
         recall_at = sorted({*_RECALL_AT, *_MORE_RECALL_AT.get(settings.dataset, ())})
         rows = [retrieval_accuracy(*search, recall_at=recall_at, nmi=nmi) for search in searches]
@@ -76,7 +75,7 @@ class Evaluation:
 
     @torch.no_grad()
     def _embed(self, model: nn.Module, images: Images) -> Tensor:
-        """(N, d) on the CPU, as the model returns them; leaves it in training mode."""
+        """(N, d), as the model returns them; leaves it in training mode."""
         ranks, settings = self.ranks, self.settings
         size = -(-len(images) // ranks.world_size)
         first = ranks.rank * size
@@ -90,7 +89,7 @@ class Evaluation:
             with ranks.autocast(settings.mixed_precision):
                 parts.append(model(inputs.to(ranks.device)).float())
         model.train()
-        return ranks.gather(torch.cat(parts))[: len(images)].cpu()
+        return ranks.gather(torch.cat(parts))[: len(images)]
 
 
 def signs(embeddings: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Ctrl-C as a wish to stop after the current step."""
+"""Ctrl-C, and a scheduler's SIGTERM, as a wish to stop after the current step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import FrameType, TracebackType
 
 
 class Interruption:
-    """While it is entered, the first Ctrl-C only sets ``wanted``; the second stops at once.
+    """While it is entered, SIGTERM and the first Ctrl-C only set ``wanted``; the second stops at once.
 
     Args:
         second_stops: False under torchrun, which passes on to its processes the Ctrl-C that they have had
@@ -19,14 +19,16 @@ class Interruption:
 
     def __enter__(self) -> Interruption:
         self._previous = signal.signal(signal.SIGINT, self._note)
+        self._terminate = signal.signal(signal.SIGTERM, self._note)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         signal.signal(signal.SIGINT, self._previous)
+        signal.signal(signal.SIGTERM, self._terminate)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.wanted = True
-        if self.second_stops:
+        if self.second_stops and number == signal.SIGINT:
             signal.signal(signal.SIGINT, self._previous)

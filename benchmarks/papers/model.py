@@ -125,7 +125,7 @@ def _build_backbone(settings: Settings) -> Any:
         )
     if settings.weights is not None and not settings.pretrained:
         raise ValueError(f"--weights is {settings.weights}, beside --no-pretrained; leave out one of them")
-    pool = {} if settings.pooling is None else {"global_pool": settings.pooling}
+    pool: dict[str, str] = {} if settings.pooling is None else {"global_pool": settings.pooling}
     if settings.head in MAP_HEADS:
         if pool:
             raise ValueError(

@@ -5,7 +5,6 @@ Where every value comes from, and which of them no paper states, is in docs/pres
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from typing import Any
 
@@ -134,29 +133,49 @@ _PRESETS: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
 }
 
 
+# Flags that only some values of another setting know.
+_OF: dict[str, tuple[str, tuple[str, ...]]] = {
+    **dict.fromkeys(("test_size", "gallery_draws"), ("dataset", ("vehicle-id",))),
+    "protocol": ("dataset", ("deep-fashion2",)),
+    **dict.fromkeys(
+        ("crop_scale", "crop_ratio", "color_jitter", "hue_jitter"), ("augmentation", ("resized-crop",))
+    ),
+    "resize": ("augmentation", ("crop", "resized-crop")),
+    **dict.fromkeys(("rand_augment", "random_erasing"), ("augmentation", ("timm",))),
+    "delay": ("method", ("delayed",)),
+    "momentum": ("method", ("ema",)),
+    **dict.fromkeys(("mean_lambda", "std_lambda"), ("method", ("per-class", "super-class"))),
+    **dict.fromkeys(
+        ("process_noise", "measurement_noise", "initial_variance", "gain_update_interval"),
+        ("method", ("axbn",)),
+    ),
+    **dict.fromkeys(("temperature", "class_ratio"), ("method", ("norm-softmax",))),
+    **dict.fromkeys(("gamma", "sgsl_start", "sgsl_weight", "label_smoothing"), ("method", ("sgsl",))),
+}
+
+
 def preset_values(preset: str, dataset: str) -> dict[str, Any]:
     """The settings of a preset on a data set that are not the defaults."""
-    everywhere, by_dataset = _PRESETS[preset]
+    everywhere, by_dataset = _PRESETS.get(preset, ({}, {}))
     return {**everywhere, **by_dataset.get(dataset, {})}
 
 
-def build_parser(description: str | None = None) -> ArgumentParser:
-    parser = command_line.build_parser(description, Settings)
-    parser.add_argument("--list", action="store_true", help="print the table of experiments and stop")
-    return parser
-
-
 def read_settings(arguments: Sequence[str] | None = None, description: str | None = None) -> Settings:
-    """The settings of a command line; exits with a message where they are impossible.
+    """The settings of a command line: flags, then the config file, then the preset, then the defaults.
 
-    A flag wins over the config file, that over the preset, and that over the default.
+    Raises:
+        ValueError: a value is impossible, or has no effect.
     """
 
-    def preset(given: dict[str, Any]) -> dict[str, Any]:
-        return preset_values(*(given.get(name, getattr(Settings, name)) for name in ("preset", "dataset")))
+    def preset(named: dict[str, str]) -> dict[str, Any]:
+        return preset_values(*(named.get(name, getattr(Settings, name)) for name in ("preset", "dataset")))
 
-    parser = build_parser(description)
-    try:
-        return command_line.settings_from(Settings, parser, arguments, preset)
-    except (ValueError, FileNotFoundError, ImportError) as error:
-        parser.error(str(error))
+    settings, named = command_line.read(Settings, description, arguments, preset)
+    for name, (other, values) in _OF.items():
+        value = getattr(settings, other)
+        if name in named and value not in values:
+            raise ValueError(
+                f"--{name.replace('_', '-')} has no effect with --{other} {value}; "
+                f"it is of {' and '.join(values)}"
+            )
+    return settings

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.results import read_csv
+from benchmarks.engine.settings import identity
+from benchmarks.papers.experiments import EXPERIMENTS, Experiment
 from benchmarks.papers.inception import INCEPTIONS
+from benchmarks.papers.inventory import INVENTORY
 from benchmarks.papers.presets import read_settings
 from benchmarks.papers.results import metric_name
 from benchmarks.papers.settings import Settings
-from benchmarks.papers.tables import EXPERIMENTS, Experiment
-from benchmarks.papers.tables.inventory import INVENTORY
 
-_ROOT = Path(__file__).parents[2]
-GLYPHS_CSV = _ROOT / "benchmarks" / "results" / "train_glyphs.csv"
-MOCO_CSV = _ROOT / "benchmarks" / "results" / "moco_glyphs.csv"
+MOCO_CSV = Path(__file__).parents[1] / "results" / "moco_glyphs.csv"
 
 # What makes a run another experiment, not the same one with other optimisation.
 _IDENTITY = (
@@ -46,15 +44,14 @@ _NOT_COMPARED = ("seed", "nmi")
 _INTRODUCTION = """\
 # The papers' experiments
 
-One command each. `python -m benchmarks.papers --list` prints this page, and after a run the script prints
-its result beside the paper's figure. `--repeat 3` prints mean ± standard deviation over three seeds,
-`--resume` goes on with a run that was interrupted, and `torchrun --nproc_per_node=N -m benchmarks.papers …`
-spreads a batch over N GPUs.
+One command each. `python -m benchmarks.papers --list` prints this page, and `--list cub` the rows with that
+text. After a run the script prints its result beside the paper's figure. `--repeat 3` prints mean ± standard
+deviation over three seeds, `--resume` goes on with a run that was interrupted, and
+`torchrun --nproc_per_node=N -m benchmarks.papers …` spreads a batch over N GPUs.
 
-* **Paper**: the figure printed in the paper, in per cent, and its table.
-* **Glyphs**: Recall@1 of the same flags with `--dataset glyphs --backbone resnet18 --no-pretrained`, for
-  which nothing is downloaded. It is read from `benchmarks/results/train_glyphs.csv`, with columns
-  `experiment` and `recall_at_1`.
+The table has the figures printed in the papers, in per cent. None of these experiments has been run at full
+size by us. To try out one for which nothing is downloaded, end its command with
+`--dataset glyphs --backbone resnet18 --no-pretrained`.
 
 [Presets](presets.md) has every value behind `--preset`, and where it comes from: a paper's section, its
 authors' code, or nowhere. Data sets: Stanford Online Products (`sop`), In-shop Clothes Retrieval
@@ -80,8 +77,17 @@ Table 9.1, since its figures at these (84.8 to 91.7 about λμ = 0.5, and 85.0 a
 
 The AXBN paper and the thesis do not name their pretrained weights: their rows start from timm's default,
 `resnet50.a1_in1k` at present. Nor does the AXBN paper say which Swin its Table 4 has, nor with which weights.
-Every result names the weights that it started from.
+Every result names the weights that it started from. In its Table 3 the best epochs of BN and MBN are those of
+the warm-up, hence equal. NormSoftmax, §4.5, does not give the size of its embeddings; 512 is taken.
 """
+_MOCO = """
+## Self-supervised
+
+Paper and Glyphs: accuracy of a weighted kNN, in per cent. On Glyphs after five epochs, one seed, of
+`python -m benchmarks.moco --methods moco xbn axbn`, read from `benchmarks/results/moco_glyphs.csv`.
+
+| Experiment | Name in the paper | Data set | Paper | Source | Glyphs | Command |
+|:--|:--|:--|:--|:--|--:|:--|"""
 
 
 def parse_experiment(experiment: Experiment) -> Settings:
@@ -100,12 +106,9 @@ def paper_weights(experiment: Experiment) -> str:
     return backbone if "." in backbone or backbone in INCEPTIONS else "not stated"
 
 
-def table() -> str:
-    """The page of all experiments, in Markdown."""
-    measured = _measured_on_glyphs()
-    lines = [_INTRODUCTION]
-    lines.append("| Experiment | Name in the paper | Data set | Paper | Source | Glyphs | Command |")
-    lines.append("|:--|:--|:--|:--|:--|--:|:--|")
+def table(text: str = "") -> str:
+    """The page of all experiments, in Markdown; or the rows that contain a text."""
+    rows = []
     for experiment in EXPERIMENTS:
         cells = [
             f"`{experiment.key}`",
@@ -114,11 +117,27 @@ def table() -> str:
             "; ".join(f"{metric_name(key)} {value}" for key, value in experiment.figures.items())
             or "a curve",
             experiment.source,
-            measured.get(experiment.key, "not run"),
             f"`python -m benchmarks.papers {experiment.arguments}`",
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, _moco(), *_elsewhere(), *_left_out()]) + "\n"
+        rows.append(f"| {' | '.join(cells)} |")
+    if text:
+        return "".join(f"{row}\n" for row in [*rows, *_moco_rows()] if text.lower() in row.lower())
+    header = "| Experiment | Name in the paper | Data set | Paper | Source | Command |"
+    return (
+        "\n".join(
+            [
+                _INTRODUCTION,
+                header,
+                "|:--" * 6 + "|",
+                *rows,
+                _MOCO,
+                *_moco_rows(),
+                *_elsewhere(),
+                *_left_out(),
+            ]
+        )
+        + "\n"
+    )
 
 
 def _elsewhere() -> list[str]:
@@ -150,24 +169,14 @@ def _left_out() -> list[str]:
     ]
 
 
-def _moco() -> str:
+def _moco_rows() -> list[str]:
     """MoCo with and without an adapted queue, which a script of its own trains."""
-    rows = read_csv(MOCO_CSV)
-    glyphs = "; ".join(f"{row['method']} {float(row['weighted_knn']):.1f}" for row in rows) or "not run"
-    lines = [
+    glyphs = "; ".join(f"{row['method']} {float(row['weighted_knn']):.1f}" for row in read_csv(MOCO_CSV))
+    return [
         f"| `moco` | MoCo + XBN | `{dataset}` | about 4 above MoCo at epoch 15 | AXBN, Appendix B "
         f"| {glyphs} | `python -m benchmarks.moco --dataset {dataset} --root data --methods moco xbn` |"
         for dataset in ("cifar10", "cifar100")
     ]
-    return """
-## Self-supervised
-
-Paper and Glyphs: accuracy of a weighted kNN, in per cent. On Glyphs after five epochs, one seed, of
-`python -m benchmarks.moco --methods moco xbn axbn`, read from `benchmarks/results/moco_glyphs.csv`.
-
-| Experiment | Name in the paper | Data set | Paper | Source | Glyphs | Command |
-|:--|:--|:--|:--|:--|--:|:--|
-""" + "\n".join(lines)
 
 
 def same_experiments(settings: Settings) -> list[tuple[Experiment, list[str]]]:
@@ -177,6 +186,8 @@ def same_experiments(settings: Settings) -> list[tuple[Experiment, list[str]]]:
     """
     found: list[tuple[bool, Experiment, list[str]]] = []
     for experiment in EXPERIMENTS:
+        if experiment.dataset != settings.dataset:
+            continue  # before its command is read, which takes a while
         theirs = parse_experiment(experiment)
         if _identity(settings) == _identity(theirs):
             is_other = settings.preset != theirs.preset
@@ -192,14 +203,9 @@ def _identity(settings: Settings) -> list[Any]:
 
 
 def _differences(ours: Settings, theirs: Settings) -> list[str]:
+    own, others = identity(ours), identity(theirs)
     return [
-        f"{field.name}={getattr(ours, field.name)!r}, theirs {getattr(theirs, field.name)!r}"
-        for field in fields(Settings)
-        if field.metadata["affects_result"]
-        and field.name not in _NOT_COMPARED
-        and getattr(ours, field.name) != getattr(theirs, field.name)
+        f"{name}={value!r}, theirs {others[name]!r}"
+        for name, value in own.items()
+        if name not in _NOT_COMPARED and value != others[name]
     ]
-
-
-def _measured_on_glyphs() -> dict[str, str]:
-    return {row["experiment"]: row["recall_at_1"] for row in read_csv(GLYPHS_CSV)}

@@ -71,14 +71,21 @@ class Session:
             progress: see `Run.train_epoch`.
             stop: asked on all ranks after every step.
         """
-        run, log, method = self.run, None, self.task.settings.method
+        run, log, method, every = self.run, None, self.task.settings.method, self.task.settings.checkpoint
+
+        def after_step() -> bool:
+            if every and run.step % every == 0:
+                self._save()
+            return stop()
+
         if self.ranks.is_first:
             self.folder.mkdir(parents=True, exist_ok=True)
             log = RunLog(self.folder / "logs")
         while run.epoch < self.task.length.epochs:
-            complete = run.train_epoch(progress, stop)
-            if complete:
+            if run.train_epoch(progress, after_step):
                 self._keep_if_best()
+                if log is not None:
+                    print(run.line)
             self._save()
             if log is not None:
                 log.update({method: run.history})
@@ -95,7 +102,7 @@ class Session:
         return self._result()
 
     def _keep_if_best(self) -> None:
-        if not self.ranks.is_first:
+        if not (self.ranks.is_first and self.task.evaluates_after(self.run.epoch)):
             return
         row = self.run.history.epochs[-1]
         if not self.best or row[_SELECTED_BY] > self.best[_SELECTED_BY]:

@@ -2,164 +2,159 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Literal, get_args
 
 from benchmarks.engine import settings as common
+from benchmarks.engine.methods import MethodName
 from benchmarks.engine.settings import (
-    at_least_1,
-    natural,
-    not_negative,
-    positive,
-    probability,
-    setting,
-    share,
+    AtLeastOne,
+    BelowOne,
+    NamedValues,
+    Natural,
+    NotNegative,
+    Positive,
+    Probability,
+    Share,
+    check,
 )
-from pml_xbn.heads import HEADS
 
-METHODS = (
-    "no-xbm",
-    "xbm",
-    "xbm-star",
-    "xbn",
-    "axbn",
-    "ema",
-    "per-class",
-    "super-class",
-    "delayed",
-    "centre",
-    "unit-norm",
-    "norm-softmax",
-    "sgsl",
-)
-DATASETS = (
-    "glyphs",
-    "sop",
-    "in-shop",
-    "deep-fashion2",
-    "vehicle-id",
-    "cifar10",
-    "cifar100",
-    "cub",
-    "cars",
-)
-PRESETS = ("axbn", "xbm", "thesis", "thesis-margins", "norm-softmax", "sgsl")
+Method = Literal[MethodName, "norm-softmax", "sgsl"]
+Dataset = Literal[
+    "glyphs", "sop", "in-shop", "deep-fashion2", "vehicle-id", "cifar10", "cifar100", "cub", "cars"
+]
+Preset = Literal["axbn", "xbm", "thesis", "thesis-margins", "norm-softmax", "sgsl"]
+Head = Literal["linear", "layer-norm", "bn", "mbn", "ln", "bn-neck", "gem", "gem-bn-neck"]
+METHODS, DATASETS, PRESETS = get_args(Method), get_args(Dataset), get_args(Preset)
 
 
 @dataclass(frozen=True)
-class Settings:
+class Data:
+    """What is trained on, and how it is augmented."""
+
+    dataset: Dataset = "glyphs"  # data set
+    test_size: Literal["small", "medium", "large"] = "small"  # test set of VehicleID
+    gallery_draws: Positive = 10  # VehicleID: galleries to draw, and to average the figures over
+    protocol: Literal["axbn", "xbm"] = "axbn"  # whose classes DeepFashion2 has
+    limit_classes: Positive | None = None  # train and test on so many classes each
+    image_size: Positive | None = None  # side in pixels; default: 32 for Glyphs, else 224
+    resize: Positive | None = None  # side before a crop; default: 8/7 of image_size
+    augmentation: Literal["timm", "crop", "resized-crop"] = "timm"
+    """timm's; random crops and mirroring; or resized crops, colours and mirroring; Glyphs are distorted"""
+    rand_augment: str = "rand-m9-mstd0.5"  # timm's name of a RandAugment profile, or none
+    random_erasing: Probability = 0.2  # probability of erasing a rectangle
+    crop_scale: Share = 0.16  # resized-crop: smallest share of the image
+    crop_ratio: AtLeastOne = 4 / 3  # resized-crop: largest ratio of the sides
+    color_jitter: NotNegative = 0.0
+    """resized-crop: largest change of brightness, contrast and saturation"""
+    hue_jitter: NotNegative = 0.0  # resized-crop: largest change of hue, up to 0.5
+
+
+@dataclass(frozen=True)
+class Model:
+    """Backbone and head."""
+
+    backbone: str = "resnet50"
+    """googlenet, bninception or any of timm's models, with or without the tag of its weights"""
+    pretrained: bool = True  # start from pretrained weights
+    weights: str | None = None  # file of the pretrained weights; default: timm fetches them
+    pooling: Literal["avg", "max"] | None = None  # in place of the backbone's own
+    freeze_bn: bool = False  # BN of the backbone keeps its statistics from pretraining
+    head: Head = "linear"  # what follows the backbone
+    embedding_size: Positive = 512  # length d of an embedding
+    normalize: bool = True  # the model returns embeddings of unit length
+    remove_last_bn_relu: bool = False  # RBR: drop the backbone's last BN and ReLU
+    dropout: BelowOne = 0.0  # share of an embedding that the loss does not see
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The method, loss and memory."""
+
+    method: Method = "axbn"  # how the loss sees past batches
+    loss: str = "SupConLoss"  # a loss of PML; norm-softmax and sgsl bring their own
+    loss_options: NamedValues = field(default_factory=dict)  # name=value arguments of the loss
+    loss_per_anchor: bool = False  # divide the loss by the batch size, for one that sums
+    miner: str = "PairMarginMiner"  # a miner of PML, or none
+    miner_options: NamedValues = field(default_factory=lambda: {"pos_margin": 0.2, "neg_margin": 0.8})
+    """name=value arguments of the miner"""
+    memory_ratio: Share = 0.5  # rows in memory as a share of the training images
+    memory_warmup: Natural = 0  # iterations before rows are stored
+    fill_memory: bool = False  # fill the memory with random training images after that
+    batch_loss_weight: NotNegative = 0.0  # weight of the batch's own loss beside it
+    delay: Natural = 15  # delayed: epochs τ before rows are adapted
+    momentum: NotNegative = 0.1  # ema: momentum of the batch moments
+    mean_lambda: NotNegative = 0.5  # per-class, super-class: λμ
+    std_lambda: NotNegative = 1.0  # per-class, super-class: λσ
+    process_noise: NotNegative = 1.0  # axbn: q
+    measurement_noise: NotNegative = 0.01  # axbn: r
+    initial_variance: NotNegative = 1.0  # axbn: p0
+    gain_update_interval: Positive = 100  # axbn: iterations between Kalman gains
+    temperature: NotNegative = 0.05  # norm-softmax: σ
+    class_ratio: Share = 1.0  # norm-softmax: share of the classes per iteration
+    gamma: NotNegative = 30.0  # sgsl: γ
+    sgsl_start: NotNegative = 3.0  # sgsl: joins where the softmax loss is below; 0: never
+    sgsl_weight: NotNegative = 1.0  # sgsl: β
+    label_smoothing: BelowOne = 0.1  # sgsl: share of the softmax's target for other classes
+
+
+@dataclass(frozen=True)
+class Optimisation:
+    """Batches, lengths and rates."""
+
+    seed: Natural = 0  # of weights, batches and augmentation
+    batch_size: Positive = 64  # images per iteration, over all ranks
+    images_per_class: Natural = 4  # images of each class in a batch; 0: at random from all
+    warmup_epochs: Natural = 2  # epochs of the new layers alone, without memory
+    warmup_learning_rate: NotNegative = 1e-3  # of SGD in these epochs
+    epochs: Positive = 50  # epochs of all layers
+    iterations: Positive | None = None  # iterations of all layers, in place of epochs
+    steps_per_epoch: Positive | None = None  # cut epochs short
+    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"  # of all layers
+    learning_rate: NotNegative = 1e-4  # of all layers, at first
+    weight_decay: NotNegative = 2e-5  # in both stages
+    decay_vectors: bool = False  # weight decay of biases and of the scales of BN too
+    sgd_momentum: NotNegative = 0.9  # of SGD, in both stages
+    nesterov: bool = True  # SGD with momentum is Nesterov's, in both stages
+    warmup_steps: Natural = 0  # iterations in which the learning rate of all layers rises
+    schedule: Literal["step", "cosine", "constant"] = "step"  # of the learning rate
+    decay: NotNegative = 0.33  # factor of the step schedule
+    decay_every: Positive = 15  # epochs between its steps
+    decay_at: Positive | None = None  # its one step, an iteration, in place of decay_every
+    clip_gradient: NotNegative = 10.0  # largest norm of the gradient; 0 for no limit
+    mixed_precision: Literal["no", "fp16", "bf16"] = "fp16"  # on GPUs
+
+
+@dataclass(frozen=True)
+class Testing:
+    """What is measured in the end."""
+
+    binary: bool = False  # evaluate the signs of the embeddings
+    eval_every: Positive = 1  # epochs between evaluations; the last one is evaluated too
+    nmi: bool = True  # cluster the best epoch's embeddings and print NMI
+
+
+@dataclass(frozen=True)
+class Running(common.Running):
+    """Where a run takes place and what it tells of itself."""
+
+    preset: Preset = "axbn"  # a paper's settings
+    root: Path = Path("data")  # folder of the data set
+    download: bool = False  # download the data set where possible
+    workers: Natural = 4  # processes that load images
+    repeat: Positive = 1  # runs, with seeds from the given one up
+    output: Path | None = None  # folder of all results; default: runs/PRESET-DATASET-METHOD
+    sync_bn: bool = True  # on many ranks, batch normalization sees the batch of all
+    cpu: bool = False  # leave GPUs alone
+    log_every: Positive = 20  # iterations between entries of the log
+    checkpoint: Natural = 0  # save the state every so many iterations too, not after epochs alone
+    evaluate: Path | None = None  # train nothing: the accuracy of a best.pt or last.pt
+
+
+@dataclass(frozen=True)
+class Settings(Data, Model, Loss, Optimisation, Testing, Running):
     """The defaults are the protocol of the AXBN paper (§5.1); see `presets` for the others."""
 
-    # -- the experiment
-    preset: str = setting("axbn", "a paper's settings", choices=PRESETS, affects_result=False)
-
-    # -- data
-    dataset: str = setting("glyphs", "data set", choices=DATASETS)
-    root: Path = setting(Path("data"), "folder of the data set", Path, affects_result=False)
-    download: bool = setting(False, "download the data set where possible", bool, affects_result=False)
-    test_size: str = setting("small", "test set of VehicleID", choices=("small", "medium", "large"))
-    gallery_draws: int = setting(
-        10, "VehicleID: galleries to draw, and to average the figures over", positive
-    )
-    protocol: str = setting("axbn", "whose classes DeepFashion2 has", choices=("axbn", "xbm"))
-    limit_classes: int | None = setting(None, "train and test on so many classes each", positive)
-    image_size: int | None = setting(None, "side in pixels; default: 32 for Glyphs, else 224", positive)
-    resize: int | None = setting(None, "side before a crop to it; default: 8/7 of image_size", positive)
-    augmentation: str = setting(
-        "timm",
-        "timm's; random crops and mirroring; or random resized crops, colours and mirroring; "
-        "Glyphs are distorted",
-        choices=("timm", "crop", "resized-crop"),
-    )
-    rand_augment: str = setting("rand-m9-mstd0.5", "timm's name of a RandAugment profile, or none")
-    random_erasing: float = setting(0.2, "probability of erasing a rectangle", not_negative)
-    crop_scale: float = setting(0.16, "resized-crop: smallest share of the image", share)
-    crop_ratio: float = setting(4 / 3, "resized-crop: largest ratio of the sides", at_least_1)
-    color_jitter: float = setting(
-        0.0, "resized-crop: largest change of brightness, contrast and saturation", not_negative
-    )
-    hue_jitter: float = setting(0.0, "resized-crop: largest change of hue, up to 0.5", not_negative)
-    workers: int = setting(4, "processes that load images", natural, affects_result=False)
-
-    # -- model
-    backbone: str = setting(
-        "resnet50", "googlenet, bninception or any of timm's models, with or without the tag of its weights"
-    )
-    pretrained: bool = setting(True, "start from pretrained weights", bool)
-    weights: str | None = setting(None, "file of the pretrained weights; default: timm fetches them")
-    pooling: str | None = setting(None, "in place of the backbone's own", choices=("avg", "max"))
-    freeze_bn: bool = setting(False, "BN of the backbone keeps its statistics from pretraining", bool)
-    head: str = setting("linear", "what follows the backbone", choices=HEADS)
-    embedding_size: int = setting(512, "length d of an embedding", positive)
-    normalize: bool = setting(True, "the model returns embeddings of unit length", bool)
-    remove_last_bn_relu: bool = setting(False, "RBR: drop the backbone's last BN and ReLU", bool)
-    dropout: float = setting(0.0, "share of an embedding that the loss does not see", probability)
-
-    # -- method
-    method: str = setting("axbn", "how the loss sees past batches", choices=METHODS)
-    loss: str = setting("SupConLoss", "a loss of PML; norm-softmax and sgsl bring their own")
-    loss_options: dict[str, Any] = setting({}, "name=value arguments of the loss", dict)
-    loss_per_anchor: bool = setting(False, "divide the loss by the batch size, for one that sums", bool)
-    miner: str = setting("PairMarginMiner", "a miner of PML, or none")
-    miner_options: dict[str, Any] = setting(
-        {"pos_margin": 0.2, "neg_margin": 0.8}, "name=value arguments of the miner", dict
-    )
-    memory_ratio: float = setting(0.5, "rows in memory as a share of the training images", share)
-    memory_warmup: int = setting(0, "iterations before rows are stored", natural)
-    fill_memory: bool = setting(False, "fill the memory with random training images after that", bool)
-    batch_loss_weight: float = setting(0.0, "weight of the batch's own loss beside it", not_negative)
-    delay: int = setting(15, "delayed: epochs τ before rows are adapted", natural)
-    momentum: float = setting(0.1, "ema: momentum of the batch moments", not_negative)
-    mean_lambda: float = setting(0.5, "per-class, super-class: λμ", not_negative)
-    std_lambda: float = setting(1.0, "per-class, super-class: λσ", not_negative)
-    process_noise: float = setting(1.0, "axbn: q", not_negative)
-    measurement_noise: float = setting(0.01, "axbn: r", not_negative)
-    initial_variance: float = setting(1.0, "axbn: p0", not_negative)
-    gain_update_interval: int = setting(100, "axbn: iterations between Kalman gains", positive)
-    temperature: float = setting(0.05, "norm-softmax: σ", not_negative)
-    class_ratio: float = setting(1.0, "norm-softmax: share of the classes per iteration", share)
-    gamma: float = setting(30.0, "sgsl: γ", not_negative)
-    sgsl_start: float = setting(3.0, "sgsl: joins where the softmax loss is below; 0: never", not_negative)
-    sgsl_weight: float = setting(1.0, "sgsl: β", not_negative)
-    label_smoothing: float = setting(
-        0.1, "sgsl: share of the softmax's target for other classes", probability
-    )
-
-    # -- optimisation
-    batch_size: int = setting(64, "images per iteration, over all ranks", positive)
-    images_per_class: int = setting(4, "images of each class in a batch; 0: at random from all", natural)
-    warmup_epochs: int = setting(2, "epochs of the new layers alone, without memory", natural)
-    warmup_learning_rate: float = setting(1e-3, "of SGD in these epochs", not_negative)
-    epochs: int = setting(50, "epochs of all layers", positive)
-    iterations: int | None = setting(None, "iterations of all layers, in place of epochs", positive)
-    steps_per_epoch: int | None = setting(None, "cut epochs short", positive)
-    optimizer: str = setting("adamw", "of all layers", choices=("adamw", "adam", "sgd"))
-    learning_rate: float = setting(1e-4, "of all layers, at first", not_negative)
-    weight_decay: float = setting(2e-5, "in both stages", not_negative)
-    decay_vectors: bool = setting(False, "weight decay of biases and of the scales of BN too", bool)
-    sgd_momentum: float = setting(0.9, "of SGD, in both stages", not_negative)
-    nesterov: bool = setting(True, "SGD with momentum is Nesterov's, in both stages", bool)
-    warmup_steps: int = setting(0, "iterations in which the learning rate of all layers rises", natural)
-    schedule: str = setting("step", "of the learning rate", choices=("step", "cosine", "constant"))
-    decay: float = setting(0.33, "factor of the step schedule", not_negative)
-    decay_every: int = setting(15, "epochs between its steps", positive)
-    decay_at: int | None = setting(None, "its one step, an iteration, in place of decay_every", positive)
-    clip_gradient: float = setting(10.0, "largest norm of the gradient; 0 for no limit", not_negative)
-    mixed_precision: str = setting("fp16", "on GPUs", choices=("no", "fp16", "bf16"))
-
-    # -- evaluation
-    binary: bool = setting(False, "evaluate the signs of the embeddings", bool)
-    nmi: bool = setting(True, "cluster the best epoch's embeddings and print NMI", bool)
-
-    # -- run
-    seed: int = common.seed()
-    repeat: int = setting(1, "runs, with seeds from the given one up", positive, affects_result=False)
-    output: Path | None = common.output(None, "folder of all results; default: runs/PRESET-DATASET-METHOD")
-    resume: bool = common.resume()
-    sync_bn: bool = setting(
-        True, "on many ranks, batch normalization sees the batch of all", bool, affects_result=False
-    )
-    cpu: bool = setting(False, "leave GPUs alone", bool, affects_result=False)
-    log_every: int = setting(20, "iterations between entries of the log", positive, affects_result=False)
-    diagnostics_every: int = common.diagnostics_every()
+    def __post_init__(self) -> None:
+        check(self)

@@ -199,11 +199,14 @@ class PapersTask(Task):
             memory.fill_memory(embeddings, labels.to(ranks.device))
         diagnostics.forget_rows()
 
+    def evaluates_after(self, epochs: int) -> bool:
+        return epochs % self.settings.eval_every == 0 or epochs == self.length.epochs
+
     def end_epoch(self) -> None:
         self.ranks.share_buffers(self.model)
 
     def evaluate(self, logged: list[Row]) -> Evaluated:
-        """The mean of the loss over the epoch, and the accuracies."""
+        """The mean of the loss since the last evaluation, and the accuracies."""
         accuracy, embeddings = self.evaluation(self.model)
         total, number = self._losses.tolist()
         self._losses.zero_()

@@ -40,7 +40,8 @@ class FilteredMoments(BaseAdapter):
         """Moves the estimate towards the moments of the batch by :meth:`gain`, and returns it."""
         gain, old = self.gain(batch_size), self.estimated
         if self.num_batches > 0 and gain < 1:
-            batch = Moments(*(_moved(x.to(y), y, gain) for x, y in zip(old, batch, strict=True)))
+            new = torch.stack(batch)
+            batch = Moments(*_moved(torch.stack(old).to(new), new, gain))
         self.estimated = batch
         self.num_batches += 1
         return batch

@@ -10,23 +10,24 @@ from torch import Tensor
 
 from .._dtypes import at_least_float32, widest
 from .._parts import rows_at_a_time
-from ._generation import Sums
+from ._coordinates import Sums
 from ._rows import Rows
 from .affine import Affine
 from .moments import Moments
 
-_MOST_IN_SHORT_SUM = 512  # a CPU adds one number after the other, and rounds as often
+# A CPU adds one number after the other, and rounds as often; and what it gathers for rows is to stay near it.
+_MOST_AT_A_TIME = 512
 
 
 class GroupSlots(NamedTuple):
     """Which of the batch's groups every row belongs to.
 
-    A group's slot is a number in [0, b) with b the size of the batch, which needs no knowledge of how
-    many groups there are and so no wait for the GPU. Slot b holds the rows of all other groups.
+    A group's slot is a number in [0, g). Slot g holds the rows of all other groups.
     """
 
     memory: Tensor
     batch: Tensor
+    num_groups: int
 
 
 def group_slots(memory_groups: Tensor, batch_groups: Tensor) -> GroupSlots:
@@ -34,17 +35,20 @@ def group_slots(memory_groups: Tensor, batch_groups: Tensor) -> GroupSlots:
 
     Example:
         >>> group_slots(torch.tensor([7, 4, 9]), torch.tensor([9, 7, 7]))
-        GroupSlots(memory=tensor([0, 3, 2]), batch=tensor([2, 0, 0]))
+        GroupSlots(memory=tensor([0, 2, 1]), batch=tensor([1, 0, 0]), num_groups=2)
     """
     in_order = batch_groups.sort().values
+    if in_order.device.type == "cpu":  # to count them, a GPU would have to wait for the host
+        in_order = in_order.unique_consecutive()
     batch_slots = torch.searchsorted(in_order, batch_groups)
     nearest = torch.searchsorted(in_order, memory_groups).clamp(max=len(in_order) - 1)
     is_in_batch = in_order[nearest] == memory_groups
-    return GroupSlots(torch.where(is_in_batch, nearest, len(in_order)), batch_slots)
+    memory_slots = torch.where(is_in_batch, nearest, len(in_order))
+    return GroupSlots(memory_slots, batch_slots, len(in_order))
 
 
 class GroupSums(NamedTuple):
-    """Row counts, means and sums of squared deviations of groups, ``(g, 1)``, ``(g, d)`` and ``(g, d)``."""
+    """Row counts, means and sums of squared deviations of groups, ``(..., g, 1)`` and ``(..., g, d)``."""
 
     num_rows: Tensor
     mean: Tensor
@@ -57,9 +61,7 @@ class GroupSums(NamedTuple):
         centres = _first_rows(rows, slots, num_slots)
         sums = widest(rows.new_zeros(2, *centres.shape))
         short = torch.zeros_like(sums, dtype=centres.dtype)
-        at_a_time = rows_at_a_time(rows)
-        if rows.device.type == "cpu":
-            at_a_time = min(at_a_time, _MOST_IN_SHORT_SUM)
+        at_a_time = _rows_at_a_time(rows)
         buffer = torch.empty_like(rows[:at_a_time], dtype=centres.dtype)
         for part, part_slots in zip(rows.split(at_a_time), slots.split(at_a_time), strict=True):
             offsets = torch.index_select(centres, 0, part_slots, out=buffer[: len(part)])
@@ -94,7 +96,12 @@ class GroupSums(NamedTuple):
     def total(self) -> Sums:
         """Sums over all rows and their squares."""
         first = self.num_rows * self.mean
-        return Sums(first.sum(dim=0), (self.squares + first * self.mean).sum(dim=0))
+        return Sums(first.sum(dim=-2), (self.squares + first * self.mean).sum(dim=-2))
+
+
+def _rows_at_a_time(rows: Tensor) -> int:
+    at_a_time = rows_at_a_time(rows)
+    return min(at_a_time, _MOST_AT_A_TIME) if rows.device.type == "cpu" else at_a_time
 
 
 def _first_rows(rows: Tensor, slots: Tensor, num_slots: int) -> Tensor:
@@ -128,15 +135,13 @@ class GroupRows:
         places = torch.arange(len(rows), device=slots.device) if self.places is None else self.places
         self.slots = slots + (places >= rows.boundary) * (num_groups + 1)
         sums = GroupSums.of(self.stored, self.slots, 2 * (num_groups + 1))
-        self.stored_sums = [GroupSums(*half) for half in zip(*(x.chunk(2) for x in sums), strict=True)]
+        self.stored_sums = GroupSums(*(x.unflatten(0, (2, -1)) for x in sums))
 
     def moments(self) -> tuple[Tensor, Moments]:
         """Counts ``(g, 1)`` and moments ``(g, d)`` of the groups as they are now."""
-        newer, older = (
-            sums.mapped(generation.map)
-            for sums, generation in zip(self.stored_sums, (self.rows.newer, self.rows.older), strict=True)
-        )
-        groups = GroupSums(*(x[: self.num_groups] for x in newer.joined(older)))
+        sums = self.stored_sums.mapped(_of_slots(self.rows))
+        newer, older = (GroupSums(*(x[k, : self.num_groups] for x in sums)) for k in (0, 1))
+        groups = newer.joined(older)
         return groups.num_rows, self.rows.without_rounding(groups.moments(), are_rewritten=True)
 
     def adapted(self, of_group: Affine, is_adapted: Tensor, of_others: Affine | None) -> Rows:
@@ -147,39 +152,36 @@ class GroupRows:
             is_adapted: which of the groups take theirs, ``(g, 1)``; the others' rows are not written to.
             of_others: map of all other rows; None where they stay.
         """
-        after = self.rows if of_others is None else self.rows.adapted(of_others)
-        before, generations = (self.rows.newer, self.rows.older), [after.newer, after.older]
-        now = [
-            _where(is_adapted, of_group.after(old.map), of_others.after(old.map) if of_others else old.map)
-            for old in before
-        ]
-        if self.places is None:  # all rows are passed over, so that any coordinates will do
-            sums_now = [sums.mapped(affine) for sums, affine in zip(self.stored_sums, now, strict=True)]
-            come_to = after.without_rounding(_of_all(sums_now), are_rewritten=True)
-            generations = [
-                new if old.is_as_stored else new.near(come_to, self.stored.dtype)
-                for old, new in zip(before, generations, strict=True)
-            ]
-        maps = []
-        for k, (sums, new) in enumerate(zip(self.stored_sums, generations, strict=True)):
-            of_stored = Affine(now[k].scale / new.scale, (now[k].shift - new.shift) / new.scale)
-            maps.append(of_stored.bounded(*sums.moments(), len(after), after.dtype))
-            if new.sums is not None:
-                then, total = sums.mapped(maps[k]).total(), sums.total()
-                # What is measured at every step gathers no rounding.
-                changed = then if self.places is None else new.sums.plus(then).plus(total, -1)
-                # Of rows that are stored anew, the old sums say nothing.
-                is_known = self.places is None or after.stored is self.rows.stored
-                generations[k] = new._replace(sums=changed if is_known else None)
-        of_slot = Affine(*(torch.cat(x).to(self.rows.dtype) for x in zip(*maps, strict=True)))
-        mapped = self._mapped(of_slot)
-        after = after.replaced(mapped) if self.places is None else after.written(self.places, mapped)
-        return replace(after, newer=generations[0], older=generations[1])
+        before, after = _of_slots(self.rows), self.rows
+        others = before
+        if of_others is not None:
+            others, after = of_others.after(before), after.adapted(of_others)
+        now = _where(is_adapted, of_group.after(before), others)
+        if self.places is None and not self.rows.coordinates.is_as_stored:
+            # All rows are passed over, so that any coordinates will do.
+            come_to = after.without_rounding(_of_all(self.stored_sums.mapped(now)), are_rewritten=True)
+            after = replace(after, coordinates=after.coordinates.near(come_to, self.stored.dtype))
+        new = _of_slots(after)
+        of_stored = Affine(now.scale / new.scale, (now.shift - new.shift) / new.scale)
+        of_stored = of_stored.bounded(*self.stored_sums.moments(), len(after), after.dtype)
+        sums = after.coordinates.sums
+        if sums is not None:
+            then = self.stored_sums.mapped(of_stored).total()
+            if self.places is None:  # what is measured at every step gathers no rounding
+                sums = then
+            elif after.stored is self.rows.stored:
+                sums = sums.plus(then).plus(self.stored_sums.total(), -1)
+            else:  # of rows that are stored anew, the old sums say nothing
+                sums = None
+            after = replace(after, coordinates=after.coordinates._replace(sums=sums))
+        of_slot = Affine(*(x.flatten(0, 1).to(self.rows.dtype) for x in of_stored))
+        if self.places is None:
+            return after.replaced(lambda out: self._mapped(of_slot, out))
+        return after.written(self.places, self._mapped(of_slot, torch.empty_like(self.stored)))
 
-    def _mapped(self, of_slot: Affine) -> Tensor:
-        """The stored rows, each mapped by its slot's pair in ``of_slot``."""
-        out = torch.empty_like(self.stored)
-        at_a_time = rows_at_a_time(out)
+    def _mapped(self, of_slot: Affine, out: Tensor) -> Tensor:
+        """The stored rows, each mapped by its slot's pair in ``of_slot``, written to ``out``."""
+        at_a_time = _rows_at_a_time(out)
         buffers = [torch.empty_like(out[:at_a_time], dtype=of_slot.scale.dtype) for _ in range(2)]
         parts = zip(*(x.split(at_a_time) for x in (self.stored, self.slots, out)), strict=True)
         for stored, slots, mapped in parts:
@@ -195,16 +197,20 @@ class GroupRows:
         return out
 
 
+def _of_slots(rows: Rows) -> Affine:
+    """The map of the stored rows of every slot of each generation, ``(2, 1, d)``."""
+    return Affine(*(x.unsqueeze(1) for x in rows.coordinates.map))
+
+
 def _where(is_adapted: Tensor, of_groups: Affine, of_others: Affine) -> Affine:
-    """Maps ``(g + 1, d)``: those ``(g, d)`` of the adapted groups, and one ``(d,)`` for all others."""
+    """Maps ``(2, g + 1, d)``: those ``(2, g, d)`` of adapted groups, and ``(2, 1, d)`` for all others."""
     pairs = zip(of_groups, of_others, strict=True)
-    return Affine(*(torch.cat([torch.where(is_adapted, x, y), y.unsqueeze(0)]) for x, y in pairs))
+    return Affine(*(torch.cat([torch.where(is_adapted, x, y), y], dim=1) for x, y in pairs))
 
 
-def _of_all(generations: list[GroupSums]) -> Moments:
+def _of_all(sums: GroupSums) -> Moments:
     """Moments of the rows of all slots of both generations."""
-    newer, older = generations
-    count, means, squares = newer.joined(older)
+    count, means, squares = (x.flatten(0, 1) for x in sums)
     num_rows = count.sum()
     mean = (count * means).sum(dim=0) / num_rows
     squares = (squares + count * (means - mean).square()).sum(dim=0)

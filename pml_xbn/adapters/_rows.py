@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from .._parts import rows_at_a_time
-from ._generation import Generation
-from ._linear_generation import LinearGeneration
+from ._coordinates import Coordinates, Sums
+from ._linear_coordinates import LinearCoordinates
 from .affine import Affine
 from .linear import Linear
 from .moments import Moments
@@ -29,6 +30,12 @@ class History:
     def __init__(self) -> None:
         self.next: tuple[Tensor, Tensor, History] | None = None
 
+    def then(self, places: Tensor, stored: Tensor) -> History:
+        """From when ``stored`` is written over, at these places."""
+        after = History()
+        self.next = (places, stored, after)
+        return after
+
     def written_over(self) -> list[tuple[Tensor, Tensor]]:
         """Places ``(k,)`` and what was stored there, ``(k, d)``, in the order of the writing."""
         step, entries = self.next, []
@@ -44,6 +51,28 @@ class History:
             stored[places] = before
 
 
+class Room:
+    """Room for rows that replace all others: that of rows which nobody has any more, where there are such.
+
+    New room at every step would cost as much time as what is written there. Copies and pickles have none.
+    """
+
+    def __init__(self) -> None:
+        self._used: list[tuple[weakref.ref[Tensor], Tensor]] = []
+
+    def taken(self, like: Tensor) -> Tensor:
+        """A tensor, whose room is free again when it and all its owners, graphs among them, are gone."""
+        free = [room for tensor, room in self._used if tensor() is None]
+        room = free[0] if free else torch.empty_like(like)
+        tensor = room.detach()
+        still_used = [entry for entry in self._used if entry[0]() is not None]
+        self._used = [*still_used, (weakref.ref(tensor), room)]
+        return tensor
+
+    def __reduce__(self) -> tuple[type[Room], tuple[()]]:
+        return Room, ()
+
+
 @dataclass(frozen=True, eq=False)
 class Rows:
     """The rows of a memory, stored in the coordinates of two generations.
@@ -57,25 +86,26 @@ class Rows:
         stored: u, ``(M, d)``; zeros where there is no row.
         num_rows: n, how many of the M places hold a row; the first ones.
         boundary: number of rows of the newer generation.
-        newer, older: coordinates of the generations.
+        coordinates: of both generations.
         history: of what is written over from here on.
+        room: for as many rows.
     """
 
     stored: Tensor
     num_rows: int
     boundary: int
-    newer: Generation
-    older: Generation
+    coordinates: Coordinates
     history: History
+    room: Room = field(default_factory=Room)
 
     @classmethod
     def of(cls, rows: Tensor, num_places: int, boundary: int, dtype: torch.dtype) -> Rows:
         """Rows ``(n, d)``, stored in ``dtype``: as they are, or in half precision whitened."""
         stored = torch.zeros(num_places, rows.shape[1], dtype=dtype, device=rows.device)
-        generation = Generation.beginning(rows, False, dtype)._replace(sums=None)
-        made = cls(stored, len(rows), boundary, generation, generation, History())
+        coordinates = Coordinates.beginning(rows, False, dtype)
+        made = cls(stored, len(rows), boundary, coordinates, History())
         for part in made._places_of(0, len(rows)):
-            stored[part] = generation.to_store(rows[part], dtype)
+            stored[part] = coordinates.to_store(rows[part], dtype)
         return made
 
     # -- reading ---------------------------------------------------------------------------------------------
@@ -92,11 +122,11 @@ class Rows:
         """The rows as they are now, in order; the tensor of one part may be overwritten by the next."""
         # A second derivative needs all of them.
         buffer = None if torch.is_grad_enabled() else self._room_for_part(dtype)
-        for generation, start, stop in self._to_read():
-            in_dtype = generation.to(dtype)
+        for map_, start, stop in self._to_read(dtype):
             for part in self._places_of(start, stop):
-                out = None if buffer is None else buffer[: part.stop - part.start]
-                yield part, in_dtype.read(self.stored[part], out)
+                stored = self.stored[part].to(dtype)
+                out = None if buffer is None else buffer[: len(stored)]
+                yield part, stored if map_ is None else map_.map(stored, out)
 
     def read(self, dtype: torch.dtype) -> Tensor:
         """All rows as they are now, ``(n, d)``, in a tensor of their own."""
@@ -108,13 +138,14 @@ class Rows:
 
     def at(self, places: Tensor, dtype: torch.dtype) -> Tensor:
         """The rows at these places ``(...)`` as they are now, ``(..., d)``."""
-        return self._read_at(places, self.stored[places], dtype)
+        stored = self.stored[places].to(dtype)
+        newer, older = (x.map(stored) for x in self.coordinates.maps(dtype))
+        return torch.where((places < self.boundary).unsqueeze(-1), newer, older)
 
-    def column(self, dimension: int, dtype: torch.dtype) -> Tensor:
-        """One coordinate of all rows as they are now, ``(n,)``."""
-        stored = self.stored[: self.num_rows]
-        newer, older = (g.to(dtype).column(stored, dimension) for g in (self.newer, self.older))
-        return torch.where(torch.arange(len(stored), device=stored.device) < self.boundary, newer, older)
+    def column(self, dimension: int, places: Tensor, dtype: torch.dtype) -> Tensor:
+        """One coordinate of the rows at these places ``(k,)`` as they are now, ``(k,)``."""
+        newer, older = (x.column(self.stored, dimension, places) for x in self.coordinates.maps(dtype))
+        return torch.where(places < self.boundary, newer, older)
 
     def weighted_sum(self, weights: Tensor, divisors: Tensor) -> Tensor:
         """``(a, d)``, the sum over j of ``weights[:, j] / divisors[j]`` times row j.
@@ -127,36 +158,25 @@ class Rows:
         """
         total = weights.new_zeros(len(weights), self.stored.shape[1])
         places, then = self._written_over()
-        for generation, start, stop in self._to_read():
-            # The sum of a ∘ u + b is a ∘ (the sum of u) + b: no row has to be mapped for it.
-            of_stored, shares = torch.zeros_like(total), torch.zeros_like(total[:, :1])
+        for map_, start, stop in self._to_read(weights.dtype):
             for part in self._places_of(start, stop):
                 scaled, stored = weights[:, part] / divisors[part], self.stored[part]
                 if torch.is_grad_enabled() or len(places):  # a second derivative may come after the next step
                     stored = stored.clone()
                     within = (part.start <= places) & (places < part.stop)
                     stored[places[within] - part.start] = then[within]
-                of_stored = of_stored.addmm(scaled, stored.to(weights.dtype))
-                if not generation.is_as_stored:
-                    shares = shares + scaled.sum(dim=1, keepdim=True)
-            if generation.is_as_stored:
-                total = total + of_stored
-            else:
-                total = total + generation.to(weights.dtype).of_sums(of_stored, shares)
+                of_stored = scaled @ stored.to(weights.dtype)
+                # The sum of a ∘ u + b is a ∘ (the sum of u) + b: no row has to be mapped for it.
+                total = total + (of_stored if map_ is None else map_.of_sums(of_stored, scaled))
         return total
 
-    def _read_at(self, places: Tensor, stored: Tensor, dtype: torch.dtype) -> Tensor:
-        newer, older = (generation.to(dtype).read(stored) for generation in (self.newer, self.older))
-        return torch.where((places < self.boundary).unsqueeze(-1), newer, older)
-
-    def _generations(self) -> list[tuple[Generation, int, int]]:
-        return [(self.newer, 0, self.boundary), (self.older, self.boundary, self.num_rows)]
-
-    def _to_read(self) -> list[tuple[Generation, int, int]]:
-        """Generations that are read alike, with the first and the last of their places."""
-        if self.newer.is_as_stored and self.older.is_as_stored:
-            return [(self.newer, 0, self.num_rows)]
-        return [entry for entry in self._generations() if entry[1] < entry[2]]
+    def _to_read(self, dtype: torch.dtype) -> list[tuple[Affine | Linear | None, int, int]]:
+        """First and last place of rows that are read alike, and the map in ``dtype`` by which, if any."""
+        if self.coordinates.is_as_stored:
+            return [(None, 0, self.num_rows)]
+        newer, older = self.coordinates.maps(dtype)
+        generations = [(newer, 0, self.boundary), (older, self.boundary, self.num_rows)]
+        return [entry for entry in generations if entry[1] < entry[2]]
 
     def _places_of(self, start: int, stop: int) -> Iterator[slice]:
         at_a_time = rows_at_a_time(self.stored)
@@ -182,45 +202,50 @@ class Rows:
 
     def measured(self) -> Rows:
         """These rows with the sums that moments follow from, for which they have to be read if unknown."""
-        generations = []
-        for generation, start, stop in self._generations():
-            if generation.sums is None or generation.sums.are_lost():
-                sums = generation.sums_of(self.stored[:0])
-                for part in self._places_of(start, stop):
-                    sums = sums.plus(generation.sums_of(self.stored[part]))
-                generation = generation._replace(sums=sums)
-            generations.append(generation)
-        return replace(self, newer=generations[0], older=generations[1])
+        coordinates, of_generations = self.coordinates, []
+        if coordinates.sums is not None and not coordinates.sums.are_lost():
+            return self
+        for start, stop in ((0, self.boundary), (self.boundary, self.num_rows)):
+            sums = coordinates.sums_of(self.stored[:0])
+            for part in self._places_of(start, stop):
+                sums = sums.plus(coordinates.sums_of(self.stored[part]))
+            of_generations.append(sums)
+        sums = Sums(*(torch.stack(x) for x in zip(*of_generations, strict=True)))
+        return replace(self, coordinates=coordinates._replace(sums=sums))
 
     def moments(self) -> Moments:
         """Moments of the rows as they are now, of two or more, in float64; they are not read for it."""
-        parts = [
-            (stop - start, *generation.mean_and_squares(stop - start))
-            for generation, start, stop in self._generations()
-            if stop > start
-        ]
-        count, mean, squares = parts[0]
-        for other_count, other_mean, other_squares in parts[1:]:
-            delta, share = other_mean - mean, other_count / (count + other_count)
-            mean = mean.add(delta, alpha=share)
-            squares = (squares + other_squares).addcmul(delta, delta, value=count * share)
+        mean, squares = self._joined(*self.coordinates.means_and_squares(self._counts()))
         return self.without_rounding(Moments(mean, (squares / (self.num_rows - 1)).sqrt()))
 
     def covariance(self) -> Tensor:
         """Covariance ``(d, d)`` of the rows as they are now, two or more, in coordinates with a matrix."""
-        parts = []
-        for generation, start, stop in self._generations():
-            if stop > start:
-                assert isinstance(generation, LinearGeneration)
-                parts.append((stop - start, *generation.mean_and_scatter(stop - start)))
-        mean = torch.stack([count * own_mean for count, own_mean, _ in parts]).sum(dim=0) / self.num_rows
-        between = [count * torch.outer(own - mean, own - mean) for count, own, _ in parts]
-        scatter = torch.stack([*between, *(within for _, _, within in parts)]).sum(dim=0)
+        assert isinstance(self.coordinates, LinearCoordinates)
+        _, scatter = self._joined(*self.coordinates.means_and_scatters(self._counts()))
         return scatter / (self.num_rows - 1)
+
+    def _counts(self) -> Tensor:
+        """Numbers of rows of the generations, ``(2, 1)``; 1 where there are none."""
+        shift, older = self.coordinates.shift, self.num_rows - self.boundary
+        ends = max(self.boundary, 1), max(older, 1)
+        # A tensor of the two would make a GPU wait for the host.
+        counts = torch.linspace(*ends, 2, dtype=shift.dtype, device=shift.device)
+        return counts.unsqueeze(1)
+
+    def _joined(self, means: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean of all rows and squares around it, given those of the generations around their own means."""
+        if not 0 < self.boundary < self.num_rows:
+            alone = int(self.boundary == 0)
+            return means[alone], squares[alone]
+        (newer, older), share = means, 1 - self.boundary / self.num_rows
+        delta = older - newer
+        other = delta if squares.ndim == 2 else delta.unsqueeze(1)
+        squares = squares.sum(dim=0).addcmul_(delta, other, value=self.boundary * share)
+        return newer.add(delta, alpha=share), squares
 
     def with_matrices(self) -> Rows:
         """In coordinates that mix dimensions."""
-        return replace(self, newer=LinearGeneration.of(self.newer), older=LinearGeneration.of(self.older))
+        return replace(self, coordinates=LinearCoordinates.of(self.coordinates))
 
     def without_rounding(self, of_rows: Moments, *, are_rewritten: bool = False) -> Moments:
         """Moments in which a spread of a few rounding errors, or of rows that have become equal, is zero.
@@ -228,38 +253,32 @@ class Rows:
         Args:
             are_rewritten: the rows have been stored more than once, and rounded by where they were then.
         """
-        mean, std = of_rows
+        (mean, std), coordinates, dtype = of_rows, self.coordinates, self.stored.dtype
         eps = torch.finfo(self.dtype).eps
-        least = torch.maximum(self.newer.least_std(self.stored.dtype), 8 * eps * mean.abs())
-        for generation in (self.newer, self.older) if are_rewritten else ():
-            reach = generation.size + (mean - generation.shift).abs()
-            least = torch.maximum(least, 2 * torch.finfo(self.stored.dtype).eps * reach)
+        least = torch.maximum(coordinates.least_std(dtype)[0], 8 * eps * mean.abs())
+        for size, shift in zip(coordinates.size, coordinates.shift, strict=True) if are_rewritten else ():
+            least = torch.maximum(least, 2 * torch.finfo(dtype).eps * (size + (mean - shift).abs()))
         return Moments(mean, torch.where(std > least, std, 0.0))
 
     def bounded(self, affine: Map, of_rows: Moments) -> Map:
         """The map, but the identity where it could take rows of these moments, or scales, out of range."""
-        mean, std = of_rows
-        for generation in (self.newer, self.older):
-            std = torch.maximum(std, generation.size)
-        return affine.bounded(mean, std, self.num_rows, self.dtype)
+        std = torch.maximum(of_rows.std, self.coordinates.size.amax(dim=0))
+        return affine.bounded(of_rows.mean, std, self.num_rows, self.dtype)
 
     def adapted(self, affine: Affine | Linear) -> Rows:
         """The rows after a map of all of them that is :meth:`bounded`."""
-        newer, older = (g.adapted(affine) for g in (self.newer, self.older))
-        if self.stored.device.type != "cpu":  # which would have to wait to know of any that is spent
-            newer, older = (g.bounded(self.stored.dtype) for g in (newer, older))
-            return replace(self, newer=newer, older=older)
-        after = replace(self, newer=newer, older=older)
-        is_spent = [g.is_spent(self.stored.dtype) for g in (newer, older)]
-        if not torch.stack(is_spent).any():
+        coordinates, dtype = self.coordinates.adapted(affine), self.stored.dtype
+        if self.stored.device.type != "cpu":  # which would have to wait to know of any that are spent
+            return replace(self, coordinates=coordinates.bounded(dtype))
+        after, are_spent = replace(self, coordinates=coordinates), coordinates.are_spent(dtype)
+        if not are_spent.any():
             return after
-        if isinstance(newer, LinearGeneration):
+        if isinstance(coordinates, LinearCoordinates):
             return after.given(after.read(self.dtype))
         stored = self.stored.clone()
-        stored[: self.boundary, is_spent[0]] = 0.0
-        stored[self.boundary :, is_spent[1]] = 0.0
-        newer, older = newer.renewed(is_spent[0]), older.renewed(is_spent[1])
-        return replace(after, stored=stored, newer=newer, older=older, history=History())
+        stored[: self.boundary, are_spent[0]] = 0.0
+        stored[self.boundary :, are_spent[1]] = 0.0
+        return replace(after, stored=stored, coordinates=coordinates.renewed(are_spent), history=History())
 
     # -- writing ---------------------------------------------------------------------------------------------
 
@@ -274,38 +293,41 @@ class Rows:
         to_come = rows
         while len(to_come):
             if after.num_rows == 0 or after.boundary == len(after.stored):
-                generation = type(self.newer).beginning(rows, is_whitened, dtype)
-                after = replace(after, newer=generation, older=after.newer, boundary=0)
+                begun = type(self.coordinates).beginning(rows, is_whitened, dtype)
+                after = replace(after, coordinates=after.coordinates.after_turn(begun), boundary=0)
             room = min(len(after.stored) - after.boundary, rows_at_a_time(self.stored))
             come, to_come = to_come.tensor_split([room])
-            after = after._put(after.newer.to_store(come, dtype))
+            after = after._put(after.coordinates.to_store(come, dtype))
         return after
 
     def _put(self, come: Tensor) -> Rows:
         """With stored rows ``(k, d)`` in the next k places of the newer generation."""
-        places = torch.arange(self.boundary, self.boundary + len(come), device=come.device)
-        gone = self.stored[self.boundary : min(self.boundary + len(come), self.num_rows)]
-        newer, older = self.newer.with_rows(come), self.older.with_rows(gone, -1)
         boundary = self.boundary + len(come)
-        return replace(
-            self.written(places, come),
-            num_rows=max(self.num_rows, boundary),
-            boundary=boundary,
-            newer=newer,
-            older=older,
-        )
+        places = torch.arange(self.boundary, boundary, device=come.device)
+        before = self.stored[self.boundary : boundary].clone()
+        history = self.history.then(places, before)
+        self.stored[self.boundary : boundary] = come
+        # Behind the rows may be some that do not count.
+        gone = before[: max(self.num_rows - self.boundary, 0)]
+        coordinates = self.coordinates.with_rows(come, gone)
+        num_rows = max(self.num_rows, boundary)
+        return replace(self, num_rows=num_rows, boundary=boundary, coordinates=coordinates, history=history)
 
     def written(self, places: Tensor, stored: Tensor) -> Rows:
         """With ``stored`` ``(k, d)`` at the places ``(k,)``, whatever that makes of the sums."""
-        after = History()
-        self.history.next = (places, self.stored[places], after)
+        history = self.history.then(places, self.stored[places])
         self.stored[places] = stored
-        return replace(self, history=after)
+        return replace(self, history=history)
 
-    def replaced(self, stored: Tensor) -> Rows:
-        """With all n rows stored anew, ``(n, d)``, whatever that makes of the sums; nothing is written to."""
-        if len(stored) < len(self.stored):
-            stored = torch.cat([stored, self.stored[len(stored) :]])
+    def replaced(self, write: Callable[[Tensor], object]) -> Rows:
+        """With all n rows stored anew, whatever that makes of the sums; these rows stay as they are.
+
+        Args:
+            write: called with a tensor ``(n, d)`` to write them to.
+        """
+        stored = self.room.taken(self.stored)
+        write(stored[: self.num_rows])
+        stored[self.num_rows :] = self.stored[self.num_rows :]
         return replace(self, stored=stored, history=History())
 
     def given(self, rows: Tensor) -> Rows:

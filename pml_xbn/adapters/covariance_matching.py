@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .._dtypes import widest
+from .._number_checks import check_one_of
 from ._rows import Rows
 from .base_adapter import BaseAdapter
 from .linear import Linear
@@ -49,8 +50,7 @@ class CovarianceMatching(BaseAdapter):
     needs_covariance = True
 
     def __init__(self, root: str = "cholesky", shrinkage: float = 0.5, **kwargs: Any) -> None:
-        if root not in ("cholesky", "symmetric"):
-            raise ValueError(f"root={root!r}: pass 'cholesky' or 'symmetric'")
+        check_one_of("root", root, ("cholesky", "symmetric"))
         if not 0 <= shrinkage <= 1:
             raise ValueError(f"shrinkage={shrinkage!r}: pass a number in [0, 1]")
         super().__init__(**kwargs)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ._group_rows import GroupRows, GroupSlots, GroupSums, group_slots
-from ._linear_generation import LinearGeneration
+from ._linear_coordinates import LinearCoordinates
 from ._rows import Rows
 from .affine import Affine
 from .base_adapter import BaseAdapter, Refusal
@@ -105,12 +105,12 @@ class GroupMomentMatching(BaseAdapter):
         of_memory: Moments,
         target: Moments,
     ) -> Rows:
-        if isinstance(rows.newer, LinearGeneration):  # of an adapter before this one; groups have no matrices
+        if isinstance(rows.coordinates, LinearCoordinates):  # of another adapter; groups have no matrices
             rows = rows.given(rows.read(rows.dtype)).measured()
         of_memory = rows.without_rounding(of_memory, are_rewritten=True)
-        slots, num_groups = self._slots(labels, batch_labels), len(batch)
-        in_batch = GroupSums.of(batch, slots.batch, num_groups)
-        groups = GroupRows(rows, slots.memory, num_groups)
+        slots = self._slots(labels, batch_labels)
+        in_batch = GroupSums.of(batch, slots.batch, slots.num_groups)
+        groups = GroupRows(rows, slots.memory, slots.num_groups)
         num_rows, in_memory = groups.moments()
         is_present = (num_rows >= 2) & (in_batch.num_rows >= 2)
         of_group = rows.bounded(self.map_groups(in_memory, in_batch.moments(), target), in_memory)

@@ -28,9 +28,17 @@ class Linear(NamedTuple):
         mapped = torch.matmul(rows, self.matrix.to(rows).T, out=out)
         return mapped + self.shift.to(rows) if out is None else mapped.add_(self.shift.to(rows))
 
+    def column(self, rows: Tensor, dimension: int, places: Tensor) -> Tensor:
+        """One coordinate of the mapped rows at these places ``(k,)``, in the dtype of the map."""
+        return self.map(rows[places].to(self.shift.dtype))[:, dimension]
+
+    def of_sums(self, sums: Tensor, weights: Tensor) -> Tensor:
+        """Sums ``(a, d)`` of mapped rows, of those of the rows with these weights ``(a, n)``."""
+        return sums @ self.matrix.T + self.shift * weights.sum(dim=1, keepdim=True)
+
     def after(self, first: Linear) -> Linear:
         """The map that takes this one's way where ``first`` has ended."""
-        return Linear(self.matrix @ first.matrix, self.matrix @ first.shift + self.shift)
+        return Linear(self.matrix @ first.matrix, first.shift @ self.matrix.mT + self.shift)
 
     def bounded(self, mean: Tensor, std: Tensor, num_rows: int, dtype: torch.dtype) -> Linear:
         """This map in float64, but the identity if it could take a row beyond the range of ``dtype``.

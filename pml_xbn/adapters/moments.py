@@ -30,13 +30,14 @@ class Moments(NamedTuple):
             >>> here.to(Moments(torch.tensor([5.0]), torch.tensor([6.0])))
             Affine(scale=tensor([3.]), shift=tensor([2.]))
         """
-        scale = torch.ones_like(self.std)
-        if match_std:
-            # A spread of a few rounding errors of the mean is none: dividing by it would blow rounding up
-            # to the size of the other's.
-            has_spread = self.std > 8 * torch.finfo(self.std.dtype).eps * self.mean.abs()
-            scale = torch.where(has_spread, other.std.to(self.std) / self.std, 1.0)
-        return Affine(scale, other.mean.to(self.mean) - self.mean * scale)
+        mean, std = (x.to(self.std) for x in other)
+        if not match_std:
+            return Affine(torch.ones_like(std), mean - self.mean)
+        # A spread of a few rounding errors of the mean is none: dividing by it would blow rounding up to the
+        # size of the other's.
+        has_spread = self.std > 8 * torch.finfo(self.std.dtype).eps * self.mean.abs()
+        scale = torch.where(has_spread, std / self.std, 1.0)
+        return Affine(scale, mean - self.mean * scale)
 
 
 def moments(rows: Tensor) -> Moments:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from .._number_checks import check_integer
+from .._number_checks import check_integer, check_one_of
 from .embedding_head import EmbeddingHead
 from .gem_pooling import GeMPooling
 from .l2_normalize import L2Normalize
@@ -60,8 +60,7 @@ def make_head(
         >>> make_head("layer-norm", 2048, 512)(torch.randn(4, 2048)).shape
         torch.Size([4, 512])
     """
-    if name not in HEADS:
-        raise ValueError(f"name={name!r}: pass one of {', '.join(HEADS)}")
+    check_one_of("name", name, HEADS)
     check_integer("in_features", in_features, at_least=1)
     check_integer("embedding_size", embedding_size, at_least=1)
     linear = nn.Linear(in_features, embedding_size, bias=name != "layer-norm")

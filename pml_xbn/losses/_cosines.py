@@ -11,7 +11,9 @@ from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity, Lp
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from .._dtypes import at_least_float32
 from ..adapters._rows import Rows
+from ._row_products import RowProducts
 from ._twins import has_hooks, is_as_built, twin_of
 
 _PAIRS_AT_ONCE = 2**14
@@ -39,6 +41,16 @@ class Distances:
     def placeholder(self) -> Tensor:
         """Stands for the rows, ``(n, d)``, where nobody looks at them."""
         return self.anchors.new_zeros(()).expand(len(self._rows), self.anchors.shape[1])
+
+    @cached_property
+    def row_products(self) -> RowProducts:
+        """Of rows with all rows."""
+        return RowProducts(self.anchors, self._rows)
+
+    def projections(self) -> Tensor:
+        """Anchors of unit length times rows as they are, ``(a, n)``, in float32 at least."""
+        anchors = torch.nn.functional.normalize(at_least_float32(self.anchors))
+        return self._products(anchors, is_scaled=False)[0]
 
     def measured(self, distance: BaseDistance) -> Tensor:
         """What the distance measures between anchors and rows, ``(a, n)``; not to be written to."""
@@ -100,14 +112,13 @@ class Distances:
     def _euclidean(self) -> Tensor:
         mat, divisors = self._cosines
         # Squared lengths after scaling: 1, but 0 for a vector of zeros.
-        squared = -2 * mat
-        squared += divisors > _SMALLEST_NORM
+        squared = torch.add((divisors > _SMALLEST_NORM).to(mat), mat, alpha=-2)
         squared += self._anchor_norms > _SMALLEST_NORM
         # Rounding hides which of the closest vectors are equal, and takes some below zero, where the root
         # has no gradient.
         eps = torch.finfo(squared.dtype).eps
         equal = self._are_equal(squared.detach() < 16 * eps)
-        distances: Tensor = squared.clamp_min_(eps).masked_fill_(equal, 1.0).sqrt_()
+        distances: Tensor = squared.clamp_min_(eps).sqrt_()
         # The root's gradient is computed from its values.
         fill = Tensor.masked_fill if distances.requires_grad else Tensor.masked_fill_
         return fill(distances, equal, 0.0)
@@ -126,11 +137,11 @@ class Distances:
 
     def _are_equal(self, allowed: Tensor) -> Tensor:
         """Where an anchor and a row are the same vector, ``(a, n)`` bool, among the pairs allowed."""
-        anchors = self.anchors.detach()
-        # One coordinate tells nearly all pairs apart, so that few need a look at all.
-        equal = (anchors[:, :1] == self._rows.column(0, anchors.dtype)).logical_and_(allowed)
-        for pairs in equal.nonzero().split(_PAIRS_AT_ONCE):
-            of_anchors, of_rows = pairs.unbind(dim=1)
+        anchors, equal = self.anchors.detach(), torch.zeros_like(allowed)
+        for pairs in allowed.nonzero().split(_PAIRS_AT_ONCE):
+            # One coordinate tells nearly all pairs apart, so that few need a look at all.
+            firsts = self._rows.column(0, pairs[:, 1], anchors.dtype)
+            of_anchors, of_rows = pairs[anchors[pairs[:, 0], 0] == firsts].unbind(dim=1)
             rows = self._rows.at(of_rows, anchors.dtype)
             equal[of_anchors, of_rows] = (anchors[of_anchors] == rows).all(dim=1)
         return equal

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from .._dtypes import at_least_float32
-from ..adapters._generation import Generation, Sums
-from ..adapters._linear_generation import LinearGeneration
+from ..adapters._coordinates import Coordinates, Sums
+from ..adapters._linear_coordinates import LinearCoordinates
 from ..adapters._rows import History, Rows
 
 _VERSION = 2  # of the state; 1 is that of version 0.1.0, see _checkpoint.py
@@ -40,20 +40,14 @@ class Contents(NamedTuple):
 
     def to(self, move: Callable[[Tensor], Tensor]) -> Contents:
         """The same contents in tensors that ``move`` returns, which may be the ones that it is given."""
-        rows = self.rows
-        newer, older = (
-            generation._replace(
-                scale=move(generation.scale),
-                shift=move(generation.shift),
-                origin=move(generation.origin),
-                sums=None if generation.sums is None else Sums(*map(move, generation.sums)),
-            )
-            for generation in (rows.newer, rows.older)
-        )
+        rows, old = self.rows, self.rows.coordinates
+        scale, shift, origin = map(move, old[:3])
+        sums = old.sums and Sums(*map(move, old.sums))
+        coordinates = old._replace(scale=scale, shift=shift, origin=origin, sums=sums)
         stored = move(rows.stored)
         # What is written to tensors that have stayed, graphs of earlier steps have to hear of.
         history = rows.history if stored is rows.stored else History()
-        moved = Rows(stored, rows.num_rows, rows.boundary, newer, older, history)
+        moved = Rows(stored, rows.num_rows, rows.boundary, coordinates, history)
         newest = None if self.newest is None else move(self.newest)
         return Contents(moved, move(self.labels), newest, self.num_calls)
 
@@ -129,7 +123,7 @@ class Queue(nn.Module):
             # What is behind the rows may be counted in later, but is to have no say in their coordinates.
             given = values[:num_rows] if num_rows else values
             rows = Rows.of(given, len(values), boundary, self.dtype)
-            rows.stored[len(given) :] = rows.older.to_store(values[len(given) :], self.dtype)
+            rows.stored[len(given) :] = rows.coordinates.to_store(values[len(given) :], self.dtype)
             labels = self.contents.labels.to(values.device)
             self.contents = self.contents._replace(rows=rows.first(num_rows), labels=labels)
 
@@ -225,48 +219,42 @@ def _are_same(values: Tensor, others: Tensor) -> bool:
 def state_of(contents: Contents, *, has_matrices: bool) -> dict[str, Tensor]:
     """Tensors of fixed shape that hold everything."""
     rows = contents.rows.with_matrices() if has_matrices else contents.rows
-    generations = (rows.newer, rows.older)
-    of_nothing = rows.newer.sums_of(rows.stored[:0])
+    coordinates = rows.coordinates
+    sums = coordinates.sums or coordinates.sums_of(rows.stored.new_zeros(2, 0, rows.stored.shape[1]))
     numbers = [
         _VERSION,
         contents.num_calls,
         rows.num_rows,
         rows.boundary,
-        *(g.is_as_stored for g in generations),
-        *(g.sums is not None for g in generations),
+        *[coordinates.is_as_stored] * 2,  # one for each generation
+        *[coordinates.sums is not None] * 2,
     ]
     return {
         "rows": rows.stored,
         "labels": contents.labels,
-        "coordinates": torch.stack([torch.cat([_as_rows(x) for x in g[:3]]) for g in generations]),
-        "sums": torch.stack([torch.cat([_as_rows(x) for x in g.sums or of_nothing]) for g in generations]),
+        "coordinates": torch.cat([_as_rows(x) for x in coordinates[:3]], dim=1),
+        "sums": torch.cat([_as_rows(x) for x in sums], dim=1),
         "numbers": torch.tensor(numbers),
     }
 
 
 def _as_rows(values: Tensor) -> Tensor:
-    """``(d,)`` as ``(1, d)``."""
-    return values.reshape(-1, values.shape[-1])
+    """``(2, d)`` as ``(2, 1, d)``."""
+    return values.reshape(2, -1, values.shape[-1])
 
 
 def _contents_of(state: dict[str, Tensor], dtype: torch.dtype, *, has_matrices: bool) -> Contents:
     """The contents that have this state."""
-    kind = LinearGeneration if has_matrices else Generation
     _, num_calls, num_rows, boundary, *flags = state["numbers"].tolist()
-    newer, older = (
-        kind(
-            coordinates[:-2] if has_matrices else coordinates[0],
-            coordinates[-2],
-            coordinates[-1],
-            bool(is_as_stored),
-            Sums(sums[0], sums[1:] if has_matrices else sums[1]) if has_sums else None,
-        )
-        for coordinates, sums, is_as_stored, has_sums in zip(
-            state["coordinates"], state["sums"], flags[:2], flags[2:], strict=True
-        )
+    stored, vectors, sums = state["rows"], state["coordinates"], state["sums"]
+    coordinates = (LinearCoordinates if has_matrices else Coordinates)(
+        vectors[:, :-2] if has_matrices else vectors[:, 0],
+        vectors[:, -2],
+        vectors[:, -1],
+        is_as_stored=all(flags[:2]),
+        sums=Sums(sums[:, 0], sums[:, 1:] if has_matrices else sums[:, 1]) if all(flags[2:]) else None,
     )
-    stored = state["rows"]
-    rows = Rows(stored, num_rows, boundary, newer, older, History())
+    rows = Rows(stored, num_rows, boundary, coordinates, History())
     if stored.dtype != dtype and dtype.itemsize < 4:  # of whose range the coordinates may know nothing
         rows = Rows.of(rows.read(rows.dtype), len(stored), boundary, dtype)
     return Contents(replace(rows, stored=rows.stored.to(dtype)), state["labels"], None, num_calls)

@@ -9,7 +9,7 @@ from pytorch_metric_learning import reducers
 from torch import Tensor, nn
 
 from ._forms import FORMS
-from ._rules import KNOWN_REDUCERS, rules_of
+from ._rules import KNOWN_REDUCERS
 
 
 class Share(NamedTuple):
@@ -17,7 +17,7 @@ class Share(NamedTuple):
 
     Attributes:
         sums: of every part of the loss, ``(k,)``, with gradient.
-        counts: of what the sums are divided by, ``(k,)``.
+        counts: of what the sums are divided by, ``(k,)``; below 0 where they are not.
         num_pairs: positive and negative pairs.
     """
 
@@ -74,8 +74,5 @@ def _weights(loss: Any, counts: Tensor, num_positive: float, num_negative: float
     """What the sums are multiplied with, ``(k,)``; 0 where there is nothing to divide."""
     if FORMS[type(loss)].is_zero(loss, num_positive, num_negative):
         return torch.zeros_like(counts)
-    rules = rules_of(loss)
-    assert rules is not None
-    is_sum = torch.tensor([rule.divisor == "one" for rule in rules.values()], device=counts.device)
     weights: Tensor = counts.clamp_min(1).reciprocal()
-    return weights.masked_fill(counts == 0, 0).masked_fill(is_sum, 1.0)
+    return weights.masked_fill(counts == 0, 0)

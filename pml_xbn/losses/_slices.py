@@ -14,12 +14,19 @@ from ._sums import Part, num_at_once, summed
 
 
 def fractions(loss: Any, form: Form, rules: dict[str, Rule], pairs: Pairs) -> tuple[Tensor, Tensor]:
-    """Sums ``(k,)``, with gradient, and counts ``(k,)``, int64, of the loss's parts that have a rule."""
+    """Sums ``(k,)``, with gradient, and counts ``(k,)``, int64, of the loss's parts that have a rule.
+
+    A count is below 0 where the sum is not to be divided.
+    """
 
     def sums(part: Pairs) -> tuple[Tensor, Tensor]:
         terms = form.terms(loss, part)
         of_parts = [terms[name].fraction(rule, part.labels) for name, rule in rules.items()]
-        return torch.stack([total for total, _ in of_parts]), torch.stack([count for _, count in of_parts])
+        counts = [
+            torch.full_like(count, -1) if rule.divisor == "one" else count
+            for (_, count), rule in zip(of_parts, rules.values(), strict=True)
+        ]
+        return torch.stack([total for total, _ in of_parts]), torch.stack(counts)
 
     at_once = num_at_once(pairs.mat, pairs.mat.shape[1])
     if at_once >= len(pairs.mat) or pairs.mat.shape[1] == 1 or not (form.is_by_anchor and form.is_sliced):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+from .._dtypes import widest
 from ..adapters.base_adapter import Refusal
 
 
@@ -20,24 +23,22 @@ def are_storable(embeddings: Tensor, dtype: torch.dtype, refusals: list[Refusal]
     Raises:
         ValueError: labels that a hook refuses; NaN or inf, or what is inf in ``dtype``.
     """
-    is_finite = torch.isfinite(embeddings).all()
-    has_room = is_finite
-    if torch.finfo(embeddings.dtype).max > torch.finfo(dtype).max:
-        has_room = torch.isfinite(embeddings.to(dtype)).all()
-    flags = [is_finite, has_room, *(flag for flag, _ in refusals)]
-    all_finite, all_fit, *refused = torch.stack(flags).tolist()
+    sizes = embeddings.detach().abs()
+    largest = sizes.amax() if len(sizes) else sizes.sum()  # NaN if there is one
+    size, *refused = torch.stack([widest(x) for x in (largest, *(flag for flag, _ in refusals))]).tolist()
     for is_refused, (_, message) in zip(refused, refusals, strict=True):
         if is_refused:
             raise ValueError(message())
-    if not (all_finite or skip):
+    if not (math.isfinite(size) or skip):
         bad_rows = (~torch.isfinite(embeddings)).any(dim=1).nonzero().flatten().tolist()
         raise ValueError(
             f"embeddings has NaN or inf in rows {bad_rows}: lower the learning rate or mend the data, "
             "or pass nonfinite='skip' to leave such batches out of the memory"
         )
-    if all_finite and not (all_fit or skip):
+    is_within: bool = size <= torch.finfo(dtype).max
+    if not (is_within or skip):
         raise ValueError(
-            f"embeddings holds {embeddings.abs().max().item():.3g}, beyond the range of {dtype}: pass "
+            f"embeddings holds {size:.3g}, beyond the range of {dtype}: pass "
             "smaller ones, or build the memory with memory_dtype=torch.float64"
         )
-    return bool(all_finite and all_fit)
+    return is_within

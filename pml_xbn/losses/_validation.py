@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
@@ -64,4 +66,13 @@ def check_num_rows(num_rows: int, memory_size: int) -> None:
         raise ValueError(
             f"{num_rows} rows to enqueue do not fit memory_size={memory_size}: pass smaller batches or "
             "build a larger memory"
+        )
+
+
+def check_scalar(value: Any, loss: nn.Module) -> None:
+    if not (isinstance(value, Tensor) and value.numel() == 1):
+        found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise TypeError(
+            f"{type(loss).__name__} returned {found}: give it a reducer that returns a scalar, such as "
+            "MeanReducer"
         )

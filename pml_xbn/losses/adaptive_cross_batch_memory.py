@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from .._number_checks import check_integer, check_non_negative
+from .._number_checks import check_integer, check_non_negative, check_one_of
 from ..adapters._rows import Rows
 from . import _ranks as ranks
 from ._batch import Batch, split, zero_loss
-from ._cosines import Distances
 from ._eager import eager
 from ._global_batch import Report, of_all_ranks, shared
 from ._hooked_memory import HookedMemory
-from ._indices import IndicesTuple, joined, mapped
-from ._pairs import Miner, chosen_pairs
+from ._indices import IndicesTuple, mapped
+from ._pairs import Miner
 from ._queue import Contents
+from ._read_only import loss_against_stored, warn_of_empty_memory
 from ._seam import can_be_shared, loss_against, share_against
 from ._shares import check_reducers, share_of_nothing
 from ._storable import are_storable
 from ._supported import check_supported
-from ._validation import check_num_rows
+from ._validation import check_num_rows, check_scalar
 from .batch_loss import loss_of_batch
 
-Result = TypeVar("Result")
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -107,10 +104,8 @@ class AdaptiveCrossBatchMemory(HookedMemory):
         check_integer("delay", delay, at_least=0)
         check_integer("warmup", warmup, at_least=0)
         check_non_negative("batch_loss_weight", batch_loss_weight)
-        if nonfinite not in ("raise", "skip", "ignore"):
-            raise ValueError(f"nonfinite={nonfinite!r}: pass 'raise', 'skip' or 'ignore'")
-        if memory_dtype not in _DTYPES:
-            raise ValueError(f"memory_dtype={memory_dtype!r}: pass one of {', '.join(map(str, _DTYPES))}")
+        check_one_of("nonfinite", nonfinite, ("raise", "skip", "ignore"))
+        check_one_of("memory_dtype", memory_dtype, _DTYPES)
         # What reset_queue needs, which runs inside super().__init__.
         self.memory_dtype = memory_dtype
         self._has_warned_of_eval = False
@@ -162,16 +157,17 @@ class AdaptiveCrossBatchMemory(HookedMemory):
         )
         if is_read_only:
             self._warn_of_eval(batch)
+        stored = self.queue.on(batch.rows.device)
         if is_read_only or not is_storable:
-            return self._loss_against_stored(batch)
-        self.queue.on(batch.rows.device)
+            rows, row_labels = stored.rows.as_they_were(), stored.labels[: self.num_rows]
+            return loss_against_stored(self.loss, self.miner, batch, rows, row_labels)
         with self._undone_on_error():
             if reports is None:
                 contents = self._contents_of_step(batch)
                 loss = self._loss_of_step(contents, batch)
             else:
                 contents, loss = self._step_of_ranks(batch, reports)
-            _check_scalar(loss, self.loss)
+            check_scalar(loss, self.loss)
             contents = contents or self.queue.contents
             self.queue.contents = contents._replace(num_calls=contents.num_calls + 1)
         return loss
@@ -252,11 +248,7 @@ class AdaptiveCrossBatchMemory(HookedMemory):
         is_wanted = torch.is_grad_enabled() and batch.anchors.requires_grad
         if is_wanted and not self.training and self.num_rows == 0 and not self._has_warned_of_eval:
             self._has_warned_of_eval = True
-            warnings.warn(
-                "the memory is empty and in eval() mode, in which it stores nothing, so that the loss stays "
-                "0; to train, call train() on the loss after eval() on a module that holds it",
-                stacklevel=3,
-            )
+            warn_of_empty_memory()
 
     def _contents_of_step(self, batch: Batch) -> Contents | None:
         """What the loss is computed against; None while warming up."""
@@ -282,50 +274,23 @@ class AdaptiveCrossBatchMemory(HookedMemory):
     def _loss_of_step(self, contents: Contents | None, batch: Batch) -> Tensor:
         """The loss of the batch against the memory, which holds it, and alone."""
         if contents is None:
-            return self._loss_of_batch(batch)
-        loss = self._against(contents, batch, loss_against, of_nothing=zero_loss(batch))
+            return loss_of_batch(self.loss, self.miner, batch)
+        compared = self._compared(contents, batch)
+        loss = zero_loss(batch) if compared is None else loss_against(*compared)
         if self.batch_loss_weight:
-            loss = loss + self.batch_loss_weight * self._loss_of_batch(batch)
+            loss = loss + self.batch_loss_weight * loss_of_batch(self.loss, self.miner, batch)
         return loss
 
-    def _against(
-        self, contents: Contents, batch: Batch, evaluate: Callable[..., Result], of_nothing: Result
-    ) -> Result:
-        """What comes of the pairs of the batch with the memory that holds it."""
+    def _compared(self, contents: Contents, batch: Batch) -> tuple[Any, ...] | None:
+        """The batch and the memory that holds it, as arguments of a loss; None if there are no pairs."""
         rows = contents.rows
         if len(batch.anchors) == 0 or len(rows) == 0 or contents.newest is None:
-            return of_nothing
+            return None
         own_rows = batch.own(contents.newest)
-        return evaluate(
-            self.loss,
-            self.miner,
-            batch.anchors,
-            batch.anchor_labels,
-            rows,
-            contents.labels[: len(rows)],
-            own_rows if batch.is_own else None,
-            None if batch.given is None else mapped(batch.given, own_rows),
-        )
-
-    def _loss_against_stored(self, batch: Batch) -> Tensor:
-        """The loss against the memory as it is."""
-        contents = self.queue.on(batch.rows.device)
-        rows, labels, given = contents.rows.as_they_were(), contents.labels[: self.num_rows], batch.given
-        if len(batch.anchors) == 0 or len(rows) == 0:
-            return zero_loss(batch) if given is None else self._loss_of_batch(batch)
-        arguments = batch.anchors, batch.anchor_labels
-        if given is None:
-            return loss_against(self.loss, self.miner, *arguments, rows, labels)
-        # Not stored, so the given pairs find their rows of the batch behind those of the memory.
-        lists = chosen_pairs(self.miner, Distances(batch.anchors, rows), batch.anchor_labels, labels, None)
-        batch_rows = torch.arange(len(rows), len(rows) + len(batch.refs), device=labels.device)
-        values = torch.cat([rows.read(batch.refs.dtype), batch.refs.detach()])
-        lists = joined(lists, given, batch.anchor_labels, batch_rows)
-        loss: Tensor = self.loss(*arguments, lists, values, torch.cat([labels, batch.ref_labels]))
-        return loss
-
-    def _loss_of_batch(self, batch: Batch) -> Tensor:
-        return loss_of_batch(self.loss, self.miner, batch)
+        given = None if batch.given is None else mapped(batch.given, own_rows)
+        anchors = batch.anchors, batch.anchor_labels
+        own = own_rows if batch.is_own else None
+        return self.loss, self.miner, *anchors, rows, contents.labels[: len(rows)], own, given
 
     def _step_of_ranks(self, batch: Batch, reports: list[Report]) -> tuple[Contents | None, Tensor]:
         """The memory, and the loss of the batch of all ranks, with this rank's part of its gradient."""
@@ -340,22 +305,14 @@ class AdaptiveCrossBatchMemory(HookedMemory):
         with exchange.at_end():
             contents = self._contents_of_step(batch)
             if contents is not None and is_shared:
-                share = self._against(contents, batch, share_against, of_nothing=share)
+                compared = self._compared(contents, batch)
+                share = share if compared is None else share_against(*compared)
                 exchange.mine = share.numbers()
             with ranks.same_draws(reports[0].seed, batch.rows.device):
                 if not is_shared:
                     loss = self._loss_of_step(contents, everyone)
                 elif self.batch_loss_weight:
-                    loss = self.batch_loss_weight * self._loss_of_batch(everyone)
+                    loss = self.batch_loss_weight * loss_of_batch(self.loss, self.miner, everyone)
         if is_shared:
             loss = loss + share.loss_of_ranks(self.loss, exchange.of_ranks)
         return contents, loss
-
-
-def _check_scalar(value: Any, loss: nn.Module) -> None:
-    if not (isinstance(value, Tensor) and value.numel() == 1):
-        found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-        raise TypeError(
-            f"{type(loss).__name__} returned {found}: give it a reducer that returns a scalar, such as "
-            "MeanReducer"
-        )

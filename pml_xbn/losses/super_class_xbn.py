@@ -16,6 +16,7 @@ class SuperClassXBN(AdaptiveCrossBatchMemory):
     """A cross-batch memory whose rows take the mean and σ of their superclass in the batch.
 
     SC-XBN, thesis A Study of Cross Batch Memory, Eq. 4.4. The loss still sees the classes.
+    Where a batch holds most superclasses, nearly all rows are stored anew: the memory keeps room for as many.
 
     Args:
         loss, embedding_size, memory_size, miner: as PML's ``CrossBatchMemory``.

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from pml_xbn.adapters import BaseAdapter, GroupMomentMatching, KalmanMomentMatching, MomentMatching
-from pml_xbn.adapters._generation import Sums
+from pml_xbn.adapters._coordinates import Sums
 from pml_xbn.adapters._rows import Rows
 
 STEPS = int(os.environ.get("PML_XBN_DRIFT_STEPS", "600"))
@@ -191,9 +191,10 @@ def run(
         beyond_rounding = max(beyond_rounding, ((error - rounding) / spread).max())
         exact = rows.read(torch.float64).numpy() - values
         rms = max(rms, (np.sqrt((exact**2).mean(axis=0)) / spread).max())
-        for generation, count in ((rows.newer, rows.boundary), (rows.older, len(rows) - rows.boundary)):
+        counts = rows.boundary, len(rows) - rows.boundary
+        for scale, count in zip(rows.coordinates.scale, counts, strict=True):
             if count:
-                exponents = np.log2(generation.scale.abs().numpy() / spread)
+                exponents = np.log2(scale.abs().numpy() / spread)
                 scales = min(scales[0], exponents.min()), max(scales[1], exponents.max())
     return Figures(as_read, beyond_rounding, rms, scales)
 
@@ -201,7 +202,7 @@ def run(
 def test_nothing_is_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Moments follow from sums that only the rows that come and go change."""
     measured, of = [], Sums.of
-    monkeypatch.setattr(Sums, "of", lambda stored: measured.append(len(stored)) or of(stored))
+    monkeypatch.setattr(Sums, "of", lambda stored: measured.append(stored.shape[-2]) or of(stored))
     for name in CASES.keys() - set(GROUP_CASES):
         run(name, 48, torch.float32, 200)
     assert max(measured) <= BATCH_SIZES[48][1]

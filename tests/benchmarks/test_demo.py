@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from benchmarks.engine.accuracy import retrieval_accuracy
 from benchmarks.engine.batches import EpochBatches
 from benchmarks.engine.comparison import Comparison
 from benchmarks.engine.distortion import distort
-from benchmarks.engine.methods import METHODS
+from benchmarks.engine.methods import METHODS, MethodName
 from benchmarks.engine.randomness import generator_for
 from benchmarks.engine.run import Run
 
@@ -194,6 +195,10 @@ def data() -> Iterator[GlyphsData]:
     torch.set_num_threads(threads)
 
 
+def test_every_method_is_a_flag() -> None:
+    assert get_args(MethodName) == tuple(METHODS)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_and_resumes_exactly(method: str, data: GlyphsData, tmp_path: Path) -> None:
     expected = compare(data, method, tmp_path / "whole.pt", resume=False).histories[method]
@@ -256,9 +261,13 @@ def test_resume_with_other_settings_names_the_difference(data: GlyphsData, tmp_p
         compare(data, "xbn", path, resume=True)
 
 
-def test_resume_without_a_checkpoint_names_the_file(data: GlyphsData, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"no checkpoint .*absent\.pt"):
-        compare(data, "xbn", tmp_path / "absent.pt", resume=True)
+def test_resume_without_a_checkpoint_starts_afresh_and_tells_every_epoch(
+    data: GlyphsData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compare(data, "xbn", tmp_path / "new.pt", resume=True)
+    assert (tmp_path / "new.pt").exists()
+    line = r"^xbn, epoch 2: loss \d+\.\d{3}, Recall@1 \d+\.\d %, \d+ images/s$"
+    assert re.search(line, capsys.readouterr().out, re.MULTILINE)
 
 
 def test_batches_depend_on_seed_and_epoch_alone() -> None:

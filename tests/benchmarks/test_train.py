@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+import tiny_datasets
 import torch
 from training_script import (
     TINY,
@@ -35,7 +36,7 @@ from benchmarks.papers.evaluation import Evaluation
 from benchmarks.papers.model import build_model
 from benchmarks.papers.presets import read_settings
 from benchmarks.papers.session import Session
-from benchmarks.papers.settings import HEADS, METHODS, Settings
+from benchmarks.papers.settings import METHODS, Head, Settings
 from benchmarks.papers.task import PapersTask
 
 TABLES = {
@@ -78,8 +79,8 @@ def killed_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path
 def test_every_method_trains_and_resumes_exactly(
     method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, killed_run: Path
 ) -> None:
-    flags = ["--method", method, "--delay", "1", "--memory-ratio", "0.2", "--class-ratio", "0.5", "--no-nmi"]
-    flags += ["--epochs", "2"]
+    flags = ["--method", method, "--memory-ratio", "0.2", "--no-nmi", "--epochs", "2"]
+    flags += {"delayed": ["--delay", "1"], "norm-softmax": ["--class-ratio", "0.5"]}.get(method, [])
     run_script(monkeypatch, tmp_path / "whole", *flags)
     whole = state_of(tmp_path / "whole")
     assert state_of(killed_run)["run"]["epoch"] == 2
@@ -100,13 +101,15 @@ def test_every_method_trains_and_resumes_exactly(
         assert texts[0] == texts[1]
 
 
-def interrupt_at(monkeypatch: pytest.MonkeyPatch, epoch: int, step: int) -> None:
+def interrupt_at(
+    monkeypatch: pytest.MonkeyPatch, epoch: int, step: int, by: signal.Signals = signal.SIGINT
+) -> None:
     train_step = Run._train_step
 
     def train_step_and_interrupt(run: Run, *batch: Any) -> None:
         train_step(run, *batch)
         if (run.epoch, run.step) == (epoch, step):
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), by)
 
     monkeypatch.setattr(Run, "_train_step", train_step_and_interrupt)
 
@@ -132,6 +135,77 @@ def test_ctrl_c_saves_and_says_how_to_go_on(
     run_script(monkeypatch, tmp_path / "stopped", *flags, "--resume")
     assert_equal(state_of(tmp_path / "stopped"), state_of(tmp_path / "whole"))
     assert result_of(tmp_path / "stopped") == result_of(tmp_path / "whole")
+
+
+def test_scheduler_is_obeyed_and_the_same_command_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    flags = ["--method", "xbn", "--steps-per-epoch", "3", "--no-nmi", "--resume"]
+    run_script(monkeypatch, tmp_path / "whole", *flags)
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, epoch=1, step=1, by=signal.SIGTERM)
+        with pytest.raises(SystemExit):
+            run_script(patch, tmp_path / "stopped", *flags)
+    run_script(monkeypatch, tmp_path / "stopped", *flags)
+    assert_equal(state_of(tmp_path / "stopped"), state_of(tmp_path / "whole"))
+
+
+def test_state_is_saved_every_so_many_steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    places, save = [], Session._save
+
+    def note_and_save(session: Session) -> None:
+        places.append((session.run.epoch, session.run.step))
+        save(session)
+
+    monkeypatch.setattr(Session, "_save", note_and_save)
+    flags = ["--method", "no-xbm", "--steps-per-epoch", "5", "--no-nmi", "--checkpoint", "2"]
+    run_script(monkeypatch, tmp_path, *flags)
+    assert places == [(0, 2), (0, 4), (1, 0), (1, 2), (1, 4), (2, 0)]
+
+
+def test_not_every_epoch_need_be_evaluated_and_a_checkpoint_can_be(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--method", "no-xbm", "--epochs", "4", "--eval-every", "2"]
+    run_script(monkeypatch, tmp_path, *flags)
+    run = state_of(tmp_path)["run"]
+    assert [row["epoch"] for row in run["history"]["epochs"]] == [2, 4, 5]
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
+    assert ["Recall@1" in line for line in lines] == [False, True, False, True, True]
+    assert all(line.endswith("images/s") for line in lines)
+
+    best = tmp_path / "seed-0" / "best.pt"
+    run_script(monkeypatch, tmp_path / "unused", *flags, "--evaluate", str(best))
+    assert not (tmp_path / "unused").exists()
+    printed = capsys.readouterr().out
+    for name, value in result_of(tmp_path).items():
+        if name in ("recall_at_1", "map_at_r"):
+            assert f" {value:.2f} |" in printed
+
+
+def test_image_that_cannot_be_read_is_named_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tiny_datasets.write_cub(tmp_path)
+    broken = next(iter(tmp_path.rglob("*.jpg")))
+    for image in tmp_path.rglob("*.jpg"):
+        image.write_bytes(broken.read_bytes()[:20])
+    flags = [
+        "--dataset",
+        "cub",
+        "--root",
+        str(tmp_path),
+        "--workers",
+        "1",
+        "--batch-size",
+        "2",
+        "--images-per-class",
+        "1",
+    ]
+    with pytest.raises(SystemExit, match=r"^error: ValueError: .*\.jpg is no whole image [^\n]*$"):
+        run_script(monkeypatch, tmp_path / "out", *flags, "--warmup-epochs", "0", "--image-size", "32")
+    with pytest.raises(SystemExit, match=r"^error: --rand-augment is 'bogus', unknown to timm"):
+        run_script(monkeypatch, tmp_path / "out", *flags, "--rand-augment", "bogus")
 
 
 def test_repeated_runs_print_mean_and_deviation_and_leave_everything_on_disk(
@@ -177,7 +251,6 @@ def test_repeated_runs_print_mean_and_deviation_and_leave_everything_on_disk(
         ("--backbone resnet18.a9_in1k", "'resnet18.a9_in1k': .*resnet18.a1_in1k"),
         ("--weights absent.pth", "--weights is absent.pth, beside --no-pretrained"),
         ("--pretrained --weights absent.pth", "there is no such file"),
-        ("--resume", "no checkpoint in .* to resume from"),
     ],
 )
 def test_impossible_runs_say_why(
@@ -291,7 +364,7 @@ def test_rows_that_the_memory_was_filled_with_count_as_unknown() -> None:
     assert run.history.diagnostics["valid_pairs"][1]["negatives_from_memory"] > 0
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", get_args(Head))
 def test_every_head_makes_unit_embeddings(head: str) -> None:
     model, _ = build_model(read("--head", head), num_calls=10)
     embeddings = model(torch.randn(4, 3, 32, 32))

@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import pytest
 
+from benchmarks.papers.experiments import EXPERIMENTS
+from benchmarks.papers.inventory import INVENTORY, MOCO, Item, paper_of, places_of
 from benchmarks.papers.reproducing import table
-from benchmarks.papers.tables import EXPERIMENTS
-from benchmarks.papers.tables.inventory import INVENTORY, MOCO, Item, paper_of, places_of
 
 # How far the papers count.
 LAST = {

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.engine import command_line
+from benchmarks.engine.settings import identity
 from benchmarks.papers.augmentation import image_size
 from benchmarks.papers.presets import preset_values, read_settings
 from benchmarks.papers.settings import DATASETS, PRESETS, Settings
 
 ROOT = Path(__file__).parents[2]
-FIELDS = {field.name: field for field in fields(Settings)}
 # What the user chooses, whatever the preset.
 CHOSEN = {
     *("dataset", "test_size", "limit_classes", "steps_per_epoch"),
-    *("resize", "weights", "binary", "nmi", "seed"),
+    *("resize", "weights", "binary", "eval_every", "nmi", "seed"),
 }
 IS_SOURCE = re.compile(
     r"§\d|Tables? \d|Figure \d|Eq\. \d|Appendix [A-E\d]|Implementation Details|code: `|not stated: ours"
@@ -58,16 +57,15 @@ def values_of(cell: str) -> dict[str, str]:
     return values
 
 
+@cache
 def parsed(name: str, text: str) -> Any:
+    """What a flag makes of a cell."""
     if text == "–":
-        return {} if FIELDS[name].metadata["parse"] is dict else None
-    parse = FIELDS[name].metadata["parse"]
-    if parse is bool:
-        return {"yes": True, "no": False}[text]
-    if parse is dict:
-        pairs = [pair.split("=") for pair in text.split()]
-        return {key: ast.literal_eval(value) if value[0].isdigit() else value for key, value in pairs}
-    return parse(text)
+        return {} if name.endswith("_options") else None
+    flag, is_switch = name.replace("_", "-"), isinstance(getattr(Settings, name, None), bool)
+    words = [f"--{'no-' * (text == 'no')}{flag}"] if is_switch else [f"--{flag}", *text.split()]
+    settings, _ = command_line.read(Settings, arguments=words)
+    return getattr(settings, name)
 
 
 def matters(name: str, settings: Settings) -> bool:
@@ -133,7 +131,7 @@ def test_no_setting_of_a_preset_is_left_out(preset: str) -> None:
         of_thesis = {name for dataset in DATASETS for name in preset_values("thesis", dataset)}
         assert on_page == own - of_thesis
         return
-    decided = {name for name, field in FIELDS.items() if field.metadata["affects_result"]} - CHOSEN
+    decided = set(identity(Settings())) - CHOSEN
     needed = {name for name in decided if any(matters(name, read(preset, dataset)) for dataset in DATASETS)}
     assert on_page == needed
     assert own <= needed

@@ -1,19 +1,23 @@
 from __future__ import annotations
 
-import importlib
 import math
+import re
 import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
 
 import benchmarks.moco.__main__ as moco
+import benchmarks.papers.__main__ as papers
 from benchmarks.engine.accuracy import retrieval_accuracy
 from benchmarks.engine.randomness import generator_for
 from benchmarks.papers import reproducing
 from benchmarks.papers.evaluation import signs
+from benchmarks.papers.experiments import EXPERIMENTS
 from benchmarks.papers.length import run_length
 from benchmarks.papers.optimisation import clip_gradient, learning_rate
 from benchmarks.papers.pml_parts import make_loss, make_miner
@@ -25,8 +29,8 @@ from benchmarks.papers.reproducing import (
     table,
 )
 from benchmarks.papers.results import result_table, with_deviation
-from benchmarks.papers.settings import DATASETS, PRESETS, Settings
-from benchmarks.papers.tables import EXPERIMENTS
+from benchmarks.papers.settings import DATASETS, PRESETS, Head, Settings
+from pml_xbn.heads import HEADS
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,13 +46,11 @@ def test_committed_table_is_the_generated_one() -> None:
     )
 
 
-def test_figures_on_glyphs_come_from_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "train_glyphs.csv"
-    file.write_text("experiment,recall_at_1\nema,61.25 ± 0.30\n", encoding="utf-8")
-    monkeypatch.setattr(reproducing, "GLYPHS_CSV", file)
-    rows = [line for line in table().splitlines() if line.startswith("| `") and "benchmarks.papers" in line]
-    assert [row.split(" | ")[0] for row in rows if "| 61.25 ± 0.30 |" in row] == ["| `ema`"]
-    assert all("| not run |" in row for row in rows if "`ema`" not in row)
+def test_list_can_be_filtered() -> None:
+    assert set(table("XBM-paper").splitlines()) == {
+        row for row in table().splitlines() if "`xbm-paper`" in row
+    }
+    assert len(table("cifar10 ").splitlines()) > len(table("moco").splitlines()) == 2
 
 
 def test_moco_has_its_rows_and_its_figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -84,12 +86,13 @@ def test_flag_wins_over_config_over_preset_over_default(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(
         "preset: norm-softmax\ndataset: cub\nbatch-size: 50\nepochs: 7\nminer-options: {pos_margin: 0.3}\n"
+        "normalize: false\nweights: null\n"
     )
-    pytest.importorskip("yaml")
     settings = read(f"--config {config} --epochs 3")
     assert settings.epochs == 3  # flag
     assert settings.batch_size == 50  # config, not the preset's 75
     assert settings.miner_options == {"pos_margin": 0.3}
+    assert (settings.normalize, settings.weights) == (False, None)
     assert settings.learning_rate == 0.001  # preset on this data set
     assert settings.temperature == 0.05  # default
     assert read(f"--config {config} --preset axbn").learning_rate == 1e-4
@@ -98,18 +101,25 @@ def test_flag_wins_over_config_over_preset_over_default(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("methd: xbn", "no flag 'methd'"),
-        ("method: xbnn", "method is 'xbnn'; choose one of no-xbm"),
-        ("pretrained: maybe", "pretrained is 'maybe'; it must be true or false"),
-        ("epochs: -1", "epochs: -1 is not a whole number above 0"),
-        ("preset: mine", "preset is 'mine'; choose one of axbn"),
+        ("epochs: -1", "epochs is -1; it must be a whole number above 0"),
         ("- epochs", "holds a list"),
+        ("epochs: [", "is not YAML"),
     ],
 )
-def test_wrong_config_is_named(
+def test_wrong_config_is_named(content: str, message: str, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read(f"--config {config}")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("methd: xbn", "--methd"), ("method: xbnn", "'xbnn'"), ("pretrained: maybe", "maybe")],
+)
+def test_config_is_read_as_flags_are(
     content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("yaml")
     config = tmp_path / "config.yaml"
     config.write_text(content)
     with pytest.raises(SystemExit):
@@ -120,22 +130,46 @@ def test_wrong_config_is_named(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        ("--memory-ratio 0", "memory_ratio is 0.0; it must be above 0"),
+        ("--epochs 0", "epochs is 0; it must be a whole number above 0"),
+        ("--random-erasing 3", "random_erasing is 3.0; it must be from 0 to 1"),
+        ("--config absent.yaml", "no config file absent.yaml"),
+        ("--method xbn --gamma 3", "--gamma has no effect with --method xbn; it is of sgsl"),
+        (
+            "--dataset cub --test-size large",
+            "--test-size has no effect with --dataset cub; it is of vehicle-id",
+        ),
+        ("--augmentation crop --rand-augment none", "--rand-augment has no effect with --augmentation crop"),
+    ],
+)
+def test_value_that_is_impossible_or_has_no_effect_is_named(flags: str, message: str) -> None:
+    with pytest.raises((ValueError, FileNotFoundError), match=re.escape(message)):
+        read(flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
         ("--method xbnn", "'no-xbm', 'xbm'"),
         ("--dataset mnist", "'glyphs', 'sop'"),
-        ("--memory-ratio 0", "0 is not above 0"),
-        ("--epochs 0", "0 is not a whole number above 0"),
-        ("--loss-options temperature", "'temperature' is not of the form name=value"),
-        ("--config absent.yaml", "no config file absent.yaml"),
+        ("--preset mine", "'axbn', 'xbm'"),
+        ("--loss-options temperature", "is not of the form name=value"),
     ],
 )
 def test_wrong_flag_is_named(flags: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    if "config" in flags:
-        pytest.importorskip("yaml")
     with pytest.raises(SystemExit):
         read(flags)
-    assert message in capsys.readouterr().err.replace("choose from no-xbm, xbm", "'no-xbm', 'xbm'").replace(
-        "choose from glyphs, sop", "'glyphs', 'sop'"
-    )
+    assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def test_every_head_is_a_flag() -> None:
+    assert get_args(Head) == HEADS
+
+
+def test_an_error_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["papers", "--epochs", "0"])
+    with pytest.raises(SystemExit, match=r"^error: epochs is 0; it must be a whole number above 0$"):
+        papers.main()
 
 
 def test_options_are_python_values() -> None:
@@ -314,9 +348,7 @@ def test_other_pretrained_weights_are_a_difference_from_the_paper() -> None:
 
 
 def test_rows_that_a_run_repeats_as_well_are_named_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("timm")
-    script = importlib.import_module("benchmarks.papers.__main__")
-    script._print_results(read("--preset norm-softmax --dataset cub"), [{"epoch": 1, "recall_at_1": 60.0}])
+    papers._print_results(read("--preset norm-softmax --dataset cub"), [{"epoch": 1, "recall_at_1": 60.0}])
     printed = capsys.readouterr().out
     assert "NormSoftmax, Table 6, NMI Table 3, Figure 2" in printed
     assert "Also there: NormSoftmax, Table 4 (NormSoftmax 512, 25 samples per class): 61.3" in printed

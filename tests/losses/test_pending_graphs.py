@@ -119,3 +119,18 @@ def test_a_graph_keeps_no_copy_of_the_rows(cls: type[AdaptiveCrossBatchMemory]) 
     assert pointer not in kept
     assert max(kept.values()) <= 4 * size * 8  # the matrix of anchors and rows, but not that of all rows
     sum(losses).backward()
+
+
+def test_rows_are_stored_where_others_were_once_no_graph_needs_these() -> None:
+    memory = made("per class", "SupCon")
+    for number in range(8):
+        pending_step(memory, number)
+    places = []
+    for number in range(4):
+        pending_step(memory, number)
+        places.append(memory.queue.contents.rows.stored.data_ptr())
+    assert places[0] != places[1]
+    assert places[:2] == places[2:]
+    pending = [pending_step(memory, number) for number in range(4)]
+    assert len({memory.queue.contents.rows.stored.data_ptr(), *places}) > 2
+    del pending

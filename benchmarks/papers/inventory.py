@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from benchmarks.papers.tables import EXPERIMENTS, Experiment
+from benchmarks.papers.experiments import EXPERIMENTS, Experiment
 
 # The rows of MoCo, which are no experiments of this script.
 MOCO = "`moco`"

@@ -1,0 +1,137 @@
+"""What measurements of a step have in common: subjects, random embeddings and reports."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from importlib.metadata import version
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+import torch
+from pytorch_metric_learning import losses, miners
+from torch import Tensor, nn
+
+from benchmarks.engine.measuring import milliseconds, name_of
+from benchmarks.engine.results import markdown, write_csv
+
+T = TypeVar("T")
+RESULTS = Path(__file__).parents[1] / "results"
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+NUM_CLASSES, IMAGES_PER_CLASS = 12_000, 4
+LossName = Literal["supcon", "contrastive", "multi-similarity"]
+MinerName = Literal["none", "pair-margin"]
+LOSSES: dict[str, Callable[[], nn.Module]] = {
+    "supcon": lambda: losses.SupConLoss(temperature=0.1),
+    "contrastive": losses.ContrastiveLoss,
+    "multi-similarity": losses.MultiSimilarityLoss,
+    "nca": losses.NCALoss,
+}
+MINERS: dict[str, Callable[[], nn.Module | None]] = {
+    "none": lambda: None,
+    "pair-margin": lambda: miners.PairMarginMiner(0.2, 0.8),
+}
+LOSS_NAMES, MINER_NAMES = get_args(LossName), get_args(MinerName)
+
+
+class Subject:
+    """A loss whose memory is filled, and which takes steps on random batches.
+
+    Args:
+        loss_fn: the loss.
+        memory: its memory.
+        rows: what it is filled with.
+        size: rows of a batch.
+        device: where all of it is.
+        seed: of the batches; None where they go on from the rows.
+    """
+
+    def __init__(
+        self,
+        loss_fn: nn.Module,
+        memory: Any,
+        rows: int,
+        size: int,
+        device: torch.device,
+        seed: int | None = None,
+    ) -> None:
+        self.loss_fn: Any = loss_fn.to(device)
+        self.size, self.dim, self.device = size, memory.embedding_size, device
+        self.generator = torch.Generator(device).manual_seed(0)
+        # A part at a time, so that at no moment there is twice the memory.
+        for first in range(0, rows, 2**12):
+            part = self._embeddings(min(2**12, rows - first))
+            memory.add_to_memory(part, self._labels(len(part)), len(part))
+        if seed is not None:
+            self.generator.manual_seed(seed)
+
+    def batch(self) -> tuple[Tensor, Tensor]:
+        embeddings, classes = self._embeddings(self.size), self._labels(self.size // IMAGES_PER_CLASS)
+        return embeddings.requires_grad_(), classes.repeat_interleave(IMAGES_PER_CLASS)
+
+    def step(self) -> float:
+        """Milliseconds of one forward and backward."""
+        batch = self.batch()
+        return milliseconds(lambda: self.loss_fn(*batch).backward(), self.device)
+
+    def _embeddings(self, number: int) -> Tensor:
+        """Unit vectors 0.8 apart on average, so that PairMarginMiner(0.2, 0.8) takes about half the pairs."""
+        rows = torch.empty(number, self.dim, device=self.device)
+        rows.normal_(std=(0.5 / self.dim) ** 0.5, generator=self.generator)
+        rows[:, 0] += 1
+        rows /= rows.norm(dim=1, keepdim=True)
+        return rows
+
+    def _labels(self, number: int) -> Tensor:
+        return torch.randint(NUM_CLASSES, (number,), device=self.device, generator=self.generator)
+
+
+def in_fresh_process(call: Callable[..., T], *arguments: Any) -> T:
+    """The result of a call in a process whose peak of memory is its own."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(call, *arguments).result()
+
+
+def write_report(
+    rows: list[dict[str, Any]],
+    columns: Mapping[str, str],
+    path: Path,
+    title: str,
+    measured: str,
+    after: Iterable[str] = (),
+) -> str:
+    """Writes a CSV file, and a page with a table beside it, whose text is returned.
+
+    Args:
+        rows: all that was measured.
+        columns: which of it the table shows, with titles.
+        path: the CSV file.
+        title: of the page.
+        measured: what, on what, and how often.
+        after: paragraphs below the table.
+    """
+    write_csv(rows, path)
+    words = [title for name, title in columns.items() if not str(rows[0][name]).lstrip("-")[:1].isdigit()]
+    table = markdown(columns.values(), ([cell(name, row[name]) for name in columns] for row in rows), words)
+    text = "\n\n".join([f"# {title}", measured, table, *after]) + "\n"
+    path.with_suffix(".md").write_text(text)
+    return text
+
+
+def cell(name: str, value: Any) -> str:
+    """A figure as it is printed, by what it is called."""
+    if name.startswith("share"):
+        return f"{100 * float(value):.0f} %"
+    if "." not in str(value):
+        return str(value)
+    return f"{float(value):.{1 if name in ('pml_ms', 'ours_ms', 'step_ms', 'loss_ms') else 2}f}"
+
+
+def environment(device: torch.device) -> str:
+    """What a measurement was made on, and with."""
+    return (
+        f"{name_of(device)}, {torch.get_num_threads()} threads, torch {torch.__version__}, "
+        f"pytorch-metric-learning {version('pytorch-metric-learning')}, Python {platform.python_version()}"
+    )

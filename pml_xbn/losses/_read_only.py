@@ -1,0 +1,43 @@
+"""The loss of a batch that is not stored."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor, nn
+
+from ..adapters._rows import Rows
+from ._batch import Batch, zero_loss
+from ._cosines import Distances
+from ._indices import joined
+from ._pairs import Miner, chosen_pairs
+from ._seam import loss_against
+from .batch_loss import loss_of_batch
+
+
+def loss_against_stored(
+    loss: nn.Module, miner: Miner | None, batch: Batch, rows: Rows, row_labels: Tensor
+) -> Tensor:
+    """The loss of the anchors against a memory as it is."""
+    given = batch.given
+    if len(batch.anchors) == 0 or len(rows) == 0:
+        return zero_loss(batch) if given is None else loss_of_batch(loss, miner, batch)
+    arguments = batch.anchors, batch.anchor_labels
+    if given is None:
+        return loss_against(loss, miner, *arguments, rows, row_labels)
+    # Not stored, so the given pairs find their rows of the batch behind those of the memory.
+    lists = chosen_pairs(miner, Distances(batch.anchors, rows), batch.anchor_labels, row_labels, None)
+    batch_rows = torch.arange(len(rows), len(rows) + len(batch.refs), device=row_labels.device)
+    values = torch.cat([rows.read(batch.refs.dtype), batch.refs.detach()])
+    lists = joined(lists, given, batch.anchor_labels, batch_rows)
+    value: Tensor = loss(*arguments, lists, values, torch.cat([row_labels, batch.ref_labels]))
+    return value
+
+
+def warn_of_empty_memory() -> None:
+    warnings.warn(
+        "the memory is empty and in eval() mode, in which it stores nothing, so that the loss stays 0; to "
+        "train, call train() on the loss after eval() on a module that holds it",
+        stacklevel=4,
+    )
