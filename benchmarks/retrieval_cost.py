@@ -21,11 +21,9 @@ from benchmarks.engine.cost import (
     DEVICE,
     RESULTS,
     environment,
-    in_fresh_process,
-    milliseconds,
-    peak_rss,
     write_report,
 )
+from benchmarks.engine.measuring import in_fresh_process, milliseconds, peak_rss
 
 COLUMNS = {
     "search": "search",

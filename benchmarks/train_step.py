@@ -28,10 +28,10 @@ from benchmarks.engine.cost import (
     RESULTS,
     Subject,
     environment,
-    now,
     write_report,
 )
 from benchmarks.engine.glyph_net import GlyphNet
+from benchmarks.engine.measuring import now
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
 
 DIM = 512

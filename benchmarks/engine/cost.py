@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import platform
-import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from pytorch_metric_learning import losses, miners
 from torch import Tensor, nn
 
-from benchmarks.engine.results import markdown, write_csv
+from benchmarks.engine.measuring import milliseconds
+from benchmarks.engine.results import markdown, name_of, write_csv
 
-T = TypeVar("T")
 RESULTS = Path(__file__).parents[1] / "results"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NUM_CLASSES, IMAGES_PER_CLASS = 12_000, 4
@@ -88,37 +85,6 @@ class Subject:
         return torch.randint(NUM_CLASSES, (number,), device=self.device, generator=self.generator)
 
 
-def milliseconds(call: Callable[[], object], device: torch.device) -> float:
-    """The time of a call, once the device has done what it was told."""
-    before = now(device)
-    call()
-    return 1000 * (now(device) - before)
-
-
-def now(device: torch.device) -> float:
-    """Seconds, once the device has done what it was told."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
-def in_fresh_process(call: Callable[..., T], *arguments: Any) -> T:
-    """The result of a call in a process whose peak of memory is its own."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(call, *arguments).result()
-
-
-def peak_rss() -> float:
-    """Megabytes. Of Linux's own record: getrusage starts a process with its parent's."""
-    status = Path("/proc/self/status")
-    if not status.exists():
-        from resource import RUSAGE_SELF, getrusage
-
-        return getrusage(RUSAGE_SELF).ru_maxrss * 1024 / 1e6
-    line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) * 1024 / 1e6
-
-
 def write_report(
     rows: list[dict[str, Any]],
     columns: Mapping[str, str],
@@ -156,8 +122,7 @@ def cell(name: str, value: Any) -> str:
 
 def environment(device: torch.device) -> str:
     """What a measurement was made on, and with."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
     return (
-        f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}, pytorch-metric-learning "
-        f"{version('pytorch-metric-learning')}, Python {platform.python_version()}"
+        f"{name_of(device)}, {torch.get_num_threads()} threads, torch {torch.__version__}, "
+        f"pytorch-metric-learning {version('pytorch-metric-learning')}, Python {platform.python_version()}"
     )

@@ -10,9 +10,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks.engine.cost import now
 from benchmarks.engine.diagnostics import Diagnostics
 from benchmarks.engine.history import History, Row
+from benchmarks.engine.measuring import now
 from benchmarks.engine.task import Step, Task
 
 # Wraps batches, in a progress bar for example: gets a title, the steps that are done and those of all.

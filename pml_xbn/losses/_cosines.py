@@ -11,7 +11,9 @@ from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity, Lp
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from .._dtypes import at_least_float32
 from ..adapters._rows import Rows
+from ._row_products import RowProducts
 from ._twins import has_hooks, is_as_built, twin_of
 
 _PAIRS_AT_ONCE = 2**14
@@ -39,6 +41,16 @@ class Distances:
     def placeholder(self) -> Tensor:
         """Stands for the rows, ``(n, d)``, where nobody looks at them."""
         return self.anchors.new_zeros(()).expand(len(self._rows), self.anchors.shape[1])
+
+    @cached_property
+    def row_products(self) -> RowProducts:
+        """Of rows with all rows."""
+        return RowProducts(self.anchors, self._rows)
+
+    def projections(self) -> Tensor:
+        """Anchors of unit length times rows as they are, ``(a, n)``, in float32 at least."""
+        anchors = torch.nn.functional.normalize(at_least_float32(self.anchors))
+        return self._products(anchors, is_scaled=False)[0]
 
     def measured(self, distance: BaseDistance) -> Tensor:
         """What the distance measures between anchors and rows, ``(a, n)``; not to be written to."""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 class Bounds(NamedTuple):
@@ -31,34 +32,62 @@ class Bounds(NamedTuple):
         return Bounds(None if self.lower is None else function(self.lower), function(self.upper))
 
 
-def counts_within(bounds: Bounds, mat: Tensor, positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor]:
+class Order(NamedTuple):
+    """Rows of numbers ``(a, n)`` in ascending order; NaN is infinity.
+
+    Attributes:
+        values: the numbers.
+        places: which column each was in.
+    """
+
+    values: Tensor
+    places: Tensor
+
+    @classmethod
+    def of(cls, mat: Tensor) -> Order:
+        mat = mat.masked_fill(mat.isnan(), torch.inf)
+        if mat.device.type != "cpu" or mat.dtype != torch.float32:
+            return cls(*mat.sort(dim=1))
+        # One row of integers at a time is sorted by their digits, several times as fast.
+        bits = (mat + 0.0).view(torch.int32)  # without -0
+        keys = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+        places = torch.stack([row.sort().indices for row in keys])
+        return cls(mat.gather(1, places), places)
+
+    def of_anchors(self, anchors: slice) -> Order:
+        return Order(self.values[anchors], self.places[anchors])
+
+
+def counts_within(bounds: Bounds, order: Order, positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor]:
     """How many triplets within bounds each pair is part of, ``(a, n)``, int32.
 
-    An anchor's bounds are sorted, and its negatives looked up among them: O((P + N) log P).
+    An anchor's bounds are looked up among its rows: O((P + n) log n).
 
     Args:
-        mat: the distances, ``(a, n)``; NaN is within no bounds.
+        order: of the distances; NaN is within no bounds.
         positive, negative: how often each pair counts, ``(a, n)``, bool or integers.
 
     Returns:
         Those of the positive and those of the negative pairs.
     """
     places, weights = _first(positive)
-    ends = starts = bounds.upper.gather(1, places)
-    if bounds.lower is not None:
-        starts = bounds.lower.gather(1, places)
-        ends = torch.maximum(starts, ends)
-    weights = weights.masked_fill(ends.isnan(), 0)
-    if bounds.lower is not None:
-        ends = torch.cat([ends, starts], dim=1)
-        weights, places = torch.cat([weights, -weights], dim=1), places.repeat(1, 2)
-    ends, order = ends.masked_fill(ends.isnan(), torch.inf).sort(dim=1)
-    passed = torch.searchsorted(ends, mat, right=True)  # a negative is before the ends from there on
-    from_start = torch.nn.functional.pad(weights.gather(1, order).cumsum(dim=1), (1, 0))
-    of_negatives = (from_start[:, -1:] - from_start).int().gather(1, passed).mul_(negative)
-    num_before = torch.zeros_like(from_start, dtype=torch.int32).scatter_add_(1, passed, negative.int())
-    num_before = torch.zeros_like(weights).scatter_(1, order, num_before.cumsum(dim=1)[:, :-1]).mul_(weights)
-    return torch.zeros_like(of_negatives).scatter_add_(1, places, num_before.int()), of_negatives
+    upper = bounds.upper.gather(1, places)
+    weights = weights.masked_fill(upper.isnan(), 0)
+    ends = torch.searchsorted(order.values, upper)
+    num_before = pad(negative.gather(1, order.places).cumsum(dim=1, dtype=torch.int32), (1, 0))
+    numbers = num_before.gather(1, ends)
+    # By how much the number of positives changes on the way.
+    changes = torch.zeros_like(num_before).scatter_add_(1, ends, -weights)
+    if bounds.lower is None:
+        changes[:, 0] += weights.sum(dim=1)
+    else:
+        lower = bounds.lower.gather(1, places)
+        starts = torch.minimum(torch.searchsorted(order.values, lower), ends)
+        numbers -= num_before.gather(1, starts)
+        changes.scatter_add_(1, starts, weights)
+    of_negatives = changes.cumsum(dim=1, dtype=torch.int32)[:, :-1]
+    of_negatives = torch.empty_like(of_negatives).scatter_(1, order.places, of_negatives).mul_(negative)
+    return torch.zeros_like(of_negatives).scatter_add_(1, places, numbers.mul_(weights)), of_negatives
 
 
 def just_above(numbers: Tensor) -> Tensor:
@@ -67,13 +96,12 @@ def just_above(numbers: Tensor) -> Tensor:
 
 
 def _first(counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Of every row of ``(a, n)`` the columns that are not zero, and what they hold, ``(a, k)``, int64.
+    """Of every row of ``(a, n)`` the columns that are not zero, ``(a, k)``, and what they hold, int32.
 
     Where there are less than k, column 0 is said to hold 0.
     """
     rows, columns = counts.nonzero(as_tuple=True)
-    numbers = (counts > 0).sum(dim=1)
-    slots = torch.arange(len(rows), device=rows.device) - (numbers.cumsum(dim=0) - numbers)[rows]
-    places = rows.new_zeros(len(counts), int(numbers.max()))
-    weights = places.index_put((rows, slots), counts[rows, columns].long())
-    return places.index_put_((rows, slots), columns), weights
+    numbers = torch.bincount(rows, minlength=len(counts))
+    is_one = torch.arange(int(numbers.max()), device=rows.device) < numbers.unsqueeze(1)
+    places = torch.zeros_like(is_one, dtype=torch.int64).masked_scatter_(is_one, columns)
+    return places, counts.gather(1, places).int().mul_(is_one)

@@ -10,7 +10,7 @@ from pytorch_metric_learning.distances import CosineSimilarity
 from torch import Tensor
 
 from ._cosines import is_of_cosines
-from ._counting import Bounds, counts_within, just_above
+from ._counting import Bounds, Order, counts_within, just_above
 from ._sums import num_at_once
 from ._triplets import Unlisted
 
@@ -22,17 +22,20 @@ class Runs(Unlisted):
     Attributes:
         distance: that of the miner.
         mat: :func:`apartness` by it, ``(a, n)``.
+        order: of the matrix.
         low, high: the difference is more than the one, and at most the other; they may be infinite.
     """
 
     distance: Any
     mat: Tensor
+    order: Order
     low: float
     high: float
 
     def of_anchors(self, anchors: slice) -> Runs:
         mat, positive, negative = self.mat[anchors], self.positive[anchors], self.negative[anchors]
-        return replace(self, mat=mat, positive=positive, negative=negative)
+        order = self.order.of_anchors(anchors)
+        return replace(self, mat=mat, order=order, positive=positive, negative=negative)
 
     def are_chosen(self, anchor: int, positives: Tensor, negatives: Tensor) -> Tensor:
         lower, upper = self._bounds(self.mat[anchor, positives].unsqueeze(1))
@@ -45,8 +48,8 @@ class Runs(Unlisted):
         at_once = num_at_once(self.mat, self.mat.shape[1])
         for first in range(0, len(self.mat), at_once):
             anchors = slice(first, first + at_once)
-            mat, *pairs = (x[anchors] for x in (self.mat, self.positive, self.negative))
-            positive[anchors], negative[anchors] = counts_within(self._bounds(mat), mat, *pairs)
+            part = self.of_anchors(anchors)
+            positive[anchors], negative[anchors] = part._counts_within(part._bounds(part.mat))
         return positive, negative
 
     def counts_within(self, bounds: Bounds, mat: Tensor, distance: Any) -> tuple[Tensor, Tensor] | None:
@@ -56,9 +59,10 @@ class Runs(Unlisted):
             if not torch.allclose(_as_measured(mat, distance, self.distance), self.mat, atol=0.01):
                 return None  # as vectors of zeros make it
             bounds = bounds.map(lambda numbers: _as_measured(numbers, distance, self.distance))
-        return counts_within(
-            bounds.and_within(self._bounds(self.mat)), self.mat, self.positive, self.negative
-        )
+        return self._counts_within(bounds.and_within(self._bounds(self.mat)))
+
+    def _counts_within(self, bounds: Bounds) -> tuple[Tensor, Tensor]:
+        return counts_within(bounds, self.order, self.positive, self.negative)
 
     def _bounds(self, of_positives: Tensor) -> Bounds:
         """Of the negatives that go with positives of this apartness."""

@@ -13,6 +13,9 @@ from torch.autograd.graph import saved_tensors_hooks
 # Several matrices of that size are to fit into a CPU's cache.
 _PAIRS_AT_ONCE = {"cpu": 2**19, "gpu": 2**24}
 
+_PRODUCTS_AT_ONCE = (
+    2**23
+)  # 32 MiB, from which on Linux takes as long for the memory as for what is done with it
 _FEWEST_VECTORS = 64  # to be multiplied with all rows, which takes a pass over them
 
 # Numbers of some rows of a matrix, these rows, sums (k,) of terms of theirs, and counts (k,), int64.
@@ -24,9 +27,9 @@ def num_at_once(mat: Tensor, num_columns: int) -> int:
     return max(1, _PAIRS_AT_ONCE["cpu" if mat.device.type == "cpu" else "gpu"] // max(1, num_columns))
 
 
-def num_vectors_at_once(rows: Tensor) -> int:
-    """How many vectors to multiply with all rows ``(n, d)`` at a time."""
-    return max(_FEWEST_VECTORS, num_at_once(rows, len(rows)))
+def num_vectors_at_once(num_rows: int) -> int:
+    """How many vectors to multiply with so many rows at a time; few take as long as many."""
+    return max(_FEWEST_VECTORS, _PRODUCTS_AT_ONCE // max(1, num_rows))
 
 
 def summed(parts: Callable[[Tensor], Iterator[Part]], mat: Tensor, *learned: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -18,10 +19,11 @@ from pml_xbn.losses import _sums
 from pml_xbn.losses._choice import all_pairs
 from pml_xbn.losses._choosers import CHOOSERS, Candidates
 from pml_xbn.losses._cosines import Distances
-from pml_xbn.losses._counting import Bounds, counts_within
+from pml_xbn.losses._counting import Bounds, Order, counts_within
 from pml_xbn.losses._pairs import chosen_pairs
 from pml_xbn.losses._seam import form_of, loss_against
 
+_angular = importlib.import_module("pml_xbn.losses._forms.angular")  # whose name in the package is a function
 TYPES = ["all", "hard", "semihard", "easy"]
 COUNTS = st.integers(0, 3)
 # Differences of such products are exact.
@@ -75,6 +77,7 @@ def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     """Few pairs at a time, or all."""
     if request.param == "parts":
         monkeypatch.setattr(_sums, "_PAIRS_AT_ONCE", {"cpu": 90, "gpu": 90})
+        monkeypatch.setattr(_sums, "_PRODUCTS_AT_ONCE", 90)
         monkeypatch.setattr(_sums, "_FEWEST_VECTORS", 2)
 
 
@@ -87,7 +90,7 @@ def test_counts_are_those_of_a_list(data: st.DataObject, a: int, n: int, has_low
     def matrix(of: st.SearchStrategy) -> Tensor:
         return torch.tensor(data.draw(st.lists(of, min_size=a * n, max_size=a * n))).view(a, n)
 
-    numbers = st.integers(-2, 2).map(float)
+    numbers = st.integers(-2, 2).map(float) | st.just(-0.0)
     bound = numbers | st.sampled_from([float("inf"), -float("inf"), float("nan")])
     mat, upper = matrix(numbers | st.just(float("nan"))), matrix(bound)
     lower = matrix(bound) if has_lower else None
@@ -99,7 +102,7 @@ def test_counts_are_those_of_a_list(data: st.DataObject, a: int, n: int, has_low
             number = int(positive[anchor, p]) * int(negative[anchor, m])
             expected[0, anchor, p] += number
             expected[1, anchor, m] += number
-    counts = counts_within(Bounds(lower, upper), mat, positive, negative)
+    counts = counts_within(Bounds(lower, upper), Order.of(mat), positive, negative)
     assert torch.equal(torch.stack(counts), expected)
 
 
@@ -266,3 +269,42 @@ def test_angles_of_rows_of_any_length(length: float, miner: str) -> None:
         case = Case(seed)
         case.rows *= length
         case.assert_as_pmls(losses.AngularLoss(), MINERS[miner]())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("spread", "is_hopeless"), [(5.0, False), (60.0, False), (3000.0, True)])
+def test_sums_of_exponentials_of_any_size(
+    spread: float, is_hopeless: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products in float32, which hold 60 no longer; in float64; and one anchor at a time."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = (spread * torch.randn(k, 20, generator=generator, dtype=torch.float64) for k in (3, 4))
+    x[:, :2], y[:, :2] = -torch.inf, -torch.inf
+    x[0, 2:4] = torch.tensor([2 * spread, -2 * spread])
+    y[0, 2:4] = torch.tensor([-2 * spread, 2 * spread])
+    of_each, calls = _angular.checkpoint, []
+    monkeypatch.setattr(_angular, "checkpoint", lambda *a, **kw: calls.append(a) or of_each(*a, **kw))
+    expected_leaf, leaf = x.to(dtype).double().requires_grad_(), x.to(dtype).requires_grad_()
+    y = y.to(dtype)
+    weights = torch.rand(3, 4, generator=generator, dtype=torch.float64)
+    expected = (expected_leaf.unsqueeze(1) + y.double()).logsumexp(dim=2)
+    sums = _angular._log_sums_exp(leaf, y)
+    (expected * weights).sum().backward()
+    (sums * weights.to(dtype)).sum().backward()
+    assert bool(calls) == is_hopeless
+    rtol = 1e-5 if dtype == torch.float32 else 1e-12
+    torch.testing.assert_close(sums.double(), expected, rtol=rtol, atol=rtol)
+    atol = spread * rtol  # of differences of exponents, which have been rounded
+    torch.testing.assert_close(leaf.grad.double(), expected_leaf.grad, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("miner", ["none", "angular"])
+def test_angles_of_long_rows_in_many_dimensions(miner: str) -> None:
+    """As vectors of a normal distribution are: the rows of a class are far nearer than all others."""
+    for classes in (3, 40):
+        case = Case(num_rows=120, d=400, classes=classes)
+        case.assert_as_pmls(losses.AngularLoss(), MINERS[miner]())
+        expected = case.ours(losses.AngularLoss(), MINERS[miner]())
+        case.rows = case.rows.float()
+        value = case.ours(losses.AngularLoss(), MINERS[miner]())
+        torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import pi, tan
 
 import torch
@@ -10,9 +10,9 @@ from pytorch_metric_learning.miners import AngularMiner
 from torch import Tensor
 from torch.nn.functional import pairwise_distance
 
-from ..._dtypes import at_least_float32
 from .._choice import Choice
-from .._sums import num_at_once, num_vectors_at_once
+from .._row_products import RowProducts
+from .._sums import num_at_once
 from .._triplets import Unlisted
 from .candidates import Candidates
 
@@ -20,13 +20,9 @@ _EPS = 1e-6  # which torch's pairwise_distance adds to every coordinate of a dif
 
 
 def angular(miner: AngularMiner, candidates: Candidates) -> Choice:
-    rows = at_least_float32(candidates.distances.row_tensor)
-    origin = rows.mean(dim=0)  # from which rounding hurts least
-    anchors, rows = candidates.distances.anchors.to(rows) - origin, rows - origin
-    others, ratio = rows + _EPS, 2 * tan(min(max(miner.angle, 0.0), pi / 2))
-    triplets = _WideAngles(
-        *candidates.pairs[:2], anchors, rows, others, torch.linalg.vecdot(others, others), ratio
-    )
+    of_rows, (positive, negative, _) = candidates.distances.row_products, candidates.pairs
+    anchors, ratio = of_rows.anchors - of_rows.origin, 2 * tan(min(max(miner.angle, 0.0), pi / 2))
+    triplets = _WideAngles(positive, negative, anchors, of_rows.nearness(_EPS), of_rows, ratio)
     return Choice(*triplets.counts(candidates.labels), triplets)
 
 
@@ -34,29 +30,29 @@ def angular(miner: AngularMiner, candidates: Candidates) -> Choice:
 class _WideAngles(Unlisted):
     """Triplets whose negative n is nearer than |a - p| / ratio to the centre c of a and p.
 
-    That is n·p + n·a - |n|² > |c|² - (|a - p| / ratio)².
+    That is n·p + n·a - |n|² > |c|² - (|a - p| / ratio)². The vectors are less the origin, and n is shifted
+    as PML shifts negatives.
 
     Attributes:
         anchors: ``(a, d)``.
-        rows: ``(n, d)``.
-        others: the rows, shifted as PML shifts negatives.
-        squares: |n|² of these, ``(n,)``.
+        nearness: n·a - |n|², ``(a, n)``, but for what n is shifted by.
+        of_rows: has n·p, likewise.
         ratio: 2 tan(angle).
     """
 
     anchors: Tensor
-    rows: Tensor
-    others: Tensor
-    squares: Tensor
+    nearness: Tensor
+    of_rows: RowProducts
     ratio: float
 
     def of_anchors(self, anchors: slice) -> _WideAngles:
         positive, negative = self.positive[anchors], self.negative[anchors]
-        return replace(self, positive=positive, negative=negative, anchors=self.anchors[anchors])
+        vectors, nearness = self.anchors[anchors], self.nearness[anchors]
+        return _WideAngles(positive, negative, vectors, nearness, self.of_rows, self.ratio)
 
     def are_chosen(self, anchor: int, positives: Tensor, negatives: Tensor) -> Tensor:
-        nearness = self._products(self.rows[positives] + self.anchors[anchor]) - self.squares
-        return nearness[:, negatives] > self._least(anchor, positives)
+        nearness = self.of_rows.of_rows(positives)[:, negatives] + self.nearness[anchor, negatives]
+        return nearness > self._least(slice(anchor, anchor + 1), positives)[0]
 
     def counts(self, labels: Tensor) -> tuple[Tensor, Tensor]:
         """How many triplets each positive and each negative pair is part of, ``(a, n)``, int32.
@@ -64,31 +60,23 @@ class _WideAngles(Unlisted):
         Args:
             labels: of the anchors, ``(a,)``; those of a class have their positives in common.
         """
-        at_once = num_at_once(self.rows, len(self.rows))
-        positive, negative = (self.rows.new_zeros(self.positive.shape) for _ in range(2))
-        of_anchors = (self._products(self.anchors) - self.squares).masked_fill_(~self.negative, -torch.inf)
-        for label in labels.unique():
-            anchors = (labels == label).nonzero().squeeze(1)
-            of_any = self.positive[anchors].any(dim=0).nonzero().squeeze(1)
-            for many in of_any.split(num_vectors_at_once(self.rows)):
-                products = self._products(self.rows[many])
-                for positives, of_positives in zip(many.split(at_once), products.split(at_once), strict=True):
-                    for anchor in anchors.tolist():
-                        least = self._least(anchor, positives)
-                        least = least.masked_fill(~self.positive[anchor, positives].unsqueeze(1), torch.inf)
-                        # Ones and zeros, which are added faster than bools.
-                        chosen = (of_positives + of_anchors[anchor]).gt_(least)
-                        positive[anchor, positives] = chosen.sum(dim=1)
-                        negative[anchor] += chosen.sum(dim=0)
+        at_once = num_at_once(self.nearness, self.nearness.shape[1])
+        positive, negative = (torch.zeros_like(self.nearness) for _ in range(2))
+        of_negatives = self.nearness.masked_fill(~self.negative, -torch.inf)
+        for anchors, places, products in self.of_rows.of_positives(self.positive, labels):
+            for positives, of_positives in zip(places.split(at_once), products.split(at_once), strict=True):
+                are_positive = self.positive[anchors][:, positives].unsqueeze(2)
+                least = self._least(anchors, positives).masked_fill_(~are_positive, torch.inf)
+                for anchor, of_anchor in zip(anchors.tolist(), least, strict=True):
+                    # Ones and zeros, which are added faster than bools.
+                    chosen = (of_positives + of_negatives[anchor]).gt_(of_anchor)
+                    positive[anchor, positives] = chosen.sum(dim=1)
+                    negative[anchor] += chosen.sum(dim=0)
         return positive.int(), negative.int()
 
-    def _products(self, vectors: Tensor) -> Tensor:
-        """With all others, ``(k, n)``."""
-        with torch.autocast(vectors.device.type, enabled=False):
-            return vectors @ self.others.T
-
-    def _least(self, anchor: int, positives: Tensor) -> Tensor:
-        """What is to be exceeded, ``(k, 1)``."""
-        a, p = self.anchors[anchor], self.rows[positives]
+    def _least(self, anchors: slice | Tensor, positives: Tensor) -> Tensor:
+        """What b anchors and k positives ask to be exceeded, ``(b, k, 1)``."""
+        a, p = self.anchors[anchors].unsqueeze(1), self.of_rows.at(positives) - self.of_rows.origin
         radii = pairwise_distance(a, p) / self.ratio
-        return (((a + p) / 2).square().sum(dim=1) - radii.square()).unsqueeze(1)
+        shift = (a + p) @ (_EPS - self.of_rows.origin)  # of n·(a + p), which is of the rows as they are
+        return (((a + p) / 2).square().sum(dim=2) - radii.square() - shift).unsqueeze(2)

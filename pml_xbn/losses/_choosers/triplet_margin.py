@@ -8,6 +8,7 @@ from pytorch_metric_learning.miners import TripletMarginMiner
 
 from ..._dtypes import at_least_float32
 from .._choice import Choice
+from .._counting import Order
 from .._runs import Runs, apartness
 from .candidates import Candidates
 
@@ -19,5 +20,6 @@ def triplet_margin(miner: TripletMarginMiner, candidates: Candidates) -> Choice:
         "semihard": (0.0, miner.margin),
         "easy": (miner.margin, inf),
     }.get(miner.type_of_triplets, (-inf, miner.margin))
-    runs = Runs(positive, negative, miner.distance, at_least_float32(mat), low, high)
+    mat = at_least_float32(mat)
+    runs = Runs(positive, negative, miner.distance, mat, Order.of(mat), low, high)
     return Choice(*runs.counts(), runs)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from pytorch_metric_learning.losses import AngularLoss
 from torch import Tensor
-from torch.nn.functional import normalize, softplus
+from torch.nn.functional import softplus
 from torch.utils.checkpoint import checkpoint
 
-from ..._dtypes import at_least_float32
+from ..._dtypes import widest
 from .._cosines import Distances
 from .._rules import Elements, Fraction, Rule, Terms
-from .._sums import Part, num_vectors_at_once, summed
+from .._sums import Part, summed
 from .pairs import Pairs
+
+_SMALLEST_NORM = 1e-12  # what torch.nn.functional.normalize divides by at least
 
 
 def angular(loss: AngularLoss, pairs: Pairs) -> dict[str, Terms]:
@@ -24,10 +27,7 @@ def angular(loss: AngularLoss, pairs: Pairs) -> dict[str, Terms]:
 
 def products(_: AngularLoss, distances: Distances) -> Tensor:
     """Of anchors of unit length and the rows as they are, ``(a, n)``."""
-    with torch.autocast(distances.anchors.device.type, enabled=False):
-        anchors, rows = at_least_float32(distances.anchors), at_least_float32(distances.row_tensor)
-        of_anchors: Tensor = normalize(anchors) @ rows.T
-    return of_anchors
+    return distances.projections()
 
 
 class _Angles(NamedTuple):
@@ -44,46 +44,57 @@ class _Angles(NamedTuple):
     pairs: Pairs
 
     def fraction(self, rule: Rule, labels: Tensor) -> Fraction:
-        positive, rows = self.pairs.positive, at_least_float32(self.pairs.distances.row_tensor)
-        at_once = num_vectors_at_once(rows)
+        positive, of_rows = self.pairs.positive, self.pairs.distances.row_products
+        if not positive.any():
+            return self.pairs.mat[:0].sum(), positive.sum()
+        lengths = torch.linalg.vector_norm(of_rows.anchors, dim=1).clamp_min(_SMALLEST_NORM)
+        of_origin = lengths @ self.pairs.mat.detach() / len(lengths)  # that of the mean of the anchors
+        factor = 4 * self.squared_tangent
 
         def parts(mat: Tensor) -> Iterator[Part]:
-            for label in labels.unique():
-                anchors, others = (labels == label).nonzero().squeeze(1), self.pairs.row_labels != label
-                counts = positive[anchors]
-                for places in counts.any(dim=0).nonzero().squeeze(1).split(at_once):
-                    part = mat[anchors]
-                    elements = Elements(self._terms(part, places, others, rows), counts[:, places], anchors)
-                    total, count = elements.fraction(rule, labels)
-                    yield anchors, part, total.unsqueeze(0), count.unsqueeze(0)
+            for anchors, places, from_origin in of_rows.of_positives(positive, labels):
+                part, own = mat[anchors], (self.pairs.row_labels == labels[anchors[0]]).nonzero().squeeze(1)
+                lengths = torch.linalg.vector_norm(of_rows.at(places), dim=1).clamp_min(_SMALLEST_NORM)
+                of_positives = from_origin.add_(of_origin).mul_(factor / lengths.unsqueeze(1))
+                terms = self._terms(part, part[:, places] / lengths, of_positives, own)
+                total, count = Elements(terms, positive[anchors][:, places], anchors).fraction(rule, labels)
+                yield anchors, part, total.unsqueeze(0), count.unsqueeze(0)
 
-        with torch.autocast(rows.device.type, enabled=False):
-            total, count = summed(parts, self.pairs.mat)
+        total, count = summed(parts, self.pairs.mat)
         return total[0], count[0]
 
-    def _terms(self, mat: Tensor, places: Tensor, others: Tensor, rows: Tensor) -> Tensor:
-        """Of anchors with these products ``(a, n)`` and the positives at k places, ``(a, k)``."""
-        lengths: Tensor = torch.linalg.vector_norm(rows[places], dim=1).clamp_min(1e-12)
-        cosines = mat[:, places] / lengths
-        if not others.any():
+    def _terms(self, of_anchors: Tensor, cosines: Tensor, of_positives: Tensor, own: Tensor) -> Tensor:
+        """Of some anchors and k positives of a class, ``(a, k)``.
+
+        Args:
+            of_anchors: their products, ``(a, n)``.
+            cosines: between them and the positives, ``(a, k)``.
+            of_positives: 4 tan²α times the products of the positives, of unit length, ``(k, n)``; written to.
+            own: places of the rows of the class.
+        """
+        if len(own) == of_anchors.shape[1]:
             return torch.zeros_like(cosines)
-        factor = 4 * self.squared_tangent
-        of_anchors = (factor * mat).masked_fill(~others, -torch.inf)
-        of_positives = (factor * rows[places] / lengths.unsqueeze(1)) @ rows.T
-        exponents = _log_sums_exp(of_anchors, of_positives) - 2 * (1 + self.squared_tangent) * cosines
-        return softplus(exponents)
+        x = (4 * self.squared_tangent * of_anchors).index_fill(1, own, -torch.inf)
+        log_sums = _log_sums_exp(x, of_positives.index_fill_(1, own, -torch.inf))
+        return softplus(log_sums - 2 * (1 + self.squared_tangent) * cosines)
 
 
 def _log_sums_exp(x: Tensor, y: Tensor) -> Tensor:
     """Of the sums of all rows x, ``(a, n)``, and y, ``(k, n)``: as ``(a, k)``."""
-    most_x, most_y = (z.detach().amax(dim=1, keepdim=True) for z in (x, y))
+    largest = [z.detach().amax(dim=1, keepdim=True) for z in (x, y)]
     # A sum of products of exponentials, unless they are so different that the products vanish.
-    sums = (x - most_x).exp() @ (y - most_y).exp().T
-    if (sums < 1e-26).any():
-        of_each = (checkpoint(_log_sum_exp, of_one, y, use_reentrant=False) for of_one in x)
-        return torch.stack(list(of_each))
-    log_sums: Tensor = sums.log() + most_x + most_y.T
-    return log_sums
+    for dtype in dict.fromkeys([x.dtype, widest(x[:0]).dtype]):
+        least = torch.finfo(dtype).tiny
+        powers_x, powers_y = (
+            (z - most).to(dtype).clamp_min_(1 + math.log(least)).exp_()  # denormal numbers take long
+            for z, most in zip((x, y), largest, strict=True)
+        )
+        sums = powers_x @ powers_y.T
+        if not (sums < least / torch.finfo(dtype).eps ** 2).any():
+            log_sums: Tensor = sums.log().to(x.dtype) + largest[0] + largest[1].T
+            return log_sums
+    of_each = (checkpoint(_log_sum_exp, of_one, y, use_reentrant=False) for of_one in x)
+    return torch.stack(list(of_each))
 
 
 def _log_sum_exp(of_anchor: Tensor, of_positives: Tensor) -> Tensor:

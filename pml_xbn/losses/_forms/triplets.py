@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import relu, softplus
 
 from ..._dtypes import widest
-from .._counting import Bounds, counts_within, just_above
+from .._counting import Bounds, Order, counts_within, just_above
 from .._rules import Elements, Fraction, Rule
 from .._runs import apartness
 from .._sums import Part, num_at_once, summed
@@ -85,7 +85,7 @@ class TripletTerms(NamedTuple):
             lower = just_above(self.reach(high)) if high > 0 else everywhere
         bounds = Bounds(lower, everywhere if low is None else self.reach(low))
         if triplets is None:
-            return counts_within(bounds, mat, choice.positive, choice.negative)
+            return counts_within(bounds, Order.of(mat), choice.positive, choice.negative)
         return triplets.counts_within(bounds, mat, self.distance)
 
     def _fraction_by_parts(self, triplets: Unlisted | None, rule: Rule, labels: Tensor) -> Fraction:

@@ -1,0 +1,62 @@
+"""Time of a call, and memory of a process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+T = TypeVar("T")
+_STATUS = Path("/proc/self/status")
+
+
+def now(device: torch.device) -> float:
+    """Seconds, once the device has done what it was told."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def in_fresh_process(call: Callable[..., T], *arguments: Any) -> T:
+    """The result of a call in a process whose peak of memory is its own."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(call, *arguments).result()
+
+
+def milliseconds(call: Callable[[], object], device: torch.device) -> float:
+    """Of the call, and of what it leaves a GPU to do."""
+    began = now(device)
+    call()
+    return 1000 * (now(device) - began)
+
+
+def peak_rss() -> float:
+    """Megabytes. Of Linux's own record: getrusage starts a process with its parent's."""
+    if not _STATUS.exists():
+        from resource import RUSAGE_SELF, getrusage
+
+        return getrusage(RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+    return _kilobytes("VmHWM") * 1024 / 1e6
+
+
+def limit_memory(gigabytes: float, device: torch.device) -> None:
+    """Lets allocations fail that would take so much more than the process has now; on a CPU, Linux alone."""
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, gigabytes * 1e9 / total), device)
+    elif _STATUS.exists():
+        from resource import RLIMIT_DATA, setrlimit
+
+        # Of the address space, RLIMIT_AS, libraries take tens of gigabytes that they never touch.
+        most = _kilobytes("VmData") * 1024 + int(gigabytes * 1e9)
+        setrlimit(RLIMIT_DATA, (most, most))
+
+
+def _kilobytes(name: str) -> int:
+    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(name))
+    return int(line.split()[1])

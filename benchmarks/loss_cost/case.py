@@ -1,0 +1,158 @@
+"""One case of the benchmark, measured in a process of its own, which a step over a limit ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from pytorch_metric_learning import losses, miners
+from torch import Tensor
+
+from benchmarks.engine.measuring import limit_memory, milliseconds, peak_rss
+from pml_xbn import XBNWrapper
+
+DIM, BATCH, IMAGES_PER_CLASS = 512, 64, 4
+OURS, PML = "XBNWrapper", "CrossBatchMemory"
+MEMORIES = {OURS: XBNWrapper, PML: losses.CrossBatchMemory}
+LOSSES: list[str] = losses.CrossBatchMemory.supported_losses()
+NUM_CLASSES: dict[str, Callable[[int], int]] = {"n/10": lambda rows: rows // 10, "10": lambda rows: 10}
+_USUAL_MINERS = {
+    "AngularLoss": "AngularMiner",
+    "MarginLoss": "DistanceWeightedMiner",
+    "MultiSimilarityLoss": "MultiSimilarityMiner",
+    "TripletMarginLoss": "TripletMarginMiner",
+}
+# Of the parts of a vector that are not common to all: those of a class, those of a row, and in how many
+# directions they lie.
+_OF_CLASS, _OF_ROW, _DIRECTIONS = 0.57, 0.6, 64
+_SHARE_OF_STEPS = 4  # all steps together take as long as the limit of one, over this
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a line of the results is of."""
+
+    memory: str
+    loss: str
+    miner: str
+    classes: str
+    rows: int
+
+
+def usual_miner(loss: str) -> str:
+    return _USUAL_MINERS.get(loss, "PairMarginMiner")
+
+
+class Data:
+    """Unit vectors, those of a class 0.65 apart on average, others 0.9.
+
+    All point the same way on average, as embeddings do, so that miners keep a part of the pairs with their
+    default margins: about a tenth of the negative ones that PairMarginMiner does.
+    """
+
+    def __init__(self, num_classes: int, device: torch.device) -> None:
+        self._generator = torch.Generator(device).manual_seed(0)
+        self._basis = torch.linalg.qr(self._normal(DIM, 1 + _DIRECTIONS))[0].T
+        self._classes = _OF_CLASS * self._normal(num_classes, _DIRECTIONS) / _DIRECTIONS**0.5
+
+    def draw(self, num_classes: int, per_class: int) -> tuple[Tensor, Tensor]:
+        """Embeddings and labels of classes drawn by chance."""
+        labels = torch.randint(
+            len(self._classes), (num_classes,), device=self._basis.device, generator=self._generator
+        ).repeat_interleave(per_class)
+        of_rows = _OF_ROW * self._normal(len(labels), _DIRECTIONS) / _DIRECTIONS**0.5
+        parts = torch.nn.functional.pad(self._classes[labels] + of_rows, (1, 0), value=1.0)
+        return torch.nn.functional.normalize(parts) @ self._basis, labels
+
+    def _normal(self, *shape: int) -> Tensor:
+        return torch.randn(shape, device=self._generator.device, generator=self._generator)
+
+
+class Subject:
+    """A full memory that takes steps, with the case's loss and miner or with SupConLoss alone."""
+
+    def __init__(self, case: Case, rows: int, data: Data, device: torch.device) -> None:
+        self._data, self._device = data, device
+        options = {"temperature": 0.1} if case.loss == "SupConLoss" else {}
+        self._loss = getattr(losses, case.loss)(**options)
+        self._miner = None if case.miner == "none" else getattr(miners, case.miner)()
+        self._supcon = losses.SupConLoss(temperature=0.1)
+        self.memory: Any = MEMORIES[case.memory](self._loss, DIM, rows, self._miner).to(device)
+        for first in range(0, rows, 2**12):  # at no moment there is twice the memory
+            part, labels = data.draw(min(2**12, rows - first), 1)
+            self.memory.add_to_memory(part, labels, len(part))
+
+    def step(self, batch_size: int = BATCH, *, is_supcon: bool = False) -> float:
+        """Milliseconds of forward and backward."""
+        self.memory.loss, self.memory.miner = (self._supcon, None) if is_supcon else (self._loss, self._miner)
+        embeddings, labels = self._data.draw(batch_size // IMAGES_PER_CLASS, IMAGES_PER_CLASS)
+        embeddings.requires_grad_()
+        self._labels = labels
+        return milliseconds(lambda: self.memory(embeddings, labels).backward(), self._device)
+
+    def kept(self) -> dict[str, float]:
+        """The shares of all positive and negative pairs, or of all triplets, that the miner kept at last."""
+        if self._miner is None:
+            return {}
+        same = (self._labels[:, None] == self.memory.label_memory).sum(dim=1).double()
+        positives, negatives = same - 1, len(self.memory.label_memory) - same
+        if hasattr(self._miner, "num_triplets"):
+            return {"kept_triplets": self._miner.num_triplets / float((positives * negatives).sum())}
+        return {
+            "kept_positives": self._miner.num_pos_pairs / float(positives.sum()),
+            "kept_negatives": self._miner.num_neg_pairs / float(negatives.sum()),
+        }
+
+
+def measure(
+    case: Case, device: torch.device, repeats: int, time_limit: float, memory_limit: float
+) -> Iterator[dict[str, Any]]:
+    """What is known after some steps, and after all."""
+    data = Data(NUM_CLASSES[case.classes](case.rows), device)
+    small = Subject(case, 32, data, device)  # brings in what the libraries load at the first step
+    small.step(8)
+    small.step(8, is_supcon=True)
+    del small
+    before = peak_rss()
+    limit_memory(memory_limit, device)
+
+    def step(*, is_supcon: bool = False) -> float:
+        signal.setitimer(signal.ITIMER_REAL, time_limit)  # ends this process
+        elapsed = subject.step(is_supcon=is_supcon)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        return elapsed
+
+    subject = Subject(case, case.rows, data, device)
+    elapsed = step()
+    if elapsed < 1000:
+        elapsed = step()
+    peak = torch.cuda.max_memory_allocated() / 1e6 if device.type == "cuda" else peak_rss() - before
+    yield {"ms": elapsed, "peak_mb": peak, **subject.kept()}
+    # In turn, so that a machine that slows down slows both.
+    step(is_supcon=True)
+    affordable = int(1000 * time_limit / _SHARE_OF_STEPS / elapsed)
+    times = [(step(), step(is_supcon=True)) for _ in range(max(1, min(repeats, affordable)))]
+    yield {
+        "ms": median(ms for ms, _ in times),
+        "supcon_ms": median(ms for _, ms in times),
+        "times_supcon": median(ms / supcon for ms, supcon in times),
+        "steps": len(times),
+    }
+
+
+def main() -> None:
+    job = json.loads(sys.argv[1])
+    torch.set_num_threads(job["threads"])
+    limits = job["repeats"], job["time_limit_s"], job["memory_limit_gb"]
+    for known in measure(Case(**job["case"]), torch.device(job["device"]), *limits):
+        print(json.dumps(known), flush=True)
+
+
+if __name__ == "__main__":
+    main()
