@@ -17,13 +17,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from benchmarks.engine.accuracy import retrieval_accuracy
-from benchmarks.engine.cost import (
-    DEVICE,
-    RESULTS,
-    environment,
-    write_report,
-)
-from benchmarks.engine.measuring import in_fresh_process, milliseconds, peak_rss
+from benchmarks.engine.cost import DEVICE, RESULTS, environment, in_fresh_process, write_report
+from benchmarks.engine.measuring import milliseconds, peak_rss
 
 COLUMNS = {
     "search": "search",

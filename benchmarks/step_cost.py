@@ -38,9 +38,10 @@ from benchmarks.engine.cost import (
     MinerName,
     Subject,
     environment,
+    in_fresh_process,
     write_report,
 )
-from benchmarks.engine.measuring import in_fresh_process, milliseconds, peak_rss
+from benchmarks.engine.measuring import milliseconds, peak_rss
 from benchmarks.engine.results import read_csv
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
 

@@ -1,20 +1,23 @@
-"""What measurements of a step have in common: subjects, clocks, random embeddings and reports."""
+"""What measurements of a step have in common: subjects, random embeddings and reports."""
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from pytorch_metric_learning import losses, miners
 from torch import Tensor, nn
 
-from benchmarks.engine.measuring import milliseconds
-from benchmarks.engine.results import markdown, name_of, write_csv
+from benchmarks.engine.measuring import milliseconds, name_of
+from benchmarks.engine.results import markdown, write_csv
 
+T = TypeVar("T")
 RESULTS = Path(__file__).parents[1] / "results"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NUM_CLASSES, IMAGES_PER_CLASS = 12_000, 4
@@ -83,6 +86,12 @@ class Subject:
 
     def _labels(self, number: int) -> Tensor:
         return torch.randint(NUM_CLASSES, (number,), device=self.device, generator=self.generator)
+
+
+def in_fresh_process(call: Callable[..., T], *arguments: Any) -> T:
+    """The result of a call in a process whose peak of memory is its own."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(call, *arguments).result()
 
 
 def write_report(

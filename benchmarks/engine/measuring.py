@@ -1,18 +1,21 @@
-"""Time of a call, and memory of a process."""
+"""Devices, time of a call, and memory of a process."""
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, TypeVar
 
 import torch
 
-T = TypeVar("T")
 _STATUS = Path("/proc/self/status")
+
+
+def name_of(device: torch.device) -> str:
+    """What a measurement is made on."""
+    is_cuda = device.type == "cuda"
+    return torch.cuda.get_device_name(device) if is_cuda else f"{platform.machine()} CPU"
 
 
 def now(device: torch.device) -> float:
@@ -20,12 +23,6 @@ def now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
-
-
-def in_fresh_process(call: Callable[..., T], *arguments: Any) -> T:
-    """The result of a call in a process whose peak of memory is its own."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(call, *arguments).result()
 
 
 def milliseconds(call: Callable[[], object], device: torch.device) -> float:

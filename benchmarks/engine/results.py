@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import csv
-import platform
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from benchmarks.engine.history import History
 
@@ -59,9 +56,3 @@ def write_results(
     write_csv([{"method": name, **row} for name, row in results.items()], folder / "results.csv")
     epochs = [{"method": name, **row} for name, history in histories.items() for row in history.epochs]
     write_csv(epochs, folder / "epochs.csv")
-
-
-def name_of(device: torch.device) -> str:
-    """What a measurement was made on."""
-    is_cuda = device.type == "cuda"
-    return torch.cuda.get_device_name(device) if is_cuda else f"{platform.machine()} CPU"

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.engine.results import markdown, name_of, read_csv, write_csv
+from benchmarks.engine.measuring import name_of
+from benchmarks.engine.results import markdown, read_csv, write_csv
 from benchmarks.loss_cost.picture import draw
 
 FITS, NO_FIT = "fits", "does not fit"
