@@ -8,16 +8,17 @@ from pytorch_metric_learning.samplers import MPerClassSampler
 from pytorch_metric_learning.utils import common_functions
 from torch import Tensor
 
-from benchmarks.engine.randomness import seed_for
+from benchmarks.engine.randomness import generator_for, seed_for
 
 
 class EpochBatches:
-    """Class-balanced batches; the batches of an epoch depend on the seed and the epoch alone.
+    """Class-balanced or random batches; those of an epoch depend on the seed and the epoch alone.
 
     Args:
         labels: (N,) labels of all training images.
         batch_size: a multiple of ``images_per_class``.
-        images_per_class: images of each class in a batch.
+        images_per_class: images of each class in a batch; 0: an epoch is a random order of all images,
+            whatever their classes.
         seed: the run's seed.
 
     Raises:
@@ -26,13 +27,13 @@ class EpochBatches:
     """
 
     def __init__(self, labels: Tensor, batch_size: int, images_per_class: int, seed: int) -> None:
-        if batch_size < 1 or batch_size % images_per_class:
+        if batch_size < 1 or (images_per_class and batch_size % images_per_class):
             raise ValueError(
                 f"batch_size is {batch_size}; it must be a positive multiple of "
                 f"{images_per_class}, the images per class"
             )
         classes = len(labels.unique())
-        if classes * images_per_class < batch_size or len(labels) < batch_size:
+        if (images_per_class and classes * images_per_class < batch_size) or len(labels) < batch_size:
             raise ValueError(
                 f"{classes} classes with {len(labels)} images do not fill a batch of {batch_size} "
                 f"with {images_per_class} images per class; use more classes or a smaller batch"
@@ -49,6 +50,9 @@ class EpochBatches:
 
     def _draw_epoch(self, epoch: int) -> Tensor:
         """(steps, batch_size) positions in ``labels``."""
+        if not self.images_per_class:
+            order = torch.randperm(len(self.labels), generator=generator_for(self.seed, epoch))
+            return order[: len(self) * self.batch_size].view(-1, self.batch_size)
         # The sampler draws from a generator that PML shares between all its objects.
         shared = common_functions.NUMPY_RANDOM
         common_functions.NUMPY_RANDOM = np.random.RandomState(seed_for(self.seed, epoch))

@@ -40,8 +40,8 @@ class Measured:
     Attributes:
         every: steps from one measurement to the next; 0 for none.
         anew_each_epoch: counts these steps from the beginning of each epoch.
-        drift_over: numbers of steps Δk; by default those of Cross-Batch Memory, Fig. 3, and of the AXBN
-            paper, Fig. 3.
+        drift_over: numbers of steps Δk; by default those of Cross-Batch Memory, Fig. 3, but for its 1,000,
+            and of the AXBN paper, Fig. 3.
         whole_batches: staleness is of batches that are still whole in memory.
     """
 
@@ -127,7 +127,7 @@ class Diagnostics:
 
         Args:
             step: counted over all epochs.
-            tables: get a row each of what was measured: drift_1, drift_10, drift_100, and of a memory
+            tables: get a row each of what was measured: drift_1, drift_10 and so on, and of a memory
                 staleness, push, and memory_push and valid_pairs if its loss tells pairs apart.
         """
         if self._rows is not None and not self._found:

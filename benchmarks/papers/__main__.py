@@ -119,8 +119,8 @@ def _print_results(settings: Settings, results: list[Row]) -> None:
     experiment, differences = same[0]
     weights = (name_of_weights(settings), paper_weights(experiment))
     print(result_table(results, experiment.figures, experiment.source, weights))
-    for other, _ in same[1:]:
-        figures = ", ".join(other.figures.values())
+    for other in [other for other, theirs in same[1:] if len(theirs) <= len(differences)]:
+        figures = ", ".join(other.figures.values()) or "a curve"
         print(f"Also there: {other.source} ({other.title}): {figures}")
     for difference in differences:
         print(f"Not as in the paper: {difference}")

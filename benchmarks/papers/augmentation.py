@@ -71,7 +71,7 @@ def _crop_transforms(settings: Settings, size: int, mean: Any, std: Any) -> tupl
     """
     from torchvision import transforms
 
-    larger = round(size * _RESIZE)
+    larger = settings.resize or round(size * _RESIZE)
     resize = transforms.Resize((larger, larger))
     finish = [transforms.ToTensor(), transforms.Normalize(mean, std)]
     crop = [transforms.RandomCrop(size)]

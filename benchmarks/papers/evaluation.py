@@ -24,8 +24,8 @@ _MORE_RECALL_AT = {
     "in-shop": (20, 30, 40, 50),
     "deep-fashion2": (20,),
     "vehicle-id": (5,),
-    "cub": (2, 4, 8),
-    "cars": (2, 4, 8),
+    "cub": (2, 4, 8, 16, 32),
+    "cars": (2, 4, 8, 16, 32),
 }
 
 # Embeddings and labels of the queries, and of the gallery.

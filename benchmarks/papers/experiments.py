@@ -18,7 +18,8 @@ class Experiment:
         dataset: a value of ``--dataset``.
         flags: the value of ``--preset``, and other flags.
         source: paper and table.
-        figures: percentages by metric, as the paper prints them; that of a number K is Recall@K.
+        figures: percentages by metric, as the paper prints them; that of a number K is Recall@K. None where
+            it draws a curve.
     """
 
     key: str
@@ -35,7 +36,7 @@ class Experiment:
 
 
 def _figures(text: str) -> dict[str, str]:
-    figures = (figure.split(": ") for figure in text.split("; "))
+    figures = (figure.split(": ") for figure in text.split("; ") if figure)
     return {f"recall_at_{name}" if name.isdecimal() else name: value for name, value in figures}
 
 

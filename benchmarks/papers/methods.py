@@ -63,6 +63,7 @@ def build_loss(settings: Settings, setup: LossSetup) -> nn.Module:
             # The paper defers to the code of Boudiaf et al. (2020), which smooths towards the other classes,
             # where torch takes all, and starts from class weights of zero.
             settings.label_smoothing * setup.num_classes / (setup.num_classes - 1),
+            beta=settings.sgsl_weight,
             weight_init_func=TorchInitWrapper(nn.init.zeros_),
         )
     if settings.method == "super-class" and setup.superclasses is None:

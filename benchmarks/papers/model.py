@@ -1,4 +1,4 @@
-"""A backbone of timm and a head that makes embeddings of its features."""
+"""A backbone, of timm or an Inception, and a head that makes embeddings of its features."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from pickle import UnpicklingError
 from typing import Any
 
 from torch import Tensor, nn
+from torch.hub import load_state_dict_from_url
 from torch.nn.functional import normalize
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from benchmarks.papers.inception import INCEPTIONS, InceptionBackbone, build_inception
 from benchmarks.papers.settings import Settings
 from pml_xbn.heads import MAP_HEADS, make_head, remove_last_bn_relu
 
@@ -98,7 +100,7 @@ def name_of_weights(settings: Settings) -> str:
         return f"{settings.backbone}, untrained"
     if settings.weights is not None:
         return f"{settings.backbone} from {settings.weights}"
-    config = timm.get_pretrained_cfg(settings.backbone)
+    config = None if settings.backbone in INCEPTIONS else timm.get_pretrained_cfg(settings.backbone)
     tag = "" if config is None else config.tag
     return f"{settings.backbone.partition('.')[0]}.{tag}" if tag else settings.backbone
 
@@ -115,11 +117,11 @@ def _import_timm() -> Any:
 
 def _build_backbone(settings: Settings) -> Any:
     timm, name = _import_timm(), settings.backbone
-    if not timm.is_model(name):
-        close = get_close_matches(name, timm.list_models(), n=5)
+    if name not in INCEPTIONS and not timm.is_model(name):
+        close = get_close_matches(name, [*timm.list_models(), *INCEPTIONS], n=5)
         raise ValueError(
-            f"--backbone is {name!r}, which timm {timm.__version__} does not have; "
-            f"choose one of timm.list_models(), such as {', '.join(close) or 'resnet50'}"
+            f"--backbone is {name!r}, which timm {timm.__version__} does not have; choose one of "
+            f"{', '.join(INCEPTIONS)} or timm.list_models(), such as {', '.join(close) or 'resnet50'}"
         )
     if settings.weights is not None and not settings.pretrained:
         raise ValueError(f"--weights is {settings.weights}, beside --no-pretrained; leave out one of them")
@@ -130,14 +132,13 @@ def _build_backbone(settings: Settings) -> Any:
                 f"--pooling is {settings.pooling}, and --head {settings.head} pools by itself; leave out one"
             )
         pool = {"global_pool": ""}
+    if name in INCEPTIONS:
+        return _build_inception(settings)
     fetched = settings.pretrained and settings.weights is None
     try:
         backbone = timm.create_model(name, fetched, num_classes=0, **pool)
     except OSError as error:
-        raise FileNotFoundError(
-            f"the weights {name_of_weights(settings)} are not here and cannot be fetched; where there is a "
-            f"network, fetch {_address(timm, name)} and pass the file as --weights, or pass --no-pretrained"
-        ) from error
+        raise FileNotFoundError(_unreachable(name_of_weights(settings), _address(timm, name))) from error
     except RuntimeError as error:
         tags = timm.list_models(f"{name.partition('.')[0]}.*", pretrained=True)
         raise ValueError(
@@ -146,6 +147,33 @@ def _build_backbone(settings: Settings) -> Any:
     if settings.weights is not None:
         _load_weights(backbone, name, settings.weights)
     return backbone
+
+
+def _build_inception(settings: Settings) -> InceptionBackbone:
+    name = settings.backbone
+    pool: nn.Module = nn.Sequential(
+        nn.AdaptiveMaxPool2d(1) if settings.pooling == "max" else nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
+
+    def load(network: nn.Module) -> None:
+        if settings.weights is not None:
+            _load_weights(network, name, settings.weights)
+        elif settings.pretrained:
+            try:
+                weights = load_state_dict_from_url(INCEPTIONS[name], map_location="cpu", check_hash=True)
+            except OSError as error:
+                raise FileNotFoundError(_unreachable(name, INCEPTIONS[name])) from error
+            # GoogLeNet's file has the classifiers of its training too.
+            network.load_state_dict({key: weights[key] for key in network.state_dict() if key in weights})
+
+    return build_inception(name, nn.Identity() if settings.head in MAP_HEADS else pool, load)
+
+
+def _unreachable(weights: str, address: str) -> str:
+    return (
+        f"the weights {weights} are not here and cannot be fetched; where there is a "
+        f"network, fetch {address} and pass the file as --weights, or pass --no-pretrained"
+    )
 
 
 def _address(timm: Any, name: str) -> str:

@@ -7,10 +7,13 @@ from types import ModuleType
 from typing import Any
 
 from pytorch_metric_learning import distances, losses, miners, reducers
+from pytorch_metric_learning.utils.common_functions import TorchInitWrapper
 from torch import nn
 
 # Arguments whose values are the names of other parts.
 _NAMED_PARTS = {"distance": distances, "reducer": reducers}
+# How weights of classes (d, C) start: as those of nn.Linear, uniform between ±1/√d.
+_FIRST_WEIGHTS = {"linear": TorchInitWrapper(nn.init.kaiming_uniform_, a=5**0.5, mode="fan_out")}
 
 
 def make_loss(name: str, options: dict[str, Any], **known: Any) -> nn.Module:
@@ -20,7 +23,9 @@ def make_loss(name: str, options: dict[str, Any], **known: Any) -> nn.Module:
         ValueError: there is no such loss, or it does not take the options.
     """
     cls = _part("--loss", losses, name)
-    asked = inspect.signature(cls).parameters
+    # Its bases' too, which *args and **kwargs go to.
+    inits = [vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base)]
+    asked = {parameter for init in inits for parameter in inspect.signature(init).parameters}
     loss: nn.Module = _make(cls, {**{key: value for key, value in known.items() if key in asked}, **options})
     return loss
 
@@ -46,6 +51,11 @@ def _make(cls: Any, options: dict[str, Any]) -> Any:
         key: _part(key, _NAMED_PARTS[key], value)() if key in _NAMED_PARTS else value
         for key, value in options.items()
     }
+    if "weight_init_func" in built:
+        name = built["weight_init_func"]
+        if name not in _FIRST_WEIGHTS:
+            raise ValueError(f"weight_init_func is {name!r}; choose one of {', '.join(_FIRST_WEIGHTS)}")
+        built["weight_init_func"] = _FIRST_WEIGHTS[name]
     try:
         return cls(**built)
     except TypeError as error:

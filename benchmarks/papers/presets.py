@@ -140,6 +140,7 @@ _OF: dict[str, tuple[str, tuple[str, ...]]] = {
     **dict.fromkeys(
         ("crop_scale", "crop_ratio", "color_jitter", "hue_jitter"), ("augmentation", ("resized-crop",))
     ),
+    "resize": ("augmentation", ("crop", "resized-crop")),
     **dict.fromkeys(("rand_augment", "random_erasing"), ("augmentation", ("timm",))),
     "delay": ("method", ("delayed",)),
     "momentum": ("method", ("ema",)),
@@ -149,7 +150,7 @@ _OF: dict[str, tuple[str, tuple[str, ...]]] = {
         ("method", ("axbn",)),
     ),
     **dict.fromkeys(("temperature", "class_ratio"), ("method", ("norm-softmax",))),
-    **dict.fromkeys(("gamma", "sgsl_start", "label_smoothing"), ("method", ("sgsl",))),
+    **dict.fromkeys(("gamma", "sgsl_start", "sgsl_weight", "label_smoothing"), ("method", ("sgsl",))),
 }
 
 

@@ -10,6 +10,8 @@ from typing import Any
 from benchmarks.engine.results import read_csv
 from benchmarks.engine.settings import identity
 from benchmarks.papers.experiments import EXPERIMENTS, Experiment
+from benchmarks.papers.inception import INCEPTIONS
+from benchmarks.papers.inventory import INVENTORY
 from benchmarks.papers.presets import read_settings
 from benchmarks.papers.results import metric_name
 from benchmarks.papers.settings import Settings
@@ -28,6 +30,9 @@ _IDENTITY = (
     "class_ratio",
     "gamma",
     "sgsl_start",
+    "sgsl_weight",
+    "images_per_class",
+    "memory_ratio",
     "remove_last_bn_relu",
     "mean_lambda",
     "std_lambda",
@@ -56,8 +61,13 @@ given by `--root`. `--download` fetches those that can be fetched. Figures on Ve
 with the classes of `--protocol`, XBM's with its preset, on the 12,377 queries and the gallery of 36,961
 that are released. XBM prints 32,550 and 37,183, which cannot be had. A query without a match is a miss.
 
-Left out are the rows of backbones that timm does not have (GoogLeNet, BNInception), so those of XBM on
-CUB and Cars, whose memory is also updated in another way; LMCL in NormSoftmax; and the weight β of SGSL.
+Where a paper draws a curve without printing its values there is no figure. The last two sections have the
+tables and figures whose numbers are those of other rows, or in the logs of their runs, and what is left out.
+
+XBM's margins of the triplet and the MS loss are its code's. Its rows of CUB and Cars have the plain queue.
+NormSoftmax trained GoogLeNet on SOP in one stage too, with ten times the learning rate for new layers, and
+does not say which of the two its table has: the row here has the two stages of all others. It gives neither
+margin nor scale of LMCL; PML's are taken. `bninception` needs `pip install pretrainedmodels six`.
 
 The thesis runs the AXBN paper's protocol and reports much lower figures for the same methods, which it
 could not explain (§5.4.1): compare its figures with its own No-XBM. Its Table 5.14 gives neither the
@@ -93,7 +103,7 @@ def _parse(arguments: str) -> Settings:
 def paper_weights(experiment: Experiment) -> str:
     """The pretrained weights of an experiment; those whose paper does not name them have no tag."""
     backbone = parse_experiment(experiment).backbone
-    return backbone if "." in backbone else "not stated"
+    return backbone if "." in backbone or backbone in INCEPTIONS else "not stated"
 
 
 def table(text: str = "") -> str:
@@ -104,7 +114,8 @@ def table(text: str = "") -> str:
             f"`{experiment.key}`",
             experiment.title.replace("*", "\\*"),
             f"`{experiment.dataset}`",
-            "; ".join(f"{metric_name(key)} {value}" for key, value in experiment.figures.items()),
+            "; ".join(f"{metric_name(key)} {value}" for key, value in experiment.figures.items())
+            or "a curve",
             experiment.source,
             f"`python -m benchmarks.papers {experiment.arguments}`",
         ]
@@ -112,7 +123,50 @@ def table(text: str = "") -> str:
     if text:
         return "".join(f"{row}\n" for row in [*rows, *_moco_rows()] if text.lower() in row.lower())
     header = "| Experiment | Name in the paper | Data set | Paper | Source | Command |"
-    return "\n".join([_INTRODUCTION, header, "|:--" * 6 + "|", *rows, _MOCO, *_moco_rows()]) + "\n"
+    return (
+        "\n".join(
+            [
+                _INTRODUCTION,
+                header,
+                "|:--" * 6 + "|",
+                *rows,
+                _MOCO,
+                *_moco_rows(),
+                *_elsewhere(),
+                *_left_out(),
+            ]
+        )
+        + "\n"
+    )
+
+
+def _elsewhere() -> list[str]:
+    """What is read from the runs of other rows."""
+    rows = [
+        " | ".join(
+            (f"| {item.paper}", item.place, item.what, item.runs or item.place, item.where or "the results")
+        )
+        for item in INVENTORY
+        if item.runs or item.where
+    ]
+    return [
+        "\n## Read from the runs of other rows, or from logs\n",
+        "| Paper | Table or figure | What | Rows | Where |",
+        "|:--|:--|:--|:--|:--|",
+        *(f"{row} |" for row in rows),
+    ]
+
+
+def _left_out() -> list[str]:
+    rows = [
+        f"| {item.paper} | {item.place} | {item.what} | {item.reason} |" for item in INVENTORY if item.reason
+    ]
+    return [
+        "\n## What is left out, and why\n",
+        "| Paper | Table or figure | What | Why |",
+        "|:--|:--|:--|:--|",
+        *rows,
+    ]
 
 
 def _moco_rows() -> list[str]:

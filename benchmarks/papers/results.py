@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
-NAMES = {"map_at_r": "MAP@R", "nmi": "NMI"}
+NAMES = {"map_at_r": "MAP@R", "nmi": "NMI", "separability_criterion": "class separability"}
 
 
 def metric_name(key: str) -> str:
     """recall_at_1 -> Recall@1."""
-    return NAMES.get(key) or key.replace("recall_at_", "Recall@")
+    return NAMES.get(key) or key.replace("recall_at_", "Recall@").replace("superclass_within_", "superclass@")
 
 
 def with_deviation(values: Sequence[float]) -> str:

@@ -39,6 +39,7 @@ class Data:
     protocol: Literal["axbn", "xbm"] = "axbn"  # whose classes DeepFashion2 has
     limit_classes: Positive | None = None  # train and test on so many classes each
     image_size: Positive | None = None  # side in pixels; default: 32 for Glyphs, else 224
+    resize: Positive | None = None  # side before a crop; default: 8/7 of image_size
     augmentation: Literal["timm", "crop", "resized-crop"] = "timm"
     """timm's; random crops and mirroring; or resized crops, colours and mirroring; Glyphs are distorted"""
     rand_augment: str = "rand-m9-mstd0.5"  # timm's name of a RandAugment profile, or none
@@ -54,7 +55,8 @@ class Data:
 class Model:
     """Backbone and head."""
 
-    backbone: str = "resnet50"  # any of timm's models, with or without the tag of its weights
+    backbone: str = "resnet50"
+    """googlenet, bninception or any of timm's models, with or without the tag of its weights"""
     pretrained: bool = True  # start from pretrained weights
     weights: str | None = None  # file of the pretrained weights; default: timm fetches them
     pooling: Literal["avg", "max"] | None = None  # in place of the backbone's own
@@ -93,6 +95,7 @@ class Loss:
     class_ratio: Share = 1.0  # norm-softmax: share of the classes per iteration
     gamma: NotNegative = 30.0  # sgsl: γ
     sgsl_start: NotNegative = 3.0  # sgsl: joins where the softmax loss is below; 0: never
+    sgsl_weight: NotNegative = 1.0  # sgsl: β
     label_smoothing: BelowOne = 0.1  # sgsl: share of the softmax's target for other classes
 
 
@@ -102,7 +105,7 @@ class Optimisation:
 
     seed: Natural = 0  # of weights, batches and augmentation
     batch_size: Positive = 64  # images per iteration, over all ranks
-    images_per_class: Positive = 4  # images of each class in a batch
+    images_per_class: Natural = 4  # images of each class in a batch; 0: at random from all
     warmup_epochs: Natural = 2  # epochs of the new layers alone, without memory
     warmup_learning_rate: NotNegative = 1e-3  # of SGD in these epochs
     epochs: Positive = 50  # epochs of all layers

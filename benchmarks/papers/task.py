@@ -66,7 +66,8 @@ class PapersTask(Task):
         )
         self.length = run_length(settings, len(self._batches))
         self.steps_per_epoch, self.rows_per_step = self.length.steps_per_epoch, settings.batch_size
-        self.log_every, self.measured = settings.log_every, Measured(settings.diagnostics_every)
+        self.log_every = settings.log_every
+        self.measured = Measured(settings.diagnostics_every, drift_over=(1, 10, 100, 1000))
         setup = LossSetup(
             num_classes=data.num_classes,
             memory_size=max(settings.batch_size, round(settings.memory_ratio * len(data.train))),

@@ -17,9 +17,10 @@ from .base_classification_loss import BaseClassificationLoss
 class StopGradientSoftmaxLoss(BaseClassificationLoss):
     r"""Stop-Gradient Softmax Loss, together with the softmax loss that it shares its weights with.
 
-    Stop-Gradient Softmax Loss for Deep Metric Learning, Eq. 7: :math:`L_{softmax} + L_{SGSL}`. The softmax
-    loss (Eq. 5) is the cross entropy of the logits :math:`W_j^T f_i`, without bias or normalisation, with
-    label smoothing. To it comes (Eq. 6), with :math:`\bar x = x / \lVert x \rVert_2`,
+    Stop-Gradient Softmax Loss for Deep Metric Learning, Eq. 7 and 10:
+    :math:`L_{softmax} + \beta L_{SGSL}`. The softmax loss (Eq. 5) is the cross entropy of the logits
+    :math:`W_j^T f_i`, without bias or normalisation, with label smoothing. To it comes (Eq. 6), with
+    :math:`\bar x = x / \lVert x \rVert_2`,
 
     .. math::
         L_{SGSL} = \frac{1}{N} \sum_i \mathrm{Softplus}\left(
@@ -47,6 +48,7 @@ class StopGradientSoftmaxLoss(BaseClassificationLoss):
         label_smoothing: share of the target that goes to all classes alike, in the softmax loss. The paper
             smooths but does not say by how much; it refers to Boudiaf et al. (2020) for other settings, whose
             code gives 0.1 to the other classes, which is 0.1 · C / (C - 1) to all.
+        beta: β, the weight of Eq. 6; 1 in Eq. 7, and the best of the paper's Table 6.
         **kwargs: what PML's classification losses take. The weights start as those of ``nn.Linear``: PML's
             would make logits of ‖f‖ and more, and a first loss that never gets below the threshold.
 
@@ -69,6 +71,7 @@ class StopGradientSoftmaxLoss(BaseClassificationLoss):
         gamma: float = 30.0,
         threshold: float = 3.0,
         label_smoothing: float = 0.1,
+        beta: float = 1.0,
         **kwargs: Any,
     ) -> None:
         check_positive("gamma", gamma)
@@ -76,6 +79,7 @@ class StopGradientSoftmaxLoss(BaseClassificationLoss):
             check_non_negative("threshold", threshold)
         if not 0 <= label_smoothing <= 1:
             raise ValueError(f"label_smoothing={label_smoothing!r}: pass a number in [0, 1]")
+        check_non_negative("beta", beta)
         super().__init__(num_classes, embedding_size, **kwargs)
         if not isinstance(self.distance, DotProductSimilarity) or self.distance.normalize_embeddings:
             raise ValueError(
@@ -85,8 +89,9 @@ class StopGradientSoftmaxLoss(BaseClassificationLoss):
         self.gamma = gamma
         self.threshold = threshold
         self.label_smoothing = label_smoothing
+        self.beta = beta
         self.add_to_recordable_attributes(
-            list_of_names=["gamma", "threshold", "label_smoothing"], is_stat=False
+            list_of_names=["gamma", "threshold", "label_smoothing", "beta"], is_stat=False
         )
 
     def similarities(self, embeddings: Tensor, weights: Tensor) -> Tensor:
@@ -103,7 +108,10 @@ class StopGradientSoftmaxLoss(BaseClassificationLoss):
         )
         sgsl = _stop_gradient_softmax(embeddings, weights.detach(), labels, self.gamma)
         joins = softmax.detach().mean() < self.threshold
-        return {"softmax_loss": softmax, "sgsl_loss": torch.where(joins, sgsl, torch.zeros_like(sgsl))}
+        return {
+            "softmax_loss": softmax,
+            "sgsl_loss": torch.where(joins, self.beta * sgsl, torch.zeros_like(sgsl)),
+        }
 
     def get_default_distance(self) -> DotProductSimilarity:
         return DotProductSimilarity(normalize_embeddings=False)

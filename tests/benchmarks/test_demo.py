@@ -288,6 +288,19 @@ def test_batches_hold_four_images_of_each_class() -> None:
         assert labels[batch].unique(return_counts=True)[1].tolist() == [4, 4, 4, 4]
 
 
+def test_random_batches_are_a_new_order_of_all_images_in_every_epoch() -> None:
+    labels = torch.arange(30).repeat_interleave(5)
+    batches = EpochBatches(labels, 32, 0, seed=3)
+    first, second = batches.epoch(0), batches.epoch(1)
+    assert first.shape == second.shape == (4, 32)
+    assert len(first.unique()) == len(second.unique()) == 128
+    assert not torch.equal(first, second)
+    assert torch.equal(EpochBatches(labels, 32, 0, seed=3).epoch(1), second)
+    assert not torch.equal(EpochBatches(labels, 32, 0, seed=4).epoch(1), second)
+    with pytest.raises(ValueError, match="do not fill a batch of 151"):
+        EpochBatches(labels, 151, 0, seed=3)
+
+
 @pytest.mark.parametrize(("batch_size", "message"), [(18, "multiple of 4"), (64, "64")])
 def test_impossible_batches_are_refused(batch_size: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -15,6 +15,7 @@ if not has_timm():
     pytest.skip("timm cannot be imported", allow_module_level=True)
 
 import timm
+from torch.nn.functional import cross_entropy, normalize
 
 from benchmarks.engine.ranks import Ranks
 from benchmarks.engine.run import Run
@@ -122,6 +123,49 @@ def test_sgsls_labels_and_first_weights_are_those_of_the_code_that_it_defers_to(
     targets[range(8), labels] = 0.8
     expected = -(targets * (embeddings @ loss_fn.W).log_softmax(dim=1)).sum(dim=1).mean()
     torch.testing.assert_close(loss_fn(embeddings, labels), expected)
+
+
+def test_random_batches_train_with_a_memory() -> None:
+    run = new_run("--method xbm --images-per-class 0 --batch-size 12")
+    positions = run.task._batches.epoch(1)  # type: ignore[attr-defined]
+    assert len(positions.unique()) == positions.numel()
+    train_quietly(run)
+    assert run.task.loss_fn.num_rows == 24  # type: ignore[attr-defined]
+
+
+def test_sgsls_weight_is_that_of_its_part_beside_the_softmax() -> None:
+    setup = LossSetup(num_classes=5, memory_size=8, steps_per_epoch=1, superclasses=None, world_size=1)
+    embeddings, labels, losses = torch.randn(8, 16), torch.arange(8) % 5, []
+    for weight in (0, 1, 2.5):
+        loss_fn = build_loss(read(f"--method sgsl --sgsl-weight {weight}"), setup)
+        loss_fn.W.data = torch.eye(16, 5)
+        losses.append(loss_fn(embeddings, labels).item())
+    assert losses[2] - losses[0] == pytest.approx(2.5 * (losses[1] - losses[0]), rel=1e-4)
+    assert losses[1] > losses[0]
+
+
+def test_lmcl_has_its_margin_and_the_first_weights_of_norm_softmax() -> None:
+    setup = LossSetup(num_classes=50, memory_size=8, steps_per_epoch=1, superclasses=None, world_size=1)
+    flags = "--method no-xbm --miner none --loss CosFaceLoss --loss-options weight_init_func=linear"
+    loss_fn = build_loss(read(flags), setup)
+    (weights,) = loss_fn.parameters()
+    assert weights.shape == (16, 50)
+    assert 0.9 / 4 < weights.abs().max() <= 1 / 4
+    embeddings, labels = torch.randn(8, 16), torch.arange(8)
+    cosines = normalize(embeddings) @ normalize(weights, dim=0)
+    logits = 64 * (cosines - 0.35 * torch.eye(8, 50))
+    torch.testing.assert_close(loss_fn(embeddings, labels), cross_entropy(logits, labels))
+    with pytest.raises(ValueError, match="weight_init_func is 'zeros'; choose one of linear"):
+        build_loss(read(flags.replace("linear", "zeros")), setup)
+
+
+def test_resize_is_the_side_before_the_crop() -> None:
+    config = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
+    flags = "--preset norm-softmax --dataset cub --image-size 227"
+    for more, larger in (("", 259), ("--resize 256", 256)):
+        for transform in build_transforms(read(f"{flags} {more}"), config):
+            assert transform.transforms[0].size == (larger, larger)
+            assert tuple(transform.transforms[1].size) == (227, 227)
 
 
 def eq_1(anchors: np.ndarray, labels: list[int], rows: np.ndarray, of_rows: list[int]) -> float:

@@ -18,7 +18,10 @@ from benchmarks.papers.settings import DATASETS, PRESETS, Settings
 
 ROOT = Path(__file__).parents[2]
 # What the user chooses, whatever the preset.
-CHOSEN = {"dataset", "test_size", "limit_classes", "steps_per_epoch", "weights", "binary", "nmi", "seed"}
+CHOSEN = {
+    *("dataset", "test_size", "limit_classes", "steps_per_epoch"),
+    *("resize", "weights", "binary", "eval_every", "nmi", "seed"),
+}
 IS_SOURCE = re.compile(
     r"§\d|Tables? \d|Figure \d|Eq\. \d|Appendix [A-E\d]|Implementation Details|code: `|not stated: ours"
 )
@@ -59,8 +62,9 @@ def parsed(name: str, text: str) -> Any:
     """What a flag makes of a cell."""
     if text == "–":
         return {} if name.endswith("_options") else None
-    flag = f"--{'no-' * (text == 'no')}{name.replace('_', '-')}"
-    settings, _ = command_line.read(Settings, arguments=[flag, *text.split() * (text not in ("yes", "no"))])
+    flag, is_switch = name.replace("_", "-"), isinstance(getattr(Settings, name, None), bool)
+    words = [f"--{'no-' * (text == 'no')}{flag}"] if is_switch else [f"--{flag}", *text.split()]
+    settings, _ = command_line.read(Settings, arguments=words)
     return getattr(settings, name)
 
 
@@ -85,7 +89,7 @@ def matters(name: str, settings: Settings) -> bool:
         **dict.fromkeys(("process_noise", "measurement_noise"), settings.method == "axbn"),
         **dict.fromkeys(("initial_variance", "gain_update_interval"), settings.method == "axbn"),
         **dict.fromkeys(("temperature", "class_ratio"), settings.method == "norm-softmax"),
-        **dict.fromkeys(("gamma", "sgsl_start", "label_smoothing"), settings.method == "sgsl"),
+        **dict.fromkeys(("gamma", "sgsl_start", "sgsl_weight", "label_smoothing"), settings.method == "sgsl"),
         "warmup_learning_rate": bool(settings.warmup_epochs),
         "epochs": settings.iterations is None,
         "iterations": settings.iterations is not None,

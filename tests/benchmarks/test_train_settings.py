@@ -77,7 +77,8 @@ def test_every_metric_of_the_papers_is_measured() -> None:
 
     for experiment in EXPERIMENTS:
         measured = {*_RECALL_AT, *_MORE_RECALL_AT.get(experiment.dataset, ())}
-        names = {f"recall_at_{k}" for k in measured} | {"nmi"}
+        logged = {"separability_criterion", *(f"superclass_within_{k}" for k in range(1, 6))}
+        names = {f"recall_at_{k}" for k in measured} | {"nmi"} | logged
         assert set(experiment.figures) <= names, experiment
 
 
@@ -344,3 +345,11 @@ def test_other_pretrained_weights_are_a_difference_from_the_paper() -> None:
     assert differences == ["backbone='resnet50', theirs 'resnet50.tv_in1k'"]
     (experiment, _), *_ = same_experiments(read("--dataset sop"))
     assert paper_weights(experiment) == "not stated"
+
+
+def test_rows_that_a_run_repeats_as_well_are_named_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+    papers._print_results(read("--preset norm-softmax --dataset cub"), [{"epoch": 1, "recall_at_1": 60.0}])
+    printed = capsys.readouterr().out
+    assert "NormSoftmax, Table 6, NMI Table 3, Figure 2" in printed
+    assert "Also there: NormSoftmax, Table 4 (NormSoftmax 512, 25 samples per class): 61.3" in printed
+    assert printed.count("Also there") == 1

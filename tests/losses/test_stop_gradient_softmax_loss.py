@@ -1,4 +1,4 @@
-"""Eq. 5 to 7 of Stop-Gradient Softmax Loss, against a re-computation row by row in float64 NumPy."""
+"""Eq. 5 to 7 and 10 of Stop-Gradient Softmax Loss, against a re-computation row by row in float64 NumPy."""
 
 from __future__ import annotations
 
@@ -50,22 +50,22 @@ def case(dtype: torch.dtype, device: torch.device, **kwargs: float) -> tuple:
     return loss_fn, f, f.detach().double().cpu().numpy(), loss_fn.W.detach().double().cpu().numpy()
 
 
-@pytest.mark.parametrize("gamma", [1.0, 30.0])
+@pytest.mark.parametrize(("gamma", "beta"), [(1.0, 1.0), (30.0, 1.0), (30.0, 0.1), (30.0, 10.0)])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_value_and_gradients_are_those_of_eq_7(
-    gamma: float, smoothing: float, dtype: torch.dtype, device: torch.device
+def test_value_and_gradients_are_those_of_eq_10(
+    gamma: float, beta: float, smoothing: float, dtype: torch.dtype, device: torch.device
 ) -> None:
-    loss_fn, f, f64, w64 = case(dtype, device, gamma=gamma, label_smoothing=smoothing)
+    loss_fn, f, f64, w64 = case(dtype, device, gamma=gamma, beta=beta, label_smoothing=smoothing)
     loss = loss_fn(f, torch.tensor(LABELS))
     loss.backward()
 
-    expected = softmax_loss(f64, w64, smoothing) + sgsl_loss(f64, w64, gamma)
+    expected = softmax_loss(f64, w64, smoothing) + beta * sgsl_loss(f64, w64, gamma)
     assert softmax_loss(f64, w64, smoothing) < 3
     assert loss.item() == pytest.approx(expected, rel=TOLERANCE[dtype])
 
     # The weights get the gradient of Eq. 5 alone, the embeddings that of both.
     of_w = gradient(lambda w: softmax_loss(f64, w, smoothing), w64)
-    of_f = gradient(lambda x: softmax_loss(x, w64, smoothing) + sgsl_loss(x, w64, gamma), f64)
+    of_f = gradient(lambda x: softmax_loss(x, w64, smoothing) + beta * sgsl_loss(x, w64, gamma), f64)
     assert np.abs(gradient(lambda w: sgsl_loss(f64, w, gamma), w64)).max() > 0.01
     atol = {torch.float16: 1e-3, torch.float32: 1e-6, torch.float64: 1e-8}[dtype]
     np.testing.assert_allclose(loss_fn.W.grad.double().cpu().numpy(), of_w, atol=max(atol / 100, 1e-6))
@@ -159,6 +159,7 @@ def test_logits_are_the_plain_products(dtype: torch.dtype, device: torch.device)
         ({"threshold": -1.0}, "threshold=-1.0"),
         ({"threshold": float("nan")}, "threshold=nan"),
         ({"label_smoothing": 1.5}, r"label_smoothing=1.5: pass a number in \[0, 1\]"),
+        ({"beta": -0.5}, "beta=-0.5: pass a finite number"),
         ({"distance": LpDistance()}, "distance=LpDistance"),
         ({"distance": CosineSimilarity()}, "distance=CosineSimilarity"),
     ],

@@ -1,0 +1,72 @@
+"""Nothing of the five papers is forgotten: tables and figures against the experiments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+
+from benchmarks.papers.experiments import EXPERIMENTS
+from benchmarks.papers.inventory import INVENTORY, MOCO, Item, paper_of, places_of
+from benchmarks.papers.reproducing import table
+
+# How far the papers count.
+LAST = {
+    "AXBN": ("Table 6", "Figure 3"),
+    "XBM": ("Table 5", "Figure 7", "suppl. Table 7", "suppl. Figure 5"),
+    "Thesis": (
+        *("Table 5.17", "Table 7.2", "Table 9.2"),
+        *("Figure 2.2", "Figure 3.4", "Figure 5.18", "Figure 8.23"),
+    ),
+    "NormSoftmax": ("Table 6", "Figure 4"),
+    "SGSL": ("Table 6", "Figure 4"),
+}
+
+
+def places_up_to(last: str) -> Iterator[str]:
+    """Table 5.17 -> Table 5.1 … Table 5.17."""
+    before, number = re.fullmatch(r"(.*\D)(\d+)", last).groups()  # type: ignore[union-attr]
+    return (f"{before}{n}" for n in range(1, int(number) + 1))
+
+
+@pytest.mark.parametrize("paper", LAST)
+def test_every_table_and_figure_of_a_paper_is_listed(paper: str) -> None:
+    listed = {place for item in INVENTORY if item.paper == paper for place in item.places}
+    assert listed == {place for last in LAST[paper] for place in places_up_to(last)}
+
+
+@pytest.mark.parametrize("item", INVENTORY, ids=lambda item: f"{item.paper}-{item.place}-{item.what}")
+def test_what_is_listed_is_run_or_has_a_reason(item: Item) -> None:
+    assert item.paper in LAST
+    if item.runs == MOCO:
+        assert table().count("| `moco` | MoCo + XBN |") == 2
+        return
+    assert bool(item.experiments) != bool(item.reason)
+    assert not (item.reason and (item.runs or item.where))
+    if not item.runs and not item.reason:  # each of the places by itself
+        found = {place for experiment in item.experiments for place in places_of(experiment)}
+        assert set(item.places) <= found
+
+
+def test_every_source_of_an_experiment_is_listed() -> None:
+    places = {(item.paper, place) for item in INVENTORY if not item.reason for place in item.places}
+    for experiment in EXPERIMENTS:
+        named = places_of(experiment)
+        assert named, experiment.source
+        assert {(paper_of(experiment), place) for place in named} <= places, experiment.source
+
+
+def test_what_is_left_out_is_on_the_page_with_its_reason() -> None:
+    section = table().partition("## What is left out, and why")[2]
+    rows = [line for line in section.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) == sum(bool(item.reason) for item in INVENTORY)
+    for item in INVENTORY:
+        row = f"| {item.paper} | {item.place} | {item.what} | {item.reason} |"
+        assert (row in rows) == bool(item.reason)
+
+
+def test_the_inventory_says_nothing_twice() -> None:
+    rows = sorted((item.paper, item.place, item.what) for item in INVENTORY)
+    assert all(first != second for first, second in pairwise(rows))
