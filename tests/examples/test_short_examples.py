@@ -17,7 +17,7 @@ import pml_xbn.datasets
 
 TESTS = Path(__file__).parents[1]
 EXAMPLES = TESTS.parent / "examples"
-SHORT = ("swap", "train_sop", "moco_pretrain", "distributed", "diagnose", "own_adapter")
+SHORT = ("swap", "train_sop", "moco", "distributed", "diagnose", "own_adapter")
 LIBRARIES = {
     *("pml_xbn", "pytorch_metric_learning", "torch", "torchvision", "timm", "numpy", "tqdm"),
     *sys.stdlib_module_names,
@@ -71,7 +71,7 @@ def test_the_swap_gives_recall_before_and_after(
 def test_moco_trains_on_glyphs(
     monkeypatch: pytest.MonkeyPatch, few_glyphs: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(monkeypatch, "moco_pretrain", "--glyphs", "--epochs", "2", "--workers", "0")
+    run(monkeypatch, "moco", "--glyphs", "--epochs", "2", "--workers", "0")
     printed = capsys.readouterr().out
     accuracies = [float(x) for x in re.findall(r"kNN accuracy (\d+\.\d)", printed)]
     assert len(accuracies) == 2

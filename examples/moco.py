@@ -4,8 +4,8 @@ The queue is an XBNWrapper of which enqueue_mask stores the keys alone; XBN move
 encoder of now would put them. ResNet-18 on CIFAR-10, or --glyphs: a small network on characters that
 matplotlib draws. Prints the accuracy of a vote of nearest neighbours.
 
-    python examples/moco_pretrain.py --root data
-    python examples/moco_pretrain.py --glyphs --epochs 3
+    python examples/moco.py --root data
+    python examples/moco.py --glyphs --epochs 3
 """
 
 from __future__ import annotations
