@@ -425,7 +425,7 @@ def test_cifar_trains(name: str, workers: int, tmp_path: Path, monkeypatch: pyte
 
     getattr(tiny_datasets, f"write_{name}")(tmp_path, monkeypatch)
     settings = Settings(
-        name,
+        dataset=name,
         epochs=2,
         batch_size=2,
         queue=4,
