@@ -58,9 +58,10 @@ class QueueMemory(CrossBatchMemory):
 
     def reset_queue(self) -> None:
         """Empties the memory. Calls stay counted and adapters keep their estimates."""
-        if not hasattr(self, "queue"):
+        if hasattr(self, "queue"):
+            self.queue.reset(self.memory_dtype)
+        else:
             self.queue = Queue(self.memory_size, self.embedding_size, self.memory_dtype)
-        self.queue.reset(self.memory_dtype)
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
         """A ``reset_queue`` of PML's kind registers rows and labels, which here are the queue's."""
