@@ -25,9 +25,10 @@ from torch import distributed
 from torch.profiler import profile
 from tqdm import tqdm
 
-from benchmarks.engine.cost import LOSSES, MINERS, RESULTS, Subject, environment, write_report
+from benchmarks.engine.cost import LOSSES, MINERS, Subject, environment, write_report
 from benchmarks.engine.measuring import milliseconds
 from benchmarks.engine.ranks import Ranks
+from benchmarks.engine.results import RESULTS
 from pml_xbn import XBNWrapper
 from pml_xbn.losses import _ranks as ranks
 from pml_xbn.losses._global_batch import Report

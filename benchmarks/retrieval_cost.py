@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from benchmarks.engine.accuracy import retrieval_accuracy
-from benchmarks.engine.cost import DEVICE, RESULTS, environment, in_fresh_process, write_report
+from benchmarks.engine.cost import DEVICE, environment, in_fresh_process, write_report
 from benchmarks.engine.measuring import milliseconds, peak_rss
+from benchmarks.engine.results import RESULTS
 
 COLUMNS = {
     "search": "search",

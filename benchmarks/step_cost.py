@@ -33,7 +33,6 @@ from benchmarks.engine.cost import (
     MINER_NAMES,
     MINERS,
     NUM_CLASSES,
-    RESULTS,
     LossName,
     MinerName,
     Subject,
@@ -42,7 +41,7 @@ from benchmarks.engine.cost import (
     write_report,
 )
 from benchmarks.engine.measuring import milliseconds, peak_rss
-from benchmarks.engine.results import read_csv
+from benchmarks.engine.results import RESULTS, read_csv
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
 
 OURS: dict[str, Callable[..., nn.Module]] = {

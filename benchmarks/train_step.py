@@ -25,13 +25,13 @@ from benchmarks.engine.cost import (
     DEVICE,
     LOSSES,
     NUM_CLASSES,
-    RESULTS,
     Subject,
     environment,
     write_report,
 )
 from benchmarks.engine.glyph_net import GlyphNet
 from benchmarks.engine.measuring import now
+from benchmarks.engine.results import RESULTS
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
 
 DIM = 512

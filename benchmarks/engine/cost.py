@@ -18,7 +18,6 @@ from benchmarks.engine.measuring import milliseconds, name_of
 from benchmarks.engine.results import markdown, write_csv
 
 T = TypeVar("T")
-RESULTS = Path(__file__).parents[1] / "results"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NUM_CLASSES, IMAGES_PER_CLASS = 12_000, 4
 LossName = Literal["supcon", "contrastive", "multi-similarity"]

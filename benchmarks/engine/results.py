@@ -9,6 +9,8 @@ from typing import Any
 
 from benchmarks.engine.history import History
 
+RESULTS = Path(__file__).parents[1] / "results"
+
 
 def table(rows: Mapping[str, Mapping[str, float]], columns: Mapping[str, str]) -> str:
     """A Markdown table with one row per method, aligned for a terminal.
@@ -34,11 +36,13 @@ def markdown(columns: Iterable[str], lines: Iterable[Iterable[str]], words: Iter
 
 
 def write_csv(rows: list[dict[str, Any]], path: Path) -> None:
-    """Writes rows, their keys as the header."""
-    with path.open("w", newline="") as file:
+    """Writes rows, their keys as the header; a file that is there stays until all is written."""
+    part = path.with_suffix(".part")
+    with part.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
         writer.writeheader()
         writer.writerows(rows)
+    part.replace(path)
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:

@@ -33,10 +33,10 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from benchmarks.engine.results import RESULTS
 from benchmarks.loss_cost.case import LOSSES, MEMORIES, NUM_CLASSES, Case, usual_miner
 from benchmarks.loss_cost.report import FITS, NO_FIT, Results, key_of, read, write, write_report
 
-RESULTS = Path(__file__).parents[1] / "results"
 _OUT_OF_MEMORY = re.compile(
     "MemoryError|out ?of ?memory|allocate memory|not enough memory|bad_alloc|size calculation overflowed",
     re.I,

@@ -11,12 +11,12 @@ import torch
 
 from benchmarks.engine.measuring import name_of
 from benchmarks.engine.results import markdown, read_csv, write_csv
+from benchmarks.loss_cost.case import OURS, PML
 from benchmarks.loss_cost.picture import draw
 
 FITS, NO_FIT = "fits", "does not fit"
 _KEY = ("memory", "loss", "miner", "classes", "rows")
-_OURS, _PML = "XBNWrapper", "CrossBatchMemory"
-_NAMES = {_OURS: "ours", _PML: "PML's"}
+_NAMES = {OURS: "ours", PML: "PML's"}
 
 Row = dict[str, str]
 Results = dict[tuple[str, ...], Row]
@@ -32,9 +32,7 @@ def read(path: Path) -> Results:
 
 def write(results: Results, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    write_csv(_sorted(results), part)
-    part.replace(path)
+    write_csv(_sorted(results), path)
 
 
 def write_report(results: Results, path: Path) -> None:
@@ -46,7 +44,7 @@ def write_report(results: Results, path: Path) -> None:
 
 def _compared(rows: list[Row]) -> list[Row]:
     """Those of classes that both memories have been measured with."""
-    ours, pmls = ({row["classes"] for row in rows if row["memory"] == memory} for memory in (_OURS, _PML))
+    ours, pmls = ({row["classes"] for row in rows if row["memory"] == memory} for memory in (OURS, PML))
     return [row for row in rows if row["classes"] in ours & pmls]
 
 
@@ -84,7 +82,7 @@ def _page(rows: list[Row], picture: str) -> str:
                 for memory, name in _NAMES.items()
             }
             parts += [f"## {title}, {kind} classes", _by_loss(rows, column, heads)]
-    of_ours = {f"{int(size):,}, {kind} classes": (_OURS, kind, size) for kind in classes for size in sizes}
+    of_ours = {f"{int(size):,}, {kind} classes": (OURS, kind, size) for kind in classes for size in sizes}
     parts += [
         "## Time of a step of ours, over that of SupConLoss without miner",
         _by_loss(rows, "times_supcon", of_ours),
@@ -95,7 +93,7 @@ def _page(rows: list[Row], picture: str) -> str:
 
 
 def _what_fits(rows: list[Row], classes: list[str]) -> str:
-    pairs = [(kind, memory) for kind in classes for memory in (_OURS, _PML)]
+    pairs = [(kind, memory) for kind in classes for memory in (OURS, PML)]
     pairs = [x for x in pairs if x in {(row["classes"], row["memory"]) for row in rows}]
     lines = []
     for size in _sizes(rows):

@@ -23,13 +23,12 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from benchmarks.engine.results import read_csv, write_csv
+from benchmarks.engine.results import RESULTS, read_csv, write_csv
 from benchmarks.study.cases import Case, cases
 from benchmarks.study.data import AGES, BY_EPOCH, CURVES, RUNS
 from benchmarks.study.report import write_report
 from benchmarks.study.run import train, train_warm_start, warm_start_path
 
-RESULTS = Path(__file__).parents[1] / "results"
 WARM_STARTS = Path("runs/study")
 
 
@@ -44,10 +43,7 @@ def append(rows: list[dict[str, Any]], path: Path) -> None:
         {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items()}
         for row in rows
     ]
-    rows = [*read_csv(path), *new]
-    part = path.with_suffix(".part")
-    write_csv(rows, part)
-    part.replace(path)
+    write_csv([*read_csv(path), *new], path)
 
 
 def save(case: Case, outcome: dict[str, Any], folder: Path) -> None:

@@ -17,7 +17,7 @@ from ._row_products import RowProducts
 from ._twins import has_hooks, is_as_built, twin_of
 
 _PAIRS_AT_ONCE = 2**14
-_SMALLEST_NORM = 1e-12  # what torch.nn.functional.normalize divides by at least
+SMALLEST_NORM = 1e-12  # what torch.nn.functional.normalize divides by at least
 
 
 class Distances:
@@ -97,7 +97,7 @@ class Distances:
         return mat, divisors
 
     def _directions(self) -> Tensor:
-        return self.anchors / self._anchor_norms.clamp_min(_SMALLEST_NORM)
+        return self.anchors / self._anchor_norms.clamp_min(SMALLEST_NORM)
 
     def _products(
         self, vectors: Tensor, is_scaled: bool = True, is_centred: bool = False
@@ -112,8 +112,8 @@ class Distances:
     def _euclidean(self) -> Tensor:
         mat, divisors = self._cosines
         # Squared lengths after scaling: 1, but 0 for a vector of zeros.
-        squared = torch.add((divisors > _SMALLEST_NORM).to(mat), mat, alpha=-2)
-        squared += self._anchor_norms > _SMALLEST_NORM
+        squared = torch.add((divisors > SMALLEST_NORM).to(mat), mat, alpha=-2)
+        squared += self._anchor_norms > SMALLEST_NORM
         # Rounding hides which of the closest vectors are equal, and takes some below zero, where the root
         # has no gradient.
         eps = torch.finfo(squared.dtype).eps
@@ -183,7 +183,7 @@ class _Products(torch.autograd.Function):
         with torch.autocast(vectors.device.type, enabled=False):
             for places, part in rows.parts(vectors.dtype):
                 if is_scaled:
-                    torch.linalg.vector_norm(part, dim=1, out=divisors[places]).clamp_min_(_SMALLEST_NORM)
+                    torch.linalg.vector_norm(part, dim=1, out=divisors[places]).clamp_min_(SMALLEST_NORM)
                 if is_centred:
                     part = part - part.mean(dim=1, keepdim=True)
                     squares[places] = (torch.linalg.vector_norm(part, dim=1) / divisors[places]).square()

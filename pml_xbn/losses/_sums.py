@@ -13,9 +13,8 @@ from torch.autograd.graph import saved_tensors_hooks
 # Several matrices of that size are to fit into a CPU's cache.
 _PAIRS_AT_ONCE = {"cpu": 2**19, "gpu": 2**24}
 
-_PRODUCTS_AT_ONCE = (
-    2**23
-)  # 32 MiB, from which on Linux takes as long for the memory as for what is done with it
+# 32 MiB, from which on Linux takes as long for the memory as for what is done with it.
+_PRODUCTS_AT_ONCE = 2**23
 _FEWEST_VECTORS = 64  # to be multiplied with all rows, which takes a pass over them
 
 # Numbers of some rows of a matrix, these rows, sums (k,) of terms of theirs, and counts (k,), int64.

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import csv
 import os
 import re
 import signal
@@ -15,6 +14,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from comparisons import read_csv, run_until, without_times
 from training_script import assert_equal
 
 from benchmarks.demo.__main__ import compare as build_comparison
@@ -60,15 +60,6 @@ def run_demo(
         cwd=ROOT,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
     )
-
-
-def read_csv(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def without_times(results: Path) -> list[dict[str, str]]:
-    return [{name: value for name, value in row.items() if name != "step_ms"} for row in read_csv(results)]
 
 
 @pytest.fixture(scope="module")
@@ -168,22 +159,8 @@ def test_killed_demo_resumes_to_the_same_table(demo: tuple[Path, str], tmp_path:
 
 def compare(data: GlyphsData, method: str, path: Path, *, resume: bool, kill_at: int = -1) -> Comparison:
     """A comparison of one method, that is interrupted before the step ``kill_at``."""
-    taken = 0
-
-    def progress(batches: Iterable[Any], *_: Any) -> Iterable[Any]:
-        nonlocal taken
-        for batch in batches:
-            if taken == kill_at:
-                raise KeyboardInterrupt
-            yield batch
-            taken += 1
-
     comparison = build_comparison(with_settings(data, methods=(method,), epochs=1, checkpoint=5))
-    comparison.path = path
-    if resume:
-        comparison.resume()
-    comparison.run(progress, lambda: None)
-    return comparison
+    return run_until(comparison, path, resume=resume, kill_at=kill_at)
 
 
 @pytest.fixture(scope="module")

@@ -1,19 +1,18 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import importlib
 import io
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from comparisons import read_csv, run_until, without_times
 from pytorch_metric_learning.losses import CrossBatchMemory, NTXentLoss
 from torch import Tensor, nn
 from torch.nn.functional import normalize
@@ -72,33 +71,10 @@ def kill_script(output: Path, *options: str) -> int:
     ).returncode
 
 
-def read_csv(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def without_times(results: Path) -> list[dict[str, str]]:
-    return [{name: value for name, value in row.items() if name != "step_ms"} for row in read_csv(results)]
-
-
 def compare(method: str, path: Path, *, resume: bool = False, kill_at: int = -1) -> Comparison:
     """A comparison of one method, interrupted before the step ``kill_at``."""
-    taken = 0
-
-    def progress(pairs: Iterable[Any], *_: Any) -> Iterable[Any]:
-        nonlocal taken
-        for pair in pairs:
-            if taken == kill_at:
-                raise KeyboardInterrupt
-            yield pair
-            taken += 1
-
     comparison = build_comparison(replace(TINY, methods=(method,)), tiny_data())
-    comparison.path = path
-    if resume:
-        comparison.resume()
-    comparison.run(progress, lambda: None)
-    return comparison
+    return run_until(comparison, path, resume=resume, kill_at=kill_at)
 
 
 def tiny_data(settings: Settings = TINY) -> Any:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from torchrun import torchrun
 
-WORKER = Path(__file__).parents[1] / "batch_norm_worker.py"
+WORKER = Path(__file__).with_name("batch_norm_worker.py")
 
 
 def test_two_ranks_normalize_by_the_batch_of_both() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import csv
 import os
 import shutil
 import signal
@@ -14,6 +13,7 @@ from typing import Any, get_args
 import pytest
 import tiny_datasets
 import torch
+from comparisons import read_csv
 from training_script import (
     TINY,
     assert_equal,
@@ -54,11 +54,6 @@ IMAGENET = {
 
 def read(*flags: str) -> Settings:
     return read_settings([*TINY, *flags])
-
-
-def read_csv(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.fixture

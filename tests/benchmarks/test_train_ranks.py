@@ -6,7 +6,7 @@ import pytest
 from torchrun import torchrun
 from training_script import TINY, assert_equal, has_timm, result_of, run_script, state_of
 
-TESTS = Path(__file__).parents[1]
+WORKER = Path(__file__).with_name("training_rank_worker.py")
 
 
 @pytest.mark.skipif(not has_timm(), reason="timm cannot be imported")
@@ -15,7 +15,7 @@ def test_two_ranks_train_stop_together_and_resume_exactly(
 ) -> None:
     flags = ["--method", "axbn", "--memory-ratio", "0.2", "--no-nmi", "--images-per-class", "2"]
     flags = [*flags, "--limit-classes", "7"]  # 83 test images, an odd number
-    finished = torchrun(TESTS / "training_rank_worker.py", str(tmp_path), *TINY, *flags)
+    finished = torchrun(WORKER, str(tmp_path), *TINY, *flags)
     assert finished.returncode == 0, finished.stderr
     assert "on 2 × cpu" in finished.stdout
     assert finished.stdout.count("| Recall@1 |") == 4

@@ -13,12 +13,10 @@ from torch.nn.functional import softplus
 from torch.utils.checkpoint import checkpoint
 
 from ..._dtypes import widest
-from .._cosines import Distances
+from .._cosines import SMALLEST_NORM, Distances
 from .._rules import Elements, Fraction, Rule, Terms
 from .._sums import Part, summed
 from .pairs import Pairs
-
-_SMALLEST_NORM = 1e-12  # what torch.nn.functional.normalize divides by at least
 
 
 def angular(loss: AngularLoss, pairs: Pairs) -> dict[str, Terms]:
@@ -47,14 +45,14 @@ class _Angles(NamedTuple):
         positive, of_rows = self.pairs.positive, self.pairs.distances.row_products
         if not positive.any():
             return self.pairs.mat[:0].sum(), positive.sum()
-        lengths = torch.linalg.vector_norm(of_rows.anchors, dim=1).clamp_min(_SMALLEST_NORM)
+        lengths = torch.linalg.vector_norm(of_rows.anchors, dim=1).clamp_min(SMALLEST_NORM)
         of_origin = lengths @ self.pairs.mat.detach() / len(lengths)  # that of the mean of the anchors
         factor = 4 * self.squared_tangent
 
         def parts(mat: Tensor) -> Iterator[Part]:
             for anchors, places, from_origin in of_rows.of_positives(positive, labels):
                 part, own = mat[anchors], (self.pairs.row_labels == labels[anchors[0]]).nonzero().squeeze(1)
-                lengths = torch.linalg.vector_norm(of_rows.at(places), dim=1).clamp_min(_SMALLEST_NORM)
+                lengths = torch.linalg.vector_norm(of_rows.at(places), dim=1).clamp_min(SMALLEST_NORM)
                 of_positives = from_origin.add_(of_origin).mul_(factor / lengths.unsqueeze(1))
                 terms = self._terms(part, part[:, places] / lengths, of_positives, own)
                 total, count = Elements(terms, positive[anchors][:, places], anchors).fraction(rule, labels)
