@@ -136,9 +136,10 @@ class Distances:
         return (noise.clamp_min_(0) / signal).masked_fill(equal, 0)
 
     def _are_equal(self, allowed: Tensor) -> Tensor:
-        """Where an anchor and a row are the same vector, ``(a, n)`` bool, among the pairs allowed."""
-        anchors, equal = self.anchors.detach(), torch.zeros_like(allowed)
-        for pairs in allowed.nonzero().split(_PAIRS_AT_ONCE):
+        """Where an anchor and a row are the same vector, of the pairs allowed, ``(a, n)`` bool; in place."""
+        anchors, candidates = self.anchors.detach(), allowed.nonzero()
+        equal = allowed.zero_()
+        for pairs in candidates.split(_PAIRS_AT_ONCE):
             # One coordinate tells nearly all pairs apart, so that few need a look at all.
             firsts = self._rows.column(0, pairs[:, 1], anchors.dtype)
             of_anchors, of_rows = pairs[anchors[pairs[:, 0], 0] == firsts].unbind(dim=1)

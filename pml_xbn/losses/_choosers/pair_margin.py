@@ -13,7 +13,7 @@ def pair_margin(miner: PairMarginMiner, candidates: Candidates) -> Choice:
     mat, (positive, negative, _) = candidates.mat(miner), candidates.pairs
     is_far = torch.lt if miner.distance.is_inverted else torch.gt
     is_near = torch.gt if miner.distance.is_inverted else torch.lt
-    return Choice(
-        is_far(mat, miner.pos_margin).logical_and_(positive),
-        is_near(mat, miner.neg_margin).logical_and_(negative),
-    )
+    # A matrix of bool at a time: with many rows each is an eighth of theirs in half precision.
+    positive.logical_and_(is_far(mat, miner.pos_margin))
+    negative.logical_and_(is_near(mat, miner.neg_margin))
+    return Choice(positive, negative)
