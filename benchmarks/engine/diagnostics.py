@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,10 +19,12 @@ from benchmarks.engine.history import Row, Tables
 from pml_xbn.diagnostics import (
     AdaptedStaleness,
     FeatureDrift,
+    MemoryOutlook,
     RowTracker,
     WatchedLoss,
     class_separability,
     embedding_distances,
+    memory_outlook,
     scalars,
     staleness,
     superclass_neighbours,
@@ -29,6 +33,7 @@ from pml_xbn.diagnostics import (
 if TYPE_CHECKING:
     from benchmarks.engine.task import Step
 
+_OF_OUTLOOK = 7  # measurements
 _STALE_STEPS = 8  # of those whose rows are in memory
 _DISTANCES_OF = 4096  # images; the number of distances is the square of it
 
@@ -177,6 +182,22 @@ class Diagnostics:
         self.forget_rows()
         if self._rows is not None and state["rows"]:
             self._rows.load_state_dict(state["rows"])
+
+
+def outlook(tables: Tables) -> MemoryOutlook | None:
+    """What the first measurements of a memory say of it; None where there are none.
+
+    Args:
+        tables: as `Diagnostics.update` fills them.
+    """
+    rows = zip(tables.get("push", []), tables.get("valid_pairs", []), strict=False)
+    first = list(islice((pair for pair in rows if pair[0]["displacement"]), _OF_OUTLOOK))
+    if not first:
+        return None
+    names = ("share", "displacement", "positives_from_memory", "positives_from_batch")
+    rows_of = [push | pairs for push, pairs in first]
+    share, displacement, memory, batch = (fmean(row[name] for row in rows_of) for name in names)
+    return memory_outlook(share, displacement, memory / max(1.0, batch))
 
 
 def _floats(numbers: Any) -> Row:

@@ -11,6 +11,7 @@ from benchmarks.study.cases import EPOCHS, REFRESH_EVERY, SLOW_RATE
 from benchmarks.study.converged import converged
 from benchmarks.study.data import Difference, Setting, Study
 from benchmarks.study.figures import draw_accuracy, draw_ages, draw_along_the_way, name_of
+from benchmarks.study.meter import meter
 from benchmarks.study.tables import mean, spread, table, text
 
 _REFERENCES = ("always-fresh", "always-fresh + matching")
@@ -48,6 +49,7 @@ def write_report(folder: Path) -> None:
         _losses(study),
         _slow(study),
         converged(study, folder),
+        meter(study),
     ]
     (folder / "study.md").write_text("\n\n".join(filter(None, sections)) + "\n")
 

@@ -10,15 +10,17 @@ import pytest
 import torch
 from scipy.stats import ttest_1samp
 
-from benchmarks.engine.diagnostics import embed_without_trace
-from benchmarks.engine.results import read_csv
+from benchmarks.engine.diagnostics import embed_without_trace, outlook
+from benchmarks.engine.results import RESULTS, read_csv
 from benchmarks.study import __main__ as study
 from benchmarks.study import cases as study_cases
 from benchmarks.study import data as study_data
+from benchmarks.study import meter as study_meter
 from benchmarks.study import report as study_report
 from benchmarks.study import run as study_run
 from benchmarks.study.cases import Case
 from benchmarks.study.converged import converged
+from pml_xbn.diagnostics.memory_meter import COEFFICIENTS, EFFECTS
 
 CLASSES = 24
 FRESH = Case("xbm", 1, 16, 0.5, "batch", "fast", 0)
@@ -88,7 +90,8 @@ def write_runs(folder: Path, finals: dict[str, list[float]]) -> None:
             figures = {"recall_at_1": value, "map_at_r": value / 2, "drift": 0.01}
             if name != "no-xbm":
                 names = ("staleness_before", "staleness_after", "push_displacement", "push_cosine")
-                figures |= dict.fromkeys((*names, "push_share", "push_push"), 0.25)
+                positives = (f"valid_positives_from_{source}" for source in ("batch", "memory"))
+                figures |= dict.fromkeys((*names, *positives, "push_share", "push_push"), 0.25)
             curve = [{"step": 40 * step, **figures} for step in range(2)] if name != "no-xbm" else []
             ages = [{"age_from": 2, "rows": 10, "before": 0.5, "after": 0.25}] if curve else []
             study.save(case, {"result": figures, "curve": curve, "ages": ages, "epochs": []}, folder)
@@ -182,6 +185,30 @@ def test_the_converged_regime_goes_to_the_end_at_falling_rates() -> None:
     upright = data.train.images[data.batches.epoch(0)[0]].float() / 255
     far, near = ((d.images(0, 0) - upright).square().mean() for d in (strong, data))
     assert near < 0.7 * far
+
+
+def test_the_meter_is_the_fit_of_the_measured_runs() -> None:
+    measured = study_data.Study(RESULTS)
+    fitted = [cell for cell in study_meter.cells(measured) if study_meter.is_fitted_on(cell.case)]
+    assert {cell.effect for cell in fitted} == set(EFFECTS)
+    np.testing.assert_allclose(study_meter.fit(fitted), COEFFICIENTS, atol=0.02)
+    # What the page says of the settings left out, counted again.
+    hits = 0
+    for cell in fitted:
+        others = [other for other in fitted if other.case.setting != cell.case.setting]
+        share, displacement, positives = cell.measured
+        x = np.array([1, share, displacement, np.log(1 + positives)])
+        hits += EFFECTS[(np.array(study_meter.fit(others)) @ x).argmax()] == cell.effect
+    assert f"first kind together: {100 * hits / len(fitted):.0f} % hits" in study_meter.meter(measured)
+
+
+def test_the_log_has_the_outlook_of_the_first_measurements() -> None:
+    tables = {"push": [{"share": 0.0, "displacement": 0.0}], "valid_pairs": [{}]}  # of an empty memory
+    assert outlook(tables) is None
+    for step in range(9):
+        tables["push"].append({"share": 0.1 * step, "displacement": 0.2})
+        tables["valid_pairs"].append({"positives_from_memory": 6.0, "positives_from_batch": 2.0})
+    assert outlook(tables)[2:] == pytest.approx((0.3, 0.2, 3.0))
 
 
 def test_the_page_tells_of_training_to_the_end(tmp_path: Path) -> None:

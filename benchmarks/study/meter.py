@@ -1,0 +1,162 @@
+"""The study's section on whether a run's first few hundred steps tell what a memory will do.
+
+python -m benchmarks.study.meter    (prints the coefficients for pml_xbn.diagnostics.memory_meter)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from statistics import fmean
+from typing import NamedTuple
+
+import numpy as np
+from sklearn.linear_model import LogisticRegression
+
+from benchmarks.engine.results import RESULTS
+from benchmarks.study.cases import METHODS, Case
+from benchmarks.study.data import Row, Study
+from benchmarks.study.figures import name_of
+from benchmarks.study.tables import table
+from pml_xbn.diagnostics.memory_meter import EFFECTS, Coefficients, memory_outlook
+
+_POINTS = 1.0  # of Recall@1, from which on a difference counts
+_MEASUREMENTS = slice(1, 8)  # the first is of an empty memory
+
+
+class Cell(NamedTuple):
+    """A run, what was measured of its first steps, and what the memory did to it."""
+
+    case: Case
+    measured: tuple[float, float, float]  # push share, displacement, positives from memory per one from batch
+    effect: str
+
+
+def cells(study: Study) -> list[Cell]:
+    """All runs with a memory that have one without it beside them."""
+    found = []
+    for case, run in study.runs.items():
+        without = study.values("no-xbm", case.setting, "recall_at_1").get(case.seed)
+        measured = study.curves.get(case, [])[_MEASUREMENTS]
+        if case.memory_ratio and measured and without is not None:
+            gain = float(run["recall_at_1"]) - without
+            effect = EFFECTS[(gain > -_POINTS) + (gain > _POINTS)]
+            found.append(Cell(case, _means(measured), effect))
+    return found
+
+
+def _means(rows: list[Row]) -> tuple[float, float, float]:
+    share, displacement, memory, batch = (
+        fmean(float(row[name]) for row in rows)
+        for name in (
+            "push_share",
+            "push_displacement",
+            "valid_positives_from_memory",
+            "valid_positives_from_batch",
+        )
+    )
+    return share, displacement, memory / max(1.0, batch)
+
+
+def is_fitted_on(case: Case) -> bool:
+    """Runs from the warm starts whose rows nobody re-embeds; all others are for the test."""
+    return case.regime != "converged" and not case.refresh_every and case.method in METHODS
+
+
+def fit(cells: Iterable[Cell]) -> Coefficients:
+    """A logistic regression: for every effect the intercept and the weights, of two decimals."""
+    cells = list(cells)
+    x, effects = np.array([cell.measured for cell in cells]), [cell.effect for cell in cells]
+    x[:, 2] = np.log1p(x[:, 2])
+    mean, std = x.mean(axis=0), x.std(axis=0)
+    model = LogisticRegression(max_iter=10_000, tol=1e-8).fit((x - mean) / std, effects)
+    coefficients = []
+    for effect in EFFECTS:
+        number = list(model.classes_).index(effect)
+        weights = model.coef_[number] / std
+        numbers = model.intercept_[number] - weights @ mean, *weights
+        coefficients.append(tuple(round(float(number), 2) for number in numbers))
+    return tuple(coefficients)
+
+
+def meter(study: Study) -> str:
+    """The section; empty before there are settings to tell apart, with every effect among the others."""
+    known = cells(study)
+    fitted = [cell for cell in known if is_fitted_on(cell.case)]
+    settings = list(dict.fromkeys(cell.case.setting for cell in fitted))
+    others = {s: [cell for cell in fitted if cell.case.setting != s] for s in settings}
+    if not settings or any({cell.effect for cell in rest} < set(EFFECTS) for rest in others.values()):
+        return ""
+    told = {
+        f"{name_of(s)}: fitted on the others": _tell(
+            [cell for cell in fitted if cell.case.setting == s], rest
+        )
+        for s, rest in others.items()
+    }
+    left_out = [one for tellings in told.values() for one in tellings]
+    for what, tested in _never_fitted(known).items():
+        told[what] = _tell(tested, fitted)
+    hits = [[what, str(len(of)), *_shares(of)] for what, of in told.items() if of]
+    confusion = [
+        [effect, *(str(sum(one[:2] == (effect, guess) for one in left_out)) for guess in EFFECTS)]
+        for effect in EFFECTS
+    ]
+    return "\n\n".join(
+        [
+            "## Do the first steps tell?",
+            "A logistic regression of what a memory does to Recall@1 (help: more than "
+            f"{_POINTS:g} point above No-XBM of the same seed; harm: as much below) on three numbers from "
+            f"the first {_MEASUREMENTS.stop - _MEASUREMENTS.start} measurements with rows in memory: the "
+            "push's share, the displacement, and valid positives from memory per one from the batch. "
+            "`pml_xbn.diagnostics.MemoryMeter` takes them in any loop. The three were chosen with these runs "
+            "in sight, but no run below had a part in the fit that judged it. The majority vote is for the "
+            "effect that is the most frequent among the runs of the fit.",
+            table(["runs", "number", "hits", "majority vote"], hits),
+            f"All settings of the first kind together: {_hits(left_out)}. Runs by what the memory did (rows) "
+            "and what the first steps said (columns):",
+            table(["", *EFFECTS], confusion),
+        ]
+    )
+
+
+class Told(NamedTuple):
+    """What a memory did, and what was said of it."""
+
+    effect: str
+    by_meter: str
+    by_majority: str
+
+
+def _tell(tested: list[Cell], fitted: list[Cell]) -> list[Told]:
+    coefficients, votes = fit(fitted), Counter(cell.effect for cell in fitted)
+    majority = votes.most_common(1)[0][0]
+    return [
+        Told(effect, memory_outlook(*measured, coefficients=coefficients).effect, majority)
+        for _, measured, effect in tested
+    ]
+
+
+def _never_fitted(known: list[Cell]) -> dict[str, list[Cell]]:
+    kinds: dict[str, list[Cell]] = {"rows re-embedded": [], "other methods": [], "trained to the end": []}
+    for cell in known:
+        if not is_fitted_on(cell.case):
+            is_to_the_end = cell.case.regime == "converged"
+            kind = "rows re-embedded" if cell.case.refresh_every else "other methods"
+            kinds["trained to the end" if is_to_the_end else kind].append(cell)
+    return kinds
+
+
+def _shares(told: list[Told]) -> list[str]:
+    by_meter = sum(one.effect == one.by_meter for one in told)
+    by_majority = sum(one.effect == one.by_majority for one in told)
+    return [f"{100 * hits / len(told):.0f} %" for hits in (by_meter, by_majority)]
+
+
+def _hits(told: list[Told]) -> str:
+    by_meter, by_majority = _shares(told)
+    return f"{by_meter} hits, and {by_majority} by majority vote"
+
+
+if __name__ == "__main__":
+    for numbers in fit(cell for cell in cells(Study(RESULTS)) if is_fitted_on(cell.case)):
+        print(f"    {numbers},")
