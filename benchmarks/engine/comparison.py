@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from benchmarks.engine import checkpoint
+from benchmarks.engine.diagnostics import outlook
 from benchmarks.engine.history import History
+from benchmarks.engine.interruption import Interruption
 from benchmarks.engine.run import Progress, Run
 from benchmarks.engine.run_log import RunLog
 
@@ -47,6 +49,7 @@ class Comparison:
         self.warmup_epochs, self.checkpoint_every = warmup_epochs, checkpoint_every
         self.histories: dict[str, History] = {}
         self._states: dict[str, dict[str, Any]] = {}
+        self._stop: Callable[[], bool] = lambda: False
 
     def resume(self) -> None:
         """Goes back to the last checkpoint, if there is one; what it does not have begins at the beginning.
@@ -60,13 +63,20 @@ class Comparison:
         checkpoint.check_same(self.identity, saved["identity"], self.path)
         self._states = saved["states"]
 
-    def run(self, progress: Progress, after_epoch: Callable[[], None]) -> None:
+    def run(
+        self, progress: Progress, after_epoch: Callable[[], None], stop: Callable[[], bool] = lambda: False
+    ) -> None:
         """Trains whatever is not trained yet.
 
         Args:
             progress: see `Run.train_epoch`.
             after_epoch: called whenever ``histories`` has grown by an epoch, which is saved.
+            stop: asked after every step; if it says so, the state is saved.
+
+        Raises:
+            KeyboardInterrupt: ``stop`` said so.
         """
+        self._stop = stop
         start = None
         if self.warmup_epochs:
             warm = self.build("no-xbm")
@@ -82,10 +92,11 @@ class Comparison:
             self._train(method, run, self.epochs, progress, after_epoch)
 
     def run_logged(self, progress: Progress, folder: Path) -> None:
-        """The same with logs in ``folder``; Ctrl-C ends the program with a word on how to go on."""
+        """The same with logs in ``folder``; SIGTERM and Ctrl-C save and end the program."""
         log = RunLog(folder)
         try:
-            self.run(progress, lambda: log.update(self.histories))
+            with Interruption(second_stops=True) as interruption:
+                self.run(progress, lambda: log.update(self.histories), lambda: interruption.wanted)
         except KeyboardInterrupt:
             raise SystemExit("stopped; --resume goes on from the last checkpoint") from None
         log.update(self.histories)  # a run that was resumed after its end has no epoch left
@@ -102,12 +113,19 @@ class Comparison:
             self._states[name] = run.state_dict()
             checkpoint.save({"identity": self.identity, "states": self._states}, self.path)
 
-        def after_step() -> None:
-            if self.checkpoint_every and len(run.history.step_times) % self.checkpoint_every == 0:
+        def after_step() -> bool:
+            every, stops = self.checkpoint_every, self._stop()
+            if stops or (every and len(run.history.step_times) % every == 0):
                 save()
+            return stops
 
         while run.epoch < epochs:
-            run.train_epoch(lambda b, title, *counts: progress(b, f"{name}, {title}", *counts), after_step)
+            if not run.train_epoch(
+                lambda b, title, *counts: progress(b, f"{name}, {title}", *counts), after_step
+            ):
+                raise KeyboardInterrupt
             print(f"{name}, {run.line}")
             save()
             after_epoch()
+        if (of_memory := outlook(run.history.diagnostics)) is not None:
+            print(f"{name}, by its first measurements: {of_memory}")

@@ -10,7 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks.engine.diagnostics import Diagnostics, outlook
+from benchmarks.engine.diagnostics import Diagnostics
 from benchmarks.engine.history import History, Row
 from benchmarks.engine.measuring import now
 from benchmarks.engine.task import Step, Task
@@ -90,9 +90,7 @@ class Run:
         if task.evaluates_after(self.epoch):
             self.evaluate()
             told.append(f"Recall@1 {self.history.epochs[-1].get('recall_at_1', 0):.1f} %")
-        of_memory = outlook(self.history.diagnostics)
-        told += [f"{per_second:.0f} images/s", *([] if of_memory is None else [str(of_memory)])]
-        self.line = f"epoch {self.epoch}: {', '.join(told)}"
+        self.line = ", ".join([f"epoch {self.epoch}: {told[0]}", *told[1:], f"{per_second:.0f} images/s"])
         return True
 
     def _logged(self) -> list[Row]:

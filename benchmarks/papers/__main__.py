@@ -23,10 +23,10 @@ import torch
 from benchmarks.engine import checkpoint
 from benchmarks.engine.command_line import errors_in_one_line
 from benchmarks.engine.history import History, Row
+from benchmarks.engine.interruption import Interruption
 from benchmarks.engine.ranks import Ranks
 from benchmarks.engine.run import progress_bar, quietly
 from benchmarks.papers.data import load_data
-from benchmarks.papers.interruption import Interruption
 from benchmarks.papers.model import name_of_weights
 from benchmarks.papers.presets import read_settings
 from benchmarks.papers.reproducing import paper_weights, same_experiments, table

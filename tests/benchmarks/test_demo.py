@@ -190,6 +190,27 @@ def test_every_method_trains_and_resumes_exactly(method: str, data: GlyphsData, 
     assert len(history.step_times) == len(expected.step_times) == steps
 
 
+def test_sigterm_saves_the_step_it_came_in(data: GlyphsData, tmp_path: Path) -> None:
+    expected = compare(data, "xbn", tmp_path / "whole.pt", resume=False).histories["xbn"]
+    stopped = build_comparison(with_settings(data, methods=("xbn",), epochs=1, output=tmp_path))
+    steps = 0
+
+    def progress(batches: Iterable[Any], *_: Any) -> Iterable[Any]:
+        nonlocal steps
+        for batch in batches:
+            steps += 1
+            if steps == len(data.batches) + 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+    with pytest.raises(SystemExit, match="--resume goes on"):
+        stopped.run_logged(progress, tmp_path / "logs")
+    assert steps == len(data.batches) + 3
+    history = compare(data, "xbn", stopped.path, resume=True).histories["xbn"]
+    assert history.steps == expected.steps
+    assert history.epochs == expected.epochs
+
+
 def with_settings(data: GlyphsData, **changes: Any) -> GlyphsData:
     changed = copy(data)
     changed.settings = replace(data.settings, **changes)
@@ -243,8 +264,10 @@ def test_resume_without_a_checkpoint_starts_afresh_and_tells_every_epoch(
 ) -> None:
     compare(data, "xbn", tmp_path / "new.pt", resume=True)
     assert (tmp_path / "new.pt").exists()
+    printed = capsys.readouterr().out
     line = r"^xbn, epoch 2: loss \d+\.\d{3}, Recall@1 \d+\.\d %, \d+ images/s$"
-    assert re.search(line, capsys.readouterr().out, re.MULTILINE)
+    assert re.search(line, printed, re.MULTILINE)
+    assert "xbn, by its first measurements: the memory is likely to " in printed
 
 
 def test_batches_depend_on_seed_and_epoch_alone() -> None:
