@@ -8,9 +8,9 @@ from typing import Literal, get_args
 
 from benchmarks.engine import settings as common
 from benchmarks.engine.results import RESULTS
-from benchmarks.engine.settings import Natural, NotNegative, Positive, Share, check
+from benchmarks.engine.settings import Natural, Positive, Share, check
 
-Method = Literal["no-memory", "stale", "adapted"]
+Method = Literal["no-memory", "stale", "stale-star", "adapted", "adapted-star"]
 METHODS = get_args(Method)
 
 
@@ -18,11 +18,10 @@ METHODS = get_args(Method)
 class Experiment:
     """What a result depends on."""
 
-    epochs: Positive = 8  # epochs in all
+    epochs: Positive = 4  # epochs in all
     warmup_epochs: Natural = 1  # epochs of these without memory
     batch_size: Positive = 64  # pairs per step
     memory_ratio: Share = 0.25  # rows in each memory as a share of the training images
-    batch_loss_weight: NotNegative = 1.0  # of the loss within the batch, beside that of the memory
     classes: Positive | None = None  # train and test on so many classes each
 
 

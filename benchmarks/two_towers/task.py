@@ -47,16 +47,20 @@ def load_pairs(split: str, classes: int | None) -> Pairs:
 
 
 def build_loss(method: str, settings: Settings, memory_size: int, steps_per_epoch: int) -> TwoTowerMemory:
-    """The loss of a method: without memory that of a warm-up which has no end, InfoNCE in both directions."""
-    warmup = _NEVER if method == "no-memory" else settings.warmup_epochs * steps_per_epoch
+    """The loss of a method.
+
+    Without memory it is that of a warm-up which has no end: InfoNCE within the batch, in both directions. One
+    with a star has this besides.
+    """
+    name, _, star = method.partition("-")
 
     def memory() -> AdaptiveCrossBatchMemory:
-        return (XBNWrapper if method == "adapted" else AdaptiveCrossBatchMemory)(
+        return (XBNWrapper if name == "adapted" else AdaptiveCrossBatchMemory)(
             SupConLoss(settings.temperature),
             settings.embedding_size,
             memory_size,
-            warmup=warmup,
-            batch_loss_weight=settings.batch_loss_weight,
+            warmup=_NEVER if name == "no" else settings.warmup_epochs * steps_per_epoch,
+            batch_loss_weight=1.0 if star == "star" else 0.0,
         )
 
     return TwoTowerMemory(document_memory=memory(), query_memory=memory())
@@ -92,7 +96,7 @@ class TwoTowersTask(Task):
             "scheduler": self.scheduler,
             "loss_fn": self.loss_fn,
         }
-        self.measured = Measured(settings.diagnostics_every)
+        self.measured, self.epochs = Measured(settings.diagnostics_every), settings.epochs
 
     @property
     def watched(self) -> nn.Module:
@@ -120,6 +124,9 @@ class TwoTowersTask(Task):
         self.optimizer.step()
         self.scheduler.step()
         return {"loss": loss.detach()}
+
+    def evaluates_after(self, epochs: int) -> bool:
+        return epochs == self.epochs
 
     def evaluate(self, logged: list[Row]) -> Evaluated:
         """Recall@1 of the names among which an image finds its own, and of the images that a name finds."""
