@@ -46,8 +46,8 @@ def write_report(folder: Path) -> str:
             "# Images of characters and their Unicode names, each found by the other",
             "Test Recall@1 in per cent on Glyphs after the last epoch, mean ± standard deviation over seeds. "
             "*Gain* is over no memory, paired by seed. *Staleness* is the mean distance of stored names, at "
-            "unit length, from where the network would put them now, before and after adaptation. Methods with "
-            "a star add the loss within the batch. Settings: "
+            "unit length, from where the network would put them now, before and after adaptation. Methods "
+            "with a star add the loss within the batch. Settings: "
             + ", ".join(f"{name} {value}" for name, value in experiment if value != "None")
             + ". Written by `benchmarks.two_towers`.",
             markdown(titles, lines, ["method"]),
