@@ -110,26 +110,6 @@ def test_loss_and_gradients_are_those_of_the_formula(kind: str, is_one_sided: bo
         torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-11)
 
 
-def test_each_memory_takes_the_moments_of_its_own_tower() -> None:
-    loss_fn = two_towers()
-    for number in range(4):
-        step(loss_fn, number)
-    queries, documents, labels = pairs(4)
-    before = loss_fn.query_memory.curr_batch_idx, loss_fn.document_memory.curr_batch_idx
-    loss_fn(queries, documents, labels)
-    for memory, batch, places in zip(
-        (loss_fn.query_memory, loss_fn.document_memory), (queries, documents), before, strict=True
-    ):
-        rows = memory.embedding_memory
-        newest = memory.curr_batch_idx
-        torch.testing.assert_close(rows[newest], batch.detach())
-        is_old = torch.ones(M, dtype=torch.bool)
-        is_old[newest] = False
-        # Nine rows of the fourteen were there before, adapted along with the five that they now lack.
-        assert not torch.equal(newest, places)
-        assert (rows[is_old].mean(0) - batch.detach().mean(0)).norm() < batch.detach().std(0).norm()
-
-
 def test_while_warming_up_it_is_the_loss_within_the_batch() -> None:
     loss_fn = two_towers(loss=SupConLoss(TEMPERATURE), warmup=2)
     for number in range(2):
