@@ -1,7 +1,7 @@
 """Cross-batch memories for pytorch-metric-learning whose rows keep up with the model."""
 
 from . import adapters, datasets, diagnostics, heads, losses
-from .losses import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
+from .losses import AXBNWrapper, PerClassXBN, SuperClassXBN, TwoTowerMemory, XBNWrapper
 
 __version__ = "0.1.0"
 
@@ -9,6 +9,7 @@ __all__ = [
     "AXBNWrapper",
     "PerClassXBN",
     "SuperClassXBN",
+    "TwoTowerMemory",
     "XBNWrapper",
     "adapters",
     "datasets",

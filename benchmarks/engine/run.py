@@ -46,7 +46,7 @@ class Run:
         self.epoch, self.step = 0, 0
         self.history, self.line = History(), ""
         self._diagnostics = Diagnostics(
-            task.loss_fn,
+            task.watched,
             task.measured,
             task.rows_per_step,
             task.embed_probe,

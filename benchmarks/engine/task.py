@@ -70,6 +70,11 @@ class Task(ABC):
         """Steps of an epoch."""
         return self.steps_per_epoch
 
+    @property
+    def watched(self) -> nn.Module:
+        """What the diagnostics are of: the loss, unless it holds more than one memory."""
+        return self.loss_fn
+
     @abstractmethod
     def batches(self, epoch: int, first: int) -> Iterable[Any]:
         """The batches of an epoch from a step on."""

@@ -7,6 +7,7 @@ from .per_class_xbn import PerClassXBN
 from .sampled_normalized_softmax_loss import SampledNormalizedSoftmaxLoss
 from .stop_gradient_softmax_loss import StopGradientSoftmaxLoss
 from .super_class_xbn import SuperClassXBN
+from .two_tower_memory import TwoTowerMemory
 from .xbn_wrapper import XBNWrapper
 
 __all__ = [
@@ -17,5 +18,6 @@ __all__ = [
     "SampledNormalizedSoftmaxLoss",
     "StopGradientSoftmaxLoss",
     "SuperClassXBN",
+    "TwoTowerMemory",
     "XBNWrapper",
 ]

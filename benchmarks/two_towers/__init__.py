@@ -1,0 +1,1 @@
+"""Images of characters and their Unicode names, each found by the other."""

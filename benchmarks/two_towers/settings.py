@@ -1,0 +1,53 @@
+"""What the experiment is run with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from benchmarks.engine import settings as common
+from benchmarks.engine.results import RESULTS
+from benchmarks.engine.settings import Natural, Positive, Share, check
+
+Method = Literal["no-memory", "stale", "stale-star", "adapted", "adapted-star"]
+METHODS = get_args(Method)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What a result depends on."""
+
+    epochs: Positive = 4  # epochs in all
+    warmup_epochs: Natural = 1  # epochs of these without memory
+    batch_size: Positive = 64  # pairs per step
+    memory_ratio: Share = 0.25  # rows in each memory as a share of the training images
+    classes: Positive | None = None  # train and test on so many classes each
+
+
+@dataclass(frozen=True)
+class Running(common.Running):
+    """What it does not depend on."""
+
+    methods: tuple[Method, ...] = METHODS  # what is compared
+    seeds: tuple[int, ...] = (0, 1, 2)  # of weights, batches and distortion; none: write the table anew
+    output: Path = Path("runs/two_towers")  # folder of checkpoints and logs
+    results: Path = RESULTS  # folder of the CSV file, the table and the picture
+
+
+@dataclass(frozen=True)
+class Settings(Experiment, Running):
+    """Everything that a result depends on, and where it goes.
+
+    Attributes:
+        embedding_size: length of an embedding.
+        temperature: of the loss.
+        learning_rate: of AdamW in the first epoch; it falls to 0 on half a cosine.
+    """
+
+    embedding_size: int = 128
+    temperature: float = 0.1
+    learning_rate: float = 1e-3
+
+    def __post_init__(self) -> None:
+        check(self)

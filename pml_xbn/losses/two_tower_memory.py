@@ -1,0 +1,169 @@
+"""Memories for models with two towers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import _ranks as ranks
+from ._eager import eager
+from ._validation import check_embeddings, check_labels
+from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
+
+
+class TwoTowerMemory(nn.Module):
+    r"""A memory per tower, for models that embed queries and documents, or images and texts, apart.
+
+    The queries q of a batch are compared with the memory of documents D, which holds those of the batch, and
+    the documents d with the memory of queries Q. Each memory is adapted to the batch of its own tower. The
+    loss is the mean of both directions, as in CLIP (https://arxiv.org/abs/2103.00020, Fig. 3):
+
+    .. math:: L = \tfrac{1}{2} \left( \ell(q, D) + \ell(d, Q) \right),
+
+    or, without a ``query_memory``, one-sided: :math:`L = \ell(q, D)`.
+
+    Stored rows have no gradient. So :math:`\ell(q, D)` trains the tower of queries and :math:`\ell(d, Q)`
+    that of documents. A memory's ``batch_loss_weight`` adds that multiple of the loss between the queries and
+    the documents of the batch, with gradients to both, as InfoNCE within a batch has them. A one-sided loss
+    trains the tower of documents by this alone. While a memory warms up, nothing else is left of its
+    direction.
+
+    A pair of equal labels is positive. Take the number of the pair in the data set, and what memory holds of
+    a pair from earlier is a further positive of it, and no negative; or take classes, and all of a class are
+    positives.
+
+    The loss, miner and options are the memories' own. ``state_dict()`` is theirs, and in ``eval()`` mode and
+    where gradients are disabled both are read only. Rows without a loss go to
+    ``document_memory.fill_memory`` and ``query_memory.fill_memory``.
+
+    Args:
+        document_memory: stores documents, and has the loss and the miner that queries meet them with.
+        query_memory: stores queries; None: the loss is one-sided.
+
+    Raises:
+        TypeError: a memory is not an :class:`AdaptiveCrossBatchMemory`.
+        ValueError: one memory for both, or two that differ in ``embedding_size`` or ``gather_distributed``.
+
+    Example:
+        >>> from pytorch_metric_learning.losses import SupConLoss
+        >>> from pml_xbn import XBNWrapper
+        >>> loss_fn = TwoTowerMemory(
+        ...     document_memory=XBNWrapper(SupConLoss(), embedding_size=16, memory_size=64),
+        ...     query_memory=XBNWrapper(SupConLoss(), embedding_size=16, memory_size=64),
+        ... )
+        >>> images, texts = torch.randn(2, 8, 16, requires_grad=True)
+        >>> loss_fn(images, texts, torch.arange(8)).backward()
+        >>> loss_fn.query_memory.num_rows, loss_fn.document_memory.num_rows
+        (8, 8)
+    """
+
+    def __init__(
+        self,
+        *,
+        document_memory: AdaptiveCrossBatchMemory,
+        query_memory: AdaptiveCrossBatchMemory | None = None,
+    ) -> None:
+        super().__init__()
+        self.document_memory = document_memory
+        self.query_memory = query_memory
+        for name, memory in [("document_memory", document_memory), ("query_memory", query_memory)]:
+            if not isinstance(memory, AdaptiveCrossBatchMemory) and (memory, name) != (None, "query_memory"):
+                raise TypeError(f"{name} is a {type(memory).__name__}: pass a memory such as XBNWrapper")
+        if query_memory is document_memory:
+            raise ValueError("query_memory is the document_memory: build one for each tower")
+        for name in ("embedding_size", "gather_distributed") if query_memory is not None else ():
+            of_documents, of_queries = getattr(document_memory, name), getattr(query_memory, name)
+            if of_documents != of_queries:
+                raise ValueError(
+                    f"document_memory has {name}={of_documents} and query_memory {of_queries}: build both "
+                    "with the same"
+                )
+
+    @eager
+    def forward(self, queries: Tensor, documents: Tensor, labels: Tensor) -> Tensor:
+        """The loss between the batch of each tower and the memory of the other, which then hold the batch.
+
+        Args:
+            queries: ``(b, d)``, any floating dtype.
+            documents: ``(b, d)``, of which the i-th belongs to the i-th query.
+            labels: ``(b,)``, integers: ids of the pairs, or classes.
+
+        Returns:
+            The loss, a scalar.
+
+        Raises:
+            ValueError: input that does not fit, or that holds NaN or inf; documents that require a gradient
+                which a one-sided loss does not give them. Neither memory has changed, as after an error of
+                the loss or the miner of either.
+        """
+        is_training = self.training and torch.is_grad_enabled()
+        is_shared = is_training and self.document_memory.gather_distributed and ranks.are_many()
+        with ranks.Exchange(torch.zeros(0)).at_end() if is_shared else nullcontext():
+            self._check(queries, documents, labels, is_training=is_training)
+            forth, back = torch.cat([queries, documents]), torch.cat([documents, queries])
+        labels = labels.repeat(2)
+        is_stored = torch.arange(len(labels)) >= len(queries)
+        memories = self._memories()
+        for memory in memories:
+            memory.queue.on(forth.device)
+        with _undone_on_error(memories):
+            losses = [
+                memory(embeddings, labels, enqueue_mask=is_stored)
+                for memory, embeddings in zip(memories, (forth, back), strict=False)
+            ]
+            loss: Tensor = sum(losses[1:], start=losses[0]) / len(losses)
+        return loss
+
+    def _memories(self) -> list[AdaptiveCrossBatchMemory]:
+        return [self.document_memory] + ([] if self.query_memory is None else [self.query_memory])
+
+    def _check(self, queries: Tensor, documents: Tensor, labels: Tensor, *, is_training: bool) -> None:
+        for embeddings in (queries, documents):
+            check_embeddings(embeddings, self.document_memory.embedding_size)
+        if len(queries) != len(documents):
+            raise ValueError(
+                f"there are {len(queries)} queries and {len(documents)} documents: pass a document for "
+                "every query"
+            )
+        check_labels(labels, len(queries))
+        has_no_loss = self.query_memory is None and not self.document_memory.batch_loss_weight
+        if is_training and has_no_loss and documents.requires_grad:
+            raise ValueError(
+                "documents require a gradient, which a one-sided loss against stored documents does not give "
+                "them: pass documents.detach() if their tower is not to be trained, or build the "
+                "document_memory with batch_loss_weight=1.0, or pass a query_memory"
+            )
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool, *args: Any
+    ) -> None:
+        # A memory refuses the state of another before it loads any; the second is to do so before the first.
+        own = tuple(f"{prefix}{name}." for name, _ in self.named_children())
+        others = sorted(key for key in state_dict if key.startswith(prefix) and not key.startswith(own))
+        if others:
+            raise RuntimeError(
+                f"the checkpoint holds {others} besides: build the TwoTowerMemory as it was built then, with "
+                "a query_memory or without"
+            )
+        with _undone_on_error(self._memories()):
+            for part, memory in zip(own, self._memories(), strict=True):
+                memory._load_from_state_dict(dict(state_dict), part, local_metadata, strict, [], [], [])
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *args)
+
+
+@contextmanager
+def _undone_on_error(memories: Sequence[AdaptiveCrossBatchMemory]) -> Iterator[None]:
+    """A block that leaves nothing behind in any of the memories if it raises, whole steps included."""
+    before = [(memory, memory.queue.contents, memory._hooks.state()) for memory in memories]
+    try:
+        yield
+    except BaseException:
+        for memory, contents, give_back in before:
+            contents.rows.take_back()
+            memory.queue.contents = contents
+            give_back()
+        raise
