@@ -59,8 +59,11 @@ def main() -> None:
     parser.add_argument("--bf16", action="store_true", help="mixed precision")
     parser.add_argument("--resume", action="store_true", help="from the last checkpoint")
     args = parser.parse_args()
-    precision = "bf16" if args.bf16 else "no"
-    accelerator = Accelerator(gradient_accumulation_steps=args.accumulate, mixed_precision=precision)
+    accelerator = Accelerator(
+        gradient_accumulation_steps=args.accumulate,
+        mixed_precision="bf16" if args.bf16 else "no",
+        cpu=not torch.cuda.is_available(),
+    )
     set_seed(0)
     dataset = Glyphs("train", transform=lambda image: image / 255)
     layers = [nn.Flatten(), nn.Linear(32 * 32, 256), nn.LayerNorm(256), nn.ReLU(), nn.Linear(256, 64)]

@@ -37,14 +37,13 @@ class MetricTrainer(Trainer):
     loss_is_scaled_for_ga = False  # the Trainer divides it by the batches of an optimizer step
     loss_fn: XBNWrapper
 
-    def compute_loss(self, model: nn.Module, inputs: tuple[Tensor, Tensor], *_: Any, **__: Any) -> Tensor:
+    def compute_loss(self, model: nn.Module, inputs: tuple[Tensor, Tensor], *_: Any, **__: Any) -> Any:
         images, labels = inputs
-        loss: Tensor = self.loss_fn(model(images), labels)
-        return loss
+        return self.loss_fn(model(images), labels)
 
-    def get_train_dataloader(self) -> DataLoader[Any]:
-        loader = DataLoader(self.train_dataset, batch_sampler=ClassBatches(self.train_dataset.labels))
-        return self.accelerator.prepare(loader)
+    def get_train_dataloader(self) -> Any:
+        batches = ClassBatches(self.train_dataset.labels)
+        return self.accelerator.prepare(DataLoader(self.train_dataset, batch_sampler=batches))
 
 
 class KeepLoss(TrainerCallback):
@@ -88,25 +87,23 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true", help="from the last checkpoint")
     args = parser.parse_args()
     torch.manual_seed(0)
-    layers = [nn.Flatten(), nn.Linear(32 * 32, 256), nn.LayerNorm(256), nn.ReLU(), nn.Linear(256, 64)]
-    network = nn.Sequential(*layers)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(32 * 32, 256), nn.ReLU(), nn.Linear(256, 64))
     loss_fn = XBNWrapper(SupConLoss(temperature=0.1), 64, memory_size=1024, gather_distributed=True)
     arguments = TrainingArguments(
         str(args.output),
         num_train_epochs=args.epochs,
         gradient_accumulation_steps=args.accumulate,
         bf16=args.bf16,
+        use_cpu=not torch.cuda.is_available(),
         learning_rate=1e-3,
         lr_scheduler_type="constant",
         save_strategy="epoch",
-        logging_strategy="epoch",
         ddp_find_unused_parameters=False,
     )
     train_set = Glyphs("train", transform=lambda image: image / 255)
     trainer = MetricTrainer(network, arguments, train_dataset=train_set, callbacks=[KeepLoss(loss_fn)])
     trainer.loss_fn = loss_fn.to(arguments.device)
-
-    checkpoint = get_last_checkpoint(str(args.output)) if args.resume else None
+    checkpoint = get_last_checkpoint(arguments.output_dir) if args.resume else None
     if checkpoint:
         loss_fn.load_state_dict(torch.load(Path(checkpoint) / "loss_fn.pt", weights_only=True))
     trainer.train(resume_from_checkpoint=checkpoint)
@@ -115,8 +112,8 @@ def main() -> None:
         with torch.no_grad():
             embeddings = network.cpu()(test_set.images / 255)
         calculator = AccuracyCalculator(include=("precision_at_1",), k=1, device=torch.device("cpu"))
-        recall_at_1 = calculator.get_accuracy(embeddings, test_set.labels)["precision_at_1"]
-        print(f"Recall@1 {100 * recall_at_1:.1f}, {loss_fn.num_rows} rows in memory")
+        accuracy = calculator.get_accuracy(embeddings, test_set.labels)
+        print(f"Recall@1 {100 * accuracy['precision_at_1']:.1f}, {loss_fn.num_rows} rows in memory")
 
 
 if __name__ == "__main__":

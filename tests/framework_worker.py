@@ -36,8 +36,8 @@ class Recorded(XBNWrapper):
 
     Attributes:
         made: the memory of the script.
-        calls: of every call the labels, the dtype in which linear layers work there, how many rows the memory
-            holds after it, and how often the optimizer had stepped before it.
+        calls: of every call the labels, how many rows the memory holds after it, and how often the optimizer
+            had stepped before it.
         optimizer: the one that stepped last.
         num_steps: of the optimizer.
     """
@@ -53,10 +53,21 @@ class Recorded(XBNWrapper):
 
     def forward(self, embeddings: Tensor, labels: Tensor, *args: Any) -> Tensor:
         loss: Tensor = super().forward(embeddings, labels, *args)
-        dtype = torch.nn.functional.linear(torch.ones(1, 1), torch.ones(1, 1)).dtype
         numbers = {"num_rows": self.num_rows, "steps_before": Recorded.num_steps}
-        self.calls.append({"labels": labels, "dtype": dtype, "is_finite": bool(loss.isfinite()), **numbers})
+        self.calls.append({"labels": labels, "is_finite": bool(loss.isfinite()), **numbers})
         return loss
+
+
+class RecordedLinear(torch.nn.Linear):
+    """Notes the dtypes in which it works in training."""
+
+    dtypes: ClassVar[set[torch.dtype]] = set()
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        out = super().forward(vectors)
+        if torch.is_grad_enabled():
+            self.dtypes.add(out.dtype)
+        return out
 
 
 def note_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -69,6 +80,7 @@ def main(folder: Path, script: str) -> None:
     torch.set_num_threads(1)
     pml_xbn.datasets.Glyphs = FewNames  # type: ignore[misc]
     pml_xbn.XBNWrapper = Recorded  # type: ignore[misc]
+    torch.nn.Linear = RecordedLinear  # type: ignore[misc]
     register_optimizer_step_post_hook(note_step)
     if "SIGNAL_AT" in os.environ:
         send_signal(os.environ["SIGNAL_AT"])
@@ -81,6 +93,7 @@ def main(folder: Path, script: str) -> None:
         "memory_labels": memory.label_memory[: memory.num_rows],
         "calls": Recorded.calls,
         "num_steps": Recorded.num_steps,
+        "dtypes": list(RecordedLinear.dtypes),
     }
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(state, folder / f"rank{os.environ.get('RANK', 0)}.pt")

@@ -16,7 +16,7 @@ from torchrun import ENVIRONMENT, torchrun
 from training_script import assert_equal
 
 for framework in ("accelerate", "lightning", "record_keeper", "sentence_transformers", "transformers"):
-    pytest.importorskip(framework, exc_type=ImportError)
+    pytest.importorskip(framework)
 
 TESTS = Path(__file__).parents[1]
 WORKER = TESTS / "framework_worker.py"
@@ -24,11 +24,18 @@ EXAMPLES = TESTS.parent / "examples"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 TIMEOUT = 300.0
 
-# PML's trainers know neither accumulation nor mixed precision.
-ACCUMULATING = ["lightning_module", "accelerate_loop", "hugging_face_trainer", "sentence_transformers_loss"]
-EVERY = [*ACCUMULATING, "pml_trainer"]
 # Whose checkpoints hold the memory by the example's own lines alone, and where.
 KEPT_IN = {"hugging_face_trainer": "loss_fn.pt", "sentence_transformers_loss": "memory.pt"}
+
+
+def each(*names: str) -> list[Any]:
+    """What concerns one example is tested by one process, which stops it once."""
+    return [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in names]
+
+
+# PML's trainers know neither accumulation nor mixed precision.
+ACCUMULATING = each("lightning_module", "accelerate_loop", *KEPT_IN)
+EVERY = [*ACCUMULATING, *each("pml_trainer")]
 
 
 class Stopped(NamedTuple):
@@ -79,7 +86,7 @@ def test_a_run_that_is_killed_and_resumed_ends_as_a_whole_one(stopped: Stopped, 
         assert_equal(end[part], stopped.whole[part])
 
 
-@pytest.mark.parametrize("stopped", KEPT_IN, indirect=True)
+@pytest.mark.parametrize("stopped", each(*KEPT_IN), indirect=True)
 def test_a_checkpoint_holds_the_memory_where_the_example_keeps_it_and_nowhere_else(stopped: Stopped) -> None:
     (checkpoint,) = stopped.output.glob("checkpoint-*")
     files = [path for path in checkpoint.rglob("*") if path.is_file()]
@@ -119,6 +126,6 @@ def test_accumulating_in_bfloat16_every_batch_is_stored_at_its_forward(name: str
     assert [call["num_rows"] for call in calls] == stored
     assert_equal(end["memory_labels"], torch.cat([call["labels"] for call in calls]))
 
-    assert {call["dtype"] for call in calls} == {torch.bfloat16}
+    assert end["dtypes"] == [torch.bfloat16]
     assert all(call["is_finite"] for call in calls)
     assert (rows.dtype, end["weights"][0].dtype) == (torch.float32, torch.float32)
