@@ -28,7 +28,7 @@ BEYOND = tuple(10**power for power in range(4, 9))
 COLUMNS = {
     "rows": "M",
     "step_ms": "step (ms)",
-    "step_ms_of_a_rank": "step (ms), a quarter of the anchors",
+    "quarter_ms": "step (ms), a quarter of the anchors",
     "memory_mb": "rows and labels (MB)",
     "computed_mb": "with matrices, computed (MB)",
     "peak_mb": "peak, measured (MB)",
@@ -59,7 +59,7 @@ def measure(rows: int, dim: int, batch: int, steps: int, device: torch.device) -
     peak = torch.cuda.max_memory_allocated() / 1e6 if device.type == "cuda" else peak_rss() - before
     subject.size = batch // RANKS
     subject.step()
-    times_of_a_rank = [subject.step() for _ in range(steps)]
+    times_of_quarter = [subject.step() for _ in range(steps)]
     memory = bytes_of_memory(rows, dim, DTYPE.itemsize)
     return {
         "rows": rows,
@@ -67,7 +67,7 @@ def measure(rows: int, dim: int, batch: int, steps: int, device: torch.device) -
         "batch": batch,
         "steps": steps,
         "step_ms": round(median(times), 1),
-        "step_ms_of_a_rank": round(median(times_of_a_rank), 1),
+        "quarter_ms": round(median(times_of_quarter), 1),
         "memory_mb": round(memory / 1e6),
         "computed_mb": round((memory + bytes_of_step(rows, batch)) / 1e6),
         "peak_mb": round(peak),
@@ -98,7 +98,7 @@ def beyond(measured: list[dict[str, Any]]) -> str:
             *(bytes_of_memory(rows, dim, itemsize) for itemsize in (4, DTYPE.itemsize)),
             *(bytes_of_step(rows, anchors) for anchors in (batch, batch // RANKS)),
         ]
-        seconds = [rows / most["rows"] * most[name] / 1e3 for name in ("step_ms", "step_ms_of_a_rank")]
+        seconds = [rows / most["rows"] * most[name] / 1e3 for name in ("step_ms", "quarter_ms")]
         lines.append([f"{rows:,}", *(f"{size / 1e9:.2f}" for size in sizes), *(f"{s:.2f}" for s in seconds)])
     return markdown(titles, lines)
 
