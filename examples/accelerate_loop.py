@@ -5,7 +5,7 @@ epoch bit for bit. The images are Glyphs, which matplotlib draws.
 
     python examples/accelerate_loop.py --epochs 4
     python examples/accelerate_loop.py --epochs 8 --resume
-    accelerate launch --cpu --num_processes=2 examples/accelerate_loop.py
+    torchrun --nproc_per_node=2 examples/accelerate_loop.py
 """
 
 from __future__ import annotations
