@@ -125,7 +125,8 @@ def cell(name: str, value: Any) -> str:
         return f"{100 * float(value):.0f} %"
     if "." not in str(value):
         return str(value)
-    return f"{float(value):.{1 if name in ('pml_ms', 'ours_ms', 'step_ms', 'loss_ms') else 2}f}"
+    of_steps = "pml_ms", "ours_ms", "step_ms", "loss_ms", "quarter_ms"
+    return f"{float(value):.{1 if name in of_steps else 2}f}"
 
 
 def environment(device: torch.device) -> str:

@@ -17,7 +17,14 @@ import pml_xbn.datasets
 
 TESTS = Path(__file__).parents[1]
 EXAMPLES = TESTS.parent / "examples"
-SHORT = ("swap", "train_sop", "moco", "distributed", "diagnose", "own_adapter")
+FRAMEWORKS = {  # of the examples that tests/integrations runs
+    "accelerate_loop": {"accelerate"},
+    "hugging_face_trainer": {"transformers"},
+    "lightning_module": {"lightning"},
+    "pml_trainer": set(),
+    "sentence_transformers_loss": {"datasets", "sentence_transformers", "tokenizers", "transformers"},
+}
+SHORT = ("swap", "train_sop", "moco", "distributed", "diagnose", "own_adapter", *FRAMEWORKS)
 LIBRARIES = {
     *("pml_xbn", "pytorch_metric_learning", "torch", "torchvision", "timm", "numpy", "tqdm"),
     *sys.stdlib_module_names,
@@ -53,7 +60,7 @@ def test_a_script_is_one_page_and_imports_nothing_of_ours_but_the_package(name: 
     tree = ast.parse(text)
     imported = {a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names}
     imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert {module.split(".")[0] for module in imported} <= LIBRARIES
+    assert {module.split(".")[0] for module in imported} <= LIBRARIES | FRAMEWORKS.get(name, set())
     assert f"examples/{name}.py" in (ast.get_docstring(tree) or "")
 
 

@@ -1,0 +1,146 @@
+"""What a step costs as the memory grows: time and memory, measured, and computed beyond what fits here.
+
+XBN with SupConLoss, rows in half precision; every size has a process of its own.
+
+    python -m benchmarks.scale --quick
+    python -m benchmarks.scale          (4,000,000 rows take about 9 GB and two minutes)
+
+Writes ``scale_<device>.csv`` and ``.md`` to ``benchmarks/results``.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+import torch
+import tyro
+from tqdm import tqdm
+
+from benchmarks.engine.cost import DEVICE, LOSSES, Subject, environment, in_fresh_process, write_report
+from benchmarks.engine.measuring import peak_rss
+from benchmarks.engine.results import RESULTS, markdown
+from pml_xbn import XBNWrapper
+
+DTYPE = torch.bfloat16
+RANKS = 4  # of which each has a quarter of the anchors
+BEYOND = tuple(10**power for power in range(4, 9))
+COLUMNS = {
+    "rows": "M",
+    "step_ms": "step (ms)",
+    "quarter_ms": "step (ms), a quarter of the anchors",
+    "memory_mb": "rows and labels (MB)",
+    "computed_mb": "with matrices, computed (MB)",
+    "peak_mb": "peak, measured (MB)",
+}
+
+
+def bytes_of_memory(rows: int, dim: int, itemsize: int) -> int:
+    """Of a memory at rest: the rows, and their labels in int64."""
+    return rows * (dim * itemsize + 8)
+
+
+def bytes_of_step(rows: int, anchors: int) -> int:
+    """What a step with SupConLoss and all pairs takes beside the memory.
+
+    Per pair of anchor and row the matrix and its gradient in float32, and two masks of bool; per row two
+    numbers in float32, and its label as it will be.
+    """
+    return rows * (anchors * (4 + 4 + 1 + 1) + 2 * 4 + 8)
+
+
+def measure(rows: int, dim: int, batch: int, steps: int, device: torch.device) -> dict[str, Any]:
+    """One line of the results."""
+    subject_of(batch, dim, batch, device).step()  # what the libraries load at the first step
+    before = peak_rss()
+    subject = subject_of(rows, dim, batch, device)
+    subject.step()
+    times = [subject.step() for _ in range(steps)]
+    peak = torch.cuda.max_memory_allocated() / 1e6 if device.type == "cuda" else peak_rss() - before
+    subject.size = batch // RANKS
+    subject.step()
+    times_of_quarter = [subject.step() for _ in range(steps)]
+    memory = bytes_of_memory(rows, dim, DTYPE.itemsize)
+    return {
+        "rows": rows,
+        "dim": dim,
+        "batch": batch,
+        "steps": steps,
+        "step_ms": round(median(times), 1),
+        "quarter_ms": round(median(times_of_quarter), 1),
+        "memory_mb": round(memory / 1e6),
+        "computed_mb": round((memory + bytes_of_step(rows, batch)) / 1e6),
+        "peak_mb": round(peak),
+    }
+
+
+def subject_of(rows: int, dim: int, batch: int, device: torch.device) -> Subject:
+    loss_fn = XBNWrapper(LOSSES["supcon"](), dim, rows, memory_dtype=DTYPE)
+    return Subject(loss_fn, loss_fn, rows, batch, device)
+
+
+def beyond(measured: list[dict[str, Any]]) -> str:
+    """A table of what is computed for more rows: bytes by the formulas, times by those of the most rows."""
+    most = max(measured, key=lambda row: int(row["rows"]))
+    dim, batch = most["dim"], most["batch"]
+    titles = [
+        "M",
+        "rows and labels in float32 (GB)",
+        "in half precision (GB)",
+        f"matrices of {batch} anchors (GB)",
+        f"of {batch // RANKS} (GB)",
+        "step (s)",
+        "step (s), a quarter of the anchors",
+    ]
+    lines = []
+    for rows in BEYOND:
+        sizes = [
+            *(bytes_of_memory(rows, dim, itemsize) for itemsize in (4, DTYPE.itemsize)),
+            *(bytes_of_step(rows, anchors) for anchors in (batch, batch // RANKS)),
+        ]
+        seconds = [rows / most["rows"] * most[name] / 1e3 for name in ("step_ms", "quarter_ms")]
+        lines.append([f"{rows:,}", *(f"{size / 1e9:.2f}" for size in sizes), *(f"{s:.2f}" for s in seconds)])
+    return markdown(titles, lines)
+
+
+def main(
+    quick: bool = False,
+    rows: tuple[int, ...] = (10_000, 100_000, 1_000_000, 4_000_000),
+    dim: int = 512,
+    batch: int = 64,
+    steps: int = 3,
+    device: str = DEVICE,
+) -> None:
+    """Measures all sizes.
+
+    Args:
+        quick: two small sizes.
+        rows: in memory.
+        dim: of embeddings.
+        batch: rows of a batch, a multiple of 16.
+        steps: of which the median is taken, after one more.
+        device: where they take place.
+    """
+    place = torch.device(device)
+    sizes = (1_000, 10_000) if quick else rows
+    settings = dim, batch, steps, place
+    measured = [in_fresh_process(measure, size, *settings) for size in tqdm(sizes, unit="size")]
+    most = f"{max(sizes):,}"
+    text = write_report(
+        measured,
+        COLUMNS,
+        RESULTS / f"scale_{'quick' if quick else place.type}.csv",
+        "Cost of a step as the memory grows",
+        f"XBN and SupConLoss, rows in {str(DTYPE).removeprefix('torch.')}, d = {dim}, batch {batch}; "
+        f"{environment(place)}; medians of {steps} steps. Written by `benchmarks.scale`.",
+        [
+            f"Computed: bytes by the formulas on the page *Scale*, times from those of {most} rows above, in "
+            "proportion to the rows. Nothing in this table was run.",
+            beyond(measured),
+        ],
+    )
+    print(text)
+
+
+if __name__ == "__main__":
+    tyro.cli(main, prog="python -m benchmarks.scale")

@@ -1,0 +1,110 @@
+"""accelerate: register_for_checkpointing keeps the memory, and gather_distributed makes one of all ranks'.
+
+A plain loop with accelerate's checkpoints, accumulation and mixed precision. --resume goes on from the last
+epoch bit for bit. The images are Glyphs, which matplotlib draws.
+
+    python examples/accelerate_loop.py --epochs 4
+    python examples/accelerate_loop.py --epochs 8 --resume
+    torchrun --nproc_per_node=2 examples/accelerate_loop.py
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from pytorch_metric_learning.losses import SupConLoss
+from pytorch_metric_learning.samplers import MPerClassSampler
+from pytorch_metric_learning.testers import BaseTester
+from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from pml_xbn import XBNWrapper
+from pml_xbn.datasets import Glyphs
+
+BATCH_SIZE = 32  # of a rank
+
+
+class ClassBatches:
+    """Batches of eight classes by four images, the same in a resumed run: they depend on the epoch alone."""
+
+    batch_size, drop_last, epoch = BATCH_SIZE, True, 0
+
+    def __init__(self, labels: Tensor) -> None:
+        self.labels = labels
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.labels) // BATCH_SIZE
+
+    def __iter__(self) -> Iterator[list[int]]:
+        np.random.seed(self.epoch)  # PML's sampler draws from it, and shuffles what it holds: a new one
+        sampler = MPerClassSampler(self.labels, 4, BATCH_SIZE, len(self) * BATCH_SIZE)
+        yield from torch.tensor(list(sampler)).view(-1, BATCH_SIZE).tolist()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--output", type=Path, default=Path("runs/accelerate"))
+    parser.add_argument("--accumulate", type=int, default=1, help="batches per optimizer step (default: 1)")
+    parser.add_argument("--bf16", action="store_true", help="mixed precision")
+    parser.add_argument("--resume", action="store_true", help="from the last checkpoint")
+    args = parser.parse_args()
+    accelerator = Accelerator(
+        gradient_accumulation_steps=args.accumulate,
+        mixed_precision="bf16" if args.bf16 else "no",
+        cpu=not torch.cuda.is_available(),
+    )
+    set_seed(0)
+    dataset = Glyphs("train", transform=lambda image: image / 255)
+    layers = [nn.Flatten(), nn.Linear(32 * 32, 256), nn.LayerNorm(256), nn.ReLU(), nn.Linear(256, 64)]
+    network = nn.Sequential(*layers)
+    loss_fn = XBNWrapper(SupConLoss(temperature=0.1), 64, memory_size=1024, gather_distributed=True)
+    loss_fn = loss_fn.to(accelerator.device)
+    model, optimizer, loader = accelerator.prepare(
+        network,
+        torch.optim.AdamW(network.parameters(), lr=1e-3),
+        DataLoader(dataset, batch_sampler=ClassBatches(dataset.labels)),
+    )
+    accelerator.register_for_checkpointing(loss_fn)  # save_state and load_state know it now
+    saved = sorted(args.output.glob("epoch_*")) if args.resume else []
+    if saved:
+        accelerator.load_state(str(saved[-1]))
+
+    for epoch in range(len(saved), args.epochs):
+        loader.set_epoch(epoch)
+        for images, labels in loader:
+            with accelerator.accumulate(model):
+                with accelerator.autocast():
+                    loss = loss_fn(model(images), labels)
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+        accelerator.save_state(str(args.output / f"epoch_{epoch:03d}"))
+        if accelerator.is_main_process:
+            print(f"epoch {epoch + 1}: Recall@1 {evaluate(network):.1f}, {loss_fn.num_rows} rows in memory")
+        model.train()
+    accelerator.end_training()
+
+
+def evaluate(network: nn.Module) -> float:
+    """Recall@1 in percent, every test image searched for among all others."""
+    device = next(network.parameters()).device
+    tester = BaseTester(batch_size=256, dataloader_num_workers=0, data_device=device)
+    test = Glyphs("test", transform=lambda image: image / 255)
+    embeddings, labels = tester.get_all_embeddings(test, network)
+    calculator = AccuracyCalculator(include=("precision_at_1",), k=1, device=torch.device("cpu"))
+    return 100 * float(calculator.get_accuracy(embeddings, labels.squeeze(1))["precision_at_1"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Lightning: the memory is an attribute of the module, and Lightning keeps it with the model.
+
+Its checkpoints hold all of the memory, and --resume goes on from the last one bit for bit. On many ranks
+gather_distributed=True makes one memory of theirs. The images are Glyphs, which matplotlib draws.
+
+    python examples/lightning_module.py --epochs 4
+    python examples/lightning_module.py --epochs 8 --resume
+    torchrun --nproc_per_node=2 examples/lightning_module.py --devices 2
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import lightning
+import numpy as np
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from pytorch_metric_learning.losses import SupConLoss
+from pytorch_metric_learning.samplers import MPerClassSampler
+from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from pml_xbn import XBNWrapper
+from pml_xbn.datasets import Glyphs
+
+BATCH_SIZE = 32  # of all ranks
+
+
+class Embedder(lightning.LightningModule):
+    """A network and its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [nn.Flatten(), nn.Linear(32 * 32, 256), nn.LayerNorm(256), nn.ReLU(), nn.Linear(256, 64)]
+        self.network = nn.Sequential(*layers)
+        self.loss_fn = XBNWrapper(SupConLoss(temperature=0.1), 64, memory_size=1024, gather_distributed=True)
+        self.calculator = AccuracyCalculator(("precision_at_1",), k=1, device=torch.device("cpu"))
+
+    def training_step(self, batch: tuple[Tensor, Tensor], number: int) -> Tensor:
+        images, labels = batch
+        loss: Tensor = self.loss_fn(self.network(images), labels)
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+    def on_validation_epoch_start(self) -> None:
+        self.seen: list[tuple[Tensor, Tensor]] = []
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], number: int) -> None:
+        images, labels = batch
+        self.seen.append((self.network(images).float().cpu(), labels.cpu()))
+
+    def on_validation_epoch_end(self) -> None:
+        embeddings, labels = (torch.cat(parts) for parts in zip(*self.seen, strict=True))
+        recall_at_1 = self.calculator.get_accuracy(embeddings, labels)["precision_at_1"]
+        self.log("recall_at_1", recall_at_1, sync_dist=True)
+        self.print(f"epoch {self.current_epoch + 1}: Recall@1 {100 * recall_at_1:.1f}")
+
+
+class GlyphBatches(lightning.LightningDataModule):
+    """Batches that depend on epoch and rank alone, so that a resumed run draws the same ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.train_set = Glyphs("train", transform=lambda image: image / 255)
+        self.test_set = Glyphs("test", transform=lambda image: image / 255)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        np.random.seed(self.trainer.current_epoch)  # PML's sampler draws from it
+        steps = len(self.train_set) // BATCH_SIZE
+        sampler = MPerClassSampler(self.train_set.labels, 4, BATCH_SIZE, steps * BATCH_SIZE)
+        of_ranks = torch.tensor(list(sampler)).view(steps, self.trainer.world_size, -1)
+        return DataLoader(self.train_set, batch_sampler=of_ranks[:, self.trainer.global_rank].tolist())
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(self.test_set, batch_size=256)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--output", type=Path, default=Path("runs/lightning"))
+    parser.add_argument("--devices", type=int, default=1, help="as many as torchrun starts (default: 1)")
+    parser.add_argument("--accumulate", type=int, default=1, help="batches per optimizer step (default: 1)")
+    parser.add_argument("--bf16", action="store_true", help="mixed precision")
+    parser.add_argument("--resume", action="store_true", help="from last.ckpt")
+    args = parser.parse_args()
+    lightning.seed_everything(0)
+    trainer = lightning.Trainer(
+        devices=args.devices,
+        max_epochs=args.epochs,
+        accumulate_grad_batches=args.accumulate,
+        precision="bf16-mixed" if args.bf16 else "32-true",
+        callbacks=[ModelCheckpoint(args.output, filename="last", enable_version_counter=False)],
+        reload_dataloaders_every_n_epochs=1,  # for the batches of the next epoch
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        enable_progress_bar=False,
+        logger=False,
+    )
+    checkpoint = args.output / "last.ckpt"
+    trainer.fit(Embedder(), GlyphBatches(), ckpt_path=checkpoint if args.resume else None)
+
+
+if __name__ == "__main__":
+    main()

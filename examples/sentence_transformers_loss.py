@@ -1,0 +1,120 @@
+"""sentence-transformers: a loss with a memory, and a callback that keeps the memory.
+
+The library's checkpoints hold the model and not the loss (its issue 783). KeepLoss writes the memory into
+them, and --resume reads it from there, bit for bit. A tiny BERT, built here, learns to find the Unicode names
+of characters by some of their words; nothing is downloaded.
+
+    python examples/sentence_transformers_loss.py --epochs 4
+    python examples/sentence_transformers_loss.py --epochs 8 --resume
+    torchrun --nproc_per_node=2 examples/sentence_transformers_loss.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from pytorch_metric_learning.losses import NTXentLoss
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+from sentence_transformers import SentenceTransformerTrainingArguments as TrainingArguments
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor, nn
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, TrainerCallback
+from transformers.trainer_utils import get_last_checkpoint
+
+from pml_xbn import XBNWrapper
+from pml_xbn.datasets import Glyphs
+
+WIDTH = 64
+
+
+class MemoryLoss(nn.Module):
+    """Pairs (query, name) of a batch, all rows in one memory, labelled by their pair."""
+
+    def __init__(self, model: SentenceTransformer) -> None:
+        super().__init__()
+        self.model = model  # under this name the trainer puts the wrapped one in its place
+        self.memory = XBNWrapper(NTXentLoss(0.1), WIDTH, memory_size=1024, gather_distributed=True)
+
+    def forward(self, sentence_features: list[dict[str, Tensor]], labels: Tensor) -> Tensor:
+        embeddings = [self.model(features)["sentence_embedding"] for features in sentence_features]
+        return self.memory(torch.cat(embeddings), labels.repeat(2))  # type: ignore[no-any-return]
+
+
+class KeepLoss(TrainerCallback):
+    """Writes the state of a memory into the trainer's checkpoints."""
+
+    def __init__(self, memory: nn.Module) -> None:
+        self.memory = memory
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.is_world_process_zero:  # all ranks hold the same memory
+            folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            torch.save(self.memory.state_dict(), folder / "memory.pt")
+
+
+def build_model(names: list[str]) -> SentenceTransformer:
+    """A BERT with two layers, whose tokens are the words of the names."""
+    words = sorted({word for name in names for word in name.split()})
+    vocabulary = {word: number for number, word in enumerate(["[PAD]", "[UNK]", *words])}
+    words_to_numbers = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    words_to_numbers.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words_to_numbers, pad_token="[PAD]")
+    sizes = {"hidden_size": WIDTH, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+    with tempfile.TemporaryDirectory() as folder:
+        BertModel(BertConfig(vocab_size=len(vocabulary), **sizes)).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return SentenceTransformer(modules=[Transformer(folder), Pooling(WIDTH)])
+
+
+def queries_of(names: list[str]) -> list[str]:
+    """Some words of every name, in another order."""
+    draw, words = random.Random(0), [name.split() for name in names]
+    return [" ".join(draw.sample(of_name, (2 * len(of_name) + 2) // 3)) for of_name in words]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--output", type=Path, default=Path("runs/sentence_transformers"))
+    parser.add_argument("--accumulate", type=int, default=1, help="batches per optimizer step (default: 1)")
+    parser.add_argument("--bf16", action="store_true", help="mixed precision")
+    parser.add_argument("--resume", action="store_true", help="from the last checkpoint")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    names = Glyphs("train").label_names
+    pairs = {"query": queries_of(names), "name": names, "label": list(range(len(names)))}
+    loss = MemoryLoss(model := build_model(names))
+    arguments = TrainingArguments(
+        str(args.output),
+        num_train_epochs=args.epochs,
+        per_device_train_batch_size=32,
+        gradient_accumulation_steps=args.accumulate,
+        bf16=args.bf16,
+        use_cpu=not torch.cuda.is_available(),
+        learning_rate=1e-3,
+        lr_scheduler_type="constant",
+        save_strategy="epoch",
+    )
+    trainer = SentenceTransformerTrainer(
+        model, arguments, Dataset.from_dict(pairs), loss=loss, callbacks=[KeepLoss(loss.memory)]
+    )
+    checkpoint = get_last_checkpoint(str(args.output)) if args.resume else None
+    if checkpoint:
+        loss.memory.load_state_dict(torch.load(Path(checkpoint) / "memory.pt", weights_only=True))
+    trainer.train(resume_from_checkpoint=checkpoint)
+    if trainer.is_world_process_zero():
+        names = Glyphs("test").label_names
+        queries, found = (model.encode(texts, convert_to_tensor=True) for texts in (queries_of(names), names))
+        right = model.similarity(queries, found).argmax(1).cpu() == torch.arange(len(names))
+        print(f"Recall@1 {100 * right.float().mean():.1f}, {loss.memory.num_rows} rows in memory")
+
+
+if __name__ == "__main__":
+    main()
