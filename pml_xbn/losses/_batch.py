@@ -53,7 +53,7 @@ def split(
     labels = labels.to(embeddings.device, torch.int64).contiguous()
     if ids is not None:
         check_ids(ids, len(embeddings))
-        ids = ids.to(embeddings.device, torch.int64).contiguous()
+        ids = ids.to(embeddings.device, torch.int64).clamp_min(-1).contiguous()
     anchors, anchor_labels = refs, ref_labels = embeddings, labels
     if mask is not None:
         check_mask(mask, len(embeddings))

@@ -122,12 +122,12 @@ def loss_and_row_gradient(
             lists = appended(lists, given, anchor_labels)
         leaf = distances.row_tensor.requires_grad_()
         value: Tensor = loss(anchors, anchor_labels, lists, leaf, row_labels)
-    check_scalar(value, loss)
-    if not value.requires_grad:
-        return value, torch.zeros_like(leaf)
-    (gradient,) = torch.autograd.grad(
-        value, leaf, retain_graph=True, allow_unused=True, materialize_grads=True
-    )
+        check_scalar(value, loss)
+        if not value.requires_grad:
+            return value, torch.zeros_like(leaf)
+        (gradient,) = torch.autograd.grad(
+            value, leaf, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
     leaf.requires_grad_(False)  # the caller's backward pass leaves no gradient there
     return value, gradient
 
