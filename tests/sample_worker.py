@@ -16,11 +16,7 @@ from pml_xbn import PerClassXBN, XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 
 D, M, STEPS = 4, 15, 10
-CLASSES: dict[str, Callable[..., nn.Module]] = {
-    "plain": AdaptiveCrossBatchMemory,
-    "xbn": XBNWrapper,
-    "per class": PerClassXBN,
-}
+CLASSES: list[Callable[..., nn.Module]] = [AdaptiveCrossBatchMemory, XBNWrapper, PerClassXBN]
 UPDATES: list[dict[str, Any]] = [
     {},
     {"update": "average", "update_momentum": 0.5},
@@ -72,7 +68,7 @@ if __name__ == "__main__":
     warnings.simplefilter("error")
     distributed.init_process_group("gloo", timeout=timedelta(minutes=1))
     rank, size = distributed.get_rank(), distributed.get_world_size()
-    for name, make in CLASSES.items():
+    for make in CLASSES:
         for options in UPDATES:
             for is_masked in (False, True):
                 alone, mine = (
