@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +21,7 @@ from torch import Tensor
 from troubled_loss import TroubledLoss, TroubleError
 
 from pml_xbn import AXBNWrapper, PerClassXBN, XBNWrapper
+from pml_xbn.adapters import CovarianceMatching
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 
 D = 3
@@ -416,6 +419,34 @@ def test_without_ids_nothing_is_kept_of_them() -> None:
     assert resumed.queue.contents.ids is None
 
 
+@pytest.mark.parametrize("options", UPDATES[:4], ids=str)
+def test_rows_whose_coordinates_mix_dimensions_are_replaced(options: dict[str, Any]) -> None:
+    """Against the same adapter on plain tensors."""
+    memory, adapter = plain(size=20, **options), CovarianceMatching()
+    memory.register_memory_hook(CovarianceMatching())
+    values = [options.get(f"update{name}", 0.0) for name in ("_momentum", "_learning_rate")]
+
+    def adapt(rows: np.ndarray, labels: Any, batch: np.ndarray, batch_labels: Any) -> np.ndarray:
+        arguments = (torch.tensor(x) for x in (rows, labels, batch, batch_labels))
+        new = adapter(*arguments)
+        return rows if new is None else new.numpy()
+
+    model, draw = Slots(20, adapt, options.get("update", "queue"), *values), np.random.default_rng(0)
+    for step in range(30):
+        batch = draw.normal(size=(9, D)) @ draw.normal(size=(D, D)) + step
+        ids = draw.integers(-1, 24, size=9).tolist()
+        labels = [max(sample, 0) % 3 for sample in ids]
+        memory(torch.tensor(batch, requires_grad=True), torch.tensor(labels), sample_ids=torch.tensor(ids))
+        model.rows = list(adapt(np.array(model.rows).reshape(-1, D), model.labels, batch, labels))
+        places = model.store(batch, labels, ids)
+        loss = ContrastiveLoss(pos_margin=0, neg_margin=1)
+        model.descend(model.loss(loss, torch.tensor(batch, requires_grad=True), labels, places)[1])
+        found = memory.embedding_memory[: memory.num_rows].numpy()
+        np.testing.assert_allclose(found, np.array(model.rows), rtol=1e-6, atol=1e-6)
+        assert memory.id_memory[: memory.num_rows].tolist() == model.ids
+        model.rows = list(found.copy())
+
+
 # -- the gradient's step ---------------------------------------------------------------------------------
 
 
@@ -526,6 +557,38 @@ def test_a_resumed_run_goes_on_bit_for_bit(kind: str, dtype: torch.dtype, option
             assert torch.equal(a, b)
         assert are_equal(state(memory), state(resumed))
     assert (memory.id_memory >= 0).sum() > 5
+
+
+@pytest.mark.parametrize(
+    "duplicate",
+    [
+        copy.deepcopy,
+        lambda memory: pickle.loads(pickle.dumps(memory)),
+        lambda memory: memory.double().cpu().half(),  # which says nothing of the dtype of rows
+    ],
+    ids=["deepcopy", "pickle", "moved"],
+)
+@pytest.mark.parametrize("options", UPDATES, ids=str)
+def test_a_copy_goes_on_alike(options: dict[str, Any], duplicate: Callable) -> None:
+    memory, expected = (EVERY["xbn"](**options) for _ in range(2))
+    for number in range(6):
+        sample_step(memory, number)
+        sample_step(expected, number)
+    memory = duplicate(memory)
+    for number in range(6, 9):
+        for a, b in zip(sample_step(memory, number), sample_step(expected, number), strict=True):
+            assert torch.equal(a, b)
+    assert are_equal(state(memory), state(expected))
+
+
+def test_rows_that_are_stored_in_inference_mode_are_replaced_outside_of_it() -> None:
+    memory, ids = EVERY["xbn"](), torch.arange(5)
+    for number in range(3):
+        with torch.inference_mode(number % 2 == 0):
+            memory.fill_memory(torch.full((5, 4), float(number)), ids % 3, ids)
+    sample_step(memory, 0)
+    assert memory.num_rows < 14
+    assert len(set(memory.id_memory.tolist()) - {-1}) == (memory.id_memory >= 0).sum()
 
 
 def test_a_state_that_knows_no_samples_loads() -> None:
