@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
@@ -143,7 +143,7 @@ class PapersTask(Task):
         epochs = [epoch + number * length.epochs for number in range(1, settings.update_factor)]
         return [key for other in epochs for key in self._keys_of(other, step)]
 
-    def _samples(self, keys: list[Key]) -> dict[str, Tensor]:
+    def _samples(self, keys: Sequence[Key]) -> dict[str, Tensor]:
         """Numbers of the images in the data set, if their rows are to be updated."""
         if self.settings.update == "queue" or not has_memory(self.settings):
             return {}
@@ -224,7 +224,7 @@ class PapersTask(Task):
         diagnostics.forget_rows()
 
     @torch.no_grad()
-    def _store(self, images: Tensor, labels: Tensor, keys: list[Key]) -> None:
+    def _store(self, images: Tensor, labels: Tensor, keys: Sequence[Key]) -> None:
         """Embeds images and stores them without a loss."""
         with self.ranks.autocast(self.settings.mixed_precision):
             embeddings = self.model(images)

@@ -1,9 +1,13 @@
-"""Rows belong to samples: every update against a memory of Python lists, in float64."""
+"""Rows belong to samples: every update against a memory of Python lists, in float64.
+
+``PML_XBN_SEQUENCES`` sets how many sequences are tried (default 60).
+"""
 
 from __future__ import annotations
 
 import copy
 import io
+import os
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -125,7 +129,11 @@ CALLS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=int(os.environ.get("PML_XBN_SEQUENCES", "60")),
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     options=st.sampled_from(UPDATES),
@@ -543,7 +551,7 @@ def sample_step(memory: AdaptiveCrossBatchMemory, number: int) -> list[Tensor]:
 
 @pytest.mark.parametrize("options", UPDATES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize("kind", EVERY)
+@pytest.mark.parametrize("kind", ["plain", "xbn", "axbn", "per class"])
 def test_a_resumed_run_goes_on_bit_for_bit(kind: str, dtype: torch.dtype, options: dict[str, Any]) -> None:
     memory, resumed = (EVERY[kind](memory_dtype=dtype, **options) for _ in range(2))
     layout = {name: (value.shape, value.dtype) for name, value in state(memory).items()}
