@@ -488,7 +488,20 @@ def test_rows_without_a_gradient_stay_but_for_their_length() -> None:
     torch.testing.assert_close(memory.embedding_memory[:2], rows_of(0.1, 3.0).detach())
 
 
-def test_a_pending_graph_has_its_gradient_and_leaves_none_at_the_rows() -> None:
+def test_the_backward_pass_leaves_no_gradient_at_the_rows() -> None:
+    class Keeping(SupConLoss):
+        def forward(self, *args: Any) -> Tensor:
+            self.rows = args[3]
+            return super().forward(*args)
+
+    memory = plain(update="gradient", update_learning_rate=0.5, loss=Keeping())
+    embeddings = rows_of(0.1, 1.2, 0.5, 2.0)
+    memory(embeddings, torch.arange(4) % 2).backward()
+    assert embeddings.grad.any()
+    assert memory.loss.rows.grad is None
+
+
+def test_a_pending_graph_has_its_gradient() -> None:
     first, second = gradient_memory(), gradient_memory()
     labels = torch.arange(4) % 2
     pending = []
@@ -620,7 +633,7 @@ def test_rows_whose_samples_always_return_do_not_drift(dtype: torch.dtype) -> No
     size, batch_size, draw = 24, 8, np.random.default_rng(0)
     memory = XBNWrapper(ContrastiveLoss(), D, size, memory_dtype=dtype)
     adapt, rows, order = Xbn(), np.zeros((0, D)), np.arange(size)
-    for step in range(900):
+    for step in range(450):
         part = step % (size // batch_size)
         if step >= size // batch_size and part == 0:
             order = draw.permutation(size)
@@ -636,4 +649,4 @@ def test_rows_whose_samples_always_return_do_not_drift(dtype: torch.dtype) -> No
             rows[ids] = batch
     assert memory.id_memory.tolist() == list(range(size))
     found = memory.embedding_memory.numpy()
-    assert np.abs(found - rows).max() < (1e-2 if dtype == torch.float16 else 1e-5)
+    assert np.abs(found - rows).max() < (1e-2 if dtype == torch.float16 else 5e-6)
