@@ -397,6 +397,20 @@ def test_numbers_without_effect_are_refused(options: dict[str, Any], message: st
         plain(**options)
 
 
+@pytest.mark.parametrize("options", UPDATES, ids=str)
+def test_delay_puts_off_hooks_alone_and_warm_up_everything(options: dict[str, Any]) -> None:
+    delayed = XBNWrapper(SupConLoss(), 4, 14, delay=99, **options)
+    unadapted = AdaptiveCrossBatchMemory(SupConLoss(), 4, 14, **options)
+    warming = XBNWrapper(SupConLoss(), 4, 14, warmup=99, **options)
+    for number in range(6):
+        for a, b in zip(sample_step(delayed, number), sample_step(unadapted, number), strict=True):
+            assert torch.equal(a, b)
+        assert torch.equal(delayed.embedding_memory, unadapted.embedding_memory)
+        sample_step(warming, number)
+    assert warming.num_rows == 0
+    assert warming.id_memory.unique().tolist() == [-1]
+
+
 def test_averages_need_ids_where_something_is_stored() -> None:
     memory = plain(update="average", update_momentum=0.5)
     for call in (memory, memory.fill_memory):
