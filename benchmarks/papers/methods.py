@@ -78,6 +78,11 @@ def build_loss(settings: Settings, setup: LossSetup) -> nn.Module:
         options["delay"] = settings.delay * setup.steps_per_epoch
     if settings.batch_loss_weight:
         options["batch_loss_weight"] = settings.batch_loss_weight
+    if settings.update != "queue":
+        options |= {"update": settings.update, "update_momentum": settings.update_momentum}
+        # Of the loss as the optimizer sees it.
+        divisor = settings.batch_size if settings.loss_per_anchor else 1
+        options["update_learning_rate"] = settings.update_learning_rate / divisor
     return _build(settings.method, settings, setup, warmup=settings.memory_warmup, **options)
 
 

@@ -143,6 +143,8 @@ _OF: dict[str, tuple[str, tuple[str, ...]]] = {
     "resize": ("augmentation", ("crop", "resized-crop")),
     **dict.fromkeys(("rand_augment", "random_erasing"), ("augmentation", ("timm",))),
     "delay": ("method", ("delayed",)),
+    "update_momentum": ("update", ("average", "gradient")),
+    "update_learning_rate": ("update", ("gradient",)),
     "momentum": ("method", ("ema",)),
     **dict.fromkeys(("mean_lambda", "std_lambda"), ("method", ("per-class", "super-class"))),
     **dict.fromkeys(

@@ -82,6 +82,11 @@ class Loss:
     memory_ratio: Share = 0.5  # rows in memory as a share of the training images
     memory_warmup: Natural = 0  # iterations before rows are stored
     fill_memory: bool = False  # fill the memory with random training images after that
+    update: Literal["queue", "average", "gradient"] = "queue"
+    """rows of images that come again are new; are averaged; or, like all others, moved by the gradient"""
+    update_momentum: BelowOne = 0.0  # average, gradient: m
+    update_learning_rate: NotNegative = 0.0  # gradient: α
+    update_factor: Positive = 1  # batches that are stored in every iteration; one of them has the loss
     batch_loss_weight: NotNegative = 0.0  # weight of the batch's own loss beside it
     delay: Natural = 15  # delayed: epochs τ before rows are adapted
     momentum: NotNegative = 0.1  # ema: momentum of the batch moments

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
@@ -127,8 +127,27 @@ class PapersTask(Task):
 
     def batches(self, epoch: int, first: int) -> Iterable[tuple[Tensor, Tensor]]:
         self.model.train()
-        keys = [self._keys_of(epoch, step) for step in range(first, self.steps_in(epoch))]
+        keys = [
+            [*self._keys_of(epoch, step), *self._keys_besides(epoch, step)]
+            for step in range(first, self.steps_in(epoch))
+        ]
         return load(self._items, keys, self.settings.workers)
+
+    def _keys_besides(self, epoch: int, step: int) -> list[Key]:
+        """This rank's images of the batches that a step stores besides its own (XBM, supplement §2)."""
+        settings, length = self.settings, self.length
+        main_step = (epoch - length.warmup_epochs) * length.steps_per_epoch + step
+        if not has_memory(settings) or main_step < settings.memory_warmup:
+            return []
+        # Those of epochs that the run does not get to.
+        epochs = [epoch + number * length.epochs for number in range(1, settings.update_factor)]
+        return [key for other in epochs for key in self._keys_of(other, step)]
+
+    def _samples(self, keys: Sequence[Key]) -> dict[str, Tensor]:
+        """Numbers of the images in the data set, if their rows are to be updated."""
+        if self.settings.update == "queue" or not has_memory(self.settings):
+            return {}
+        return {"sample_ids": torch.tensor([key[-1] for key in keys], device=self.device)}
 
     def _keys_of(self, epoch: int, step: int) -> list[Key]:
         """This rank's images of a step."""
@@ -159,12 +178,19 @@ class PapersTask(Task):
             group["lr"] = rate
 
         images, labels = (tensor.to(ranks.device, non_blocking=True) for tensor in batch)
+        keys = self._keys_of(step.epoch, step.number)
+        own, besides = len(keys), self._keys_besides(step.epoch, step.number)
+        for first in range(own, len(images), own):
+            part = slice(first, first + own)
+            self._store(images[part], labels[part], besides[first - own : first])
+            diagnostics.forget_rows()
+        images, labels = images[:own], labels[:own]
         for parameter in (*self.model.parameters(), *loss_fn.parameters()):
             parameter.grad = None
         with ranks.autocast(settings.mixed_precision):
             embeddings = self._ranked_model(images)
         with nullcontext() if alone else diagnostics.watch(step):
-            loss = loss_fn(embeddings, labels)
+            loss = loss_fn(embeddings, labels, **({} if alone else self._samples(keys)))
         if settings.loss_per_anchor:
             loss = loss / settings.batch_size
         self._scaler.scale(loss).backward()
@@ -193,11 +219,17 @@ class PapersTask(Task):
             [(-1, 0, 0, position) for position in batch.chunk(ranks.world_size)[ranks.rank].tolist()]
             for batch in filling.split(settings.batch_size)
         ]
-        for images, labels in load(self._items, keys, settings.workers):
-            with ranks.autocast(settings.mixed_precision):
-                embeddings = self.model(images.to(ranks.device))
-            memory.fill_memory(embeddings, labels.to(ranks.device))
+        for part, (images, labels) in zip(keys, load(self._items, keys, settings.workers), strict=True):
+            self._store(images.to(ranks.device), labels.to(ranks.device), part)
         diagnostics.forget_rows()
+
+    @torch.no_grad()
+    def _store(self, images: Tensor, labels: Tensor, keys: Sequence[Key]) -> None:
+        """Embeds images and stores them without a loss."""
+        with self.ranks.autocast(self.settings.mixed_precision):
+            embeddings = self.model(images)
+        memory: Any = self.loss_fn
+        memory.fill_memory(embeddings, labels, **self._samples(keys))
 
     def evaluates_after(self, epochs: int) -> bool:
         return epochs % self.settings.eval_every == 0 or epochs == self.length.epochs

@@ -148,11 +148,11 @@ class Coordinates(NamedTuple):
         )
         return self._replace(scale=scale, shift=shift, origin=origin, is_as_stored=False)
 
-    def to_store(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        """u in ``dtype`` of rows ``(k, d)`` of the newer generation."""
+    def to_store(self, rows: Tensor, dtype: torch.dtype, generation: int = 0) -> Tensor:
+        """u in ``dtype`` of rows ``(k, d)`` of the newer generation, 0, or of the older one, 1."""
         if self.is_as_stored:
             return rows.to(dtype)
-        stored = self._stored(widest(rows) - self.shift[0], self.scale[0])
+        stored = self._stored(widest(rows) - self.shift[generation], self.scale[generation])
         return stored.clamp_(torch.finfo(dtype).min, torch.finfo(dtype).max).to(dtype)
 
     @staticmethod
@@ -166,6 +166,20 @@ class Coordinates(NamedTuple):
             return self
         changes = zip(self.sums_of(come), self.sums_of(gone), strict=True)
         return self._replace(sums=self.sums.plus(Sums(*(torch.stack([x, -y]) for x, y in changes))))
+
+    def with_replaced(self, come: Tensor, gone: Tensor, is_newer: Tensor) -> Coordinates:
+        """After stored rows ``(k, d)`` have come in the place of others of their own generation.
+
+        Args:
+            is_newer: whether that is the newer one, ``(k,)`` bool.
+        """
+        if self.sums is None:
+            return self
+        changes = [
+            self.sums_of(come.masked_fill(of_other, 0)).plus(self.sums_of(gone.masked_fill(of_other, 0)), -1)
+            for of_other in (~is_newer.unsqueeze(1), is_newer.unsqueeze(1))
+        ]
+        return self._replace(sums=self.sums.plus(Sums(*map(torch.stack, zip(*changes, strict=True)))))
 
     def means_and_squares(self, counts: Tensor) -> tuple[Tensor, Tensor]:
         """Means, and sums of squared deviations from them, of the rows as they are now, ``(2, d)`` each.

@@ -99,10 +99,12 @@ class Rows:
     room: Room = field(default_factory=Room)
 
     @classmethod
-    def of(cls, rows: Tensor, num_places: int, boundary: int, dtype: torch.dtype) -> Rows:
-        """Rows ``(n, d)``, stored in ``dtype``: as they are, or in half precision whitened."""
+    def of(
+        cls, rows: Tensor, num_places: int, boundary: int, dtype: torch.dtype, *, is_whitened: bool = False
+    ) -> Rows:
+        """Rows ``(n, d)``, stored in ``dtype``: as they are, or whitened, as in half precision always."""
         stored = torch.zeros(num_places, rows.shape[1], dtype=dtype, device=rows.device)
-        coordinates = Coordinates.beginning(rows, False, dtype)
+        coordinates = Coordinates.beginning(rows, is_whitened, dtype)
         made = cls(stored, len(rows), boundary, coordinates, History())
         for part in made._places_of(0, len(rows)):
             stored[part] = coordinates.to_store(rows[part], dtype)
@@ -282,18 +284,19 @@ class Rows:
 
     # -- writing ---------------------------------------------------------------------------------------------
 
-    def put(self, rows: Tensor, *, is_whitened: bool) -> Rows:
+    def put(self, rows: Tensor, *, is_whitened: bool, batch: Tensor | None = None) -> Rows:
         """With rows ``(b, d)``, at most M, behind the newest one; when the places are full from the first on.
 
         Args:
-            is_whitened: a generation that begins has these rows' moments for its origin. Else it stores them
+            is_whitened: a generation that begins has the batch's moments for its origin. Else it stores rows
                 as they are, unless in half precision.
+            batch: which these rows are part of; default: all of it.
         """
         after, dtype = self, self.stored.dtype
         to_come = rows
         while len(to_come):
             if after.num_rows == 0 or after.boundary == len(after.stored):
-                begun = type(self.coordinates).beginning(rows, is_whitened, dtype)
+                begun = type(self.coordinates).beginning(rows if batch is None else batch, is_whitened, dtype)
                 after = replace(after, coordinates=after.coordinates.after_turn(begun), boundary=0)
             room = min(len(after.stored) - after.boundary, rows_at_a_time(self.stored))
             come, to_come = to_come.tensor_split([room])
@@ -312,6 +315,17 @@ class Rows:
         coordinates = self.coordinates.with_rows(come, gone)
         num_rows = max(self.num_rows, boundary)
         return replace(self, num_rows=num_rows, boundary=boundary, coordinates=coordinates, history=history)
+
+    def put_at(self, places: Tensor, rows: Tensor) -> Rows:
+        """With rows ``(k, d)`` in the place of others, at distinct places ``(k,)``.
+
+        In the coordinates of the generation that the place belongs to.
+        """
+        is_newer, dtype = places < self.boundary, self.stored.dtype
+        newer, older = (self.coordinates.to_store(rows, dtype, generation) for generation in (0, 1))
+        come, gone = torch.where(is_newer.unsqueeze(1), newer, older), self.stored[places]
+        coordinates = self.coordinates.with_replaced(come, gone, is_newer)
+        return replace(self.written(places, come), coordinates=coordinates)
 
     def written(self, places: Tensor, stored: Tensor) -> Rows:
         """With ``stored`` ``(k, d)`` at the places ``(k,)``, whatever that makes of the sums."""
@@ -333,6 +347,11 @@ class Rows:
     def given(self, rows: Tensor) -> Rows:
         """With other rows ``(n, d)`` in their places, in coordinates that begin with them."""
         return Rows.of(rows, len(self.stored), self.boundary, self.stored.dtype)
+
+    def renewed(self, *, is_whitened: bool) -> Rows:
+        """The same rows, stored anew in coordinates that begin with them."""
+        values, num_places = self.read(self.dtype), len(self.stored)
+        return Rows.of(values, num_places, self.boundary, self.stored.dtype, is_whitened=is_whitened)
 
     def first(self, num_rows: int) -> Rows:
         """Only the first of these rows; the others may be counted in again."""

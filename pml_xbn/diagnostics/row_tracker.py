@@ -22,8 +22,8 @@ class RowTracker:
     """Remembers the image and the step of every row of a cross-batch memory, for its staleness.
 
     It reads the places of new rows off the memory, PML's ``CrossBatchMemory`` or a subclass, so that it
-    follows wrap-arounds, masks, warm-ups, skipped batches and ``reset_queue()``. Rows from before the
-    tracker was made are unknown, and left out of what it measures.
+    follows wrap-arounds, masks, warm-ups, skipped batches, ``sample_ids`` and ``reset_queue()``. Rows from
+    before the tracker was made are unknown, and left out of what it measures.
 
     Args:
         memory: the memory to follow.
@@ -86,9 +86,9 @@ class RowTracker:
         places, num_rows = self._stored.places(), num_occupied(self.memory)
         num_stored = 0 if places is None else len(places)
         # After a reset_queue() there is nothing in the memory but what this call has stored.
-        holds_others = num_rows > num_stored
+        holds_others = num_rows > (0 if places is None else len(places.unique()))
         first = (self.memory.queue_idx - num_stored) % self.memory.memory_size
-        if holds_others and first != self._queue_idx:
+        if holds_others and first != self._queue_idx and not self._has_stored_samples(places):
             raise ValueError(
                 f"the memory has stored rows {self._queue_idx} to {first} without an update: call update "
                 "after every call of the memory, or make a new RowTracker"
@@ -110,6 +110,15 @@ class RowTracker:
             self._is_newest[places] = True
         self.images, self.stored_at, self._step = stored_images, stored_at, step
         self._look()
+
+    def _has_stored_samples(self, places: Tensor | None) -> bool:
+        """Whether the queue stands where it does since samples were stored already, and kept their places."""
+        ids = getattr(self.memory, "id_memory", None)
+        if places is None or ids is None or (ids[places] < 0).all():
+            return False
+        size = self.memory.memory_size
+        passed = (self._queue_idx + torch.arange((self.memory.queue_idx - self._queue_idx) % size)) % size
+        return bool(torch.isin(passed.to(places.device), places).all())
 
     def staleness(
         self,

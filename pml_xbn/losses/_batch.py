@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ._indices import IndicesTuple
-from ._validation import check_embeddings, check_indices, check_labels, check_mask
+from ._validation import check_embeddings, check_ids, check_indices, check_labels, check_mask
 
 
 class Batch(NamedTuple):
@@ -23,6 +23,7 @@ class Batch(NamedTuple):
     rows: Tensor  # (g, d), what all ranks store; on one rank the refs, detached
     row_labels: Tensor  # (g,)
     first_row: int  # where this rank's refs begin among the rows
+    ids: Tensor | None = None  # samples of the rows, (g,); None: of no row, on no rank
 
     def own(self, batch_rows: Tensor) -> Tensor:
         """Of the places ``(g,)`` of all ranks' rows, those of this rank's, ``(b,)``."""
@@ -36,6 +37,7 @@ def split(
     mask: Tensor | None,
     embedding_size: int,
     dtype: torch.dtype,
+    ids: Tensor | None = None,
 ) -> Batch:
     """Checks shapes and dtypes, and splits the input by its enqueue mask.
 
@@ -49,6 +51,9 @@ def split(
             raise ValueError("indices_tuple and enqueue_mask are mutually exclusive: pass one of them")
     embeddings = embeddings.to(torch.promote_types(embeddings.dtype, dtype))
     labels = labels.to(embeddings.device, torch.int64).contiguous()
+    if ids is not None:
+        check_ids(ids, len(embeddings))
+        ids = ids.to(embeddings.device, torch.int64).clamp_min(-1).contiguous()
     anchors, anchor_labels = refs, ref_labels = embeddings, labels
     if mask is not None:
         check_mask(mask, len(embeddings))
@@ -59,6 +64,7 @@ def split(
             embeddings[mask],
             labels[mask],
         )
+        ids = None if ids is None else ids[mask]
     return Batch(
         anchors,
         anchor_labels,
@@ -69,6 +75,7 @@ def split(
         rows=refs.detach(),
         row_labels=ref_labels,
         first_row=0,
+        ids=ids,
     )
 
 

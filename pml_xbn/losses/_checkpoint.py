@@ -1,4 +1,4 @@
-"""States of other memories than the present one: PML's, and those of version 0.1.0."""
+"""States of other memories than the present one: PML's, those of version 0.1.0, and those without samples."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ def to_present_form(state: dict[str, Any], prefix: str, memory: nn.Module, queue
         state: of a module that holds the memory, in which the entries are replaced.
         prefix: of the memory's own entries.
     """
+    _add_samples(state, prefix + "queue.")
     rows = state.pop(prefix + "embedding_memory", None)
     labels = state.pop(prefix + "label_memory", None)
     if rows is None or labels is None:
@@ -51,6 +52,14 @@ def to_present_form(state: dict[str, Any], prefix: str, memory: nn.Module, queue
         for key, value in memory.state_dict(prefix=prefix).items():
             if not key.startswith((prefix + "loss.", prefix + "miner.")):
                 state.setdefault(key, value)
+
+
+def _add_samples(state: dict[str, Any], prefix: str) -> None:
+    """Says of a queue whose state is of version 2 that its rows are of no samples."""
+    labels, numbers = state.get(prefix + "labels"), state.get(prefix + "numbers")
+    if labels is not None and numbers is not None and prefix + "ids" not in state:
+        state[prefix + "ids"] = torch.full_like(labels, -1)
+        state[prefix + "numbers"] = torch.cat([numbers, numbers.new_zeros(1)])
 
 
 def _estimate(old: dict[str, Any], adapter: FilteredMoments) -> Tensor:

@@ -22,6 +22,7 @@ class Report(NamedTuple):
     len_given: int = 0  # tensors in its indices_tuple: 3, 4, or 0 for none
     num_positive: int = 0  # entries of the first of them
     num_negative: int = 0  # entries of the last
+    has_ids: bool = False
     seed: int = 0  # for draws that are to be the same on all ranks
 
 
@@ -30,7 +31,8 @@ def report_of(batch: Batch, is_storable: bool) -> Tensor:
     given = batch.given or ()
     lengths = (len(given[0]), len(given[-1])) if given else (0, 0)
     seed = int(torch.randint(2**31, ()))
-    report = Report(len(batch.refs), len(batch.anchors), is_storable, len(given), *lengths, seed)
+    has_ids = batch.ids is not None
+    report = Report(len(batch.refs), len(batch.anchors), is_storable, len(given), *lengths, has_ids, seed)
     return torch.tensor(report, dtype=torch.float64)
 
 
@@ -45,10 +47,15 @@ def shared(make: Callable[[], tuple[Batch, bool]]) -> tuple[Batch, list[Report]]
         exchange.mine = report_of(*(made := make()))
     reports = [Report(*numbers) for numbers in exchange.of_ranks.long().tolist()]
     batch, sizes = made[0], [report.num_refs for report in reports]
+    ids = None
+    if any(report.has_ids for report in reports):
+        own_ids = torch.full_like(batch.row_labels, -1) if batch.ids is None else batch.ids
+        ids = ranks.gather_rows(own_ids, sizes)
     gathered = batch._replace(
         rows=ranks.gather_rows(batch.rows, sizes),
         row_labels=ranks.gather_rows(batch.row_labels, sizes),
         first_row=_first(sizes),
+        ids=ids,
     )
     return gathered, reports
 

@@ -14,7 +14,7 @@ from ..adapters._coordinates import Coordinates, Sums
 from ..adapters._linear_coordinates import LinearCoordinates
 from ..adapters._rows import History, Rows
 
-_VERSION = 2  # of the state; 1 is that of version 0.1.0, see _checkpoint.py
+_VERSION = 3  # of the state; 1 is that of version 0.1.0, 2 knew no samples, see _checkpoint.py
 
 
 class Contents(NamedTuple):
@@ -24,19 +24,33 @@ class Contents(NamedTuple):
     labels: Tensor  # (M,), int64
     newest: Tensor | None  # places of the rows stored last, (b,)
     num_calls: int
+    ids: Tensor | None = None  # samples of the rows, (M,) int64, -1 where there is none; None: nowhere
+    num_replaced: int = 0  # rows that have taken the place of their sample's, since all were stored anew
 
     @property
     def position(self) -> int:
         """The place of the next row."""
         return self.rows.boundary % len(self.labels)
 
-    def put(self, rows: Tensor, labels: Tensor, *, is_whitened: bool) -> Contents:
-        """With a batch ``(b, d)``, at most M, in the place of the oldest rows."""
+    def put(
+        self,
+        rows: Tensor,
+        labels: Tensor,
+        *,
+        is_whitened: bool,
+        ids: Tensor | None = None,
+        batch: Tensor | None = None,
+    ) -> Contents:
+        """With rows ``(b, d)``, at most M, in the place of the oldest ones; see :meth:`Rows.put`."""
         places = torch.arange(self.position, self.position + len(rows), device=rows.device)
         places %= len(self.labels)
-        new_labels = self.labels.clone()
+        new_labels, new_ids = self.labels.clone(), self.ids
         new_labels[places] = labels
-        return Contents(self.rows.put(rows, is_whitened=is_whitened), new_labels, places, self.num_calls)
+        if new_ids is not None or ids is not None:
+            new_ids = torch.full_like(new_labels, -1) if new_ids is None else new_ids.clone()
+            new_ids[places] = -1 if ids is None else ids
+        new_rows = self.rows.put(rows, is_whitened=is_whitened, batch=batch)
+        return self._replace(rows=new_rows, labels=new_labels, newest=places, ids=new_ids)
 
     def to(self, move: Callable[[Tensor], Tensor]) -> Contents:
         """The same contents in tensors that ``move`` returns, which may be the ones that it is given."""
@@ -48,8 +62,8 @@ class Contents(NamedTuple):
         # What is written to tensors that have stayed, graphs of earlier steps have to hear of.
         history = rows.history if stored is rows.stored else History()
         moved = Rows(stored, rows.num_rows, rows.boundary, coordinates, history)
-        newest = None if self.newest is None else move(self.newest)
-        return Contents(moved, move(self.labels), newest, self.num_calls)
+        newest, ids = (None if x is None else move(x) for x in (self.newest, self.ids))
+        return self._replace(rows=moved, labels=move(self.labels), newest=newest, ids=ids)
 
 
 class Queue(nn.Module):
@@ -124,8 +138,11 @@ class Queue(nn.Module):
             given = values[:num_rows] if num_rows else values
             rows = Rows.of(given, len(values), boundary, self.dtype)
             rows.stored[len(given) :] = rows.coordinates.to_store(values[len(given) :], self.dtype)
-            labels = self.contents.labels.to(values.device)
-            self.contents = self.contents._replace(rows=rows.first(num_rows), labels=labels)
+            labels, ids = self.contents.labels.to(values.device), self.contents.ids
+            if ids is not None:
+                ids = ids.to(values.device, copy=True)
+                ids[num_rows:] = -1
+            self.contents = self.contents._replace(rows=rows.first(num_rows), labels=labels, ids=ids)
 
     def settled(self) -> Contents:
         """The contents, once what somebody has written to the value that was read is assigned."""
@@ -176,8 +193,11 @@ class Queue(nn.Module):
         if rows is not contents.rows and contents.rows.history.next is None:
             self.contents = contents._replace(rows=rows)
         rows = rows if keep_vars else rows.as_they_were(copy=True)
-        labels = contents.labels if keep_vars else contents.labels.clone()
-        state = state_of(contents._replace(rows=rows, labels=labels), has_matrices=self.has_matrices)
+        labels, ids = contents.labels, contents.ids
+        if not keep_vars:
+            labels, ids = labels.clone(), None if ids is None else ids.clone()
+        contents = contents._replace(rows=rows, labels=labels, ids=ids)
+        state = state_of(contents, has_matrices=self.has_matrices)
         destination.update({prefix + name: value for name, value in state.items()})
 
     def _load_from_state_dict(
@@ -228,10 +248,13 @@ def state_of(contents: Contents, *, has_matrices: bool) -> dict[str, Tensor]:
         rows.boundary,
         *[coordinates.is_as_stored] * 2,  # one for each generation
         *[coordinates.sums is not None] * 2,
+        contents.num_replaced,
     ]
+    ids = torch.full_like(contents.labels, -1) if contents.ids is None else contents.ids
     return {
         "rows": rows.stored,
         "labels": contents.labels,
+        "ids": ids,
         "coordinates": torch.cat([_as_rows(x) for x in coordinates[:3]], dim=1),
         "sums": torch.cat([_as_rows(x) for x in sums], dim=1),
         "numbers": torch.tensor(numbers),
@@ -245,7 +268,7 @@ def _as_rows(values: Tensor) -> Tensor:
 
 def _contents_of(state: dict[str, Tensor], dtype: torch.dtype, *, has_matrices: bool) -> Contents:
     """The contents that have this state."""
-    _, num_calls, num_rows, boundary, *flags = state["numbers"].tolist()
+    _, num_calls, num_rows, boundary, *flags, num_replaced = state["numbers"].tolist()
     stored, vectors, sums = state["rows"], state["coordinates"], state["sums"]
     coordinates = (LinearCoordinates if has_matrices else Coordinates)(
         vectors[:, :-2] if has_matrices else vectors[:, 0],
@@ -257,4 +280,6 @@ def _contents_of(state: dict[str, Tensor], dtype: torch.dtype, *, has_matrices: 
     rows = Rows(stored, num_rows, boundary, coordinates, History())
     if stored.dtype != dtype and dtype.itemsize < 4:  # of whose range the coordinates may know nothing
         rows = Rows.of(rows.read(rows.dtype), len(stored), boundary, dtype)
-    return Contents(replace(rows, stored=rows.stored.to(dtype)), state["labels"], None, num_calls)
+    rows, ids = replace(rows, stored=rows.stored.to(dtype)), state["ids"]
+    known_ids = ids if (ids >= 0).any() else None
+    return Contents(rows, state["labels"], None, num_calls, known_ids, num_replaced)

@@ -100,6 +100,12 @@ class QueueMemory(CrossBatchMemory):
         self.queue.contents = contents._replace(labels=labels.to(contents.labels))
 
     @property
+    def id_memory(self) -> Tensor:
+        """Samples of the rows, ``(memory_size,)`` int64; -1 where a row is of none. A copy."""
+        contents = self.queue.contents
+        return torch.full_like(contents.labels, -1) if contents.ids is None else contents.ids.clone()
+
+    @property
     def num_rows(self) -> int:
         """Number of occupied rows."""
         return len(self.queue.contents.rows)

@@ -56,6 +56,13 @@ def gather_rows(rows: Tensor, sizes: list[int]) -> Tensor:
     return torch.cat([x[:size] for x, size in zip(of_ranks, sizes, strict=True)]).to(rows.device)
 
 
+def of_first_rank(values: Tensor) -> Tensor:
+    """What the first rank has in place of these values, which all ranks have."""
+    sent = values.to(_device()).contiguous()
+    dist.broadcast(sent, 0)
+    return sent.to(values.device)
+
+
 def _exchange(error: Exception | None, numbers: Tensor) -> Tensor:
     """The numbers of every rank.
 

@@ -21,6 +21,7 @@ from ._rules import rules_of
 from ._shares import Share
 from ._slices import fractions
 from ._twins import has_hooks, is_as_built, twin_of
+from ._validation import check_scalar
 
 # Of which the distance of an anchor does not depend on the others.
 _DISTANCES = (
@@ -96,6 +97,39 @@ def loss_against(
     # Neither function knows the twin, which knows them: a cycle would keep the matrices for long.
     twin = twin_of(loss, compute_loss=left, reducer=reduced)
     return twin(anchors, anchor_labels, lists, row_tensor, row_labels)  # type: ignore[no-any-return]
+
+
+def loss_and_row_gradient(
+    loss: Any,
+    miner: Any,
+    anchors: Tensor,
+    anchor_labels: Tensor,
+    rows: Rows,
+    row_labels: Tensor,
+    own_rows: Tensor | None = None,
+    given: IndicesTuple | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The loss of these anchors against these rows, and its gradient with respect to the rows, ``(n, d)``.
+
+    The arguments are those of :func:`loss_against`. The loss is called with all rows, whose gradient costs
+    a backward pass of its own.
+    """
+    distances = Distances(anchors, rows)
+    # In half precision small gradients would be none: nobody scales this loss.
+    with torch.autocast(anchors.device.type, enabled=False):
+        lists = chosen_pairs(miner, distances, anchor_labels, row_labels, own_rows)
+        if given is not None:
+            lists = appended(lists, given, anchor_labels)
+        leaf = distances.row_tensor.requires_grad_()
+        value: Tensor = loss(anchors, anchor_labels, lists, leaf, row_labels)
+        check_scalar(value, loss)
+        if not value.requires_grad:
+            return value, torch.zeros_like(leaf)
+        (gradient,) = torch.autograd.grad(
+            value, leaf, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+    leaf.requires_grad_(False)  # the caller's backward pass leaves no gradient there
+    return value, gradient
 
 
 def share_against(

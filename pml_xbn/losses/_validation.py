@@ -33,6 +33,18 @@ def check_labels(labels: Tensor, batch_size: int) -> None:
         raise ValueError(f"labels has dtype {labels.dtype}: pass integers, such as torch.int64")
 
 
+def check_ids(ids: Tensor, batch_size: int) -> None:
+    if not isinstance(ids, torch.Tensor):
+        raise TypeError(f"sample_ids is a {type(ids).__name__}: pass a tensor")
+    if ids.shape != (batch_size,):
+        raise ValueError(
+            f"sample_ids has shape {tuple(ids.shape)}: pass one number per embedding, shape ({batch_size},), "
+            "-1 where there is none"
+        )
+    if ids.dtype not in _INTEGERS:
+        raise ValueError(f"sample_ids has dtype {ids.dtype}: pass integers, such as torch.int64")
+
+
 def check_classes(labels: Tensor, num_classes: int) -> None:
     outside = (labels < 0) | (labels >= num_classes)
     if outside.any():

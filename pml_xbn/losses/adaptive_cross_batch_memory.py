@@ -6,30 +6,26 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
 
 from .._number_checks import check_integer, check_non_negative, check_one_of
-from ..adapters._rows import Rows
 from . import _ranks as ranks
-from ._batch import Batch, split, zero_loss
+from ._batch import Batch, split
 from ._eager import eager
-from ._global_batch import Report, of_all_ranks, shared
-from ._hooked_memory import HookedMemory
-from ._indices import IndicesTuple, mapped
+from ._global_batch import Report, shared
+from ._indices import IndicesTuple
 from ._pairs import Miner
-from ._queue import Contents
 from ._read_only import loss_against_stored, warn_of_empty_memory
-from ._seam import can_be_shared, loss_against, share_against
-from ._shares import check_reducers, share_of_nothing
+from ._shares import check_reducers
+from ._stepping_memory import SteppingMemory
 from ._storable import are_storable
 from ._supported import check_supported
+from ._update import Update
 from ._validation import check_num_rows, check_scalar
-from .batch_loss import loss_of_batch
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-class AdaptiveCrossBatchMemory(HookedMemory):
+class AdaptiveCrossBatchMemory(SteppingMemory):
     r"""PML's ``CrossBatchMemory`` with hooks that adapt the stored rows before every loss.
 
     Without hooks it is Cross-Batch Memory (https://arxiv.org/abs/1912.06798). The hooks run after
@@ -63,11 +59,18 @@ class AdaptiveCrossBatchMemory(HookedMemory):
         memory_dtype: dtype in which rows are stored: ``torch.float16``, ``bfloat16``, ``float32`` or
             ``float64``. Losses are computed in float32, this dtype or the batch's, whichever is the most
             precise.
+        update: what becomes of stored rows ṽ (Cross-Batch Memory, supplement §2). ``"queue"``: the new
+            row v of a sample that is stored already, by ``sample_ids``, takes the place of its old one.
+            ``"average"``: that place takes m ṽ + (1 − m) v at unit length. ``"gradient"``: as ``"queue"``,
+            or with m > 0 as ``"average"``, and after every loss L all rows take a step against its
+            gradient, ṽ − α ∂L/∂ṽ, at unit length, which costs a second backward pass of the loss.
+        update_momentum: m, in [0, 1); 0.9 in the paper's best runs on CUB and Cars.
+        update_learning_rate: α.
         collect_stats: record the hooks' numbers for PML's logging.
 
     Raises:
         ValueError: an unsupported loss, or a parameter out of range; ``gather_distributed`` with a reducer
-            that is not one of PML's.
+            that is not one of PML's; a number of the update that has no effect.
 
     Example:
         >>> from pytorch_metric_learning.losses import ContrastiveLoss
@@ -94,6 +97,9 @@ class AdaptiveCrossBatchMemory(HookedMemory):
         gather_distributed: bool = False,
         nonfinite: str = "raise",
         memory_dtype: torch.dtype = torch.float32,
+        update: str = "queue",
+        update_momentum: float = 0.0,
+        update_learning_rate: float = 0.0,
         **kwargs: Any,
     ) -> None:
         check_supported(loss)
@@ -106,6 +112,7 @@ class AdaptiveCrossBatchMemory(HookedMemory):
         check_non_negative("batch_loss_weight", batch_loss_weight)
         check_one_of("nonfinite", nonfinite, ("raise", "skip", "ignore"))
         check_one_of("memory_dtype", memory_dtype, _DTYPES)
+        Update(update, update_momentum, update_learning_rate).check()
         # What reset_queue needs, which runs inside super().__init__.
         self.memory_dtype = memory_dtype
         self._has_warned_of_eval = False
@@ -118,6 +125,9 @@ class AdaptiveCrossBatchMemory(HookedMemory):
         self.normalize_memory = normalize_memory
         self.gather_distributed = gather_distributed
         self.nonfinite = nonfinite
+        self.update = update
+        self.update_momentum = update_momentum
+        self.update_learning_rate = update_learning_rate
         self.add_to_recordable_attributes(
             list_of_names=["delay", "warmup", "batch_loss_weight", "num_rows", "num_calls"],
             is_stat=False,
@@ -134,6 +144,8 @@ class AdaptiveCrossBatchMemory(HookedMemory):
         labels: Tensor,
         indices_tuple: IndicesTuple | None = None,
         enqueue_mask: Tensor | None = None,
+        *,
+        sample_ids: Tensor | None = None,
     ) -> Tensor:
         """The wrapped loss between the batch and the memory, which then holds the batch too.
 
@@ -143,6 +155,11 @@ class AdaptiveCrossBatchMemory(HookedMemory):
             indices_tuple: pairs or triplets within the batch, added to those with the memory.
             enqueue_mask: ``(b,)`` bool; rows where it is True are stored, the others are the anchors
                 (as MoCo needs). Default: every row is stored and an anchor.
+            sample_ids: ``(b,)``, integers; of every image its number in the data set, say, or -1. The row of
+                a sample that is stored already replaces the sample's old row, which is compared with
+                nothing; a row with -1 is always a new one. Of many rows of one sample the last is stored,
+                and no anchor is compared with its own sample's row, unless there is an ``enqueue_mask``: a
+                query is compared with its own key.
 
         Returns:
             The loss, a scalar.
@@ -153,7 +170,7 @@ class AdaptiveCrossBatchMemory(HookedMemory):
         self.reset_stats()
         is_read_only = not (self.training and torch.is_grad_enabled())
         batch, reports, is_storable = self._validated(
-            embeddings, labels, indices_tuple, enqueue_mask, is_read_only=is_read_only
+            embeddings, labels, indices_tuple, enqueue_mask, sample_ids, is_read_only=is_read_only
         )
         if is_read_only:
             self._warn_of_eval(batch)
@@ -162,17 +179,12 @@ class AdaptiveCrossBatchMemory(HookedMemory):
             rows, row_labels = stored.rows.as_they_were(), stored.labels[: self.num_rows]
             return loss_against_stored(self.loss, self.miner, batch, rows, row_labels)
         with self._undone_on_error():
-            if reports is None:
-                contents = self._contents_of_step(batch)
-                loss = self._loss_of_step(contents, batch)
-            else:
-                contents, loss = self._step_of_ranks(batch, reports)
+            contents, loss = self._step(batch, reports)
             check_scalar(loss, self.loss)
-            contents = contents or self.queue.contents
             self.queue.contents = contents._replace(num_calls=contents.num_calls + 1)
         return loss
 
-    def fill_memory(self, embeddings: Tensor, labels: Tensor) -> None:
+    def fill_memory(self, embeddings: Tensor, labels: Tensor, sample_ids: Tensor | None = None) -> None:
         """Stores rows without computing a loss or adapting what is there.
 
         For instance those of randomly sampled training images, embedded with the warmed-up model
@@ -182,11 +194,14 @@ class AdaptiveCrossBatchMemory(HookedMemory):
         Args:
             embeddings: ``(b, d)``, at most ``memory_size`` rows.
             labels: ``(b,)``, integers.
+            sample_ids: ``(b,)``, integers, as in :meth:`forward`.
 
         Raises:
             ValueError: as in :meth:`forward`.
         """
-        batch, _, is_storable = self._validated(embeddings, labels, None, None, is_read_only=False)
+        batch, _, is_storable = self._validated(
+            embeddings, labels, None, None, sample_ids, is_read_only=False
+        )
         if is_storable:
             self.queue.on(batch.rows.device)
             with self._undone_on_error():
@@ -196,7 +211,7 @@ class AdaptiveCrossBatchMemory(HookedMemory):
         """PML's name for :meth:`fill_memory`."""
         self.fill_memory(embeddings[:batch_size], labels[:batch_size])
 
-    # -- one step: validate, adapt, compute the loss, commit ------------------------------------------------
+    # -- validation ------------------------------------------------------------------------------------------
 
     def _validated(
         self,
@@ -204,6 +219,7 @@ class AdaptiveCrossBatchMemory(HookedMemory):
         labels: Tensor,
         given: IndicesTuple | None,
         mask: Tensor | None,
+        ids: Tensor | None,
         *,
         is_read_only: bool,
     ) -> tuple[Batch, list[Report] | None, bool]:
@@ -212,7 +228,7 @@ class AdaptiveCrossBatchMemory(HookedMemory):
         Nothing has changed if this raises; on many ranks it raises on all of them.
         """
         if is_read_only:
-            return self._split(embeddings, labels, given, mask), None, False
+            return self._split(embeddings, labels, given, mask, ids), None, False
         if self._hooks.are_running:
             raise RuntimeError(
                 "the memory was called from one of its own hooks: return the new rows from the hook, and "
@@ -220,7 +236,8 @@ class AdaptiveCrossBatchMemory(HookedMemory):
             )
 
         def checked() -> tuple[Batch, bool]:
-            batch = self._split(embeddings, labels, given, mask)
+            self._update.check_ids(ids)
+            batch = self._split(embeddings, labels, given, mask, ids)
             check_num_rows(len(batch.refs), self.memory_size)
             if self.nonfinite == "ignore":
                 return batch, True
@@ -235,13 +252,15 @@ class AdaptiveCrossBatchMemory(HookedMemory):
         return batch, reports, all(report.is_storable for report in reports)
 
     def _split(
-        self, embeddings: Tensor, labels: Tensor, given: IndicesTuple | None, mask: Tensor | None
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        given: IndicesTuple | None,
+        mask: Tensor | None,
+        ids: Tensor | None,
     ) -> Batch:
-        return split(embeddings, labels, given, mask, self.embedding_size, self._dtype_of_rows())
-
-    def _dtype_of_rows(self) -> torch.dtype:
-        """That in which rows are read."""
-        return torch.promote_types(self.memory_dtype, torch.float32)
+        size, dtype = self.embedding_size, self._dtype_of_rows()
+        return split(embeddings, labels, given, mask, size, dtype, ids)
 
     def _warn_of_eval(self, batch: Batch) -> None:
         """Of a loss that is wanted for training, and that nothing will ever be compared with."""
@@ -249,70 +268,3 @@ class AdaptiveCrossBatchMemory(HookedMemory):
         if is_wanted and not self.training and self.num_rows == 0 and not self._has_warned_of_eval:
             self._has_warned_of_eval = True
             warn_of_empty_memory()
-
-    def _contents_of_step(self, batch: Batch) -> Contents | None:
-        """What the loss is computed against; None while warming up."""
-        return None if self.num_calls < self.warmup else self._next_contents(batch, self._adapts())
-
-    def _adapts(self) -> bool:
-        return self.num_calls >= self.warmup + self.delay
-
-    def _next_contents(self, batch: Batch, is_adapted: bool) -> Contents:
-        """The stored rows, adapted or as they are, with the batch in the place of the oldest ones."""
-        contents, rows = self.queue.contents, batch.rows.to(self._dtype_of_rows())
-        if is_adapted:
-            contents = contents._replace(rows=self._adapted(contents, rows, batch.row_labels))
-        is_whitened = self._adapts() and self._hooks.have_adapters()
-        return contents.put(rows, batch.row_labels, is_whitened=is_whitened)
-
-    @torch.no_grad()
-    def _adapted(self, contents: Contents, batch: Tensor, batch_labels: Tensor) -> Rows:
-        arguments = contents.rows, contents.labels, batch, batch_labels
-        rows = self._hooks.adapted(*arguments, allow_nonfinite=self.nonfinite == "ignore")
-        return rows.given(normalize(rows.read(batch.dtype))) if self.normalize_memory else rows
-
-    def _loss_of_step(self, contents: Contents | None, batch: Batch) -> Tensor:
-        """The loss of the batch against the memory, which holds it, and alone."""
-        if contents is None:
-            return loss_of_batch(self.loss, self.miner, batch)
-        compared = self._compared(contents, batch)
-        loss = zero_loss(batch) if compared is None else loss_against(*compared)
-        if self.batch_loss_weight:
-            loss = loss + self.batch_loss_weight * loss_of_batch(self.loss, self.miner, batch)
-        return loss
-
-    def _compared(self, contents: Contents, batch: Batch) -> tuple[Any, ...] | None:
-        """The batch and the memory that holds it, as arguments of a loss; None if there are no pairs."""
-        rows = contents.rows
-        if len(batch.anchors) == 0 or len(rows) == 0 or contents.newest is None:
-            return None
-        own_rows = batch.own(contents.newest)
-        given = None if batch.given is None else mapped(batch.given, own_rows)
-        anchors = batch.anchors, batch.anchor_labels
-        own = own_rows if batch.is_own else None
-        return self.loss, self.miner, *anchors, rows, contents.labels[: len(rows)], own, given
-
-    def _step_of_ranks(self, batch: Batch, reports: list[Report]) -> tuple[Contents | None, Tensor]:
-        """The memory, and the loss of the batch of all ranks, with this rank's part of its gradient."""
-        is_shared = self.num_calls >= self.warmup and can_be_shared(self.loss, self.miner)
-        # A rank computes its own anchors' terms, or where these depend on other anchors, those of all.
-        everyone = batch
-        if self.batch_loss_weight or not is_shared:
-            everyone = of_all_ranks(batch, reports)
-        loss = batch.anchors.new_zeros(())
-        share = share_of_nothing(self.loss, batch.anchors)
-        exchange = ranks.Exchange(share.numbers())
-        with exchange.at_end():
-            contents = self._contents_of_step(batch)
-            if contents is not None and is_shared:
-                compared = self._compared(contents, batch)
-                share = share if compared is None else share_against(*compared)
-                exchange.mine = share.numbers()
-            with ranks.same_draws(reports[0].seed, batch.rows.device):
-                if not is_shared:
-                    loss = self._loss_of_step(contents, everyone)
-                elif self.batch_loss_weight:
-                    loss = self.batch_loss_weight * loss_of_batch(self.loss, self.miner, everyone)
-        if is_shared:
-            loss = loss + share.loss_of_ranks(self.loss, exchange.of_ranks)
-        return contents, loss

@@ -360,6 +360,44 @@ def test_rows_that_the_memory_was_filled_with_count_as_unknown() -> None:
     assert run.history.diagnostics["valid_pairs"][1]["negatives_from_memory"] > 0
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--update", "average", "--update-momentum", "0.9"],
+        ["--update", "gradient", "--update-momentum", "0.5", "--update-learning-rate", "0.1"],
+    ],
+    ids=lambda flags: flags[1],
+)
+def test_rows_of_images_that_come_again_are_updated(flags: list[str]) -> None:
+    rest = ["--memory-ratio", "1.0", "--memory-warmup", "1", "--fill-memory", "--warmup-epochs", "0"]
+    run = train_quietly("--method", "xbm", *rest, *flags)
+    memory = run.task.loss_fn
+    ids = memory.id_memory[: memory.num_rows]
+    assert len(ids.unique()) == len(ids) > 0
+    assert torch.equal(memory.label_memory[: len(ids)], run.task.data.train.labels[ids])
+    torch.testing.assert_close(
+        memory.embedding_memory[: len(ids)].norm(dim=1), torch.ones(len(ids)), rtol=1e-4, atol=1e-4
+    )
+    assert run.history.diagnostics["staleness"]
+
+
+def test_the_gradient_of_the_update_is_that_of_the_divided_loss() -> None:
+    flags = ["--method", "xbm", "--update", "gradient", "--update-learning-rate", "0.5", "--batch-size", "16"]
+    run = train_quietly(*flags, "--loss-per-anchor")
+    assert run.task.loss_fn.update_learning_rate == 0.5 / 16
+
+
+def test_the_update_factor_stores_more_batches_and_uses_one() -> None:
+    rest = ["--memory-ratio", "1.0", "--memory-warmup", "1", "--warmup-epochs", "0", "--steps-per-epoch", "3"]
+    one, three = (
+        train_quietly("--method", "xbm", *rest, "--epochs", "1", "--update-factor", n) for n in "13"
+    )
+    assert three.task.loss_fn.num_calls == one.task.loss_fn.num_calls == 3
+    assert three.task.loss_fn.num_rows == 3 * one.task.loss_fn.num_rows
+    first, other = (run.history.steps[0]["loss"] for run in (one, three))
+    assert first == other
+
+
 @pytest.mark.parametrize("head", get_args(Head))
 def test_every_head_makes_unit_embeddings(head: str) -> None:
     model, _ = build_model(read("--head", head), num_calls=10)

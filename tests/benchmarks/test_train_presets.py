@@ -81,6 +81,9 @@ def matters(name: str, settings: Settings) -> bool:
         ),
         **dict.fromkeys(("loss", "loss_options", "loss_per_anchor", "miner", "memory_ratio"), not own),
         **dict.fromkeys(("memory_warmup", "fill_memory", "batch_loss_weight"), not own),
+        **dict.fromkeys(("update", "update_factor"), not own),
+        "update_momentum": settings.update != "queue",
+        "update_learning_rate": settings.update == "gradient",
         # These papers have neither DeepFashion2 nor VehicleID.
         **dict.fromkeys(("protocol", "gallery_draws"), not own),
         "miner_options": not own and settings.miner != "none",

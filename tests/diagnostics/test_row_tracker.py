@@ -328,3 +328,21 @@ def test_checkpoint_of_pmls_class_starts_over() -> None:
     fresh.tracker.load_state_dict(loop.tracker.state_dict())
     fresh.call(torch.arange(6))
     assert fresh.tracker.images.tolist() == [*range(6), *[-1] * 14]
+
+
+def test_rows_of_samples_that_return_are_of_their_last_step() -> None:
+    memory = XBNWrapper(ContrastiveLoss(), 4, 6)
+    tracker = RowTracker(memory)
+    batches = [[0, 1, 2, 3], [1, 4, 1, 0], [5, 0, 6, 7], [7, 7, 4, 6]]
+    for step, samples in enumerate(batches):
+        images = torch.tensor(samples)
+        memory(torch.randn(len(images), 4), images % 2, sample_ids=images)
+        tracker.update(step, images)
+        assert tracker.images[: memory.num_rows].tolist() == memory.id_memory[: memory.num_rows].tolist()
+    assert tracker.images.tolist() == [0, 6, 7, 3, 4, 5]
+    for image, step in zip(tracker.images.tolist(), tracker.stored_at.tolist(), strict=True):
+        assert step == max(number for number, samples in enumerate(batches) if image in samples)
+    for samples in ([8, 9], [10, 11, 8]):
+        memory(torch.randn(len(samples), 4), torch.tensor(samples) % 2, sample_ids=torch.tensor(samples))
+    with pytest.raises(ValueError, match="without an update"):
+        tracker.update(9, torch.tensor([10, 11, 8]))

@@ -6,6 +6,7 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -85,6 +86,19 @@ def test_so_it_is_of_other_losses_and_with_a_miner(loss: type[nn.Module]) -> Non
         torch.testing.assert_close(a, b)
 
 
+class OfSamples(XBNWrapper):
+    def forward(self, embeddings: Tensor, labels: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return super().forward(embeddings, labels, *args, sample_ids=labels, **kwargs)
+
+
+def test_so_it_is_of_samples_whose_rows_take_gradient_steps() -> None:
+    def make() -> OfSamples:
+        return OfSamples(SupConLoss(), D, M, update="gradient", update_learning_rate=0.1)
+
+    for a, b in zip(trained(make(), lambda x: x), trained(make(), whole("eager")), strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_the_memory_is_compiled_in_no_step() -> None:
     """A graph for every step, of which there is one for every number of rows, would take seconds each."""
     graphs = []
@@ -109,4 +123,5 @@ def test_the_signature_is_still_seen() -> None:
         "labels",
         "indices_tuple",
         "enqueue_mask",
+        "sample_ids",
     ]

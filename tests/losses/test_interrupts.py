@@ -78,7 +78,17 @@ def with_hook(memory: AdaptiveCrossBatchMemory) -> AdaptiveCrossBatchMemory:
     return memory
 
 
+class OfSamples(XBNWrapper):
+    """A memory of two samples of every class."""
+
+    def forward(self, embeddings: Tensor, labels: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        ids = 2 * labels + torch.arange(len(labels)) % 2
+        return super().forward(embeddings, labels, *args, sample_ids=ids, **kwargs)
+
+
 MAKERS: dict[str, Callable[[], AdaptiveCrossBatchMemory]] = {
+    "samples": maker(OfSamples, update="average", update_momentum=0.5),
+    "samples, gradient": maker(OfSamples, update="gradient", update_learning_rate=0.1),
     "xbn": EVERY["xbn"],
     "axbn": EVERY["axbn"],
     "per class": EVERY["per class"],

@@ -24,7 +24,9 @@ def lifted_structure(loss: LiftedStructureLoss, pairs: Pairs) -> dict[str, Terms
     if pairs.own_rows is not None:
         num_anchors, num_rows = pairs.mat.shape
         anchor_of_row = rows.new_full((num_rows,), num_anchors)
-        anchor_of_row[pairs.own_rows] = torch.arange(num_anchors, device=rows.device)
+        numbers = torch.arange(num_anchors, device=rows.device)
+        # Of the anchors of one sample the last is what is stored.
+        anchor_of_row.scatter_reduce_(0, pairs.own_rows, numbers, "amax", include_self=False)
         of_none = totals.new_full((1,), torch.finfo(totals.dtype).min)
         of_positives = torch.cat([of_negatives, of_none])[anchor_of_row[rows]]
         totals = torch.stack([totals, of_positives]).logsumexp(dim=0)

@@ -1,0 +1,111 @@
+"""Where the rows of a batch go whose samples may be stored already."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._queue import Contents
+
+
+class Placement(NamedTuple):
+    """Where a batch goes. Of a sample that it holds more than once, the last row counts.
+
+    A row whose sample is stored takes the place of the sample's row. Where the queue's new rows are to
+    overwrite that place, it is one of them instead. All others go to the next places of the queue.
+
+    Attributes:
+        places: of every row of the batch its sample's place afterwards, ``(b,)``.
+        staying: numbers of the rows that replace others in their places, ``(s,)``.
+        coming: numbers of the rows that go to the next places of the queue, ``(k,)``, in order.
+        returning: numbers of the rows whose sample is stored, ``(r,)``.
+        stored_at: where these samples are stored before the step, ``(r,)``.
+    """
+
+    places: Tensor
+    staying: Tensor
+    coming: Tensor
+    returning: Tensor
+    stored_at: Tensor
+
+
+def placement_of(contents: Contents, ids: Tensor, labels: Tensor) -> Placement:
+    """Places of a batch, at most M rows.
+
+    Args:
+        ids: samples of the rows, ``(b,)``, int64; a negative one is that of no sample.
+        labels: of the rows, ``(b,)``.
+
+    Raises:
+        ValueError: rows of one sample have different labels.
+    """
+    kept, last = _last_rows(ids)
+    if not torch.equal(labels, labels[last]):
+        rows = (labels != labels[last]).nonzero().flatten().tolist()
+        raise ValueError(
+            f"sample_ids names samples in rows {rows} of the batch that have another label further behind: "
+            "give every sample one label, or every view of it an id of its own"
+        )
+    stored_at = _places(contents.ids, ids)
+    num_places, is_stored = len(contents.labels), stored_at >= 0
+    # How many rows come to the queue until it gets there; those that it does get to come to it too.
+    ahead = (stored_at - contents.position) % num_places
+    waiting = ahead[kept & is_stored].sort().values
+    num_new = int((kept & ~is_stored).sum())
+    in_turn = torch.arange(num_new, num_new + len(waiting), device=ids.device)
+    num_coming = num_new + int((waiting < in_turn).cumprod(dim=0).sum())
+    is_coming = kept & (~is_stored | (ahead < num_coming))
+    places = stored_at.clone()
+    places[is_coming] = (contents.position + torch.arange(num_coming, device=ids.device)) % num_places
+    staying, coming, returning = (
+        flags.nonzero().squeeze(1) for flags in (kept & ~is_coming, is_coming, kept & is_stored)
+    )
+    return Placement(places[last], staying, coming, returning, stored_at[returning])
+
+
+def with_samples(
+    contents: Contents, placement: Placement, rows: Tensor, labels: Tensor, ids: Tensor, *, is_whitened: bool
+) -> Contents:
+    """With a batch ``(b, d)`` in the places that it has.
+
+    Where as many rows have been replaced as there are, all are stored anew: else the coordinates of those
+    that always return would never begin again, and a map that is composed for ever loses its rows.
+    """
+    staying, coming = placement.staying, placement.coming
+    at, new_labels = placement.places[staying], contents.labels.clone()
+    new_labels[at] = labels[staying]
+    contents = contents._replace(rows=contents.rows.put_at(at, rows[staying]), labels=new_labels)
+    contents = contents.put(
+        rows[coming], labels[coming], is_whitened=is_whitened, ids=ids[coming], batch=rows
+    )
+    num_replaced, stored = contents.num_replaced + len(staying), contents.rows
+    if num_replaced >= len(new_labels):
+        num_replaced = 0
+        if not stored.coordinates.is_as_stored:
+            stored = stored.renewed(is_whitened=is_whitened)
+    return contents._replace(rows=stored, newest=placement.places, num_replaced=num_replaced)
+
+
+def _last_rows(ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Whether a row is the last of its sample, ``(b,)`` bool, and the number of that one, ``(b,)``."""
+    in_order, order = ids.sort(stable=True)
+    is_last = torch.ones_like(ids, dtype=torch.bool)
+    is_last[:-1] = (in_order[1:] != in_order[:-1]) | (in_order[1:] < 0)
+    kept, last = torch.empty_like(is_last), torch.empty_like(order)
+    kept[order] = is_last
+    last[order] = order[is_last][is_last.cumsum(dim=0) - is_last.long()]
+    return kept, last
+
+
+def _places(stored: Tensor | None, ids: Tensor) -> Tensor:
+    """Where the samples are stored, ``(b,)``; -1 where they are not."""
+    found = torch.full_like(ids, -1)
+    if stored is None or len(ids) == 0:
+        return found
+    in_order = ids.sort().values
+    slots = torch.searchsorted(in_order, stored).clamp_max_(len(ids) - 1)
+    places = ((in_order[slots] == stored) & (stored >= 0)).nonzero().squeeze(1)
+    found[slots[places]] = places
+    return found[torch.searchsorted(in_order, ids)]
