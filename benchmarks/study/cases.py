@@ -14,7 +14,10 @@ METHODS = (
 )
 # What the thesis A Study of Cross Batch Memory proposes (§6.1).
 WITH_PROXIES = "+proxies"  # a classification loss beside that of the memory
-PROPOSED = tuple(method + WITH_PROXIES for method in ("no-xbm", "xbn", "per-class"))
+PROPOSED = (
+    *("clusters", "spherical", "recency"),
+    *(method + WITH_PROXIES for method in ("xbn", "no-xbm", "per-class")),
+)
 PROPOSED_SIZES = SIZES[1:]
 WITH_GROUP_NORM = ("no-xbm", "xbm", "xbn", "centre")
 SLOW = ("no-xbm", "xbm", "xbn", "axbn", "centre", "per-class", "super-class")
