@@ -113,8 +113,8 @@ def _matched(units: Tensor, memory: SphericalMoments, batch: SphericalMoments) -
     tangents = scale * _log(units, memory.mean)
     angles = vector_norm(tangents, dim=1, keepdim=True)
     tangents = tangents * (math.pi / angles.clamp(min=math.pi))
-    both = memory.mean + batch.mean
-    along = (tangents @ batch.mean) / (1 + memory.mean @ batch.mean)
+    both, gap = memory.mean + batch.mean, 1 + memory.mean @ batch.mean
+    along = (tangents @ batch.mean) / torch.where(gap > 1e-12, gap, torch.nan)
     return _exp(tangents - along.unsqueeze(1) * both, batch.mean)
 
 
