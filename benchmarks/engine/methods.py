@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from pytorch_metric_learning.losses import CrossBatchMemory
@@ -97,7 +97,7 @@ def build_loss(
         return BatchLoss(loss, miner, **options)
     memory: Any = AdaptiveCrossBatchMemory if method == "xbm" and options else found.memory
     every = {**found.options(setup), **options}
-    built: nn.Module = memory(loss, setup.embedding_size, setup.memory_size, miner, **every)
+    built = memory(loss, setup.embedding_size, setup.memory_size, miner, **every)
     if found.adapter is not None:
         built.register_memory_hook(found.adapter(setup))
-    return built
+    return cast(nn.Module, built)

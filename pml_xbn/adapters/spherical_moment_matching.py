@@ -131,11 +131,12 @@ def _mean_log(units: Tensor, mean: Tensor) -> Tensor:
     cosines = (units @ mean).clamp(-1, 1)
     sines = (1 - cosines.square()).sqrt()
     weights = torch.where(sines > 0, cosines.acos() / sines, 1.0)
-    return (weights @ units - (weights @ cosines) * mean) / len(units)
+    mean_log: Tensor = (weights @ units - (weights @ cosines) * mean) / len(units)
+    return mean_log
 
 
 def _exp(tangents: Tensor, mean: Tensor) -> Tensor:
     """Unit vectors to which tangents ``(..., d)`` at the mean lead."""
     angles = vector_norm(tangents, dim=-1, keepdim=True)
-    reached = angles.cos() * mean + torch.sinc(angles / math.pi) * tangents
-    return reached / vector_norm(reached, dim=-1, keepdim=True)
+    reached: Tensor = angles.cos() * mean + torch.sinc(angles / math.pi) * tangents
+    return reached.div_(vector_norm(reached, dim=-1, keepdim=True))

@@ -155,7 +155,7 @@ def test_the_page_says_what_the_files_say(tmp_path: Path) -> None:
     )
     study_report.write_report(tmp_path)
     page = (tmp_path / "study.md").read_text()
-    assert "Unfinished: 8 of 234 runs" in page
+    assert "Unfinished: 8 of 270 runs" in page
     assert "XBM ends below No-XBM in 1 of 1 settings" in page
     assert "| batch 64, memory 50 %, BatchNorm | 51.0 ± 1.4 | 41.5 ± 2.1 | -9.5 (± 6.4)" in page
     assert "| batch 64, memory 50 %, BatchNorm | centre | no-xbm | -1.5 (± 6.4) | no |" in page
