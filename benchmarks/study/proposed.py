@@ -31,7 +31,7 @@ def proposed(study: Study) -> str:
         [
             "## What the thesis proposes",
             "Section 6.1 of A Study of Cross Batch Memory: *clusters*, group maps whose groups are 8 "
-            "clusters of the memory, found anew every 100 steps; *spherical*, the mean and the spread on the sphere; "
+            "clusters of the memory, found anew every 100 steps; *spherical*, mean and spread on the sphere; "
             "*recency*, moments of the memory in which a row counts half as much as one that is newer by a "
             "quarter of the memory; and a classification loss beside that of the memory, here PML's "
             "`NormalizedSoftmaxLoss`, whose proxies begin at the classes' means.",
