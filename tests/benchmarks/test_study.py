@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy.stats import ttest_1samp
 
+from benchmarks.engine.accuracy import embed
 from benchmarks.engine.diagnostics import embed_without_trace
 from benchmarks.engine.results import read_csv
 from benchmarks.study import __main__ as study
@@ -19,6 +20,7 @@ from benchmarks.study import report as study_report
 from benchmarks.study import run as study_run
 from benchmarks.study.cases import Case
 from benchmarks.study.converged import converged
+from benchmarks.study.proposed import memories, proposed
 
 CLASSES = 24
 FRESH = Case("xbm", 1, 16, 0.5, "batch", "fast", 0)
@@ -182,6 +184,42 @@ def test_the_converged_regime_goes_to_the_end_at_falling_rates() -> None:
     upright = data.train.images[data.batches.epoch(0)[0]].float() / 255
     far, near = ((d.images(0, 0) - upright).square().mean() for d in (strong, data))
     assert near < 0.7 * far
+
+
+def test_a_classification_loss_beside_the_memory_begins_at_the_classes_means() -> None:
+    data = study_run._data(Case("xbn", 0, 16, 0.5, "batch", "fast", 0), CLASSES)
+    task = study_run.StudyTask(data, "xbn")
+    task.optimizer.param_groups[0]["lr"] = 1e-4
+    task.add_proxies()
+    embeddings = embed(task.model, data.train.images.float() / 255)
+    for label in range(CLASSES):
+        mean = embeddings[data.train.labels == label].mean(dim=0)
+        torch.testing.assert_close(task.proxies.W[:, label], mean / mean.norm(), rtol=1e-4, atol=1e-5)
+    assert [group["lr"] for group in task.optimizer.param_groups] == [1e-4, 1e-4]
+    labels = data.train.labels[:16]
+    alone = study_run.StudyTask(data, "xbn").loss_of(embeddings[:16], labels)
+    both = task.loss_of(embeddings[:16], labels)
+    logits = embeddings[:16] @ task.proxies.W / 0.05  # PML's temperature
+    torch.testing.assert_close(both - alone, torch.nn.functional.cross_entropy(logits, labels))
+
+
+def test_the_page_tells_of_the_proposals(tmp_path: Path) -> None:
+    recalls = {"no-xbm": 50.0, "xbn": 52.0, "clusters": 51.0, "no-xbm+proxies": 53.0, "xbn+proxies": 53.5}
+    for seed in range(2):
+        for name, recall in recalls.items():
+            ratio = 0.0 if name.startswith("no-xbm") else 0.1
+            case = Case(name, 0, 64, ratio, "batch", "fast", seed)
+            assert case.has_memory == (ratio > 0)
+            figures = {"recall_at_1": recall + seed, "map_at_r": recall / 2}
+            study.save(case, {"result": figures, "curve": [], "ages": [], "epochs": []}, tmp_path)
+    measured = study_data.Study(tmp_path)
+    lines = [line.split(" | ")[1:] for line in proposed(measured).splitlines() if line.startswith("| ")][2:]
+    assert [[*line[:-1], line[-1].removesuffix(" |")] for line in lines] == [
+        ["clusters", "51.5 ± 0.7", "+1.0 (± 0.0)", "-1.0 (± 0.0)", "", ""],
+        ["xbn+proxies", "54.0 ± 0.7", "+3.5 (± 0.0)", "+1.5 (± 0.0)", "+1.5 (± 0.0)", "+0.5 (± 0.0)"],
+        ["no-xbm+proxies", "53.5 ± 0.7", "+3.0 (± 0.0)", "+1.0 (± 0.0)", "+3.0 (± 0.0)", ""],
+    ]
+    assert memories(measured, (64, 0.1, "batch", "fast")) == ["no-xbm", "xbn", "clusters"]
 
 
 def test_the_page_tells_of_training_to_the_end(tmp_path: Path) -> None:
