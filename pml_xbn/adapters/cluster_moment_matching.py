@@ -67,7 +67,7 @@ class ClusterMomentMatching(GroupMomentMatching):
         check_integer("cluster_every", cluster_every, at_least=1)
         check_integer("seed", seed, at_least=0)
         _faiss()  # rather now than after an hour of training
-        super().__init__(mean_lambda, std_lambda, normalize_absent, **kwargs)
+        super().__init__(mean_lambda, std_lambda, normalize_absent, superclasses=None, **kwargs)
         self.num_clusters = num_clusters
         self.cluster_every = cluster_every
         self.seed = seed
