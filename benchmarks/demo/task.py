@@ -96,12 +96,17 @@ class GlyphsTask(Task):
         before = self.embed_probe() if step.is_logged else None
         self.optimizer.zero_grad()
         with diagnostics.watch(step):
-            loss = self.loss_fn(self.model(images), labels)
+            loss = self.loss_of(self.model(images), labels)
         loss.backward()
         self.optimizer.step()
         if before is None:
             return {"loss": loss.detach()}
         return {"loss": loss.detach(), "drift": feature_drift(self.embed_probe(), before).mean}
+
+    def loss_of(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """What a step descends."""
+        loss: Tensor = self.loss_fn(embeddings, labels)
+        return loss
 
     def end_epoch(self) -> None:
         self.scheduler.step()

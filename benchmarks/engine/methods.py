@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from pytorch_metric_learning.losses import CrossBatchMemory
 from torch import Tensor, nn
 
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
+from pml_xbn.adapters import ClusterMomentMatching, RecencyMomentMatching, SphericalMomentMatching
 from pml_xbn.losses import AdaptiveCrossBatchMemory, BatchLoss
 
 
@@ -32,10 +33,11 @@ class MemorySetup:
 
 
 class Method(NamedTuple):
-    """A class of memories, and what it is made with where nothing else is said."""
+    """A class of memories, what it is made with where nothing else is said, and an adapter that has none."""
 
     memory: type[CrossBatchMemory]
     options: Callable[[MemorySetup], dict[str, Any]] = lambda setup: {}
+    adapter: Callable[[MemorySetup], nn.Module] | None = None
 
 
 MethodName = Literal[
@@ -52,6 +54,9 @@ MethodName = Literal[
     "delayed",
     "per-class",
     "super-class",
+    "clusters",
+    "spherical",
+    "recency",
 ]
 METHODS: dict[str, Method | None] = {
     "no-xbm": None,
@@ -67,6 +72,11 @@ METHODS: dict[str, Method | None] = {
     "delayed": Method(XBNWrapper, lambda setup: {"delay": setup.steps_per_epoch}),
     "per-class": Method(PerClassXBN),
     "super-class": Method(SuperClassXBN, lambda setup: {"superclasses": setup.superclasses}),
+    "clusters": Method(AdaptiveCrossBatchMemory, adapter=lambda setup: ClusterMomentMatching()),
+    "spherical": Method(AdaptiveCrossBatchMemory, adapter=lambda setup: SphericalMomentMatching()),
+    "recency": Method(
+        AdaptiveCrossBatchMemory, adapter=lambda setup: RecencyMomentMatching(setup.memory_size / 4)
+    ),
 }
 
 
@@ -87,5 +97,7 @@ def build_loss(
         return BatchLoss(loss, miner, **options)
     memory: Any = AdaptiveCrossBatchMemory if method == "xbm" and options else found.memory
     every = {**found.options(setup), **options}
-    built: nn.Module = memory(loss, setup.embedding_size, setup.memory_size, miner, **every)
-    return built
+    built = memory(loss, setup.embedding_size, setup.memory_size, miner, **every)
+    if found.adapter is not None:
+        built.register_memory_hook(found.adapter(setup))
+    return cast(nn.Module, built)

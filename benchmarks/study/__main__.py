@@ -1,7 +1,7 @@
 """Which memory helps when, where none does, and by how much, on Glyphs.
 
-    python -m benchmarks.study              (234 runs; the same line goes on later)
-    python -m benchmarks.study --regimes fast slow    (168 of them, two hours on two cores)
+    python -m benchmarks.study              (270 runs; the same line goes on later)
+    python -m benchmarks.study --regimes fast slow    (204 of them, three hours on two cores)
     python -m benchmarks.study --report     (rebuilds tables and pictures from the CSV files)
 
 Writes ``study_runs.csv`` (one row per run), ``study_curves.csv`` (what the diagnostics measured along the

@@ -12,6 +12,13 @@ METHODS = (
     *("no-xbm", "xbm", "xbm-star", "xbn", "axbn", "ema", "centre", "unit-norm", "delayed"),
     *("per-class", "super-class"),
 )
+# What the thesis A Study of Cross Batch Memory proposes (§6.1).
+WITH_PROXIES = "+proxies"  # a classification loss beside that of the memory
+PROPOSED = (
+    *("clusters", "spherical", "recency"),
+    *(method + WITH_PROXIES for method in ("xbn", "no-xbm", "per-class")),
+)
+PROPOSED_SIZES = SIZES[1:]
 WITH_GROUP_NORM = ("no-xbm", "xbm", "xbn", "centre")
 SLOW = ("no-xbm", "xbm", "xbn", "axbn", "centre", "per-class", "super-class")
 # In the order in which a reader asks for them, with rows in memory as a share of the training images.
@@ -38,7 +45,7 @@ class Case:
     """One run.
 
     Attributes:
-        method: a key of the methods of the demo.
+        method: a key of the methods of the demo, or one followed by `WITH_PROXIES`.
         refresh_every: re-embed the whole memory with the current model every so many steps; 0 for never.
         batch_size: images per step.
         memory_ratio: rows in memory as a share of the training images; 0 without a memory.
@@ -77,6 +84,11 @@ class Case:
         return {"xbm": "always-fresh", "xbn": "always-fresh + matching"}[self.method]
 
     @property
+    def has_memory(self) -> bool:
+        """Whether the method, with proxies or without, stores rows."""
+        return self.method.removesuffix(WITH_PROXIES) != "no-xbm"
+
+    @property
     def setting(self) -> tuple[int, float, str, str]:
         """What is the same for all methods that are compared, but for the seed."""
         return self.batch_size, self.memory_ratio, self.norm, self.regime
@@ -99,6 +111,9 @@ def cases() -> Iterator[Case]:
                     yield Case(method, 0, batch_size, ratio, norm, "fast", seed)
                 elif ratio != 0.1:  # it is the same run for every memory size
                     yield Case(method, 0, batch_size, 0.0, norm, "fast", seed)
+        for (batch_size, ratio), method in product(PROPOSED_SIZES, PROPOSED):
+            case = Case(method, 0, batch_size, ratio, "batch", "fast", seed)
+            yield case if case.has_memory else replace(case, memory_ratio=0.0)
         for method in SLOW:
             yield Case(method, 0, 64, 0.5 if method != "no-xbm" else 0.0, "batch", "slow", seed)
         for (batch_size, ratio), method in product(SIZES, ("xbm", "xbn")):

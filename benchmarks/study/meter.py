@@ -14,7 +14,7 @@ import numpy as np
 from sklearn.linear_model import LogisticRegression
 
 from benchmarks.engine.results import RESULTS
-from benchmarks.study.cases import METHODS, Case
+from benchmarks.study.cases import METHODS, WITH_PROXIES, Case
 from benchmarks.study.data import Row, Study
 from benchmarks.study.figures import name_of
 from benchmarks.study.tables import table
@@ -36,7 +36,8 @@ def cells(study: Study) -> list[Cell]:
     """All runs with a memory that have one without it beside them."""
     found = []
     for case, run in study.runs.items():
-        without = study.values("no-xbm", case.setting, "recall_at_1").get(case.seed)
+        beside = WITH_PROXIES if case.method.endswith(WITH_PROXIES) else ""
+        without = study.values(f"no-xbm{beside}", case.setting, "recall_at_1").get(case.seed)
         measured = study.curves.get(case, [])[_MEASUREMENTS]
         if case.memory_ratio and measured and without is not None:
             gain = float(run["recall_at_1"]) - without

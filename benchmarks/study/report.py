@@ -12,6 +12,7 @@ from benchmarks.study.converged import converged
 from benchmarks.study.data import Difference, Setting, Study
 from benchmarks.study.figures import draw_accuracy, draw_ages, draw_along_the_way, name_of
 from benchmarks.study.meter import meter
+from benchmarks.study.proposed import memories, proposed
 from benchmarks.study.tables import mean, spread, table, text
 
 _REFERENCES = ("always-fresh", "always-fresh + matching")
@@ -47,6 +48,7 @@ def write_report(folder: Path) -> None:
         _worth_having(study),
         _choice(study, fast),
         _losses(study),
+        proposed(study),
         _slow(study),
         converged(study, folder),
         meter(study),
@@ -288,7 +290,7 @@ def _diagnostics(study: Study, setting: Setting) -> str:
 def _worth_having(study: Study) -> str:
     lines = []
     for setting in (*study.settings("fast"), *study.settings("slow")):
-        candidates = [n for n in study.methods(setting) if n not in ("no-xbm", *_REFERENCES)]
+        candidates = [n for n in memories(study, setting) if n not in ("no-xbm", *_REFERENCES)]
         known = {n: study.difference(n, "no-xbm", setting, "recall_at_1") for n in candidates}
         gains = {name: gain for name, gain in known.items() if gain is not None}
         if gains:
@@ -308,7 +310,7 @@ def _worth_having(study: Study) -> str:
 
 def _choice(study: Study, settings: list[Setting]) -> str:
     lines = []
-    for name in dict.fromkeys(n for setting in settings for n in study.methods(setting)):
+    for name in dict.fromkeys(n for setting in settings for n in memories(study, setting)):
         if name in ("no-xbm", *_REFERENCES):
             continue
         gains = [study.difference(name, "no-xbm", setting, "recall_at_1") for setting in settings]
@@ -330,7 +332,7 @@ def _choice(study: Study, settings: list[Setting]) -> str:
 def _losses(study: Study) -> str:
     lines = []
     for setting in (*study.settings("fast"), *study.settings("slow")):
-        for name in study.methods(setting):
+        for name in memories(study, setting):
             if name in (*_BASELINES, *_REFERENCES, "xbm-star"):
                 continue
             for other in _BASELINES:

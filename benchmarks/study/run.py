@@ -7,18 +7,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pytorch_metric_learning.losses import CrossBatchMemory
+from pytorch_metric_learning.losses import CrossBatchMemory, NormalizedSoftmaxLoss
 from torch import Tensor
+from torch.nn.functional import normalize
 from torch.optim.lr_scheduler import MultiStepLR
 
 from benchmarks.demo.settings import Settings
 from benchmarks.demo.task import GlyphsData, GlyphsTask
 from benchmarks.engine import checkpoint
+from benchmarks.engine.accuracy import embed
 from benchmarks.engine.diagnostics import Diagnostics, Measured, embed_without_trace
 from benchmarks.engine.history import History, Row
 from benchmarks.engine.run import Run
 from benchmarks.engine.task import Step
-from benchmarks.study.cases import DECAY, EPOCHS, MILDER, MILESTONES, SLOW_RATE, Case
+from benchmarks.study.cases import (
+    DECAY,
+    EPOCHS,
+    MILDER,
+    MILESTONES,
+    SLOW_RATE,
+    WITH_PROXIES,
+    Case,
+)
 from pml_xbn.diagnostics import AdaptedStaleness
 
 _MEASURE_EVERY = {"fast": 40, "slow": 40, "converged": 400}  # steps
@@ -41,6 +51,7 @@ class StudyTask(GlyphsTask):
     ) -> None:
         super().__init__(data, method)
         self.refresh_every = refresh_every
+        self.proxies: NormalizedSoftmaxLoss | None = None
         if milestones is not None:
             self.scheduler = self.parts["scheduler"] = MultiStepLR(self.optimizer, milestones, DECAY)
         every = data.settings.drift_every
@@ -54,6 +65,19 @@ class StudyTask(GlyphsTask):
         if self.refresh_every and step.total % self.refresh_every == 0:
             self._refresh(diagnostics)
         return super().train_step(batch, step, diagnostics)
+
+    def add_proxies(self) -> None:
+        """Adds a softmax over the classes to the loss, whose proxies begin at the classes' means."""
+        train, rate = self.data.train, self.optimizer.param_groups[0]["lr"]
+        means = torch.zeros(self.data.settings.embedding_size, len(train.superclasses))
+        means.index_add_(1, train.labels, embed(self.model, train.images.float() / 255).T)
+        self.proxies = NormalizedSoftmaxLoss(means.shape[1], len(means))
+        self.proxies.W.data = normalize(means, dim=0)
+        self.optimizer.add_param_group({"params": self.proxies.parameters(), "lr": rate})
+
+    def loss_of(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        loss = super().loss_of(embeddings, labels)
+        return loss if self.proxies is None else loss + self.proxies(embeddings, labels)
 
     def _refresh(self, diagnostics: Diagnostics) -> None:
         """Embeds all rows as they were stored, in training mode and in the same batches, as far as there."""
@@ -89,7 +113,8 @@ def train_warm_start(case: Case, folder: Path, classes: int | None) -> None:
 
 def train(case: Case, folder: Path, classes: int | None) -> dict[str, Any]:
     """One run: ``result`` is a row of its figures, ``curve`` and ``ages`` are rows of measurements."""
-    task = StudyTask(_data(case, classes), case.method, case.refresh_every, _milestones(case))
+    method, has_proxies = case.method.removesuffix(WITH_PROXIES), case.method.endswith(WITH_PROXIES)
+    task = StudyTask(_data(case, classes), method, case.refresh_every, _milestones(case))
     run = Run(task)
     state = checkpoint.load(warm_start_path(case, folder), task.device)
     if case.regime == "slow":
@@ -97,6 +122,8 @@ def train(case: Case, folder: Path, classes: int | None) -> dict[str, Any]:
         run.epoch = state["epoch"]
     else:
         run.start_from(state, keep=("history", "loss_fn", "diagnostics"))
+    if has_proxies:
+        task.add_proxies()
     for _ in range(EPOCHS[case.regime, case.batch_size][1]):
         run.train_epoch()
     epochs, curve = run.history.epochs, _curve(run.history)

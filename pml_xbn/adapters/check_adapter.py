@@ -80,7 +80,9 @@ class _Replay:
 
     def step(self, batch: Tensor, labels: Tensor, step: int) -> None:
         """Adapts the rows, and puts the batch in the place of the oldest ones."""
-        inputs = self.rows, torch.tensor(self.labels, dtype=torch.int64), batch, labels
+        oldest = self.position % max(len(self.rows), 1)  # adapters of plain rows take the oldest ones first
+        memory_labels = torch.tensor(self.labels, dtype=torch.int64).roll(-oldest)
+        inputs = self.rows.roll(-oldest, dims=0), memory_labels, batch, labels
         held = list(_tensors([vars(module) for module in self.adapter.modules()]))
         before, held_before = _clones(inputs), _clones(held)
         with torch.no_grad():
@@ -96,7 +98,7 @@ class _Replay:
             is_alike = (adapted.shape, adapted.dtype) == (self.rows.shape, self.rows.dtype)
             found = f"{adapted.dtype} of shape {tuple(adapted.shape)}"
             _check(is_alike, step, f"it returned {found} for {self.rows.dtype} of {tuple(self.rows.shape)}")
-            self.rows = adapted
+            self.rows = adapted.roll(oldest, dims=0)
         rows = list(self.rows)
         for row, label in zip(batch, labels.tolist(), strict=True):
             rows[self.position : self.position + 1] = [row]

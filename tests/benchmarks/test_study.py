@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy.stats import ttest_1samp
 
+from benchmarks.engine.accuracy import embed
 from benchmarks.engine.diagnostics import embed_without_trace, outlook
 from benchmarks.engine.results import RESULTS, read_csv
 from benchmarks.study import __main__ as study
@@ -20,6 +21,7 @@ from benchmarks.study import report as study_report
 from benchmarks.study import run as study_run
 from benchmarks.study.cases import Case
 from benchmarks.study.converged import converged
+from benchmarks.study.proposed import memories, proposed
 from pml_xbn.diagnostics.memory_meter import COEFFICIENTS, EFFECTS
 
 CLASSES = 24
@@ -158,7 +160,7 @@ def test_the_page_says_what_the_files_say(tmp_path: Path) -> None:
     )
     study_report.write_report(tmp_path)
     page = (tmp_path / "study.md").read_text()
-    assert "Unfinished: 8 of 234 runs" in page
+    assert "Unfinished: 8 of 270 runs" in page
     assert "XBM ends below No-XBM in 1 of 1 settings" in page
     assert "| batch 64, memory 50 %, BatchNorm | 51.0 ± 1.4 | 41.5 ± 2.1 | -9.5 (± 6.4)" in page
     assert "| batch 64, memory 50 %, BatchNorm | centre | no-xbm | -1.5 (± 6.4) | no |" in page
@@ -209,6 +211,42 @@ def test_the_log_has_the_outlook_of_the_first_measurements() -> None:
         tables["push"].append({"share": 0.1 * step, "displacement": 0.2})
         tables["valid_pairs"].append({"positives_from_memory": 6.0, "positives_from_batch": 2.0})
     assert outlook(tables)[2:] == pytest.approx((0.3, 0.2, 3.0))
+
+
+def test_a_classification_loss_beside_the_memory_begins_at_the_classes_means() -> None:
+    data = study_run._data(Case("xbn", 0, 16, 0.5, "batch", "fast", 0), CLASSES)
+    task = study_run.StudyTask(data, "xbn")
+    task.optimizer.param_groups[0]["lr"] = 1e-4
+    task.add_proxies()
+    embeddings = embed(task.model, data.train.images.float() / 255)
+    for label in range(CLASSES):
+        mean = embeddings[data.train.labels == label].mean(dim=0)
+        torch.testing.assert_close(task.proxies.W[:, label], mean / mean.norm(), rtol=1e-4, atol=1e-5)
+    assert [group["lr"] for group in task.optimizer.param_groups] == [1e-4, 1e-4]
+    labels = data.train.labels[:16]
+    alone = study_run.StudyTask(data, "xbn").loss_of(embeddings[:16], labels)
+    both = task.loss_of(embeddings[:16], labels)
+    logits = embeddings[:16] @ task.proxies.W / 0.05  # PML's temperature
+    torch.testing.assert_close(both - alone, torch.nn.functional.cross_entropy(logits, labels))
+
+
+def test_the_page_tells_of_the_proposals(tmp_path: Path) -> None:
+    recalls = {"no-xbm": 50.0, "xbn": 52.0, "clusters": 51.0, "no-xbm+proxies": 53.0, "xbn+proxies": 53.5}
+    for seed in range(2):
+        for name, recall in recalls.items():
+            ratio = 0.0 if name.startswith("no-xbm") else 0.1
+            case = Case(name, 0, 64, ratio, "batch", "fast", seed)
+            assert case.has_memory == (ratio > 0)
+            figures = {"recall_at_1": recall + seed, "map_at_r": recall / 2}
+            study.save(case, {"result": figures, "curve": [], "ages": [], "epochs": []}, tmp_path)
+    measured = study_data.Study(tmp_path)
+    lines = [line.split(" | ")[1:] for line in proposed(measured).splitlines() if line.startswith("| ")][2:]
+    assert [[*line[:-1], line[-1].removesuffix(" |")] for line in lines] == [
+        ["clusters", "51.5 ± 0.7", "+1.0 (± 0.0)", "-1.0 (± 0.0)", "", ""],
+        ["xbn+proxies", "54.0 ± 0.7", "+3.5 (± 0.0)", "+1.5 (± 0.0)", "+1.5 (± 0.0)", "+0.5 (± 0.0)"],
+        ["no-xbm+proxies", "53.5 ± 0.7", "+3.0 (± 0.0)", "+1.0 (± 0.0)", "+3.0 (± 0.0)", ""],
+    ]
+    assert memories(measured, (64, 0.1, "batch", "fast")) == ["no-xbm", "xbn", "clusters"]
 
 
 def test_the_page_tells_of_training_to_the_end(tmp_path: Path) -> None:

@@ -1,0 +1,142 @@
+"""Cross batch normalization on the sphere."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.linalg import vector_norm
+
+from .._dtypes import widest
+from ._rows import Rows
+from .base_adapter import BaseAdapter
+from .moments import Moments
+
+_MOST_STEPS = 20  # of the descent to a mean
+_NEAR = 1e-10  # radians that the gradient has to be longer than for another one
+_LEAST_CURVATURE = 0.01
+
+
+class SphericalMoments(NamedTuple):
+    """Of unit vectors: their intrinsic mean, a unit vector ``(d,)``, and spread in radians, ``()``."""
+
+    mean: Tensor
+    spread: Tensor
+
+
+class SphericalMomentMatching(BaseAdapter):
+    r"""Gives the rows' directions the mean and the spread that the batch's have on the sphere.
+
+    With x of unit length, the memory R and the batch B,
+
+    .. math::
+        \hat x = \exp_{\mu_B}\!\left(\frac{s_B}{s_R} \, \Gamma_{\mu_R \to \mu_B} \log_{\mu_R} x \right), \quad
+        \mu_R = \arg\min_\mu \sum_{x \in R} \theta(x, \mu)^2, \quad
+        s_R^2 = \frac{1}{|R| - 1} \sum_{x \in R} \theta(x, \mu_R)^2
+
+    where θ is the angle between two vectors, μ the intrinsic (Fréchet or Karcher) mean, s² the variance
+    around it (Pennec, Intrinsic Statistics on Riemannian Manifolds, 2006, Definitions 2 and 3), Γ the
+    parallel transport along the great circle, and
+
+    .. math::
+        \log_\mu x = \frac{\theta}{\sin \theta} (x - \mu \cos \theta), \quad
+        \exp_\mu v = \mu \cos |v| + \frac{v}{|v|} \sin |v|, \quad
+        \Gamma_{\mu \to \nu} v = v - \frac{\nu \cdot v}{1 + \mu \cdot \nu} (\mu + \nu)
+
+    It is the Riemannian normalization that the thesis A Study of Cross Batch Memory proposes (§6.1.2), in the
+    form of Lou et al., Differentiating through the Fréchet Mean, 2020, with the batch's moments in place of
+    learnt ones. The spread is one number: there are no dimensions on a sphere, and a rotation of memory and
+    batch rotates the result. μ is where a gradient descent from the direction of the sum arrives, in at most
+    20 steps of the lengths of Barzilai and Borwein (1988); it is unique where all vectors lie less than a
+    right angle from one point.
+
+    A row keeps its length, so that unit vectors remain unit vectors; no angle to the mean grows beyond π. A
+    memory or batch whose sum has no direction, or two means that are opposite to each other, leave the rows
+    as they are; a memory without spread is only turned. It is no affine map: all rows are rewritten at every
+    step, O(M · d) in float64 for each step of the descent.
+
+    Example:
+        >>> angles = torch.tensor([[0.1, 0.3], [1.0, 1.4]])  # of memory and batch, in a plane
+        >>> memory, batch = torch.stack([angles.cos(), angles.sin()], dim=2)
+        >>> adapted = SphericalMomentMatching()(memory, torch.zeros(2), batch, torch.zeros(2))
+        >>> torch.atan2(adapted[:, 1], adapted[:, 0])
+        tensor([1.0000, 1.4000])
+    """
+
+    def _adapted(
+        self,
+        rows: Rows,
+        labels: Tensor,
+        batch: Tensor,
+        batch_labels: Tensor,
+        of_memory: Moments,
+        target: Moments,
+    ) -> Rows:
+        values = widest(rows.read(rows.dtype))
+        (units, lengths), (others, _) = _directions(values), _directions(widest(batch))
+        memory, new = _spherical_moments(units), _spherical_moments(others)
+        mapped = lengths * _matched(units, memory, new)
+        # NaN where there is no mean, or no way from one to the other.
+        return rows.given(torch.where(torch.isfinite(mapped).all(), mapped, values))
+
+
+def _directions(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Unit vectors and lengths ``(n, 1)`` of rows; zeros remain zeros."""
+    lengths = vector_norm(rows, dim=1, keepdim=True)
+    return rows / torch.where(lengths > 0, lengths, 1.0), lengths
+
+
+def _spherical_moments(units: Tensor) -> SphericalMoments:
+    """Of unit vectors ``(n, d)``; a mean of NaN where their sum has no direction."""
+    total = units.mean(dim=0)
+    has_direction = vector_norm(total) > 64 * torch.finfo(units.dtype).eps
+    mean = torch.where(has_direction, total / vector_norm(total), torch.nan)
+    gradient, rate = _mean_log(units, mean), torch.ones_like(total[0])
+    for _ in range(_MOST_STEPS):
+        # A GPU would have to wait to know.
+        if total.device.type == "cpu" and not vector_norm(gradient) > _NEAR:
+            break
+        step, before = rate * gradient, gradient
+        mean = _exp(step, mean)
+        gradient = _mean_log(units, mean)
+        curvature = step @ (before - gradient) / (step @ step)  # at most 1 on a sphere
+        rate = torch.where(curvature > 0, 1 / curvature.clamp(_LEAST_CURVATURE, 1), 1.0)
+    angles = vector_norm(_log(units, mean), dim=1)
+    return SphericalMoments(mean, (angles.square().sum() / (len(units) - 1)).sqrt())
+
+
+def _matched(units: Tensor, memory: SphericalMoments, batch: SphericalMoments) -> Tensor:
+    has_spread = memory.spread > 1e-6  # less is what vectors that are equal are rounded apart by, in float32
+    scale = torch.where(has_spread, batch.spread / memory.spread, 1.0)
+    tangents = scale * _log(units, memory.mean)
+    angles = vector_norm(tangents, dim=1, keepdim=True)
+    tangents = tangents * (math.pi / angles.clamp(min=math.pi))
+    both, gap = memory.mean + batch.mean, 1 + memory.mean @ batch.mean
+    along = (tangents @ batch.mean) / torch.where(gap > 1e-12, gap, torch.nan)
+    return _exp(tangents - along.unsqueeze(1) * both, batch.mean)
+
+
+def _log(units: Tensor, mean: Tensor) -> Tensor:
+    """Tangents at the mean that lead to the unit vectors ``(n, d)``; zero to the one opposite to it."""
+    cosines = (units @ mean).unsqueeze(1)
+    across = units - cosines * mean
+    sines = vector_norm(across, dim=1, keepdim=True)
+    return across * (torch.atan2(sines, cosines) / torch.where(sines > 0, sines, 1.0))
+
+
+def _mean_log(units: Tensor, mean: Tensor) -> Tensor:
+    """The mean of :func:`_log`, in two products with the unit vectors."""
+    cosines = (units @ mean).clamp(-1, 1)
+    sines = (1 - cosines.square()).sqrt()
+    weights = torch.where(sines > 0, cosines.acos() / sines, 1.0)
+    mean_log: Tensor = (weights @ units - (weights @ cosines) * mean) / len(units)
+    return mean_log
+
+
+def _exp(tangents: Tensor, mean: Tensor) -> Tensor:
+    """Unit vectors to which tangents ``(..., d)`` at the mean lead."""
+    angles = vector_norm(tangents, dim=-1, keepdim=True)
+    reached: Tensor = angles.cos() * mean + torch.sinc(angles / math.pi) * tangents
+    return reached.div_(vector_norm(reached, dim=-1, keepdim=True))
