@@ -106,9 +106,10 @@ def meter(study: Study) -> str:
         [
             "## Do the first steps tell?",
             "A logistic regression of what a memory does to Recall@1 (help: more than "
-            f"{_POINTS:g} point above No-XBM of the same seed and losses; harm: as much below) on three numbers "
-            f"from the first {_MEASUREMENTS.stop - _MEASUREMENTS.start} measurements with rows in memory: the "
-            "push's share, the displacement, and valid positives from memory per one from the batch. "
+            f"{_POINTS:g} point above No-XBM of the same seed and losses; harm: as much below) on three "
+            f"numbers from the first {_MEASUREMENTS.stop - _MEASUREMENTS.start} measurements with rows in "
+            "memory: the push's share, the displacement, and valid positives from memory per one from the "
+            "batch. "
             "`pml_xbn.diagnostics.MemoryMeter` takes them in any loop. The three were chosen with these runs "
             "in sight, but no run below had a part in the fit that judged it. The majority vote is for the "
             "effect that is the most frequent among the runs of the fit.",
