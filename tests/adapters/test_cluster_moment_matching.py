@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from float64 import GroupXbn, mean_std
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pytorch_metric_learning.losses import ContrastiveLoss
 from torch import Tensor
@@ -74,6 +74,7 @@ def test_clusters_are_found_whatever_the_labels() -> None:
 def test_one_cluster_is_xbn(seed: int, n: int, b: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     memory, batch = (torch.randn(k, 3, generator=generator, dtype=torch.float64) for k in (n, b))
+    assume(memory.std(dim=0).min() > 1e-2)  # XBN's sums round a spread that is small beside the mean
     inputs = memory, torch.arange(n), 2 * batch + 1, torch.arange(b)
     for mean_lambda, std_lambda in ((0.0, 0.0), (0.5, 1.0)):
         one = ClusterMomentMatching(1, mean_lambda=mean_lambda, std_lambda=std_lambda)
