@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,11 +28,11 @@ from pml_xbn.diagnostics import (
     staleness,
     superclass_neighbours,
 )
+from pml_xbn.diagnostics.memory_meter import MEASUREMENTS, means_of
 
 if TYPE_CHECKING:
     from benchmarks.engine.task import Step
 
-_OF_OUTLOOK = 7  # measurements
 _STALE_STEPS = 8  # of those whose rows are in memory
 _DISTANCES_OF = 4096  # images; the number of distances is the square of it
 
@@ -191,13 +190,11 @@ def outlook(tables: Tables) -> MemoryOutlook | None:
         tables: as `Diagnostics.update` fills them.
     """
     rows = zip(tables.get("push", []), tables.get("valid_pairs", []), strict=False)
-    first = list(islice((pair for pair in rows if pair[0]["displacement"]), _OF_OUTLOOK))
+    first = list(islice((push | pairs for push, pairs in rows if push["displacement"]), MEASUREMENTS))
     if not first:
         return None
     names = ("share", "displacement", "positives_from_memory", "positives_from_batch")
-    rows_of = [push | pairs for push, pairs in first]
-    share, displacement, memory, batch = (fmean(row[name] for row in rows_of) for name in names)
-    return memory_outlook(share, displacement, memory / max(1.0, batch))
+    return memory_outlook(*means_of([row[name] for name in names] for row in first))
 
 
 def _floats(numbers: Any) -> Row:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -15,13 +14,16 @@ from sklearn.linear_model import LogisticRegression
 
 from benchmarks.engine.results import RESULTS
 from benchmarks.study.cases import METHODS, WITH_PROXIES, Case
-from benchmarks.study.data import Row, Study
+from benchmarks.study.data import Study
 from benchmarks.study.figures import name_of
 from benchmarks.study.tables import table
-from pml_xbn.diagnostics.memory_meter import EFFECTS, Coefficients, memory_outlook
+from pml_xbn.diagnostics.memory_meter import EFFECTS, MEASUREMENTS, Coefficients, means_of, memory_outlook
 
 _POINTS = 1.0  # of Recall@1, from which on a difference counts
-_MEASUREMENTS = slice(1, 8)  # the first is of an empty memory
+_NAMES = (
+    *("push_share", "push_displacement"),
+    *("valid_positives_from_memory", "valid_positives_from_batch"),
+)
 
 
 class Cell(NamedTuple):
@@ -38,25 +40,14 @@ def cells(study: Study) -> list[Cell]:
     for case, run in study.runs.items():
         beside = WITH_PROXIES if case.method.endswith(WITH_PROXIES) else ""
         without = study.values(f"no-xbm{beside}", case.setting, "recall_at_1").get(case.seed)
-        measured = study.curves.get(case, [])[_MEASUREMENTS]
+        measured = study.curves.get(case, [])[1 : 1 + MEASUREMENTS]  # the first is of an empty memory
         if case.memory_ratio and measured and without is not None:
             gain = float(run["recall_at_1"]) - without
             effect = EFFECTS[(gain > -_POINTS) + (gain > _POINTS)]
-            found.append(Cell(case, _means(measured), effect))
+            found.append(
+                Cell(case, means_of([float(row[name]) for name in _NAMES] for row in measured), effect)
+            )
     return found
-
-
-def _means(rows: list[Row]) -> tuple[float, float, float]:
-    share, displacement, memory, batch = (
-        fmean(float(row[name]) for row in rows)
-        for name in (
-            "push_share",
-            "push_displacement",
-            "valid_positives_from_memory",
-            "valid_positives_from_batch",
-        )
-    )
-    return share, displacement, memory / max(1.0, batch)
 
 
 def is_fitted_on(case: Case) -> bool:
@@ -107,7 +98,7 @@ def meter(study: Study) -> str:
             "## Do the first steps tell?",
             "A logistic regression of what a memory does to Recall@1 (help: more than "
             f"{_POINTS:g} point above No-XBM of the same seed and losses; harm: as much below) on three "
-            f"numbers from the first {_MEASUREMENTS.stop - _MEASUREMENTS.start} measurements with rows in "
+            f"numbers from the first {MEASUREMENTS} measurements with rows in "
             "memory: the push's share, the displacement, and valid positives from memory per one from the "
             "batch. "
             "`pml_xbn.diagnostics.MemoryMeter` takes them in any loop. The three were chosen with these runs "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 from types import TracebackType
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from .._number_checks import check_integer
 from ..losses import AdaptiveCrossBatchMemory
 from .watched_loss import WatchedLoss
 
+MEASUREMENTS = 7  # that an outlook is of
 EFFECTS = ("harm", "do nothing", "help")
 # Of a multinomial logistic regression on the study's runs, for each effect: the intercept, and the weights of
 # push share, displacement and log(1 + positives). `benchmarks.study.meter` fits them.
@@ -76,6 +78,16 @@ def memory_outlook(
     return MemoryOutlook(effect, probabilities, push_share, displacement, positives)
 
 
+def means_of(measurements: Iterable[Sequence[float]]) -> tuple[float, float, float]:
+    """What :func:`memory_outlook` takes.
+
+    Args:
+        measurements: of each the push's share, the displacement, and valid positives from memory and batch.
+    """
+    share, displacement, from_memory, from_batch = (fmean(x) for x in zip(*measurements, strict=True))
+    return share, displacement, from_memory / max(1.0, from_batch)
+
+
 class MemoryMeter:
     """Says whether a memory is likely to help, do nothing or harm.
 
@@ -105,7 +117,7 @@ class MemoryMeter:
         True
     """
 
-    def __init__(self, memory: CrossBatchMemory, every: int = 40, measurements: int = 7) -> None:
+    def __init__(self, memory: CrossBatchMemory, every: int = 40, measurements: int = MEASUREMENTS) -> None:
         check_integer("every", every, at_least=1)
         check_integer("measurements", measurements, at_least=1)
         self._watched = WatchedLoss(memory)
@@ -145,8 +157,7 @@ class MemoryMeter:
                 "no call has been measured with rows of earlier batches in memory: call the memory within "
                 f"the meter for more than {self._every} steps"
             )
-        share, displacement, from_memory, from_batch = (fmean(x) for x in zip(*self._found, strict=True))
-        return memory_outlook(share, displacement, from_memory / max(1.0, from_batch))
+        return memory_outlook(*means_of(self._found))
 
     def __str__(self) -> str:
         """The outlook, and what to try next."""
