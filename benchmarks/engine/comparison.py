@@ -49,7 +49,6 @@ class Comparison:
         self.warmup_epochs, self.checkpoint_every = warmup_epochs, checkpoint_every
         self.histories: dict[str, History] = {}
         self._states: dict[str, dict[str, Any]] = {}
-        self._stop: Callable[[], bool] = lambda: False
 
     def resume(self) -> None:
         """Goes back to the last checkpoint, if there is one; what it does not have begins at the beginning.
@@ -76,12 +75,11 @@ class Comparison:
         Raises:
             KeyboardInterrupt: ``stop`` said so.
         """
-        self._stop = stop
         start = None
         if self.warmup_epochs:
             warm = self.build("no-xbm")
             self._restore(WARM_START, warm)
-            self._train(WARM_START, warm, self.warmup_epochs, progress, lambda: None)
+            self._train(WARM_START, warm, self.warmup_epochs, progress, lambda: None, stop)
             start = warm.state_dict()
         for method in self.methods:
             run = self.build(method)
@@ -89,7 +87,7 @@ class Comparison:
                 run.start_from(start)
             self._restore(method, run)
             self.histories[method] = run.history
-            self._train(method, run, self.epochs, progress, after_epoch)
+            self._train(method, run, self.epochs, progress, after_epoch, stop)
 
     def run_logged(self, progress: Progress, folder: Path) -> None:
         """The same with logs in ``folder``; SIGTERM and Ctrl-C save and end the program."""
@@ -107,14 +105,20 @@ class Comparison:
             run.load_state_dict(self._states[name])
 
     def _train(
-        self, name: str, run: Run, epochs: int, progress: Progress, after_epoch: Callable[[], None]
+        self,
+        name: str,
+        run: Run,
+        epochs: int,
+        progress: Progress,
+        after_epoch: Callable[[], None],
+        stop: Callable[[], bool],
     ) -> None:
         def save() -> None:
             self._states[name] = run.state_dict()
             checkpoint.save({"identity": self.identity, "states": self._states}, self.path)
 
         def after_step() -> bool:
-            every, stops = self.checkpoint_every, self._stop()
+            every, stops = self.checkpoint_every, stop()
             if stops or (every and len(run.history.step_times) % every == 0):
                 save()
             return stops

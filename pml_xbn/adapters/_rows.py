@@ -276,7 +276,7 @@ class Rows:
         if not are_spent.any():
             return after
         if isinstance(coordinates, LinearCoordinates):
-            return after.given(after.read(self.dtype))
+            return after.renewed()
         stored = self.stored.clone()
         stored[: self.boundary, are_spent[0]] = 0.0
         stored[self.boundary :, are_spent[1]] = 0.0
@@ -344,14 +344,14 @@ class Rows:
         stored[self.num_rows :] = self.stored[self.num_rows :]
         return replace(self, stored=stored, history=History())
 
-    def given(self, rows: Tensor) -> Rows:
+    def given(self, rows: Tensor, *, is_whitened: bool = False) -> Rows:
         """With other rows ``(n, d)`` in their places, in coordinates that begin with them."""
-        return Rows.of(rows, len(self.stored), self.boundary, self.stored.dtype)
+        num_places, dtype = len(self.stored), self.stored.dtype
+        return Rows.of(rows, num_places, self.boundary, dtype, is_whitened=is_whitened)
 
-    def renewed(self, *, is_whitened: bool) -> Rows:
+    def renewed(self, *, is_whitened: bool = False) -> Rows:
         """The same rows, stored anew in coordinates that begin with them."""
-        values, num_places = self.read(self.dtype), len(self.stored)
-        return Rows.of(values, num_places, self.boundary, self.stored.dtype, is_whitened=is_whitened)
+        return self.given(self.read(self.dtype), is_whitened=is_whitened)
 
     def first(self, num_rows: int) -> Rows:
         """Only the first of these rows; the others may be counted in again."""

@@ -106,7 +106,7 @@ class GroupMomentMatching(BaseAdapter):
         target: Moments,
     ) -> Rows:
         if isinstance(rows.coordinates, LinearCoordinates):  # of another adapter; groups have no matrices
-            rows = rows.given(rows.read(rows.dtype)).measured()
+            rows = rows.renewed().measured()
         of_memory = rows.without_rounding(of_memory, are_rewritten=True)
         slots = self._slots(labels, batch_labels)
         in_batch = GroupSums.of(batch, slots.batch, slots.num_groups)
