@@ -33,6 +33,7 @@ MORE_SEEDS = (3, 4)  # of what answers the first question
 # Epochs without memory, and with it.
 EPOCHS = {("fast", 64): (2, 4), ("fast", 16): (1, 3), ("slow", 64): (6, 4)}
 EPOCHS |= {("converged", 512): (0, 30), ("converged", 64): (0, 30), ("converged", 16): (0, 12)}
+EVALUATE_EVERY = {("converged", 512): 3, ("converged", 64): 3}  # epochs; else after each
 MILDER = 0.6  # strength of the distortion, with which training comes to its end
 MILESTONES, DECAY = (0.6, 0.85), 0.2  # shares of the epochs after which the learning rate falls
 # Re-embedding all of a large memory at every step would take hours.

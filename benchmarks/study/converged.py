@@ -56,11 +56,12 @@ def _line(study: Study, name: str, setting: Setting) -> list[str]:
 
 def _last(study: Study, name: str, setting: Setting) -> list[float]:
     """What the last tenth of the epochs added, of every seed."""
-    return [
-        float(rows[-1]["recall_at_1"]) - float(rows[-1 - round(_TENTH * len(rows))]["recall_at_1"])
-        for case, rows in study.epochs.items()
-        if case.name == name and case.setting == setting
-    ]
+    gains = []
+    for case, rows in study.epochs.items():
+        if case.name == name and case.setting == setting:
+            after = {int(row["epoch"]): float(row["recall_at_1"]) for row in rows}
+            gains.append(after[max(after)] - after[round((1 - _TENTH) * max(after))])
+    return gains
 
 
 def _to_none(study: Study, name: str, setting: Setting) -> Difference | None:

@@ -23,6 +23,7 @@ from benchmarks.engine.task import Step
 from benchmarks.study.cases import (
     DECAY,
     EPOCHS,
+    EVALUATE_EVERY,
     MILDER,
     MILESTONES,
     SLOW_RATE,
@@ -44,13 +45,19 @@ class StudyTask(GlyphsTask):
         method: a key of `METHODS`.
         refresh_every: steps between re-embeddings; 0 for none.
         milestones: epochs after which the learning rate falls; None for the demo's.
+        evaluate_every: epochs between evaluations.
     """
 
     def __init__(
-        self, data: GlyphsData, method: str, refresh_every: int = 0, milestones: list[int] | None = None
+        self,
+        data: GlyphsData,
+        method: str,
+        refresh_every: int = 0,
+        milestones: list[int] | None = None,
+        evaluate_every: int = 1,
     ) -> None:
         super().__init__(data, method)
-        self.refresh_every = refresh_every
+        self.refresh_every, self.evaluate_every = refresh_every, evaluate_every
         self.proxies: NormalizedSoftmaxLoss | None = None
         if milestones is not None:
             self.scheduler = self.parts["scheduler"] = MultiStepLR(self.optimizer, milestones, DECAY)
@@ -78,6 +85,9 @@ class StudyTask(GlyphsTask):
     def loss_of(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         loss = super().loss_of(embeddings, labels)
         return loss if self.proxies is None else loss + self.proxies(embeddings, labels)
+
+    def evaluates_after(self, epochs: int) -> bool:
+        return epochs % self.evaluate_every == 0
 
     def _refresh(self, diagnostics: Diagnostics) -> None:
         """Embeds all rows as they were stored, in training mode and in the same batches, as far as there."""
@@ -114,7 +124,8 @@ def train_warm_start(case: Case, folder: Path, classes: int | None) -> None:
 def train(case: Case, folder: Path, classes: int | None) -> dict[str, Any]:
     """One run: ``result`` is a row of its figures, ``curve`` and ``ages`` are rows of measurements."""
     method, has_proxies = case.method.removesuffix(WITH_PROXIES), case.method.endswith(WITH_PROXIES)
-    task = StudyTask(_data(case, classes), method, case.refresh_every, _milestones(case))
+    every = EVALUATE_EVERY.get((case.regime, case.batch_size), 1)
+    task = StudyTask(_data(case, classes), method, case.refresh_every, _milestones(case), every)
     run = Run(task)
     state = checkpoint.load(warm_start_path(case, folder), task.device)
     if case.regime == "slow":
