@@ -42,6 +42,7 @@ class Settings(Experiment, Running):
         images_per_class: images of each class in a batch.
         embedding_size: length of an embedding.
         learning_rate: of AdamW in the first epoch.
+        weight_decay: of AdamW.
         decay: factor on the learning rate after every second epoch.
         distortion: strength of that of all images.
         drift_every: steps from one measurement of feature drift to the next.
@@ -51,6 +52,7 @@ class Settings(Experiment, Running):
     images_per_class: int = 4
     embedding_size: int = 128
     learning_rate: float = 1e-3
+    weight_decay: float = 1e-2
     decay: float = 0.33
     distortion: float = 1.0
     drift_every: int = 20

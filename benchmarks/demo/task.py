@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from pytorch_metric_learning.losses import SupConLoss
 from pytorch_metric_learning.miners import PairMarginMiner
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, StepLR
 
 from benchmarks.demo.settings import Settings
@@ -16,7 +17,7 @@ from benchmarks.engine.batches import EpochBatches
 from benchmarks.engine.diagnostics import Diagnostics, Measured, embed_without_trace, embedding_diagnostics
 from benchmarks.engine.distortion import distort
 from benchmarks.engine.glyph_net import GlyphNet
-from benchmarks.engine.glyphs import load_glyphs
+from benchmarks.engine.glyphs import GlyphImages, load_glyphs
 from benchmarks.engine.history import Row
 from benchmarks.engine.methods import MemorySetup, build_loss
 from benchmarks.engine.randomness import generator_for, seed_for
@@ -32,8 +33,7 @@ class GlyphsData:
     def __init__(self, settings: Settings, device: torch.device | None = None) -> None:
         self.settings = settings
         self.device = torch.device(settings.device) if device is None else device
-        self.train = load_glyphs("train", settings.classes, self.device)
-        self.test = load_glyphs("test", settings.classes, self.device, settings.distortion)
+        self.train, self.test = self._halves()
         self.batches = EpochBatches(
             self.train.labels.cpu(), settings.batch_size, settings.images_per_class, settings.seed
         )
@@ -49,6 +49,12 @@ class GlyphsData:
             superclasses=self.train.superclasses,
         )
 
+    def _halves(self) -> tuple[GlyphImages, GlyphImages]:
+        """What is trained on, as it is, and what is tested with, distorted."""
+        classes, device = self.settings.classes, self.device
+        test = load_glyphs("test", classes, device, self.settings.distortion)
+        return load_glyphs("train", classes, device), test
+
     def images(self, epoch: int, step: int) -> Tensor:
         """The images of a batch under the distortion of their step."""
         batch = self.batches.epoch(epoch)[step].to(self.device)
@@ -63,17 +69,28 @@ class GlyphsTask(Task):
     Args:
         data: data and settings.
         method: a key of `METHODS`.
+        loss, miner: PML's; without a loss, SupConLoss and PairMarginMiner.
+        **options: of the memory.
     """
 
-    def __init__(self, data: GlyphsData, method: str) -> None:
+    def __init__(
+        self,
+        data: GlyphsData,
+        method: str,
+        loss: nn.Module | None = None,
+        miner: nn.Module | None = None,
+        **options: Any,
+    ) -> None:
         settings = data.settings
         self.data, self.device = data, data.device
         torch.manual_seed(seed_for(settings.seed, "weights"))
         self.model = GlyphNet(settings.embedding_size, settings.norm).to(self.device)
-        miner = PairMarginMiner(pos_margin=0.2, neg_margin=0.8)
-        self.loss_fn = build_loss(method, data.memory_setup, SupConLoss(temperature=0.1), miner)
-        self.loss_fn.to(self.device)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=settings.learning_rate)
+        if loss is None:
+            loss, miner = SupConLoss(temperature=0.1), PairMarginMiner(pos_margin=0.2, neg_margin=0.8)
+        self.loss_fn = build_loss(method, data.memory_setup, loss, miner, **options).to(self.device)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), settings.learning_rate, weight_decay=settings.weight_decay
+        )
         self.scheduler: LRScheduler = StepLR(self.optimizer, 2, settings.decay)
         self.parts = {
             "model": self.model,

@@ -150,8 +150,9 @@ class Diagnostics:
     def _staleness(self, rows: RowTracker, stored: Tensor, unit: bool) -> AdaptedStaleness:
         if not self.measured.whole_batches:
             return rows.staleness(stored, self._embed, num_steps=_STALE_STEPS, normalize=unit)
-        *older, (newest, _, _) = self.stored_batches()
-        whole = [(step, places) for step, places, _ in older if len(places) == self.rows_per_step]
+        batches = self.stored_batches()
+        newest = batches[-1][0] if batches else 0  # while the memory warms up there are none
+        whole = [(step, places) for step, places, _ in batches[:-1] if len(places) == self.rows_per_step]
         chosen = torch.linspace(0, max(len(whole) - 1, 0), min(_STALE_STEPS, len(whole))).long().tolist()
         steps = [whole[i][0] for i in chosen]
         places = torch.cat([whole[i][1] for i in chosen]) if chosen else rows.images.new_zeros(0)

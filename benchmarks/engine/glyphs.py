@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -30,6 +31,7 @@ class GlyphImages(NamedTuple):
     checksum: str
 
 
+@lru_cache(maxsize=4)  # a process that trains many times draws them once
 def load_glyphs(
     split: str, classes: int | None, device: torch.device, distortion: float = 1.0
 ) -> GlyphImages:

@@ -13,16 +13,12 @@ epoch) to ``benchmarks/results``. A run that
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-from tqdm import tqdm
-
+from benchmarks.engine.processes import Processes
 from benchmarks.engine.results import RESULTS, read_csv, write_csv
 from benchmarks.study.cases import Case, cases
 from benchmarks.study.data import AGES, BY_EPOCH, CURVES, RUNS
@@ -58,38 +54,16 @@ def save(case: Case, outcome: dict[str, Any], folder: Path) -> None:
 def run(todo: list[Case], jobs: int, folder: Path, classes: int | None) -> None:
     """Trains the warm starts that are missing, then the runs, ``jobs`` at a time."""
     folder.mkdir(parents=True, exist_ok=True)
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    pool = ProcessPoolExecutor(
-        jobs, multiprocessing.get_context("spawn"), initializer=torch.set_num_threads, initargs=(threads,)
-    )
     warm_starts = WARM_STARTS / ("all" if classes is None else f"{classes}-classes")
-    with pool:
-        try:
-            missing = {warm_start_path(case, warm_starts): case for case in todo}
-            starts = {
-                pool.submit(train_warm_start, case, warm_starts, classes): case
-                for path, case in missing.items()
-                if not path.exists()
-            }
-            for future in _finished(starts, "warm starts"):
-                future.result()
-            runs = {pool.submit(train, case, warm_starts, classes): case for case in todo}
-            for future in _finished(runs, "runs"):
-                save(runs[future], future.result(), folder)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-def _finished(futures: dict[Future[Any], Case], title: str) -> Any:
-    waiting = set(futures)
-    with tqdm(total=len(futures), desc=title, unit="run", disable=not futures) as bar:
-        while waiting:
-            finished, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in finished:
-                bar.set_postfix_str(f"{futures[future].name}, batch {futures[future].batch_size}")
-                bar.update()
-                yield future
+    starts = {warm_start_path(case, warm_starts): case for case in todo}
+    missing = [(case, warm_starts, classes) for path, case in starts.items() if not path.exists()]
+    with Processes(jobs) as processes:
+        for _ in processes.run(train_warm_start, missing, "warm starts"):
+            pass
+        for (case, *_), outcome in processes.run(
+            train, [(case, warm_starts, classes) for case in todo], "runs"
+        ):
+            save(case, outcome, folder)
 
 
 def main() -> None:

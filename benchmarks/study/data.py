@@ -79,11 +79,11 @@ class Study:
 
     def difference(self, name: str, other: str, setting: Setting, figure: str) -> Difference | None:
         """Of two methods; None where no seed has both."""
-        return _paired(self.values(name, setting, figure), self.values(other, setting, figure))
+        return paired(self.values(name, setting, figure), self.values(other, setting, figure))
 
     def change(self, name: str, setting: Setting, from_setting: Setting, figure: str) -> Difference | None:
         """Of one method in two settings; None where no seed has both."""
-        return _paired(self.values(name, setting, figure), self.values(name, from_setting, figure))
+        return paired(self.values(name, setting, figure), self.values(name, from_setting, figure))
 
     def curve(self, name: str, setting: Setting, figure: str) -> tuple[list[int], list[float]]:
         """A figure along the way, the mean over seeds: steps since the warm start, and values."""
@@ -106,14 +106,15 @@ class Study:
         return _mean_by(often, name, setting, "age_from", lambda row: float(row[when]))
 
 
-def _paired(ours: dict[int, float], theirs: dict[int, float]) -> Difference | None:
-    paired = [value - theirs[seed] for seed, value in ours.items() if seed in theirs]
-    if not paired:
+def paired(ours: dict[int, float], theirs: dict[int, float]) -> Difference | None:
+    """The difference of two methods' values by seed; None where no seed has both."""
+    gaps = [value - theirs[seed] for seed, value in ours.items() if seed in theirs]
+    if not gaps:
         return None
-    if len(paired) == 1:
-        return Difference(paired[0], None, 1)
-    width = student.ppf(0.975, len(paired) - 1) * stdev(paired) / len(paired) ** 0.5
-    return Difference(fmean(paired), float(width), len(paired))
+    if len(gaps) == 1:
+        return Difference(gaps[0], None, 1)
+    width = student.ppf(0.975, len(gaps) - 1) * stdev(gaps) / len(gaps) ** 0.5
+    return Difference(fmean(gaps), float(width), len(gaps))
 
 
 def _mean_by(

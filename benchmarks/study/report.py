@@ -14,6 +14,7 @@ from benchmarks.study.figures import draw_accuracy, draw_ages, draw_along_the_wa
 from benchmarks.study.meter import meter
 from benchmarks.study.proposed import memories, proposed
 from benchmarks.study.tables import mean, spread, table, text
+from benchmarks.tuning.report import tuned
 
 _REFERENCES = ("always-fresh", "always-fresh + matching")
 _BASELINES = ("no-xbm", "xbm")
@@ -51,6 +52,7 @@ def write_report(folder: Path) -> None:
         proposed(study),
         _slow(study),
         converged(study, folder),
+        tuned(folder),
         meter(study),
     ]
     (folder / "study.md").write_text("\n\n".join(filter(None, sections)) + "\n")

@@ -46,6 +46,7 @@ class StudyTask(GlyphsTask):
         refresh_every: steps between re-embeddings; 0 for none.
         milestones: epochs after which the learning rate falls; None for the demo's.
         evaluate_every: epochs between evaluations.
+        **options: of `GlyphsTask`.
     """
 
     def __init__(
@@ -55,8 +56,9 @@ class StudyTask(GlyphsTask):
         refresh_every: int = 0,
         milestones: list[int] | None = None,
         evaluate_every: int = 1,
+        **options: Any,
     ) -> None:
-        super().__init__(data, method)
+        super().__init__(data, method, **options)
         self.refresh_every, self.evaluate_every = refresh_every, evaluate_every
         self.proxies: NormalizedSoftmaxLoss | None = None
         if milestones is not None:

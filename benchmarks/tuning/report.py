@@ -1,0 +1,134 @@
+"""The study's section on methods that are tuned alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import fmean, quantiles, stdev
+
+from matplotlib.figure import Figure
+
+from benchmarks.engine.figures import BLUE, GREY, ORANGE, YELLOW, plain
+from benchmarks.study.tables import table, text
+from benchmarks.tuning.results import METHODS, Row, Tuning
+from benchmarks.tuning.space import CHOICES, LOGARITHMIC, RANGES
+
+_COLOURS = dict(zip(METHODS, (GREY, ORANGE, YELLOW, BLUE), strict=True))
+_NEAR = 2.0  # points of MAP@R
+
+
+def tuned(folder: Path) -> str:
+    """The section, with its picture beside it; empty before the first run."""
+    tuning = Tuning(folder)
+    found = {method: rows for method in METHODS if (rows := tuning.found(method))}
+    if not found:
+        return ""
+    draw_search(found, folder / "study_tuning.png")
+    numbers = " to ".join(map(str, sorted({len(rows) for rows in found.values()})))
+    tests = [_tested(tuning, method) for method in found if tuning.tested(method, "map_at_r")]
+    minutes = sum(float(row["minutes"]) for row in (*tuning.search, *tuning.tests))
+    parts = [
+        "## Tuned alike",
+        f"The same {numbers} random configurations for every method: {_space()}. Batch 64; distortions, and "
+        "the shares of the epochs after which the learning rate falls, as in the runs to the end. Each was "
+        "trained with a third of the epochs on two thirds of the training classes, and judged by MAP@R on "
+        "the rest: the best, the median, the middle half and the standard deviation of a method's "
+        f"configurations, how many are within {_NEAR:g} points of the best of all methods, and the "
+        "difference to No-XBM, paired by configuration.",
+        table(
+            ["method", "best", "median", "middle half", "deviation", "near the best", "to No-XBM"],
+            [_searched(tuning, found, method) for method in found],
+        ),
+        "![Validation MAP@R of every configuration](study_tuning.png)",
+        "The best of each:",
+        table(["method", *CHOICES, *RANGES], [_best(method, rows[0]) for method, rows in found.items()]),
+    ]
+    if tests:
+        seeds = ", ".join(map(str, sorted({int(row["seed"]) for row in tuning.tests})))
+        columns = [f"{of}{to}" for of in ("Recall@1", "MAP@R") for to in ("", ", to No-XBM", ", to XBM")]
+        parts += [
+            f"Trained to the end on all training classes with the new seeds {seeds}, and tested once, on "
+            "classes that no choice has seen:",
+            table(["method", *columns], tests),
+        ]
+    return "\n\n".join([*parts, f"These runs took {minutes / 60:.1f} hours of training, each on one core."])
+
+
+def _space() -> str:
+    words = [f"{_words(name)} {' or '.join(map(_shown, choices))}" for name, choices in CHOICES.items()]
+    words += [
+        f"{_words(name)} {low:g} to {high:g}" + (" (logarithmic)" if name in LOGARITHMIC else "")
+        for name, (low, high) in RANGES.items()
+    ]
+    return ", ".join(words)
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _shown(value: str | float) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
+
+
+def _validated(rows: list[Row]) -> list[float]:
+    return [float(row["map_at_r"]) for row in rows]
+
+
+def _searched(tuning: Tuning, found: dict[str, list[Row]], method: str) -> list[str]:
+    values = _validated(found[method])
+    best = max(_validated(rows)[0] for rows in found.values())
+    low, median, high = quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+    return [
+        method,
+        f"{values[0]:.1f}",
+        f"{median:.1f}",
+        f"{low:.1f} to {high:.1f}",
+        f"{stdev(values):.1f}" if len(values) > 1 else "–",
+        f"{sum(value >= best - _NEAR for value in values)} of {len(values)}",
+        "" if method == "no-xbm" else text(tuning.of_configurations(method, "no-xbm", "map_at_r")),
+    ]
+
+
+def _best(method: str, row: Row) -> list[str]:
+    """Its values, but for those that its method or loss does not have."""
+    unused = {"memory_share", "warmup"} if method == "no-xbm" else set()
+    unused |= {"temperature"} if row["loss"] == "contrastive" else {"positive_margin", "negative_margin"}
+    return [
+        method,
+        *(
+            "" if name in unused else row["loss"] if name == "loss" else f"{float(row[name]):.2g}"
+            for name in (*CHOICES, *RANGES)
+        ),
+    ]
+
+
+def _tested(tuning: Tuning, method: str) -> list[str]:
+    cells = [method]
+    for figure in ("recall_at_1", "map_at_r"):
+        values = list(tuning.tested(method, figure).values())
+        cells.append(f"{fmean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else ""))
+        cells += [
+            "" if method == other else text(tuning.difference(method, other, figure))
+            for other in ("no-xbm", "xbm")
+        ]
+    return cells
+
+
+def draw_search(found: dict[str, list[Row]], path: Path) -> None:
+    """How easy is each method to get right? A dot for every configuration, a bar at the median."""
+    figure = Figure(figsize=(8, 3.6), layout="constrained")
+    panel = figure.subplots()
+    for place, (method, rows) in enumerate(reversed(found.items())):
+        values, colour = _validated(rows), _COLOURS[method]
+        panel.plot(
+            values, [place] * len(values), "o", color=colour, alpha=0.5, markersize=7, markeredgewidth=0
+        )
+        median = sorted(values)[len(values) // 2]
+        panel.plot([median] * 2, [place - 0.3, place + 0.3], color=colour, linewidth=3)
+    panel.set_yticks(range(len(found)), list(reversed(found)))
+    panel.set(
+        title="How easy is each method to get right?",
+        xlabel="MAP@R on classes held out (%), a dot per configuration",
+    )
+    plain(panel, "x")
+    figure.savefig(path, dpi=130)

@@ -1,0 +1,51 @@
+"""What tuning came to, from its CSV files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.engine.results import read_csv
+from benchmarks.study.data import Difference, paired
+
+METHODS = ("no-xbm", "xbm", "xbm-star", "xbn")
+SEARCH, TESTS = "tuning_search.csv", "tuning_tests.csv"
+Row = dict[str, str]
+
+
+class Tuning:
+    """The search of every method, and the tests of its best configuration.
+
+    Args:
+        folder: of the CSV files.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.search, self.tests = read_csv(folder / SEARCH), read_csv(folder / TESTS)
+
+    def found(self, method: str) -> list[Row]:
+        """Its configurations, the best of the search first."""
+        return sorted(
+            (row for row in self.search if row["method"] == method), key=lambda row: -float(row["map_at_r"])
+        )
+
+    def tested(self, method: str, figure: str) -> dict[int, float]:
+        """Of its best configuration, by seed."""
+        best = [row["number"] for row in self.found(method)[:1]]
+        return {
+            int(row["seed"]): float(row[figure])
+            for row in self.tests
+            if row["method"] == method and [row["number"]] == best
+        }
+
+    def difference(self, method: str, other: str, figure: str) -> Difference | None:
+        """Of two methods' tests, paired by seed; None where no seed has both."""
+        return paired(self.tested(method, figure), self.tested(other, figure))
+
+    def of_configurations(self, method: str, other: str, figure: str) -> Difference | None:
+        """Of two methods' searches, paired by configuration."""
+        return paired(
+            *(
+                {int(row["number"]): float(row[figure]) for row in self.found(name)}
+                for name in (method, other)
+            )
+        )
