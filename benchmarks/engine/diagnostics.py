@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from pytorch_metric_learning.losses import CrossBatchMemory
@@ -55,6 +55,20 @@ class Measured:
     whole_batches: bool = False
 
 
+class StoredBatch(NamedTuple):
+    """What a memory still holds of a batch.
+
+    Attributes:
+        step: that stored it.
+        places: of its rows in memory.
+        of_batch: the rows' places in the batch, ascending.
+    """
+
+    step: int
+    places: Tensor
+    of_batch: Tensor
+
+
 class Diagnostics:
     """Feature drift; and of a memory valid pairs, common-mode push and staleness.
 
@@ -89,12 +103,8 @@ class Diagnostics:
         if self._rows is not None:
             self._rows = RowTracker(self._rows.memory)
 
-    def stored_batches(self) -> list[tuple[int, Tensor, Tensor]]:
-        """What memory still holds of every step, the oldest first.
-
-        Returns:
-            The step, the places of its rows in memory, and their places in its batch, ascending.
-        """
+    def stored_batches(self) -> list[StoredBatch]:
+        """What memory still holds of every step, the oldest first."""
         if self._rows is None:
             return []
         order = self._rows.images.argsort()
@@ -102,7 +112,7 @@ class Diagnostics:
         steps, counts = self._rows.stored_at[places].unique_consecutive(return_counts=True)
         of_batch = self._rows.images[places] % self.rows_per_step
         parts = places.split(counts.tolist()), of_batch.split(counts.tolist())
-        return list(zip(steps.tolist(), *parts, strict=True))
+        return [StoredBatch(*batch) for batch in zip(steps.tolist(), *parts, strict=True)]
 
     @contextmanager
     def watch(self, step: Step) -> Iterator[None]:
@@ -151,11 +161,11 @@ class Diagnostics:
         if not self.measured.whole_batches:
             return rows.staleness(stored, self._embed, num_steps=_STALE_STEPS, normalize=unit)
         batches = self.stored_batches()
-        newest = batches[-1][0] if batches else 0  # while the memory warms up there are none
-        whole = [(step, places) for step, places, _ in batches[:-1] if len(places) == self.rows_per_step]
+        newest = batches[-1].step if batches else 0  # while the memory warms up there are none
+        whole = [batch for batch in batches[:-1] if len(batch.places) == self.rows_per_step]
         chosen = torch.linspace(0, max(len(whole) - 1, 0), min(_STALE_STEPS, len(whole))).long().tolist()
-        steps = [whole[i][0] for i in chosen]
-        places = torch.cat([whole[i][1] for i in chosen]) if chosen else rows.images.new_zeros(0)
+        steps = [whole[i].step for i in chosen]
+        places = torch.cat([whole[i].places for i in chosen]) if chosen else rows.images.new_zeros(0)
         compared = stored[places], rows.memory.embedding_memory[places]
         fresh = self._embed_steps(steps) if steps else compared[0]
         if unit:

@@ -1,6 +1,6 @@
 """Which memory helps when, where none does, and by how much, on Glyphs.
 
-    python -m benchmarks.study              (270 runs; the same line goes on later)
+    python -m benchmarks.study              (288 runs; the same line goes on later)
     python -m benchmarks.study --regimes fast slow    (204 of them, three hours on two cores)
     python -m benchmarks.study --report     (rebuilds tables and pictures from the CSV files)
 

@@ -29,11 +29,16 @@ CONVERGED = (
     *((64, "centre", 0.5), (64, "xbm-star", 0.5), (64, "unit-norm", 0.5), (64, "super-class", 0.5)),
     *((64, "xbm", 1.0), (64, "xbn", 1.0), (64, "axbn", 0.1), (64, "axbn", 1.0)),
 )
+# What else may repair a memory, without adaptation or beside it, and what re-embeds all rows.
+REMEDIES = (
+    *("xbm+warm-up", "xbm+momentum 0.9", "xbm+momentum 0.99", "xbn+oldest", "xbn+oldest, equal time"),
+)
 MORE_SEEDS = (3, 4)  # of what answers the first question
 # Epochs without memory, and with it.
 EPOCHS = {("fast", 64): (2, 4), ("fast", 16): (1, 3), ("slow", 64): (6, 4)}
 EPOCHS |= {("converged", 512): (0, 30), ("converged", 64): (0, 30), ("converged", 16): (0, 12)}
 EVALUATE_EVERY = {("converged", 512): 3, ("converged", 64): 3}  # epochs; else after each
+EQUAL_TIME = {"xbn+oldest, equal time": 23}  # epochs that take as long as those of XBN alone
 MILDER = 0.6  # strength of the distortion, with which training comes to its end
 MILESTONES, DECAY = (0.6, 0.85), 0.2  # shares of the epochs after which the learning rate falls
 # Re-embedding all of a large memory at every step would take hours.
@@ -46,7 +51,8 @@ class Case:
     """One run.
 
     Attributes:
-        method: a key of the methods of the demo, or one followed by `WITH_PROXIES`.
+        method: a key of the methods of the demo, alone or followed by + and what is beside it: "proxies", or
+            a key of `remedies.REMEDIES`.
         refresh_every: re-embed the whole memory with the current model every so many steps; 0 for never.
         batch_size: images per step.
         memory_ratio: rows in memory as a share of the training images; 0 without a memory.
@@ -82,12 +88,23 @@ class Case:
         """What the method is called in tables."""
         if not self.refresh_every:
             return self.method
-        return {"xbm": "always-fresh", "xbn": "always-fresh + matching"}[self.method]
+        return {"xbm": "always-fresh", "xbn": "always-fresh + matching"}.get(self.method, self.method)
 
     @property
-    def has_memory(self) -> bool:
-        """Whether the method, with proxies or without, stores rows."""
-        return self.method.removesuffix(WITH_PROXIES) != "no-xbm"
+    def memory(self) -> str:
+        """The method without what is beside it."""
+        return self.method.partition("+")[0]
+
+    @property
+    def beside(self) -> str:
+        """What is beside the method; empty for nothing."""
+        return self.method.partition("+")[2]
+
+    @property
+    def epochs(self) -> tuple[int, int]:
+        """Without memory, and with it."""
+        without, with_memory = EPOCHS[self.regime, self.batch_size]
+        return without, EQUAL_TIME.get(self.method, with_memory)
 
     @property
     def setting(self) -> tuple[int, float, str, str]:
@@ -114,7 +131,7 @@ def cases() -> Iterator[Case]:
                     yield Case(method, 0, batch_size, 0.0, norm, "fast", seed)
         for (batch_size, ratio), method in product(PROPOSED_SIZES, PROPOSED):
             case = Case(method, 0, batch_size, ratio, "batch", "fast", seed)
-            yield case if case.has_memory else replace(case, memory_ratio=0.0)
+            yield case if case.memory != "no-xbm" else replace(case, memory_ratio=0.0)
         for method in SLOW:
             yield Case(method, 0, 64, 0.5 if method != "no-xbm" else 0.0, "batch", "slow", seed)
         for (batch_size, ratio), method in product(SIZES, ("xbm", "xbn")):
@@ -122,3 +139,7 @@ def cases() -> Iterator[Case]:
     for seed in (*SEEDS, *MORE_SEEDS):
         for batch_size, method, ratio in CONVERGED if seed in SEEDS else CONVERGED[:3]:
             yield Case(method, 0, batch_size, ratio, "batch", "converged", seed)
+    for seed in SEEDS:
+        for method in REMEDIES:
+            yield Case(method, int("oldest" in method), 64, 0.5, "batch", "converged", seed)
+        yield Case("xbn", REFRESH_EVERY[0.5], 64, 0.5, "batch", "converged", seed)

@@ -2,112 +2,23 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from pytorch_metric_learning.losses import CrossBatchMemory, NormalizedSoftmaxLoss
-from torch import Tensor
-from torch.nn.functional import normalize
-from torch.optim.lr_scheduler import MultiStepLR
 
 from benchmarks.demo.settings import Settings
-from benchmarks.demo.task import GlyphsData, GlyphsTask
+from benchmarks.demo.task import GlyphsData
 from benchmarks.engine import checkpoint
-from benchmarks.engine.accuracy import embed
-from benchmarks.engine.diagnostics import Diagnostics, Measured, embed_without_trace
 from benchmarks.engine.history import History, Row
 from benchmarks.engine.run import Run
-from benchmarks.engine.task import Step
-from benchmarks.study.cases import (
-    DECAY,
-    EPOCHS,
-    EVALUATE_EVERY,
-    MILDER,
-    MILESTONES,
-    SLOW_RATE,
-    WITH_PROXIES,
-    Case,
-)
-from pml_xbn.diagnostics import AdaptedStaleness
+from benchmarks.study.cases import EVALUATE_EVERY, MILDER, MILESTONES, SLOW_RATE, Case
+from benchmarks.study.remedies import REMEDIES
+from benchmarks.study.task import StudyTask
 
 _MEASURE_EVERY = {"fast": 40, "slow": 40, "converged": 400}  # steps
 _RATES = {512: 8**0.5}  # of the learning rate; AdamW's is to grow as the root of the batch
 _BY_EPOCH = ("epoch", "loss", "recall_at_1", "map_at_r")
-
-
-class StudyTask(GlyphsTask):
-    """The demo's task, which sums up staleness by age, and may re-embed the whole memory.
-
-    Args:
-        data: data and settings.
-        method: a key of `METHODS`.
-        refresh_every: steps between re-embeddings; 0 for none.
-        milestones: epochs after which the learning rate falls; None for the demo's.
-        evaluate_every: epochs between evaluations.
-        **options: of `GlyphsTask`.
-    """
-
-    def __init__(
-        self,
-        data: GlyphsData,
-        method: str,
-        refresh_every: int = 0,
-        milestones: list[int] | None = None,
-        evaluate_every: int = 1,
-        **options: Any,
-    ) -> None:
-        super().__init__(data, method, **options)
-        self.refresh_every, self.evaluate_every = refresh_every, evaluate_every
-        self.proxies: NormalizedSoftmaxLoss | None = None
-        if milestones is not None:
-            self.scheduler = self.parts["scheduler"] = MultiStepLR(self.optimizer, milestones, DECAY)
-        every = data.settings.drift_every
-        self.measured = Measured(every, anew_each_epoch=True, drift_over=(), whole_batches=True)
-        # Sums over the run of rows, staleness before and after adaptation, by powers of two of the age.
-        self.ages: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-
-    def train_step(
-        self, batch: tuple[Tensor, Tensor], step: Step, diagnostics: Diagnostics
-    ) -> dict[str, Tensor]:
-        if self.refresh_every and step.total % self.refresh_every == 0:
-            self._refresh(diagnostics)
-        return super().train_step(batch, step, diagnostics)
-
-    def add_proxies(self) -> None:
-        """Adds a softmax over the classes to the loss, whose proxies begin at the classes' means."""
-        train, rate = self.data.train, self.optimizer.param_groups[0]["lr"]
-        means = torch.zeros(self.data.settings.embedding_size, len(train.superclasses))
-        means.index_add_(1, train.labels, embed(self.model, train.images.float() / 255).T)
-        self.proxies = NormalizedSoftmaxLoss(means.shape[1], len(means))
-        self.proxies.W.data = normalize(means, dim=0)
-        self.optimizer.add_param_group({"params": self.proxies.parameters(), "lr": rate})
-
-    def loss_of(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        loss = super().loss_of(embeddings, labels)
-        return loss if self.proxies is None else loss + self.proxies(embeddings, labels)
-
-    def evaluates_after(self, epochs: int) -> bool:
-        return epochs % self.evaluate_every == 0
-
-    def _refresh(self, diagnostics: Diagnostics) -> None:
-        """Embeds all rows as they were stored, in training mode and in the same batches, as far as there."""
-        memory = self.loss_fn
-        assert isinstance(memory, CrossBatchMemory)
-        rows = memory.embedding_memory
-        for step, places, of_batch in diagnostics.stored_batches():
-            images = self.data.images(*divmod(step, self.steps_per_epoch))[of_batch]
-            rows[places] = embed_without_trace(self.model, images)
-        memory.embedding_memory = rows
-
-    def note_staleness(self, staleness: AdaptedStaleness) -> None:
-        before, after = staleness
-        of_age = zip(before.ages, before.rows_by_age, before.mean_by_age, after.mean_by_age, strict=True)
-        for age, rows, mean_before, mean_after in of_age:
-            sums = self.ages[int(age).bit_length() - 1]
-            for i, value in enumerate((rows, rows * mean_before, rows * mean_after)):
-                sums[i] += float(value)
 
 
 def warm_start_path(case: Case, folder: Path) -> Path:
@@ -117,7 +28,7 @@ def warm_start_path(case: Case, folder: Path) -> Path:
 def train_warm_start(case: Case, folder: Path, classes: int | None) -> None:
     """Trains without a memory, and saves the state that runs start from."""
     run = Run(StudyTask(_data(case, classes, is_warm_start=True), "no-xbm", milestones=_milestones(case)))
-    for _ in range(EPOCHS[case.regime, case.batch_size][0]):
+    for _ in range(case.epochs[0]):
         run.train_epoch()
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint.save(run.state_dict(), warm_start_path(case, folder))
@@ -125,9 +36,9 @@ def train_warm_start(case: Case, folder: Path, classes: int | None) -> None:
 
 def train(case: Case, folder: Path, classes: int | None) -> dict[str, Any]:
     """One run: ``result`` is a row of its figures, ``curve`` and ``ages`` are rows of measurements."""
-    method, has_proxies = case.method.removesuffix(WITH_PROXIES), case.method.endswith(WITH_PROXIES)
     every = EVALUATE_EVERY.get((case.regime, case.batch_size), 1)
-    task = StudyTask(_data(case, classes), method, case.refresh_every, _milestones(case), every)
+    build = REMEDIES.get(case.beside, StudyTask)
+    task = build(_data(case, classes), case.memory, case.refresh_every, _milestones(case), every)
     run = Run(task)
     state = checkpoint.load(warm_start_path(case, folder), task.device)
     if case.regime == "slow":
@@ -135,9 +46,9 @@ def train(case: Case, folder: Path, classes: int | None) -> dict[str, Any]:
         run.epoch = state["epoch"]
     else:
         run.start_from(state, keep=("history", "loss_fn", "diagnostics"))
-    if has_proxies:
+    if case.beside == "proxies":
         task.add_proxies()
-    for _ in range(EPOCHS[case.regime, case.batch_size][1]):
+    for _ in range(case.epochs[1]):
         run.train_epoch()
     epochs, curve = run.history.epochs, _curve(run.history)
     numbers = dict(run.history.diagnostics["embeddings"][-1])
@@ -178,8 +89,7 @@ def _data(case: Case, classes: int | None, is_warm_start: bool = False) -> Glyph
 
 def _milestones(case: Case) -> list[int] | None:
     """Of the regimes that go on to the end."""
-    epochs = sum(EPOCHS[case.regime, case.batch_size])
-    return [round(share * epochs) for share in MILESTONES] if case.regime == "converged" else None
+    return [round(share * sum(case.epochs)) for share in MILESTONES] if case.regime == "converged" else None
 
 
 def _curve(history: History) -> list[Row]:

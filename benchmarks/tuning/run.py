@@ -15,7 +15,7 @@ from benchmarks.engine.history import Row
 from benchmarks.engine.randomness import generator_for
 from benchmarks.engine.run import Run
 from benchmarks.study.cases import MILDER, MILESTONES
-from benchmarks.study.run import StudyTask
+from benchmarks.study.task import StudyTask
 from benchmarks.tuning.space import Configuration
 
 BATCH_SIZE = 64

@@ -1,0 +1,96 @@
+"""What else is proposed against stale rows, as tasks of the study."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from benchmarks.demo.task import GlyphsData
+from benchmarks.engine.diagnostics import Diagnostics, StoredBatch
+from benchmarks.engine.distortion import distort
+from benchmarks.engine.randomness import generator_for
+from benchmarks.engine.task import Step
+from benchmarks.study.task import StudyTask
+
+_WARMUP = 1000  # steps, as in Cross-Batch Memory
+
+
+class WarmedUp(StudyTask):
+    """The memory is filled after a thousand steps without it (Cross-Batch Memory, §3.3)."""
+
+    def __init__(self, data: GlyphsData, method: str, *args: Any) -> None:
+        super().__init__(data, method, *args, warmup=_WARMUP)
+
+    def train_step(
+        self, batch: tuple[Tensor, Tensor], step: Step, diagnostics: Diagnostics
+    ) -> dict[str, Tensor]:
+        if step.total == _WARMUP:
+            self._fill_memory()
+            diagnostics.forget_rows()
+        return super().train_step(batch, step, diagnostics)
+
+    @torch.no_grad()
+    def _fill_memory(self) -> None:
+        """With random training images in batches, distorted and in training mode as those that follow."""
+        memory: Any = self.loss_fn
+        train, settings = self.data.train, self.data.settings
+        generator = generator_for(settings.seed, "fill")
+        order = torch.randperm(len(train.images), generator=generator)[: memory.memory_size]
+        for part in order.split(settings.batch_size):
+            images = distort(train.images[part], generator, settings.distortion)
+            memory.fill_memory(self.model(images), train.labels[part])
+
+
+class MomentumEncoded(StudyTask):
+    """The memory stores what a moving average of the model makes of a batch, as in Momentum Contrast."""
+
+    def __init__(self, data: GlyphsData, method: str, *args: Any, momentum: float) -> None:
+        super().__init__(data, method, *args)
+        self.encoder = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(momentum))
+        self.parts["encoder"] = self.encoder
+
+    def train_step(
+        self, batch: tuple[Tensor, Tensor], step: Step, diagnostics: Diagnostics
+    ) -> dict[str, Tensor]:
+        with torch.no_grad():
+            self._keys = self.encoder(batch[0])
+        numbers = super().train_step(batch, step, diagnostics)
+        self.encoder.update_parameters(self.model)
+        return numbers
+
+    def loss_of(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        is_key = torch.arange(2 * len(labels)) >= len(labels)
+        loss: Tensor = self.loss_fn(
+            torch.cat([embeddings, self._keys]), labels.repeat(2), enqueue_mask=is_key
+        )
+        return loss
+
+
+class OldestRefreshed(StudyTask):
+    """Of the stored batches, the one that was embedded the longest ago is embedded anew."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._embedded: dict[int, int] = {}  # a batch by its step -> the step at which it was last embedded
+
+    def stale(self, stored: list[StoredBatch], now: int) -> list[StoredBatch]:
+        if not stored:
+            return []
+        self._embedded = {batch.step: self._embedded.get(batch.step, batch.step) for batch in stored}
+        oldest = min(stored, key=lambda batch: self._embedded[batch.step])
+        self._embedded[oldest.step] = now
+        return [oldest]
+
+
+REMEDIES: dict[str, Callable[..., StudyTask]] = {
+    "warm-up": WarmedUp,
+    "momentum 0.9": partial(MomentumEncoded, momentum=0.9),
+    "momentum 0.99": partial(MomentumEncoded, momentum=0.99),
+    "oldest": OldestRefreshed,
+    "oldest, equal time": OldestRefreshed,
+}
