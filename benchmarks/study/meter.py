@@ -17,6 +17,7 @@ from benchmarks.study.cases import METHODS, WITH_PROXIES, Case
 from benchmarks.study.data import Study
 from benchmarks.study.figures import name_of
 from benchmarks.study.tables import table
+from benchmarks.tuning.results import Tuning
 from pml_xbn.diagnostics.memory_meter import EFFECTS, MEASUREMENTS, Coefficients, means_of, memory_outlook
 
 _POINTS = 1.0  # of Recall@1, from which on a difference counts
@@ -27,27 +28,40 @@ _NAMES = (
 
 
 class Cell(NamedTuple):
-    """A run, what was measured of its first steps, and what the memory did to it."""
+    """What was measured of a run's first steps, and what the memory did to it."""
 
-    case: Case
     measured: tuple[float, float, float]  # push share, displacement, positives from memory per one from batch
     effect: str
 
 
-def cells(study: Study) -> list[Cell]:
+def cells(study: Study) -> dict[Case, Cell]:
     """All runs with a memory that have one without it beside them."""
-    found = []
+    found = {}
     for case, run in study.runs.items():
         beside = WITH_PROXIES if case.method.endswith(WITH_PROXIES) else ""
         without = study.values(f"no-xbm{beside}", case.setting, "recall_at_1").get(case.seed)
         measured = study.curves.get(case, [])[1 : 1 + MEASUREMENTS]  # the first is of an empty memory
         if case.memory_ratio and measured and without is not None:
-            gain = float(run["recall_at_1"]) - without
-            effect = EFFECTS[(gain > -_POINTS) + (gain > _POINTS)]
-            found.append(
-                Cell(case, means_of([float(row[name]) for name in _NAMES] for row in measured), effect)
-            )
+            numbers = means_of([float(row[name]) for name in _NAMES] for row in measured)
+            found[case] = Cell(numbers, _effect(float(run["recall_at_1"]) - without))
     return found
+
+
+def tuned_cells(tuning: Tuning) -> list[Cell]:
+    """The same of the search, where a method is compared with none in the same configuration."""
+    without = {row["number"]: float(row["recall_at_1"]) for row in tuning.found("no-xbm")}
+    return [
+        Cell(
+            (float(row["push_share"]), float(row["displacement"]), float(row["positives"])),
+            _effect(float(row["recall_at_1"]) - without[row["number"]]),
+        )
+        for row in tuning.search
+        if row.get("push_share") and row["number"] in without
+    ]
+
+
+def _effect(gain: float) -> str:
+    return EFFECTS[(gain > -_POINTS) + (gain > _POINTS)]
 
 
 def is_fitted_on(case: Case) -> bool:
@@ -71,23 +85,23 @@ def fit(cells: Iterable[Cell]) -> Coefficients:
     return tuple(coefficients)
 
 
-def meter(study: Study) -> str:
+def meter(study: Study, tuning: Tuning) -> str:
     """The section; empty before there are settings to tell apart, with every effect among the others."""
     known = cells(study)
-    fitted = [cell for cell in known if is_fitted_on(cell.case)]
-    settings = list(dict.fromkeys(cell.case.setting for cell in fitted))
-    others = {s: [cell for cell in fitted if cell.case.setting != s] for s in settings}
+    fitted = {case: cell for case, cell in known.items() if is_fitted_on(case)}
+    settings = list(dict.fromkeys(case.setting for case in fitted))
+    others = {s: [cell for case, cell in fitted.items() if case.setting != s] for s in settings}
     if not settings or any({cell.effect for cell in rest} < set(EFFECTS) for rest in others.values()):
         return ""
     told = {
         f"{name_of(s)}: fitted on the others": _tell(
-            [cell for cell in fitted if cell.case.setting == s], rest
+            [cell for case, cell in fitted.items() if case.setting == s], rest
         )
         for s, rest in others.items()
     }
     left_out = [one for tellings in told.values() for one in tellings]
-    for what, tested in _never_fitted(known).items():
-        told[what] = _tell(tested, fitted)
+    for what, tested in _never_fitted(known, tuning).items():
+        told[what] = _tell(tested, list(fitted.values()))
     hits = [[what, str(len(of)), *_shares(of)] for what, of in told.items() if of]
     confusion = [
         [effect, *(str(sum(one[:2] == (effect, guess) for one in left_out)) for guess in EFFECTS)]
@@ -125,18 +139,17 @@ def _tell(tested: list[Cell], fitted: list[Cell]) -> list[Told]:
     majority = votes.most_common(1)[0][0]
     return [
         Told(effect, memory_outlook(*measured, coefficients=coefficients).effect, majority)
-        for _, measured, effect in tested
+        for measured, effect in tested
     ]
 
 
-def _never_fitted(known: list[Cell]) -> dict[str, list[Cell]]:
+def _never_fitted(known: dict[Case, Cell], tuning: Tuning) -> dict[str, list[Cell]]:
     kinds: dict[str, list[Cell]] = {"rows re-embedded": [], "other methods": [], "trained to the end": []}
-    for cell in known:
-        if not is_fitted_on(cell.case):
-            is_to_the_end = cell.case.regime == "converged"
-            kind = "rows re-embedded" if cell.case.refresh_every else "other methods"
-            kinds["trained to the end" if is_to_the_end else kind].append(cell)
-    return kinds
+    for case, cell in known.items():
+        if not is_fitted_on(case):
+            kind = "rows re-embedded" if case.refresh_every else "other methods"
+            kinds["trained to the end" if case.regime == "converged" else kind].append(cell)
+    return kinds | {"other losses and learning rates": tuned_cells(tuning)}
 
 
 def _shares(told: list[Told]) -> list[str]:
@@ -151,5 +164,5 @@ def _hits(told: list[Told]) -> str:
 
 
 if __name__ == "__main__":
-    for numbers in fit(cell for cell in cells(Study(RESULTS)) if is_fitted_on(cell.case)):
+    for numbers in fit(cell for case, cell in cells(Study(RESULTS)).items() if is_fitted_on(case)):
         print(f"    {numbers},")

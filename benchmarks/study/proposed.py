@@ -12,8 +12,8 @@ _COLUMNS = ["setting", "method", "Recall@1", "to No-XBM", "to XBN", "to itself w
 
 
 def memories(study: Study, setting: Setting) -> list[str]:
-    """Names of the methods measured in a setting, without those that have a loss beside the memory's."""
-    return [name for name in study.methods(setting) if not name.endswith(WITH_PROXIES)]
+    """Names of the methods measured in a setting, without those that have something beside the memory."""
+    return [name for name in study.methods(setting) if "+" not in name]
 
 
 def proposed(study: Study) -> str:

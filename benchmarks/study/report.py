@@ -14,7 +14,9 @@ from benchmarks.study.figures import draw_accuracy, draw_ages, draw_along_the_wa
 from benchmarks.study.meter import meter
 from benchmarks.study.proposed import memories, proposed
 from benchmarks.study.tables import mean, spread, table, text
+from benchmarks.study.takeaways import losses, takeaways
 from benchmarks.tuning.report import tuned
+from benchmarks.tuning.results import Tuning
 
 _REFERENCES = ("always-fresh", "always-fresh + matching")
 _BASELINES = ("no-xbm", "xbm")
@@ -36,13 +38,16 @@ _DIAGNOSTICS = {
 
 def write_report(folder: Path) -> None:
     """Writes ``study.md`` and its pictures beside the CSV files."""
-    study = Study(folder)
+    study, tuning = Study(folder), Tuning(folder)
     fast = study.settings("fast", "batch")
     draw_accuracy(study, fast + study.settings("slow"), folder / "study_accuracy.png")
     draw_along_the_way(study, fast[-1], folder / "study_diagnostics.png")
     draw_ages(study, fast[0], folder / "study_ages.png")
     sections = [
-        _introduction(study),
+        _head(study, tuning),
+        _measured(study),
+        converged(study, folder),
+        tuned(tuning, folder),
         _cost_of_staleness(study),
         _age_or_displacement(study, fast),
         _repair(study, fast),
@@ -51,15 +56,28 @@ def write_report(folder: Path) -> None:
         _losses(study),
         proposed(study),
         _slow(study),
-        converged(study, folder),
-        tuned(folder),
-        meter(study),
+        meter(study, tuning),
     ]
     (folder / "study.md").write_text("\n\n".join(filter(None, sections)) + "\n")
 
 
-def _introduction(study: Study) -> str:
+def _head(study: Study, tuning: Tuning) -> str:
     done, planned = len(study.runs), len(study.planned)
+    missing = "" if done == planned else f" **Unfinished: {done} of {planned} runs have been made.**"
+    rows = (*study.runs.values(), *tuning.search, *tuning.tests)
+    minutes = [float(row["minutes"]) for row in rows if row.get("minutes")]
+    return f"""# When a memory helps: the study
+
+Written by `python -m benchmarks.study --report` from the CSV files beside it, which
+`python -m benchmarks.study` and `python -m benchmarks.tuning` write. All on Glyphs, on a CPU. The
+{len(minutes)} of {len(rows)} runs that noted it took {sum(minutes) / 60:.1f} hours of one core.{missing}
+
+## In short
+
+{takeaways(study, tuning)}"""
+
+
+def _measured(study: Study) -> str:
     seeds = sorted({case.seed for case in study.runs})
     epochs = ", ".join(
         f"{without} + {with_memory} epochs at batch {batch_size}"
@@ -69,19 +87,17 @@ def _introduction(study: Study) -> str:
     refreshes = ", ".join(
         f"{_every(steps)} with a memory of {100 * ratio:g} %" for ratio, steps in REFRESH_EVERY.items()
     )
-    missing = "" if done == planned else f" **Unfinished: {done} of {planned} runs have been made.**"
-    return f"""# When a memory helps: the study
+    return f"""## How it was measured
 
-Written by `python -m benchmarks.study --report` from `study_runs.csv`, `study_curves.csv` and
-`study_ages.csv`; `python -m benchmarks.study` makes the runs, on Glyphs, on a CPU.{missing}
-
-Seeds {", ".join(map(str, seeds))}. All methods of a setting and seed start from one shared warm start
-without memory and see the same batches: {epochs}, AdamW at {Settings.learning_rate:g}, times
-{Settings.decay:g} every second epoch, and the loss, miner and small convolutional network of the demo.
-Recall@1 and MAP@R, in per cent, are those after the last epoch, as mean ± standard deviation over seeds.
-Differences are paired by seed; ± there is half the 95 % interval of the mean by Student's t, which is wide
-with few seeds. *Always-fresh* is XBM whose rows are re-embedded by the current model, in training mode and
-in the batches they came in: {refreshes}. *Always-fresh + matching* puts XBN's matching on top."""
+Seeds {", ".join(map(str, seeds))}. AdamW at {Settings.learning_rate:g}, and the loss, miner and small
+convolutional network of the demo. Recall@1 and MAP@R, in per cent, are those after the last epoch, as
+mean ± standard deviation over seeds. Differences are paired by seed; ± there is half the 95 % interval of
+the mean by Student's t, which is wide with few seeds. But for the runs to the end and the tuned ones, all
+methods of a setting and seed start from one shared warm start without memory and see the same batches:
+{epochs}, the learning rate times
+{Settings.decay:g} every second epoch. *Always-fresh* is XBM whose rows are re-embedded by the current model,
+in training mode and in the batches they came in: {refreshes}.
+*Always-fresh + matching* puts XBN's matching on top."""
 
 
 def _cost_of_staleness(study: Study) -> str:
@@ -291,7 +307,7 @@ def _diagnostics(study: Study, setting: Setting) -> str:
 
 def _worth_having(study: Study) -> str:
     lines = []
-    for setting in (*study.settings("fast"), *study.settings("slow")):
+    for setting in (s for regime in ("fast", "slow", "converged") for s in study.settings(regime)):
         candidates = [n for n in memories(study, setting) if n not in ("no-xbm", *_REFERENCES)]
         known = {n: study.difference(n, "no-xbm", setting, "recall_at_1") for n in candidates}
         gains = {name: gain for name, gain in known.items() if gain is not None}
@@ -332,15 +348,10 @@ def _choice(study: Study, settings: list[Setting]) -> str:
 
 
 def _losses(study: Study) -> str:
-    lines = []
-    for setting in (*study.settings("fast"), *study.settings("slow")):
-        for name in memories(study, setting):
-            if name in (*_BASELINES, *_REFERENCES, "xbm-star"):
-                continue
-            for other in _BASELINES:
-                gap = study.difference(name, other, setting, "recall_at_1")
-                if gap is not None and gap.mean < 0:
-                    lines.append([name_of(setting), name, other, str(gap), "yes" if gap.sign < 0 else "no"])
+    lines = [
+        [name_of(setting), name, other, str(gap), "yes" if gap.sign < 0 else "no"]
+        for setting, name, other, gap in losses(study)
+    ]
     return "\n\n".join(
         [
             "## Where our classes lose",

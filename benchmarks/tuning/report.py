@@ -16,9 +16,8 @@ _COLOURS = dict(zip(METHODS, (GREY, ORANGE, YELLOW, BLUE), strict=True))
 _NEAR = 2.0  # points of MAP@R
 
 
-def tuned(folder: Path) -> str:
+def tuned(tuning: Tuning, folder: Path) -> str:
     """The section, with its picture beside it; empty before the first run."""
-    tuning = Tuning(folder)
     found = {method: rows for method in METHODS if (rows := tuning.found(method))}
     if not found:
         return ""

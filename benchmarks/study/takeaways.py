@@ -1,0 +1,105 @@
+"""What a user takes home from the study: a line per question, each with its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import fmean, median
+
+from benchmarks.study.data import Difference, Setting, Study
+from benchmarks.study.figures import name_of
+from benchmarks.study.proposed import memories
+from benchmarks.tuning.results import Tuning
+
+_REGIME = ("batch", "converged")
+_AT_64, _AT_512, _HALF = (64, 0.0, *_REGIME), (512, 0.0, *_REGIME), (64, 0.5, *_REGIME)
+_PAIRS = (("xbm", "no-xbm"), ("xbn", "xbm"), ("xbn", "no-xbm"))
+_NAMES = {"xbm": "XBM", "xbn": "XBN", "no-xbm": "no memory"}
+_NOT_OURS = ("no-xbm", "xbm", "xbm-star", "always-fresh")
+
+
+def takeaways(study: Study, tuning: Tuning) -> str:
+    """The list, without the questions that nothing has been measured for."""
+    lines = [_to_the_end(study), _tuned(tuning), _size(study), _batch_512(study), _losses(study)]
+    return "\n".join(f"* {line}" for line in lines if line)
+
+
+def _compared(difference: Callable[[str, str], Difference | None]) -> str:
+    """XBM to none, XBN to XBM and to none, as far as measured."""
+    gaps = {f"{_NAMES[one]} to {_NAMES[other]}": difference(one, other) for one, other in _PAIRS}
+    return "; ".join(
+        f"{who} {gap}" + ("" if gap.sign else ", which may be chance") for who, gap in gaps.items() if gap
+    )
+
+
+def _to_the_end(study: Study) -> str:
+    """Is XBM below none, and XBN above both?"""
+    said = _compared(lambda one, other: study.difference(one, other, _HALF, "recall_at_1"))
+    return said and f"**Trained to the end** (points of Recall@1, batch 64, memory 50 %): {said}."
+
+
+def _tuned(tuning: Tuning) -> str:
+    """The same where all are tuned alike, and how easy that is."""
+    said = _compared(lambda one, other: tuning.difference(one, other, "map_at_r"))
+    medians = {
+        name: median(float(row["map_at_r"]) for row in tuning.found(method))
+        for method, name in _NAMES.items()
+        if tuning.found(method)
+    }
+    typical = ", ".join(f"{name} {value:.1f}" for name, value in medians.items())
+    return said and (
+        f"**Tuned alike** (points of MAP@R, on classes that tuning never saw): {said}. The median "
+        f"configuration of the search reaches {typical}."
+    )
+
+
+def _size(study: Study) -> str:
+    """At which batch and memory does XBN pay?"""
+    known = [
+        (setting, gap)
+        for regime in ("converged", "fast")
+        for setting in study.settings(regime, "batch")
+        if (gap := study.difference("xbn", "no-xbm", setting, "recall_at_1")) is not None
+    ]
+    said = "; ".join(f"{name_of(setting).replace(', BatchNorm', '')} {gap}" for setting, gap in known)
+    return said and f"**Which batch and memory?** Points of Recall@1, XBN to no memory: {said}."
+
+
+def _batch_512(study: Study) -> str:
+    """What does a batch eight times as large give that a memory does not?"""
+    large = study.values("no-xbm", _AT_512, "recall_at_1")
+    gap = study.change("no-xbm", _AT_512, _AT_64, "recall_at_1")
+    ours = study.values("xbn", _HALF, "recall_at_1")
+    both = large.keys() & ours.keys()
+    if gap is None or not both:
+        return ""
+    ahead = fmean(large[seed] - ours[seed] for seed in both)
+    return (
+        f"**A batch of 512** without memory is {gap} points of Recall@1 from one of 64, and {ahead:+.1f} "
+        "from XBN with batch 64 and a memory of 50 %."
+    )
+
+
+def losses(study: Study) -> list[tuple[Setting, str, str, Difference]]:
+    """Settings in which one of our classes ends below No-XBM or XBM: setting, class, what it loses to."""
+    settings = [s for regime in ("fast", "slow", "converged") for s in study.settings(regime)]
+    return [
+        (setting, name, other, gap)
+        for setting in settings
+        for name in memories(study, setting)
+        if name not in _NOT_OURS
+        for other in ("no-xbm", "xbm")
+        if (gap := study.difference(name, other, setting, "recall_at_1")) is not None and gap.mean < 0
+    ]
+
+
+def _losses(study: Study) -> str:
+    worst = [one for one in losses(study) if one[-1].sign < 0]
+    names = sorted({name for _, name, *_ in worst})
+    if not worst:
+        return ""
+    setting, name, other, gap = min(worst, key=lambda one: one[-1].mean)
+    return (
+        f"**Where our classes lose**: {', '.join(names)} end below no memory or XBM by more than chance in a "
+        f"setting or more; the most {name} to {other} ({name_of(setting)}), by {gap}. XBN and AXBN "
+        + ("do so, too." if {"xbn", "axbn"} & set(names) else "do so nowhere.")
+    )
