@@ -59,9 +59,8 @@ class Subject:
         self.loss_fn: Any = loss_fn.to(device)
         self.size, self.dim, self.device = size, memory.embedding_size, device
         self.generator = torch.Generator(device).manual_seed(0)
-        # A part at a time, so that at no moment there is twice the memory.
-        for first in range(0, rows, 2**12):
-            part = self._embeddings(min(2**12, rows - first))
+        for first in range(0, rows, size):  # in parts that take no more than a step does
+            part = self._embeddings(min(size, rows - first))
             memory.add_to_memory(part, self._labels(len(part)), len(part))
         if seed is not None:
             self.generator.manual_seed(seed)

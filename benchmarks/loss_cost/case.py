@@ -84,8 +84,8 @@ class Subject:
         self._miner = None if case.miner == "none" else getattr(miners, case.miner)()
         self._supcon = losses.SupConLoss(temperature=0.1)
         self.memory: Any = MEMORIES[case.memory](self._loss, DIM, rows, self._miner).to(device)
-        for first in range(0, rows, 2**12):  # at no moment there is twice the memory
-            part, labels = data.draw(min(2**12, rows - first), 1)
+        for first in range(0, rows, BATCH):  # in parts that take no more than a step does
+            part, labels = data.draw(min(BATCH, rows - first), 1)
             self.memory.add_to_memory(part, labels, len(part))
 
     def step(self, batch_size: int = BATCH, *, is_supcon: bool = False) -> float:
