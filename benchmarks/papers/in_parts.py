@@ -12,7 +12,7 @@ class InParts(nn.Module):
     """Embeds images (B, 3, H, W) in equal parts, and has the activations of one part at a time.
 
     They are dropped after the first pass. The gradient of the loss by all embeddings is back-propagated part
-    by part, each of which is embedded again for it (gradient caching: Gao et al. 2021, §3.2), with the random
+    by part, each of which is embedded again for it (gradient caching: Gao et al. 2021), with the random
     numbers and the buffers of the first pass.
 
     Args:

@@ -71,6 +71,7 @@ class PapersTask(Task):
         self.measured = Measured(settings.diagnostics_every, drift_over=(1, 10, 100, 1000))
         setup = LossSetup(
             num_classes=data.num_classes,
+            embedding_size=settings.embedding_size,
             memory_size=max(settings.batch_size, round(settings.memory_ratio * len(data.train))),
             steps_per_epoch=self.steps_per_epoch,
             superclasses=data.train.superclasses,

@@ -113,7 +113,17 @@ def interrupt_at(
 def test_ctrl_c_saves_and_says_how_to_go_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["--method", "axbn", "--steps-per-epoch", "3", "--no-nmi", "--accumulate", "2", "--dropout", "0.5"]
+    flags = [
+        "--method",
+        "axbn",
+        "--steps-per-epoch",
+        "3",
+        "--no-nmi",
+        "--accumulate",
+        "2",
+        "--dropout",
+        "0.5",
+    ]
     run_script(monkeypatch, tmp_path / "whole", *flags)
     with monkeypatch.context() as patch:
         interrupt_at(patch, epoch=1, step=1)
