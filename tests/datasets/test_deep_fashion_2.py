@@ -263,7 +263,7 @@ def test_queries_and_gallery_are_read_once_unless_a_file_changes(
     assert [bars(), bars()] == [2, 1]  # training, validation
     edit(root, BROKEN, lambda annotation: annotation["item1"].update(category_id=12))
     assert bars() == 2
-    assert "pair 7, vest dress, style 3" in names(DeepFashion2(root, "query"))
+    assert "pair 7, vest dress, style 3" in names(DeepFashion2(root, "gallery"))
 
 
 def test_unknown_protocol_is_told(root: Path) -> None:
