@@ -82,13 +82,29 @@ def seeded(seed: int) -> Iterator[None]:
         torch.set_rng_state(cpu)
 
 
+class Loader:
+    """Loads batches of the given keys, in order, by workers that live on from one call to the next.
+
+    Each call ends the batches of the one before.
+    """
+
+    def __init__(self, items: KeyedItems, workers: int) -> None:
+        self._batches: list[Sequence[Key]] = []
+        self._loader: DataLoader[Any] = DataLoader(
+            items,
+            batch_sampler=self._batches,  # type: ignore[arg-type]
+            num_workers=workers,
+            pin_memory=torch.cuda.is_available(),
+            persistent_workers=workers > 0,
+            # Its own draw would change the state of the generator that steps depend on.
+            generator=torch.Generator(),
+        )
+
+    def __call__(self, batches: Sequence[Sequence[Key]]) -> DataLoader[Any]:
+        self._batches[:] = batches
+        return self._loader
+
+
 def load(items: KeyedItems, batches: Sequence[Sequence[Key]], workers: int) -> DataLoader[Any]:
-    """The batches of the given keys, in order."""
-    return DataLoader(
-        items,
-        batch_sampler=batches,  # type: ignore[arg-type]  # torch names lists, and takes all sequences
-        num_workers=workers,
-        pin_memory=torch.cuda.is_available(),
-        # Its own draw would change the state of the generator that steps depend on.
-        generator=torch.Generator(),
-    )
+    """The batches of the given keys, in order, by workers that end with them."""
+    return Loader(items, workers)(batches)

@@ -160,31 +160,15 @@ _OF_THESIS = (
     Item("Thesis", _numbered("Figure 2.", 1, 2), "residual networks", reason=_DRAWING),
     Item("Thesis", _numbered("Figure 3.", 1, 4), "losses and XBM", reason=_DRAWING),
     *(
-        Item("Thesis", (f"Figure 5.{number}",), f"drift of {method}", runs=runs, where=_DRIFT)
-        for number, method, runs in (
+        Item("Thesis", _numbered("Figure 5.", n + first, n + last), f"{what} of {method}", runs, where)
+        for what, where, first, last in (("drift", _DRIFT, 0, 0), ("distances", _DISTANCES, 1, 2))
+        for n, method, runs in (
             (1, "No-XBM", "Table 7.1"),
             (4, "XBM", "Table 7.1"),
             (7, "XBN", "Table 7.1"),
             (10, "PC-XBN", "Table 7.1"),
             (13, "PC-XBN (Adjusted Margin)", "Table 5.15"),
             (16, "SC-XBN", "Table 5.17"),
-        )
-    ),
-    *(
-        Item(
-            "Thesis",
-            _numbered("Figure 5.", first, first + 1),
-            f"distances of {method}",
-            runs=runs,
-            where=_DISTANCES,
-        )
-        for first, method, runs in (
-            (2, "No-XBM", "Table 7.1"),
-            (5, "XBM", "Table 7.1"),
-            (8, "XBN", "Table 7.1"),
-            (11, "PC-XBN", "Table 7.1"),
-            (14, "PC-XBN (Adjusted Margin)", "Table 5.15"),
-            (17, "SC-XBN", "Table 5.17"),
         )
     ),
     Item("Thesis", ("Figure 8.1",), "No-XBM in training", runs="Table 7.2", where=_CURVES),

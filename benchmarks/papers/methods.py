@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytorch_metric_learning.utils.common_functions import TorchInitWrapper
-from torch import Tensor, nn
+from torch import nn
 
 from benchmarks.engine.methods import METHODS, MemorySetup
 from benchmarks.engine.methods import build_loss as build
@@ -15,22 +15,16 @@ from benchmarks.papers.settings import Settings
 from pml_xbn.losses import SampledNormalizedSoftmaxLoss, StopGradientSoftmaxLoss
 
 
-@dataclass(frozen=True)
-class LossSetup:
-    """What losses need to know of the task.
+@dataclass(frozen=True, kw_only=True)
+class LossSetup(MemorySetup):
+    """What losses need to know of the task beside what memories do.
 
     Attributes:
         num_classes: classes of the training set.
-        memory_size: rows in memory.
-        steps_per_epoch: forward calls per epoch.
-        superclasses: (num_classes,) label -> superclass, or None.
         world_size: number of ranks.
     """
 
     num_classes: int
-    memory_size: int
-    steps_per_epoch: int
-    superclasses: Tensor | None
     world_size: int
 
 
@@ -96,8 +90,7 @@ def has_memory(settings: Settings) -> bool:
 
 
 def _build(method: str, settings: Settings, setup: LossSetup, **options: Any) -> nn.Module:
-    size = settings.embedding_size
-    loss = make_loss(settings.loss, settings.loss_options, num_classes=setup.num_classes, embedding_size=size)
+    known = {"num_classes": setup.num_classes, "embedding_size": setup.embedding_size}
+    loss = make_loss(settings.loss, settings.loss_options, **known)
     miner = make_miner(settings.miner, settings.miner_options)
-    memory = MemorySetup(size, setup.memory_size, setup.steps_per_epoch, setup.superclasses)
-    return build(method, memory, loss, miner, gather_distributed=setup.world_size > 1, **options)
+    return build(method, setup, loss, miner, gather_distributed=setup.world_size > 1, **options)

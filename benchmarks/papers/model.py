@@ -7,6 +7,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.hub import load_state_dict_from_url
 from torch.nn.functional import normalize
@@ -42,7 +43,7 @@ class EmbeddingModel(nn.Module):
         self.dropout, self.freeze_bn = nn.Dropout(dropout), freeze_bn
 
     def forward(self, images: Tensor) -> Tensor:
-        embeddings: Tensor = self.head(self.backbone(images)).float()
+        embeddings: Tensor = self.head(self.backbone(images)).to(images.dtype)
         dropped: Tensor = self.dropout(normalize(embeddings) if self.normalized else embeddings)
         return dropped
 
@@ -60,7 +61,7 @@ def build_model(settings: Settings, num_calls: int) -> tuple[EmbeddingModel, dic
 
     Args:
         settings: which model.
-        num_calls: training steps in all.
+        num_calls: batches, or parts of batches, that it is trained with in all.
 
     Raises:
         ValueError: timm has no such backbone or weights, or something does not go with them.
@@ -82,6 +83,11 @@ def build_model(settings: Settings, num_calls: int) -> tuple[EmbeddingModel, dic
         num_calls=num_calls,
         ideal_batch_size=2 * settings.batch_size,
     )
+    if settings.compile is not None:
+        backends = torch.compiler.list_backends(exclude_tags=())
+        if settings.compile not in backends:
+            raise ValueError(f"--compile is {settings.compile!r}; choose one of {', '.join(backends)}")
+        backbone.compile(backend=settings.compile)  # in place: the names of its weights stay
     model = EmbeddingModel(backbone, head, settings.normalize, settings.dropout, settings.freeze_bn)
     return model, resolve_data_config({}, model=backbone)
 
@@ -90,7 +96,7 @@ def images_per_norm(settings: Settings, model: EmbeddingModel, world_size: int) 
     """Images whose moments batch normalization uses in training; None without any."""
     if not any(isinstance(module, _BatchNorm) and module.training for module in model.modules()):
         return None
-    return settings.batch_size if settings.sync_bn else settings.batch_size // world_size
+    return settings.batch_size // settings.accumulate // (1 if settings.sync_bn else world_size)
 
 
 def name_of_weights(settings: Settings) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine.results import read_csv
+from benchmarks.engine.results import markdown, read_csv
 from benchmarks.engine.settings import identity
 from benchmarks.papers.experiments import EXPERIMENTS, Experiment
 from benchmarks.papers.inception import INCEPTIONS
@@ -20,28 +21,10 @@ MOCO_CSV = Path(__file__).parents[1] / "results" / "moco_glyphs.csv"
 
 # What makes a run another experiment, not the same one with other optimisation.
 _IDENTITY = (
-    "dataset",
-    "test_size",
-    "method",
-    "head",
-    "embedding_size",
-    "batch_size",
-    "binary",
-    "class_ratio",
-    "gamma",
-    "sgsl_start",
-    "sgsl_weight",
-    "images_per_class",
-    "memory_ratio",
-    "update",
-    "update_momentum",
-    "update_learning_rate",
-    "update_factor",
-    "remove_last_bn_relu",
-    "mean_lambda",
-    "std_lambda",
-    "miner_options",
-    "loss",
+    *("dataset", "test_size", "method", "head", "embedding_size", "batch_size", "binary", "images_per_class"),
+    *("class_ratio", "gamma", "sgsl_start", "sgsl_weight", "memory_ratio", "remove_last_bn_relu"),
+    *("update", "update_momentum", "update_learning_rate", "update_factor"),
+    *("mean_lambda", "std_lambda", "miner_options", "loss"),
 )
 _NOT_COMPARED = ("seed", "nmi")
 
@@ -129,51 +112,27 @@ def table(text: str = "") -> str:
         rows.append(f"| {' | '.join(cells)} |")
     if text:
         return "".join(f"{row}\n" for row in [*rows, *_moco_rows()] if text.lower() in row.lower())
-    header = "| Experiment | Name in the paper | Data set | Paper | Source | Command |"
-    return (
-        "\n".join(
-            [
-                _INTRODUCTION,
-                header,
-                "|:--" * 6 + "|",
-                *rows,
-                _MOCO,
-                *_moco_rows(),
-                *_elsewhere(),
-                *_left_out(),
-            ]
-        )
-        + "\n"
-    )
-
-
-def _elsewhere() -> list[str]:
-    """What is read from the runs of other rows."""
-    rows = [
-        " | ".join(
-            (f"| {item.paper}", item.place, item.what, item.runs or item.place, item.where or "the results")
-        )
+    elsewhere = [
+        (item.paper, item.place, item.what, item.runs or item.place, item.where or "the results")
         for item in INVENTORY
         if item.runs or item.where
     ]
-    return [
+    left_out = [(item.paper, item.place, item.what, item.reason) for item in INVENTORY if item.reason]
+    parts = [
+        _INTRODUCTION,
+        _markdown("Experiment | Name in the paper | Data set | Paper | Source | Command", []),
+        *(*rows, _MOCO, *_moco_rows()),
         "\n## Read from the runs of other rows, or from logs\n",
-        "| Paper | Table or figure | What | Rows | Where |",
-        "|:--|:--|:--|:--|:--|",
-        *(f"{row} |" for row in rows),
-    ]
-
-
-def _left_out() -> list[str]:
-    rows = [
-        f"| {item.paper} | {item.place} | {item.what} | {item.reason} |" for item in INVENTORY if item.reason
-    ]
-    return [
+        _markdown("Paper | Table or figure | What | Rows | Where", elsewhere),
         "\n## What is left out, and why\n",
-        "| Paper | Table or figure | What | Why |",
-        "|:--|:--|:--|:--|",
-        *rows,
+        _markdown("Paper | Table or figure | What | Why", left_out),
     ]
+    return "".join(f"{part}\n" for part in parts)
+
+
+def _markdown(header: str, rows: Iterable[Iterable[str]]) -> str:
+    columns = header.split(" | ")
+    return markdown(columns, rows, columns)
 
 
 def _moco_rows() -> list[str]:

@@ -44,26 +44,18 @@ class Session:
 
     def __init__(self, task: PapersTask, folder: Path) -> None:
         self.task, self.run, self.folder, self.ranks = task, Run(task), folder, task.ranks
+        self._last, self._best = folder / "last.pt", folder / "best.pt"
         self.best: Row = {}
-        saved = self._last if self._last.exists() else None
-        if saved is None:
+        if not self._last.exists():
             return
         if not task.settings.resume:
             raise ValueError(
                 f"{folder} holds a run; pass --resume to go on with it, or another --output for a new one"
             )
-        state = checkpoint.load(saved, task.device)
-        checkpoint.check_same(identity(task), state["identity"], saved, _REMEDY)
+        state = checkpoint.load(self._last, task.device)
+        checkpoint.check_same(identity(task), state["identity"], self._last, _REMEDY)
         self.run.load_state_dict(state["run"])
         self.best = state["best"]
-
-    @property
-    def _last(self) -> Path:
-        return self.folder / "last.pt"
-
-    @property
-    def _best(self) -> Path:
-        return self.folder / "best.pt"
 
     def train(self, progress: Progress, stop: Callable[[], bool]) -> Row | None:
         """The accuracy of the best epoch, on the first rank; None if ``stop`` ended it before.

@@ -110,6 +110,9 @@ class Optimisation:
 
     seed: Natural = 0  # of weights, batches and augmentation
     batch_size: Positive = 64  # images per iteration, over all ranks
+    accumulate: Positive = 1
+    """parts of a batch that are embedded and back-propagated one at a time: less memory, about a third more
+    time; loss and memory see the whole batch, batch normalization a part"""
     images_per_class: Natural = 4  # images of each class in a batch; 0: at random from all
     warmup_epochs: Natural = 2  # epochs of the new layers alone, without memory
     warmup_learning_rate: NotNegative = 1e-3  # of SGD in these epochs
@@ -150,7 +153,9 @@ class Running(common.Running):
     workers: Natural = 4  # processes that load images
     repeat: Positive = 1  # runs, with seeds from the given one up
     output: Path | None = None  # folder of all results; default: runs/PRESET-DATASET-METHOD
-    sync_bn: bool = True  # on many ranks, batch normalization sees the batch of all
+    compile: str | None = None
+    """backend of torch.compile for the backbone, such as inductor: faster steps after slow first ones"""
+    sync_bn: bool = True  # on many ranks, batch normalization sees the batch (or part) of all
     cpu: bool = False  # leave GPUs alone
     log_every: Positive = 20  # iterations between entries of the log
     checkpoint: Natural = 0  # save the state every so many iterations too, not after epochs alone

@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 from benchmarks.engine.batches import EpochBatches
 from benchmarks.engine.diagnostics import Diagnostics, Measured, embed_without_trace
 from benchmarks.engine.history import Row
-from benchmarks.engine.keyed_items import Key, KeyedItems, load
+from benchmarks.engine.keyed_items import Key, KeyedItems, Loader, load
 from benchmarks.engine.randomness import generator_for, seed_for
 from benchmarks.engine.ranks import Ranks
 from benchmarks.engine.sync_batch_norm import synchronise_batch_norm
@@ -22,6 +22,7 @@ from benchmarks.engine.task import Evaluated, Step, Task
 from benchmarks.papers.augmentation import build_transforms
 from benchmarks.papers.data import TaskData
 from benchmarks.papers.evaluation import Evaluation
+from benchmarks.papers.in_parts import InParts
 from benchmarks.papers.length import run_length
 from benchmarks.papers.methods import LossSetup, build_batch_loss, build_loss, has_memory
 from benchmarks.papers.model import build_model, images_per_norm
@@ -55,10 +56,10 @@ class PapersTask(Task):
     is_timed = False
 
     def __init__(self, settings: Settings, data: TaskData, ranks: Ranks) -> None:
-        if settings.batch_size % ranks.world_size:
+        if settings.batch_size % (ranks.world_size * settings.accumulate):
             raise ValueError(
                 f"--batch-size is {settings.batch_size}; it must be a multiple of the "
-                f"{ranks.world_size} ranks"
+                f"{ranks.world_size} ranks times the {settings.accumulate} parts of --accumulate"
             )
         self.settings, self.data, self.ranks, self.device = settings, data, ranks, ranks.device
         self._batches = EpochBatches(
@@ -70,6 +71,7 @@ class PapersTask(Task):
         self.measured = Measured(settings.diagnostics_every, drift_over=(1, 10, 100, 1000))
         setup = LossSetup(
             num_classes=data.num_classes,
+            embedding_size=settings.embedding_size,
             memory_size=max(settings.batch_size, round(settings.memory_ratio * len(data.train))),
             steps_per_epoch=self.steps_per_epoch,
             superclasses=data.train.superclasses,
@@ -77,10 +79,10 @@ class PapersTask(Task):
         )
 
         torch.manual_seed(seed_for(settings.seed, "weights"))
-        self.model, data_config = build_model(settings, self.length.steps)
+        self.model, data_config = build_model(settings, self.length.steps * settings.accumulate)
         self.model.train()
         self.images_per_norm = images_per_norm(settings, self.model, ranks.world_size)
-        if self.images_per_norm == settings.batch_size and ranks.world_size > 1:
+        if self.images_per_norm is not None and settings.sync_bn and ranks.world_size > 1:
             synchronise_batch_norm(self.model, ranks.device)
         self.loss_fn = build_loss(settings, setup).to(ranks.device)
         self._warmup_loss = self.loss_fn
@@ -93,6 +95,7 @@ class PapersTask(Task):
         self._items, self._plain_items = (
             KeyedItems(data.train, transform, settings.seed) for transform in transforms
         )
+        self._loader = Loader(self._items, settings.workers)
         self.evaluation = Evaluation(settings, data, transforms[1], ranks)
 
         new = [*self.model.head.parameters(), *self._warmup_loss.parameters()]
@@ -106,7 +109,8 @@ class PapersTask(Task):
         self._scaler = gradient_scaler(ranks.device.type == "cuda" and settings.mixed_precision == "fp16")
         # Gradients of frozen layers are computed in the first stage and dropped: a model that is wrapped
         # for many ranks cannot change which of its parameters have any.
-        self._ranked_model = ranks.wrap(self.model)
+        self._in_parts = InParts(self.model, settings.accumulate)
+        self._ranked_model = ranks.wrap(self._in_parts)
         self._ranked_loss = ranks.wrap(self.loss_fn)
         self._ranked_warmup_loss = (
             self._ranked_loss if self._warmup_loss is self.loss_fn else ranks.wrap(self._warmup_loss)
@@ -131,7 +135,7 @@ class PapersTask(Task):
             [*self._keys_of(epoch, step), *self._keys_besides(epoch, step)]
             for step in range(first, self.steps_in(epoch))
         ]
-        return load(self._items, keys, self.settings.workers)
+        return self._loader(keys)
 
     def _keys_besides(self, epoch: int, step: int) -> list[Key]:
         """This rank's images of the batches that a step stores besides its own (XBM, supplement §2)."""
@@ -227,7 +231,7 @@ class PapersTask(Task):
     def _store(self, images: Tensor, labels: Tensor, keys: Sequence[Key]) -> None:
         """Embeds images and stores them without a loss."""
         with self.ranks.autocast(self.settings.mixed_precision):
-            embeddings = self.model(images)
+            embeddings = self._in_parts(images)
         memory: Any = self.loss_fn
         memory.fill_memory(embeddings, labels, **self._samples(keys))
 
@@ -274,7 +278,7 @@ class PapersTask(Task):
             for place, (images, _) in zip(places, batches, strict=True):
                 torch.manual_seed(self._seed_of(*place))
                 with ranks.autocast(settings.mixed_precision):
-                    mine = embed_without_trace(self.model, images.to(ranks.device))
+                    mine = embed_without_trace(self._in_parts, images.to(ranks.device))
                 embeddings.append(ranks.gather(mine))
         return torch.cat(embeddings)
 

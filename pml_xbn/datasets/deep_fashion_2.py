@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .deep_fashion_2_items import CATEGORIES, Item, read_items
+from .deep_fashion_2_items import CATEGORIES, Item, read_items, read_items_once
 from .image_dataset import Annotation, ImageDataset
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ class DeepFashion2(ImageDataset):
 
     Needs ``train/annos/*.json``, ``train/image/*.jpg``, ``validation/annos/*.json`` and
     ``validation/image/*.jpg``. There is one file of annotations per image, so the training set takes
-    minutes to read; where tqdm is installed, a bar shows how far it is.
+    minutes to read; where tqdm is installed, a bar shows how far it is. Queries and gallery made after each
+    other read theirs once.
 
     Source: Ge et al., DeepFashion2: A Versatile Benchmark for Detection, Pose Estimation, Segmentation and
     Re-Identification of Clothing Images, CVPR 2019, https://github.com/switchablenorms/DeepFashion2.
@@ -112,7 +113,8 @@ class DeepFashion2(ImageDataset):
         files = [file for file in found if not file.name.startswith("._")]
         if not files:
             raise self._missing(folder / "annos" / "000001.json")
-        everything = read_items(files, f"annotations of {self.title}")
+        read = read_items if self.split == "train" else read_items_once
+        everything = read(files, f"annotations of {self.title}")
 
         if self.split == "train":
             shares_labels = listed = [item for item in everything if item.style > 0]

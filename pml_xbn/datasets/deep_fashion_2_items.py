@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,6 +59,17 @@ def read_items(files: Sequence[Path], title: str) -> list[Item]:
         ValueError: a file is no JSON, or a key is missing or has a value that it cannot have.
     """
     return [item for file in _progress(files, title) for item in _read_file(file)]
+
+
+def read_items_once(files: Sequence[Path], title: str) -> list[Item]:
+    """The same of files that splits share: the items of the last call, unless a file has changed."""
+    stats = [file.stat() for file in files]
+    return _read_and_keep(tuple(files), title, tuple((stat.st_size, stat.st_mtime_ns) for stat in stats))
+
+
+@lru_cache(maxsize=1)
+def _read_and_keep(files: tuple[Path, ...], title: str, versions: tuple[tuple[int, int], ...]) -> list[Item]:
+    return read_items(files, title)
 
 
 def _progress(files: Sequence[Path], title: str) -> Iterable[Path]:

@@ -14,6 +14,7 @@ import pytest
 import tiny_datasets
 import torch
 from comparisons import read_csv
+from torch._dynamo.utils import counters
 from training_script import (
     TINY,
     assert_equal,
@@ -26,7 +27,7 @@ from training_script import (
 if not has_timm():
     pytest.skip("timm cannot be imported", allow_module_level=True)
 
-from benchmarks.engine.keyed_items import Images, KeyedItems, load
+from benchmarks.engine.keyed_items import Images, KeyedItems, Loader, load
 from benchmarks.engine.ranks import Ranks
 from benchmarks.engine.run import Run, quietly
 from benchmarks.engine.task import Evaluated
@@ -112,7 +113,17 @@ def interrupt_at(
 def test_ctrl_c_saves_and_says_how_to_go_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["--method", "axbn", "--steps-per-epoch", "3", "--no-nmi"]
+    flags = [
+        "--method",
+        "axbn",
+        "--steps-per-epoch",
+        "3",
+        "--no-nmi",
+        "--accumulate",
+        "2",
+        "--dropout",
+        "0.5",
+    ]
     run_script(monkeypatch, tmp_path / "whole", *flags)
     with monkeypatch.context() as patch:
         interrupt_at(patch, epoch=1, step=1)
@@ -141,6 +152,19 @@ def test_scheduler_is_obeyed_and_the_same_command_goes_on(
         interrupt_at(patch, epoch=1, step=1, by=signal.SIGTERM)
         with pytest.raises(SystemExit):
             run_script(patch, tmp_path / "stopped", *flags)
+    run_script(monkeypatch, tmp_path / "stopped", *flags)
+    assert_equal(state_of(tmp_path / "stopped"), state_of(tmp_path / "whole"))
+
+
+def test_a_compiled_run_goes_on_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    flags = ["--backbone", "test_resnet", "--method", "xbn", "--no-nmi", "--accumulate", "2", "--resume"]
+    run_script(monkeypatch, tmp_path / "whole", *flags)
+    counters.clear()
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, epoch=1, step=0)
+        with pytest.raises(SystemExit):
+            run_script(patch, tmp_path / "stopped", *flags, "--compile", "eager")
+    assert counters["stats"]["unique_graphs"] > 0
     run_script(monkeypatch, tmp_path / "stopped", *flags)
     assert_equal(state_of(tmp_path / "stopped"), state_of(tmp_path / "whole"))
 
@@ -239,6 +263,8 @@ def test_repeated_runs_print_mean_and_deviation_and_leave_everything_on_disk(
     ("flags", "message"),
     [
         ("--backbone resnet19", "--backbone is 'resnet19', .* such as .*resnet18"),
+        ("--compile bogus", "--compile is 'bogus'; choose one of .*inductor"),
+        ("--accumulate 3", "--batch-size is 8; it must be a multiple of the 1 ranks times the 3 parts"),
         ("--loss SupCon", "--loss is 'SupCon'; choose one of"),
         ("--batch-size 10", "batch_size is 10; it must be a positive multiple of 4"),
         ("--batch-size 64", "8 classes .* do not fill a batch of 64"),
@@ -342,9 +368,11 @@ def test_diagnostics_leave_no_trace(method: str) -> None:
         assert_equal(measured.state_dict()[part], other.state_dict()[part])
 
 
-def test_images_are_embedded_as_they_were_when_they_were_stored() -> None:
+@pytest.mark.parametrize("parts", ["1", "2"])
+def test_images_are_embedded_as_they_were_when_they_were_stored(parts: str) -> None:
     """Or a model that does not learn would have stale rows."""
-    rest = ["--learning-rate", "0", "--warmup-learning-rate", "0"]
+    rest = ["--backbone", "test_resnet", "--accumulate", parts]
+    rest += ["--learning-rate", "0", "--warmup-learning-rate", "0"]
     rows = train_quietly("--method", "xbm", *rest, dropout=0.5).history.diagnostics["staleness"]
     assert [row["step"] for row in rows] == [3, 4, 5, 6, 7, 8]  # none before there is a memory
     assert all(row["before_maximum"] < 1e-5 for row in rows)
@@ -440,6 +468,19 @@ def test_workers_load_what_one_process_loads() -> None:
     alone, together = (list(load(items, keys, workers)) for workers in (0, 2))
     for one, other in zip(alone, together, strict=True):
         assert_equal(list(one), list(other))
+
+
+def test_workers_live_on_whatever_is_left_of_an_epoch() -> None:
+    images = Images([(0, 7)] * 9, torch.arange(9), torch.full((9,), 7))
+    loader = Loader(KeyedItems(images, lambda image: (os.getpid(), torch.rand(())), seed=0), workers=2)
+    epochs = [[[(epoch, step, 0, step)] for step in range(9)] for epoch in range(3)]
+    first, begun, last = list(loader(epochs[0])), next(iter(loader(epochs[1]))), list(loader(epochs[2]))
+    processes, numbers = ([float(batch[0][part]) for batch in (*first, begun, *last)] for part in (0, 1))
+    assert len(set(processes)) == 2
+    assert os.getpid() not in processes
+    keys = [*epochs[0], epochs[1][0], *epochs[2]]
+    alone = Loader(loader(keys).dataset, workers=0)(keys)
+    assert numbers == [float(batch[0][1]) for batch in alone]
 
 
 def test_glyphs_are_tested_under_the_demos_distortion() -> None:

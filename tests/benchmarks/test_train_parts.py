@@ -114,7 +114,7 @@ def test_the_resized_crop_has_its_scale_ratio_and_colours() -> None:
 
 
 def test_sgsls_labels_and_first_weights_are_those_of_the_code_that_it_defers_to() -> None:
-    setup = LossSetup(num_classes=5, memory_size=8, steps_per_epoch=1, superclasses=None, world_size=1)
+    setup = LossSetup(embedding_size=16, memory_size=8, num_classes=5, world_size=1)
     loss_fn = build_loss(read("--method sgsl --sgsl-start 0 --label-smoothing 0.2"), setup)
     assert not loss_fn.W.any()
     torch.nn.init.normal_(loss_fn.W)
@@ -134,7 +134,7 @@ def test_random_batches_train_with_a_memory() -> None:
 
 
 def test_sgsls_weight_is_that_of_its_part_beside_the_softmax() -> None:
-    setup = LossSetup(num_classes=5, memory_size=8, steps_per_epoch=1, superclasses=None, world_size=1)
+    setup = LossSetup(embedding_size=16, memory_size=8, num_classes=5, world_size=1)
     embeddings, labels, losses = torch.randn(8, 16), torch.arange(8) % 5, []
     for weight in (0, 1, 2.5):
         loss_fn = build_loss(read(f"--method sgsl --sgsl-weight {weight}"), setup)
@@ -145,7 +145,7 @@ def test_sgsls_weight_is_that_of_its_part_beside_the_softmax() -> None:
 
 
 def test_lmcl_has_its_margin_and_the_first_weights_of_norm_softmax() -> None:
-    setup = LossSetup(num_classes=50, memory_size=8, steps_per_epoch=1, superclasses=None, world_size=1)
+    setup = LossSetup(embedding_size=16, memory_size=8, num_classes=50, world_size=1)
     flags = "--method no-xbm --miner none --loss CosFaceLoss --loss-options weight_init_func=linear"
     loss_fn = build_loss(read(flags), setup)
     (weights,) = loss_fn.parameters()

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 # What the user chooses, whatever the preset.
 CHOSEN = {
     *("dataset", "test_size", "limit_classes", "steps_per_epoch"),
-    *("resize", "weights", "binary", "eval_every", "nmi", "seed"),
+    *("resize", "weights", "accumulate", "binary", "eval_every", "nmi", "seed"),
 }
 IS_SOURCE = re.compile(
     r"§\d|Tables? \d|Figure \d|Eq\. \d|Appendix [A-E\d]|Implementation Details|code: `|not stated: ours"

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from torchrun import torchrun
 from training_script import TINY, assert_equal, has_timm, result_of, run_script, state_of
 
@@ -18,7 +19,7 @@ def test_two_ranks_train_stop_together_and_resume_exactly(
     finished = torchrun(WORKER, str(tmp_path), *TINY, *flags)
     assert finished.returncode == 0, finished.stderr
     assert "on 2 × cpu" in finished.stdout
-    assert finished.stdout.count("| Recall@1 |") == 4
+    assert finished.stdout.count("| Recall@1 |") == 5
     assert finished.stdout.count("stopped, and saved in") == 1
     assert "epoch 2:  50%" in finished.stderr  # where the resumed run began
     assert_equal(state_of(tmp_path / "stopped"), state_of(tmp_path / "whole"))
@@ -31,6 +32,10 @@ def test_two_ranks_train_stop_together_and_resume_exactly(
         assert_equal(whole[part], unwatched[part])
     run_script(monkeypatch, tmp_path / "alone", *flags)
     assert_has_the_losses_of_one_process(tmp_path)
+    run_script(monkeypatch, tmp_path / "frozen", *flags, "--backbone", "test_resnet", "--freeze-bn")
+    parts, whole = (state_of(tmp_path / name)["run"] for name in ("in-parts", "frozen"))
+    for name, value in whole["model"].items():
+        torch.testing.assert_close(parts["model"][name], value, rtol=1e-4, atol=1e-4, msg=name)
 
 
 def assert_has_the_losses_of_one_process(folder: Path) -> None:

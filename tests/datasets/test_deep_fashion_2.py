@@ -250,6 +250,22 @@ def test_protocols_share_their_items(root: Path) -> None:
         assert ours.boxes.tolist() == theirs.boxes.tolist()
 
 
+def test_queries_and_gallery_are_read_once_unless_a_file_changes(
+    root: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tqdm")
+
+    def bars() -> int:
+        for split in DeepFashion2.splits:
+            DeepFashion2(root, split)
+        return capfd.readouterr().err.count("100%")
+
+    assert [bars(), bars()] == [2, 1]  # training, validation
+    edit(root, BROKEN, lambda annotation: annotation["item1"].update(category_id=12))
+    assert bars() == 2
+    assert "pair 7, vest dress, style 3" in names(DeepFashion2(root, "gallery"))
+
+
 def test_unknown_protocol_is_told(root: Path) -> None:
     with pytest.raises(ValueError, match="protocol is 'official'; choose one of 'axbn', 'xbm'"):
         DeepFashion2(root, protocol="official")
