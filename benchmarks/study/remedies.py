@@ -50,7 +50,7 @@ class MomentumEncoded(StudyTask):
     """The memory stores what a moving average of the model makes of a batch, as in Momentum Contrast."""
 
     def __init__(self, data: GlyphsData, method: str, *args: Any, momentum: float) -> None:
-        super().__init__(data, method, *args)
+        super().__init__(data, method, *args, warmup=0)  # PML's memory in less time
         self.encoder = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(momentum))
         self.parts["encoder"] = self.encoder
 
