@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
+from leaving import leave
 from pytorch_metric_learning import losses, miners, reducers, regularizers
 from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor, distributed, nn
@@ -215,8 +216,7 @@ def main(folder: str, share: int) -> None:
         if number // share % num_ranks == rank:  # they take turns
             results[tuple(case)]["alone"] = train(case, None, num_ranks)
     torch.save(results, os.path.join(folder, f"rank{rank}.pt"))
-    distributed.barrier()
-    distributed.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -154,7 +154,8 @@ class Running(common.Running):
     repeat: Positive = 1  # runs, with seeds from the given one up
     output: Path | None = None  # folder of all results; default: runs/PRESET-DATASET-METHOD
     compile: str | None = None
-    """backend of torch.compile for the backbone, such as inductor: faster steps after slow first ones"""
+    """backend of torch.compile for the backbone, such as inductor: faster steps after slow first ones;
+    beside --accumulate it needs a newer torch than 2.1"""
     sync_bn: bool = True  # on many ranks, batch normalization sees the batch (or part) of all
     cpu: bool = False  # leave GPUs alone
     log_every: Positive = 20  # iterations between entries of the log

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 from datetime import timedelta
 
 import torch
+from leaving import leave
 from torch import Tensor, distributed, nn
 
 from benchmarks.engine.sync_batch_norm import synchronise_batch_norm
@@ -71,6 +71,4 @@ if __name__ == "__main__":
             check(name, sizes, distributed.get_rank())
     if distributed.get_rank() == 0:
         print("outputs, gradients and statistics agree")
-    distributed.barrier()  # nobody leaves while another still listens
-    gc.collect()  # the models hold the process group in cycles
-    distributed.destroy_process_group()
+    leave()

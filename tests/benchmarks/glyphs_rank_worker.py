@@ -5,13 +5,13 @@ python glyphs_rank_worker.py FOLDER
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from datetime import timedelta
 from pathlib import Path
 
 import torch
+from leaving import leave
 from pytorch_metric_learning.losses import SupConLoss
 from pytorch_metric_learning.miners import PairMarginMiner
 from torch import Tensor, distributed, nn
@@ -80,6 +80,4 @@ if __name__ == "__main__":
     rank = os.environ.get("RANK", "alone")
     torch.save(weights, Path(sys.argv[1], f"{rank}.pt"))
     if distributed.is_initialized():
-        distributed.barrier()  # nobody leaves while another still listens
-        gc.collect()  # the models hold the process group in cycles
-        distributed.destroy_process_group()
+        leave()

