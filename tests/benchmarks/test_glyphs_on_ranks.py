@@ -10,7 +10,7 @@ from pathlib import Path
 import glyphs_rank_worker
 import pytest
 import torch
-from torchrun import ROOT, torchrun
+from torchrun import ENVIRONMENT, torchrun
 
 WORKER = Path(glyphs_rank_worker.__file__)
 
@@ -18,9 +18,8 @@ WORKER = Path(glyphs_rank_worker.__file__)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("weights")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(WORKER), str(folder)]
-    alone = subprocess.Popen(command, env=environment)
+    alone = subprocess.Popen(command, env={**os.environ, **ENVIRONMENT})
     try:
         ranks = torchrun(WORKER, str(folder), timeout=400)
         assert ranks.returncode == 0, ranks.stderr
