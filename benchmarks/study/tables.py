@@ -9,7 +9,11 @@ from benchmarks.study.data import Difference, Setting, Study
 
 
 def spread(study: Study, name: str, setting: Setting, figure: str) -> str:
-    values = list(study.values(name, setting, figure).values())
+    return spread_of(list(study.values(name, setting, figure).values()))
+
+
+def spread_of(values: list[float]) -> str:
+    """Mean ± standard deviation."""
     if not values:
         return "–"
     return f"{fmean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")

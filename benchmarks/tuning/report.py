@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import fmean, quantiles, stdev
+from statistics import median, quantiles, stdev
 
 from matplotlib.figure import Figure
 
 from benchmarks.engine.figures import BLUE, GREY, ORANGE, YELLOW, plain
-from benchmarks.study.tables import table, text
+from benchmarks.study.tables import spread_of, table, text
 from benchmarks.tuning.results import METHODS, Row, Tuning
 from benchmarks.tuning.space import CHOICES, LOGARITHMIC, RANGES
 
@@ -76,11 +76,11 @@ def _validated(rows: list[Row]) -> list[float]:
 def _searched(tuning: Tuning, found: dict[str, list[Row]], method: str) -> list[str]:
     values = _validated(found[method])
     best = max(_validated(rows)[0] for rows in found.values())
-    low, median, high = quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+    low, middle, high = quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
     return [
         method,
         f"{values[0]:.1f}",
-        f"{median:.1f}",
+        f"{middle:.1f}",
         f"{low:.1f} to {high:.1f}",
         f"{stdev(values):.1f}" if len(values) > 1 else "–",
         f"{sum(value >= best - _NEAR for value in values)} of {len(values)}",
@@ -104,8 +104,7 @@ def _best(method: str, row: Row) -> list[str]:
 def _tested(tuning: Tuning, method: str) -> list[str]:
     cells = [method]
     for figure in ("recall_at_1", "map_at_r"):
-        values = list(tuning.tested(method, figure).values())
-        cells.append(f"{fmean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else ""))
+        cells.append(spread_of(list(tuning.tested(method, figure).values())))
         cells += [
             "" if method == other else text(tuning.difference(method, other, figure))
             for other in ("no-xbm", "xbm")
@@ -122,8 +121,7 @@ def draw_search(found: dict[str, list[Row]], path: Path) -> None:
         panel.plot(
             values, [place] * len(values), "o", color=colour, alpha=0.5, markersize=7, markeredgewidth=0
         )
-        median = sorted(values)[len(values) // 2]
-        panel.plot([median] * 2, [place - 0.3, place + 0.3], color=colour, linewidth=3)
+        panel.plot([median(values)] * 2, [place - 0.3, place + 0.3], color=colour, linewidth=3)
     panel.set_yticks(range(len(found)), list(reversed(found)))
     panel.set(
         title="How easy is each method to get right?",

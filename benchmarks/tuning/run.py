@@ -82,5 +82,5 @@ def train(
     row["minutes"] = sum(run.history.step_times) / 60
     said = outlook(run.history.diagnostics)
     if said is not None:
-        row |= dict(zip(("push_share", "displacement", "positives"), said[2:5], strict=True))
+        row |= {name: getattr(said, name) for name in ("push_share", "displacement", "positives")}
     return row
