@@ -16,7 +16,6 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
-from leaving import leave
 from pytorch_metric_learning import losses, miners, reducers, regularizers
 from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor, distributed, nn
@@ -216,7 +215,6 @@ def main(folder: str, share: int) -> None:
         if number // share % num_ranks == rank:  # they take turns
             results[tuple(case)]["alone"] = train(case, None, num_ranks)
     torch.save(results, os.path.join(folder, f"rank{rank}.pt"))
-    leave()
 
 
 if __name__ == "__main__":

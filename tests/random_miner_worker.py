@@ -6,7 +6,6 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import torch
-from leaving import leave
 from pytorch_metric_learning.losses import ContrastiveLoss, TripletMarginLoss
 from pytorch_metric_learning.miners import DistanceWeightedMiner, UniformHistogramMiner
 from torch import Tensor, distributed, nn
@@ -50,4 +49,3 @@ if __name__ == "__main__":
         assert not any(torch.equal(first, other) for other in others)
     if distributed.get_rank() == 0:
         print("draws agree")
-    leave()

@@ -9,7 +9,6 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from leaving import leave
 from pytorch_metric_learning.losses import ContrastiveLoss, CrossBatchMemory, SupConLoss
 from pytorch_metric_learning.reducers import MeanReducer
 from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
@@ -198,7 +197,6 @@ def main(rank: int, world_size: int, folder: str) -> None:
             results[f"{name} inside, {masked}"] = inside_pmls_wrapper(make, rank, masked, delay=10**9)
             inside_pmls_wrapper(make, rank, masked)
     torch.save(results, f"{folder}/rank{rank}.pt")
-    leave()
 
 
 if __name__ == "__main__":

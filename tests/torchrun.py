@@ -8,9 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+TESTS = Path(__file__).parent
 ENVIRONMENT = {
-    "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+    "PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}",
     "GLOO_SOCKET_IFNAME": "lo",
     "OMP_NUM_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "",
@@ -24,7 +24,7 @@ def torchrun(
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}"]
     address = ["--standalone", "--local-addr=127.0.0.1"]  # takes a free port and keeps it
     process = subprocess.Popen(
-        [*command, *address, str(script), *arguments],
+        [*command, *address, str(TESTS / "run_rank.py"), str(script), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

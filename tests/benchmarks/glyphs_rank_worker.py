@@ -11,7 +11,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
-from leaving import leave
 from pytorch_metric_learning.losses import SupConLoss
 from pytorch_metric_learning.miners import PairMarginMiner
 from torch import Tensor, distributed, nn
@@ -79,5 +78,3 @@ if __name__ == "__main__":
     weights = {method: train(data, method) for method in MEMORIES}
     rank = os.environ.get("RANK", "alone")
     torch.save(weights, Path(sys.argv[1], f"{rank}.pt"))
-    if distributed.is_initialized():
-        leave()
