@@ -53,6 +53,15 @@ def read_csv(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def append_csv(rows: list[dict[str, Any]], path: Path) -> None:
+    """Adds rows to a CSV file, and columns where they bring new ones; numbers to six digits."""
+    new = [
+        {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items()}
+        for row in rows
+    ]
+    write_csv([*read_csv(path), *new], path)
+
+
 def write_results(
     histories: Mapping[str, History], results: Mapping[str, Mapping[str, float]], folder: Path
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
@@ -25,6 +25,11 @@ Probability = Annotated[float, Must(lambda value: 0 <= value <= 1, "from 0 to 1"
 BelowOne = Annotated[float, Must(lambda value: 0 <= value < 1, "from 0 up and below 1")]
 AtLeastOne = Annotated[float, Must(lambda value: 1 <= value < float("inf"), "a finite number from 1 up")]
 NotNegative = Annotated[float, Must(lambda value: 0 <= value < float("inf"), "a finite number from 0 up")]
+
+
+def among(names: Collection[str]) -> Must:
+    """What each of many values has to be."""
+    return Must(lambda values: set(values) <= set(names), f"names of {', '.join(names)}")
 
 
 def _named(words: Sequence[str]) -> dict[str, Any]:

@@ -15,7 +15,6 @@ ones are not tried.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -26,15 +25,17 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+import tyro
 from tqdm import tqdm
 
 from benchmarks.engine.results import RESULTS
-from benchmarks.loss_cost.case import LOSSES, MEMORIES, NUM_CLASSES, Case, usual_miner
+from benchmarks.engine.settings import Positive, among, check
+from benchmarks.loss_cost.case import LOSSES, Case, usual_miner
 from benchmarks.loss_cost.report import FITS, NO_FIT, Results, key_of, read, write, write_report
 
 _OUT_OF_MEMORY = re.compile(
@@ -43,16 +44,37 @@ _OUT_OF_MEMORY = re.compile(
 )
 
 
-def planned(arguments: argparse.Namespace) -> Iterator[list[Case]]:
+@dataclass(frozen=True)
+class Settings:
+    """What is measured, and how."""
+
+    losses: Annotated[tuple[str, ...], among(LOSSES)] = tuple(LOSSES)
+    miners: tuple[Literal["none", "usual"], ...] = ("none", "usual")
+    classes: tuple[Literal["n/10", "10"], ...] = ("n/10",)  # of n rows
+    rows: tuple[int, ...] = (1_024, 8_192, 60_000, 250_000)
+    memories: tuple[Literal["XBNWrapper", "CrossBatchMemory"], ...] = ("XBNWrapper", "CrossBatchMemory")
+    repeats: Positive = 5  # steps at most, after warm-up
+    time_limit: float = 20  # seconds of one step
+    memory_limit: float = 8  # GB beyond what the libraries take
+    jobs: Positive = 1  # cases at a time
+    threads: Positive = 1  # of each case
+    device: str = "cuda" if torch.cuda.is_available() else "cpu"
+    output: Path = RESULTS
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def planned(settings: Settings) -> Iterator[list[Case]]:
     """Cases that differ in rows alone, ascending."""
-    kinds = itertools.product(arguments.losses, arguments.miners, arguments.classes, arguments.memories)
+    kinds = itertools.product(settings.losses, settings.miners, settings.classes, settings.memories)
     for loss, miner, classes, memory in kinds:
         name = usual_miner(loss) if miner == "usual" else miner
-        yield [Case(memory, loss, name, classes, rows) for rows in sorted(arguments.rows)]
+        yield [Case(memory, loss, name, classes, rows) for rows in sorted(settings.rows)]
 
 
 def run(
-    plan: list[list[Case]], settings: dict[str, Any], jobs: int, results: Results, save: Callable[[], None]
+    plan: list[list[Case]], conditions: dict[str, Any], jobs: int, results: Results, save: Callable[[], None]
 ) -> None:
     """Measures what ``results`` lacks, ``jobs`` cases at a time, and saves after each."""
     bar = tqdm(
@@ -65,10 +87,10 @@ def run(
         for case in cases:
             key = key_of(asdict(case))
             if key not in results:
-                outcome = _inferred(smaller) or _measured(case, settings)
+                outcome = _inferred(smaller) or _measured(case, conditions)
                 if is_stopped.is_set():
                     return
-                line = asdict(case) | settings | outcome
+                line = asdict(case) | conditions | outcome
                 with lock:
                     results[key] = {name: str(value) for name, value in line.items()}
                     save()
@@ -93,10 +115,10 @@ def _inferred(smaller: dict[str, str]) -> dict[str, Any] | None:
     return {"outcome": smaller["outcome"], "as_with_rows": smaller.get("as_with_rows") or smaller["rows"]}
 
 
-def _measured(case: Case, settings: dict[str, Any]) -> dict[str, Any]:
-    threads = str(settings["threads"])
+def _measured(case: Case, conditions: dict[str, Any]) -> dict[str, Any]:
+    threads = str(conditions["threads"])
     ended = subprocess.run(
-        [sys.executable, "-m", "benchmarks.loss_cost.case", json.dumps({"case": asdict(case)} | settings)],
+        [sys.executable, "-m", "benchmarks.loss_cost.case", json.dumps({"case": asdict(case)} | conditions)],
         capture_output=True,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": threads},
@@ -109,7 +131,7 @@ def _measured(case: Case, settings: dict[str, Any]) -> dict[str, Any]:
     if known:  # even if it was ended later, by a step of SupConLoss, say
         return {"outcome": FITS} | known
     if ended.returncode == -signal.SIGALRM:
-        return {"outcome": f"over {settings['time_limit_s']:g} s"}
+        return {"outcome": f"over {conditions['time_limit_s']:g} s"}
     if ended.returncode == -signal.SIGKILL or _OUT_OF_MEMORY.search(ended.stderr):
         return {"outcome": NO_FIT}
     last = ended.stderr.strip().splitlines()[-1:] or [f"exit status {ended.returncode}"]
@@ -117,38 +139,22 @@ def _measured(case: Case, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    arguments = _parse()
-    names = ("device", "threads", "repeats", "time_limit", "memory_limit")
-    units = {"time_limit": "time_limit_s", "memory_limit": "memory_limit_gb"}
-    settings = {units.get(name, name): getattr(arguments, name) for name in names}
-    path = arguments.output / f"loss_cost_{torch.device(arguments.device).type}.csv"
+    settings = tyro.cli(Settings, prog="python -m benchmarks.loss_cost", description=__doc__)
+    conditions = {
+        "device": settings.device,
+        "threads": settings.threads,
+        "repeats": settings.repeats,
+        "time_limit_s": settings.time_limit,
+        "memory_limit_gb": settings.memory_limit,
+    }
+    path = settings.output / f"loss_cost_{torch.device(settings.device).type}.csv"
     results = read(path)
     try:
-        run(list(planned(arguments)), settings, arguments.jobs, results, lambda: write(results, path))
+        run(list(planned(settings)), conditions, settings.jobs, results, lambda: write(results, path))
     finally:
         if results:
             write_report(results, path)
     print(f"{path}, its table and its picture are written")
-
-
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("--losses", nargs="+", choices=LOSSES, default=LOSSES, metavar="LOSS", help="default: all supported")
-    add("--miners", nargs="+", choices=["none", "usual"], default=["none", "usual"])
-    add("--classes", nargs="+", choices=NUM_CLASSES, default=["n/10"], help="of n rows (default: n/10)")
-    add("--rows", nargs="+", type=int, default=[1_024, 8_192, 60_000, 250_000])
-    add("--memories", nargs="+", choices=MEMORIES, default=list(MEMORIES))
-    add("--repeats", type=int, default=5, help="steps at most, after warm-up (default: 5)")
-    add("--time-limit", type=float, default=20, help="seconds of one step (default: 20)")
-    add("--memory-limit", type=float, default=8, help="GB beyond what the libraries take (default: 8)")
-    add("--jobs", type=int, default=1, help="cases at a time (default: 1)")
-    add("--threads", type=int, default=1, help="of each (default: 1)")
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--output", type=Path, default=RESULTS)
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -12,20 +12,39 @@ epoch) to ``benchmarks/results``. A run that
 
 from __future__ import annotations
 
-import argparse
 import os
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import tyro
 
 from benchmarks.engine.processes import Processes
-from benchmarks.engine.results import RESULTS, read_csv, write_csv
+from benchmarks.engine.results import RESULTS, append_csv, read_csv
+from benchmarks.engine.settings import Positive, among, check
 from benchmarks.study.cases import Case, cases
 from benchmarks.study.data import AGES, BY_EPOCH, CURVES, RUNS
 from benchmarks.study.report import write_report
 from benchmarks.study.run import train, train_warm_start, warm_start_path
 
 WARM_STARTS = Path("runs/study")
+_METHODS = list(dict.fromkeys(case.name for case in cases()))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Which runs, and where they go."""
+
+    report: bool = False  # train nothing
+    jobs: Positive = os.cpu_count() or 1  # runs at a time
+    methods: Annotated[tuple[str, ...], among(_METHODS)] = tuple(_METHODS)
+    regimes: tuple[Literal["fast", "slow", "converged"], ...] = ("fast", "slow", "converged")
+    limit: Positive | None = None  # at most so many runs
+    classes: Positive | None = None  # of each half, to try it out
+    output: Path = RESULTS
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 def done(path: Path) -> set[tuple[str, ...]]:
@@ -33,22 +52,13 @@ def done(path: Path) -> set[tuple[str, ...]]:
     return {Case.of(row).key for row in read_csv(path)}
 
 
-def append(rows: list[dict[str, Any]], path: Path) -> None:
-    """Adds rows to a CSV file, and columns where they bring new ones; numbers to six digits."""
-    new = [
-        {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items()}
-        for row in rows
-    ]
-    write_csv([*read_csv(path), *new], path)
-
-
 def save(case: Case, outcome: dict[str, Any], folder: Path) -> None:
     """The run itself last: until it stands there, it is not done."""
     key = {name: str(value) for name, value in asdict(case).items()}
-    append([{**key, **row} for row in outcome["curve"]], folder / CURVES)
-    append([{**key, **row} for row in outcome["ages"]], folder / AGES)
-    append([{**key, **row} for row in outcome["epochs"]], folder / BY_EPOCH)
-    append([{**key, **outcome["result"]}], folder / RUNS)
+    append_csv([{**key, **row} for row in outcome["curve"]], folder / CURVES)
+    append_csv([{**key, **row} for row in outcome["ages"]], folder / AGES)
+    append_csv([{**key, **row} for row in outcome["epochs"]], folder / BY_EPOCH)
+    append_csv([{**key, **outcome["result"]}], folder / RUNS)
 
 
 def run(todo: list[Case], jobs: int, folder: Path, classes: int | None) -> None:
@@ -67,34 +77,17 @@ def run(todo: list[Case], jobs: int, folder: Path, classes: int | None) -> None:
 
 
 def main() -> None:
-    arguments = _parse()
-    if not arguments.report:
-        finished = done(arguments.output / RUNS)
-        todo = [case for case in cases() if case.key not in finished]
-        if arguments.regimes:
-            todo = [case for case in todo if case.regime in arguments.regimes]
-        if arguments.methods:
-            todo = [case for case in todo if case.name in arguments.methods]
-        run(todo[: arguments.limit], arguments.jobs, arguments.output, arguments.classes)
-    write_report(arguments.output)
-    print(f"{arguments.output / 'study.md'}, its pictures and its CSV files are written")
-
-
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    names = list(dict.fromkeys(case.name for case in cases()))
-    add("--report", action="store_true", help="train nothing")
-    add("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time (default: one per core)")
-    add("--methods", nargs="+", choices=names, help="only these (default: all)")
-    regimes = list(dict.fromkeys(case.regime for case in cases()))
-    add("--regimes", nargs="+", choices=regimes, help="only these (default: all)")
-    add("--limit", type=int, help="at most so many runs")
-    add("--classes", type=int, help="only so many classes of each half, to try it out")
-    add("--output", type=Path, default=RESULTS)
-    return parser.parse_args()
+    settings = tyro.cli(Settings, prog="python -m benchmarks.study", description=__doc__)
+    if not settings.report:
+        finished = done(settings.output / RUNS)
+        todo = [
+            case
+            for case in cases()
+            if case.key not in finished and case.regime in settings.regimes and case.name in settings.methods
+        ]
+        run(todo[: settings.limit], settings.jobs, settings.output, settings.classes)
+    write_report(settings.output)
+    print(f"{settings.output / 'study.md'}, its pictures and its CSV files are written")
 
 
 if __name__ == "__main__":

@@ -33,6 +33,8 @@ CONVERGED = (
 REMEDIES = (
     *("xbm+warm-up", "xbm+momentum 0.9", "xbm+momentum 0.99", "xbn+oldest", "xbn+oldest, equal time"),
 )
+# Memories that are embedded anew, what they are called in tables.
+REFRESHED = {"xbm": "always-fresh", "xbn": "always-fresh + matching"}
 MORE_SEEDS = (3, 4)  # of what answers the first question
 # Epochs without memory, and with it.
 EPOCHS = {("fast", 64): (2, 4), ("fast", 16): (1, 3), ("slow", 64): (6, 4)}
@@ -88,7 +90,7 @@ class Case:
         """What the method is called in tables."""
         if not self.refresh_every:
             return self.method
-        return {"xbm": "always-fresh", "xbn": "always-fresh + matching"}.get(self.method, self.method)
+        return REFRESHED.get(self.method, self.method)
 
     @property
     def memory(self) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.demo.settings import Settings
-from benchmarks.study.cases import EPOCHS, REFRESH_EVERY, SLOW_RATE
+from benchmarks.study.cases import EPOCHS, REFRESH_EVERY, REFRESHED, SLOW_RATE
 from benchmarks.study.converged import converged
 from benchmarks.study.data import Difference, Setting, Study
 from benchmarks.study.figures import draw_accuracy, draw_ages, draw_along_the_way, name_of
@@ -18,7 +18,7 @@ from benchmarks.study.takeaways import losses, takeaways
 from benchmarks.tuning.report import tuned
 from benchmarks.tuning.results import Tuning
 
-_REFERENCES = ("always-fresh", "always-fresh + matching")
+_REFERENCES = tuple(REFRESHED.values())
 _BASELINES = ("no-xbm", "xbm")
 _NEARLY_ALL = 0.8
 # Columns of the runs' file, what they are called in tables, and digits.

@@ -22,7 +22,7 @@ import optuna
 import tyro
 
 from benchmarks.engine.processes import Processes
-from benchmarks.engine.results import RESULTS, read_csv, write_csv
+from benchmarks.engine.results import RESULTS, append_csv, read_csv, write_csv
 from benchmarks.engine.settings import Positive, check
 from benchmarks.study.report import write_report
 from benchmarks.tuning.results import METHODS, SEARCH, TESTS
@@ -119,8 +119,7 @@ def test(settings: Settings, best: dict[str, Configuration], processes: Processe
         if (method, configuration.number, seed) not in done
     ]
     for (method, configuration, seed, *_), row in processes.run(train, work, "tests"):
-        new = {"method": method, "seed": seed, **asdict(configuration), **row}
-        write_csv([*read_csv(path), new], path)
+        append_csv([{"method": method, "seed": seed, **asdict(configuration), **row}], path)
 
 
 if __name__ == "__main__":

@@ -123,9 +123,7 @@ def test_a_failure_says_nothing_about_larger_memories(
 
 
 def test_all_supported_losses_have_a_usual_miner_and_are_planned_once() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["loss_cost"])
-        planned = [case for cases in loss_cost.planned(loss_cost._parse()) for case in cases]
+    planned = [case for cases in loss_cost.planned(loss_cost.Settings()) for case in cases]
     assert len(set(planned)) == len(planned) == 14 * 2 * 4 * 2
     assert {case.miner for case in planned if case.loss == "AngularLoss"} == {"none", "AngularMiner"}
 

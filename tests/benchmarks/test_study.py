@@ -13,7 +13,7 @@ from scipy.stats import ttest_1samp
 
 from benchmarks.engine.accuracy import embed
 from benchmarks.engine.diagnostics import embed_without_trace, outlook
-from benchmarks.engine.results import RESULTS, read_csv
+from benchmarks.engine.results import RESULTS, append_csv, read_csv
 from benchmarks.engine.run import Run
 from benchmarks.study import __main__ as study
 from benchmarks.study import cases as study_cases
@@ -153,8 +153,8 @@ def test_a_run_is_done_only_when_its_row_is_written(tmp_path: Path) -> None:
 
 def test_columns_that_come_later_are_added(tmp_path: Path) -> None:
     case = {name: str(value) for name, value in asdict(FRESH).items()}
-    study.append([{**case, "a": 1.0}], tmp_path / "x.csv")
-    study.append([{**case, "a": 2.0, "b": 1 / 3}], tmp_path / "x.csv")
+    append_csv([{**case, "a": 1.0}], tmp_path / "x.csv")
+    append_csv([{**case, "a": 2.0, "b": 1 / 3}], tmp_path / "x.csv")
     assert [(row["a"], row["b"]) for row in read_csv(tmp_path / "x.csv")] == [
         ("1", ""),
         ("2", "0.333333"),
