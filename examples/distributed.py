@@ -10,6 +10,7 @@ Glyphs, which matplotlib draws.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 
 import torch
@@ -35,6 +36,7 @@ def main() -> None:
         torch.cuda.set_device(device)
     distributed.init_process_group("nccl" if on_gpu else "gloo")
     train(args.epochs, args.steps, device)
+    gc.collect()  # the model holds the process group in a cycle
     distributed.barrier()  # nobody leaves while another still listens
     distributed.destroy_process_group()
 
