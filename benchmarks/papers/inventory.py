@@ -96,7 +96,7 @@ _OF_XBM = (
         "XBM",
         ("Table 2",),
         "hours and GPU memory",
-        reason="of a GPU that it does not name; `benchmarks.costs` measures what a memory costs",
+        reason="of a GPU that it does not name; `benchmarks.step_cost` measures what a memory costs",
     ),
     Item("XBM", ("Table 3",), "Cont. w/M"),
     Item("XBM", ("Table 4",), "Cont. w/M"),
