@@ -25,12 +25,15 @@ class FilteredMoments(BaseAdapter):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.num_batches = 0
-        self.set_embedding_size(0)
+        self._begin(0)
 
     def set_embedding_size(self, embedding_size: int) -> None:
+        if len(self.estimated.mean) != embedding_size:  # one that is registered again goes on
+            self._begin(embedding_size)
+
+    def _begin(self, embedding_size: int) -> None:
         zeros = widest(torch.zeros(embedding_size))
-        self.estimated = Moments(zeros, zeros)
+        self.estimated, self.num_batches = Moments(zeros, zeros), 0
 
     def gain(self, batch_size: int) -> float:
         """Weight of the newest batch in the estimate; it advances what it depends on."""

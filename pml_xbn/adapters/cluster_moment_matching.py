@@ -71,11 +71,14 @@ class ClusterMomentMatching(GroupMomentMatching):
         self.num_clusters = num_clusters
         self.cluster_every = cluster_every
         self.seed = seed
-        self.num_steps = 0
-        self.set_embedding_size(0)
+        self._begin(0)
 
     def set_embedding_size(self, embedding_size: int) -> None:
-        self.centroids = widest(torch.zeros(self.num_clusters, embedding_size))
+        if self.centroids.shape[1] != embedding_size:  # one that is registered again goes on
+            self._begin(embedding_size)
+
+    def _begin(self, embedding_size: int) -> None:
+        self.centroids, self.num_steps = widest(torch.zeros(self.num_clusters, embedding_size)), 0
 
     def _adapted(
         self,

@@ -34,7 +34,7 @@ def to_present_form(state: dict[str, Any], prefix: str, memory: nn.Module, queue
     with torch.inference_mode(False):
         values = at_least_float32(rows.detach().clone())
         stored = Rows.of(values, len(rows), boundary, queue.dtype).first(len(rows) if is_full else position)
-        contents = Contents(stored, labels.clone(), None, numbers["num_calls"])
+        contents = Contents(stored, labels.to(torch.int64, copy=True), None, numbers["num_calls"])
     state.update(
         {
             f"{prefix}queue.{name}": value

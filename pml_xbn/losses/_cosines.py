@@ -83,15 +83,16 @@ class Distances:
 
         return twin_of(distance, forward=forward)
 
+    # What is kept a miner may ask for first, which takes no gradients; who asks next may be a loss.
     @cached_property
     def _anchor_norms(self) -> Tensor:
-        norms: Tensor = torch.linalg.vector_norm(self.anchors, dim=1, keepdim=True)
+        with torch.set_grad_enabled(self._is_differentiated):
+            norms: Tensor = torch.linalg.vector_norm(self.anchors, dim=1, keepdim=True)
         return norms
 
     @cached_property
     def _cosines(self) -> tuple[Tensor, Tensor]:
         """The matrix ``(a, n)``, and the lengths of the rows ``(n,)``, but at least the smallest."""
-        # Who asks first may be a miner, which takes no gradients; who asks next may be a loss.
         with torch.set_grad_enabled(self._is_differentiated):
             mat, divisors, _ = self._products(self._directions())
         return mat, divisors

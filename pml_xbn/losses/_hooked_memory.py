@@ -19,7 +19,7 @@ class HookedMemory(QueueMemory):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._hooks = MemoryHooks()
-        self._names_of_hooks: dict[int, str] = {}
+        self._names_of_hooks: list[str] = []  # those of modules
         super().__init__(*args, **kwargs)
 
     def register_memory_hook(self, hook: MemoryHook) -> RemovableHandle:
@@ -37,14 +37,14 @@ class HookedMemory(QueueMemory):
         Raises:
             TypeError: the hook cannot be called.
         """
+        self._drop_removed_hooks()
         handle = self._hooks.register(hook, self.embedding_size)
         if isinstance(hook, BaseAdapter) and hook.needs_covariance:
             self.queue.has_matrices = True
         if isinstance(hook, nn.Module) and all(hook is not module for module in self.modules()):
-            self._drop_removed_hooks()
-            numbers = [int(name.removeprefix("memory_hook_")) for name in self._names_of_hooks.values()]
+            numbers = [int(name.removeprefix("memory_hook_")) for name in self._names_of_hooks]
             name = f"memory_hook_{max(numbers, default=-1) + 1}"
-            self._names_of_hooks[handle.id] = name
+            self._names_of_hooks.append(name)
             self.add_module(name, hook)
         return handle
 
@@ -64,8 +64,10 @@ class HookedMemory(QueueMemory):
 
     def _drop_removed_hooks(self) -> None:
         """A module that was registered for a hook goes with it."""
-        for number in [number for number in self._names_of_hooks if number not in self._hooks]:
-            delattr(self, self._names_of_hooks.pop(number))
+        for name in self._names_of_hooks.copy():
+            if getattr(self, name) not in self._hooks:
+                delattr(self, name)
+                self._names_of_hooks.remove(name)
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self._drop_removed_hooks()
@@ -73,6 +75,6 @@ class HookedMemory(QueueMemory):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         self._drop_removed_hooks()
-        hooks = [(prefix + name, getattr(self, name)) for name in self._names_of_hooks.values()]
+        hooks = [(prefix + name, getattr(self, name)) for name in self._names_of_hooks]
         with made_buffers(hooks, state_dict):
             super()._load_from_state_dict(state_dict, prefix, *args)

@@ -33,9 +33,8 @@ class MemoryHooks:
         self._hooks: OrderedDict[int, MemoryHook] = OrderedDict()
         self.are_running = False
 
-    def __contains__(self, number: int) -> bool:
-        """Whether the hook with this handle's number is still there."""
-        return number in self._hooks
+    def __contains__(self, hook: object) -> bool:
+        return any(hook is own for own in self._hooks.values())
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Keeps the handles of a process that unpickles hooks apart from those of the hooks."""
@@ -56,7 +55,7 @@ class MemoryHooks:
             )
         if isinstance(hook, BaseAdapter):
             others = _HOOKS_OF.get(hook, lambda: None)()
-            if others is not None and others is not self and hook in others._hooks.values():
+            if others is not None and others is not self and hook in others:
                 raise ValueError(
                     f"{type(hook).__name__} is registered on another memory: build one for each memory"
                 )

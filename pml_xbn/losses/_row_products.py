@@ -70,10 +70,9 @@ class RowProducts:
         """n·(a - o) - |n - o + shift|² of anchors a, all rows n and the origin o, ``(a, n)``."""
         vectors = self.anchors - self.origin
         products = vectors.new_empty(len(vectors), len(self._rows))
-        with torch.autocast(vectors.device.type, enabled=False):
-            for places, part in self._rows.parts(vectors.dtype):
-                of_part = torch.mm(vectors, part.t(), out=products[:, places])
-                of_part -= torch.linalg.vector_norm(part + (shift - self.origin), dim=1).square()
+        for places, part in self._rows.parts(vectors.dtype):
+            of_part = torch.mm(vectors, part.t(), out=products[:, places])
+            of_part -= torch.linalg.vector_norm(part + (shift - self.origin), dim=1).square()
         return products
 
     def _slots(self, places: Tensor) -> Tensor | None:

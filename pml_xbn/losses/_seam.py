@@ -115,19 +115,17 @@ def loss_and_row_gradient(
     a backward pass of its own.
     """
     distances = Distances(anchors, rows)
-    # In half precision small gradients would be none: nobody scales this loss.
-    with torch.autocast(anchors.device.type, enabled=False):
-        lists = chosen_pairs(miner, distances, anchor_labels, row_labels, own_rows)
-        if given is not None:
-            lists = appended(lists, given, anchor_labels)
-        leaf = distances.row_tensor.requires_grad_()
-        value: Tensor = loss(anchors, anchor_labels, lists, leaf, row_labels)
-        check_scalar(value, loss)
-        if not value.requires_grad:
-            return value, torch.zeros_like(leaf)
-        (gradient,) = torch.autograd.grad(
-            value, leaf, retain_graph=True, allow_unused=True, materialize_grads=True
-        )
+    lists = chosen_pairs(miner, distances, anchor_labels, row_labels, own_rows)
+    if given is not None:
+        lists = appended(lists, given, anchor_labels)
+    leaf = distances.row_tensor.requires_grad_()
+    value: Tensor = loss(anchors, anchor_labels, lists, leaf, row_labels)
+    check_scalar(value, loss)
+    if not value.requires_grad:
+        return value, torch.zeros_like(leaf)
+    (gradient,) = torch.autograd.grad(
+        value, leaf, retain_graph=True, allow_unused=True, materialize_grads=True
+    )
     leaf.requires_grad_(False)  # the caller's backward pass leaves no gradient there
     return value, gradient
 

@@ -175,13 +175,15 @@ class AdaptiveCrossBatchMemory(SteppingMemory):
         if is_read_only:
             self._warn_of_eval(batch)
         stored = self.queue.on(batch.rows.device)
-        if is_read_only or not is_storable:
-            rows, row_labels = stored.rows.as_they_were(), stored.labels[: self.num_rows]
-            return loss_against_stored(self.loss, self.miner, batch, rows, row_labels)
-        with self._undone_on_error():
-            contents, loss = self._step(batch, reports)
-            check_scalar(loss, self.loss)
-            self.queue.contents = contents._replace(num_calls=contents.num_calls + 1)
+        # Autocast would have distances in half precision.
+        with torch.autocast(batch.rows.device.type, enabled=False):
+            if is_read_only or not is_storable:
+                rows, row_labels = stored.rows.as_they_were(), stored.labels[: self.num_rows]
+                return loss_against_stored(self.loss, self.miner, batch, rows, row_labels)
+            with self._undone_on_error():
+                contents, loss = self._step(batch, reports)
+                check_scalar(loss, self.loss)
+                self.queue.contents = contents._replace(num_calls=contents.num_calls + 1)
         return loss
 
     def fill_memory(self, embeddings: Tensor, labels: Tensor, sample_ids: Tensor | None = None) -> None:

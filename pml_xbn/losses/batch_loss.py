@@ -58,11 +58,11 @@ class BatchLoss(nn.Module):
         """
         is_alone = not (self.gather_distributed and ranks.are_many())
         if is_alone or not (self.training and torch.is_grad_enabled()):
-            return loss_of_batch(self.loss, self.miner, self._split(embeddings, labels, indices_tuple))
+            return loss_of_batch(self.loss, self.miner, self._split(embeddings, labels, indices_tuple), ())
         batch, reports = shared(lambda: (self._split(embeddings, labels, indices_tuple), True))
         batch = of_all_ranks(batch, reports)
         with ranks.same_draws(reports[0].seed, batch.rows.device):
-            return loss_of_batch(self.loss, self.miner, batch)
+            return loss_of_batch(self.loss, self.miner, batch, ())
 
     @staticmethod
     def _split(embeddings: Tensor, labels: Tensor, given: IndicesTuple | None) -> Batch:
@@ -70,12 +70,18 @@ class BatchLoss(nn.Module):
         return split(embeddings, labels, given, None, size, dtype)
 
 
-def loss_of_batch(loss: nn.Module, miner: Miner | None, batch: Batch) -> Tensor:
-    """The loss of the anchors against the refs, as if there were no memory."""
+def loss_of_batch(
+    loss: nn.Module, miner: Miner | None, batch: Batch, no_refs: tuple[None, ...] = (None, None)
+) -> Tensor:
+    """The loss of the anchors against the refs, as if there were no memory.
+
+    Args:
+        no_refs: what loss and miner get for refs where these are the anchors.
+    """
     if len(batch.anchors) == 0 or len(batch.refs) == 0:
         return zero_loss(batch)
     arguments: tuple[Any, ...] = batch.anchors, batch.anchor_labels
-    refs = (None, None) if batch.is_own else (batch.refs, batch.ref_labels)
+    refs = no_refs if batch.is_own else (batch.refs, batch.ref_labels)
     indices = batch.given
     if miner is not None:
         indices = miner(*arguments, *refs)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pytorch_metric_learning.losses import SupConLoss
+from pytorch_metric_learning.losses import MultipleLosses, SupConLoss
 from pytorch_metric_learning.miners import PairMarginMiner
 from torchrun import torchrun
 
@@ -25,3 +25,10 @@ def test_on_one_process_it_is_the_loss_of_the_miners_pairs() -> None:
     embeddings, labels = torch.randn(8, 4), torch.arange(8) % 3
     expected = loss(embeddings, labels, miner(embeddings, labels))
     assert torch.equal(BatchLoss(loss, miner)(embeddings, labels), expected)
+
+
+def test_loss_and_miner_need_not_take_references() -> None:
+    loss, miner = SupConLoss(), PairMarginMiner(pos_margin=0.9, neg_margin=0.1)
+    embeddings, labels = torch.randn(8, 4), torch.arange(8) % 3
+    of_batch = BatchLoss(MultipleLosses([loss]), lambda embeddings, labels: miner(embeddings, labels))
+    assert torch.equal(of_batch(embeddings, labels), BatchLoss(loss, miner)(embeddings, labels))

@@ -137,6 +137,30 @@ def test_a_removed_hook_leaves_the_checkpoint() -> None:
     assert copied.state_dict().keys() == before
 
 
+def test_a_hook_that_is_registered_again_is_still_in_the_checkpoint(memory: AdaptiveCrossBatchMemory) -> None:
+    adapter = MomentMatching(momentum=0.9)
+    handle = memory.register_memory_hook(adapter)
+    names = memory.state_dict().keys()
+    handle.remove()
+    first = memory.register_memory_hook(adapter)
+    assert memory.state_dict().keys() == names
+    memory.register_memory_hook(adapter)
+    first.remove()  # and not the second one
+    assert memory.state_dict().keys() == names
+
+
+def test_an_adapter_that_is_registered_again_keeps_its_estimate(memory: AdaptiveCrossBatchMemory) -> None:
+    adapter = MomentMatching(momentum=0.75)
+    handle = memory.register_memory_hook(adapter)
+    batches = [torch.randn(4, D, dtype=torch.float64) + 5 for _ in range(2)]
+    memory(batches[0].float(), torch.arange(4))
+    handle.remove()
+    memory.register_memory_hook(adapter)
+    memory(batches[1].float(), torch.arange(4))
+    expected = 0.75 * batches[0].mean(dim=0) + 0.25 * batches[1].mean(dim=0)
+    torch.testing.assert_close(adapter.estimated.mean, expected, rtol=1e-6, atol=1e-6)
+
+
 def test_an_empty_memory_in_eval_mode_warns_once_that_it_stays_empty(
     memory: AdaptiveCrossBatchMemory,
 ) -> None:

@@ -164,6 +164,16 @@ def test_pmls_checkpoint_loads_with_a_warning(cls: str, steps: int) -> None:
     assert loss_fn.num_rows == min(filled + 5, M)
 
 
+def test_labels_of_pmls_checkpoint_become_int64() -> None:
+    pml, ours = (make(SupConLoss(), D, M) for make in (CrossBatchMemory, XBNWrapper))
+    pml(torch.randn(3, D), torch.arange(3, dtype=torch.uint8))  # PML's have the dtype of the last batch's
+    with pytest.warns(UserWarning, match=f"took 3 of {M} rows"):
+        ours.load_state_dict(pml.state_dict())
+    ours(torch.randn(2, D), torch.tensor([300, 301]))
+    assert ours.label_memory[:5].tolist() == [0, 1, 2, 300, 301]
+    assert ours.label_memory.dtype == torch.int64
+
+
 def test_pmls_checkpoint_inside_a_model_loads_too() -> None:
     pml, ours = (
         nn.ModuleDict({"loss": make(SupConLoss(), D, M)}) for make in (CrossBatchMemory, AXBNWrapper)

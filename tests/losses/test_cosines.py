@@ -231,6 +231,17 @@ def test_first_and_second_derivatives_of_noise_to_signal(is_scaled: bool) -> Non
     assert torch.autograd.gradgradcheck(lambda x: read_off(distance, x, rows), anchors)
 
 
+@of_any_length
+def test_a_miner_that_asks_first_leaves_the_losss_gradient(is_scaled: bool) -> None:
+    anchors, rows = torch.randn(3, 4, requires_grad=True), torch.randn(7, 4)
+    distances = Distances(anchors, stored_rows(rows))
+    with torch.no_grad():
+        distances.measured(SNRDistance(normalize_embeddings=is_scaled))
+    (gradient,) = torch.autograd.grad(distances.measured(CosineSimilarity()).sum(), anchors)
+    (expected,) = torch.autograd.grad(CosineSimilarity()(anchors, rows).sum(), anchors)
+    torch.testing.assert_close(gradient, expected)
+
+
 def test_noise_to_signal_has_its_power() -> None:
     anchors, rows, distance = torch.randn(3, 4), torch.randn(5, 4), SNRDistance(power=2)
     torch.testing.assert_close(read_off(distance, anchors, rows), distance(anchors, rows))

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from pytorch_metric_learning.losses import ContrastiveLoss, SupConLoss
+from pytorch_metric_learning.distances import DotProductSimilarity
+from pytorch_metric_learning.losses import AngularLoss, ContrastiveLoss, SupConLoss
 from torch import nn
 
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
@@ -63,6 +64,29 @@ def test_autocast_does_not_reach_rows_and_statistics(
         outside(embeddings.detach(), labels)
         assert torch.isfinite(layer.weight.grad).all()
         assert torch.equal(inside.embedding_memory, outside.embedding_memory)
+
+
+class OwnSupCon(SupConLoss):
+    """Is called with all rows."""
+
+
+@pytest.mark.parametrize("options", [{}, {"warmup": 1}, {"batch_loss_weight": 0.5}], ids=str)
+@pytest.mark.parametrize(
+    "loss",
+    [SupConLoss(), OwnSupCon(), AngularLoss(), ContrastiveLoss(2.0, 0.0, distance=DotProductSimilarity())],
+    ids=lambda loss: type(loss).__name__,
+)
+def test_autocast_does_not_reach_the_loss(loss: nn.Module, options: dict, device: torch.device) -> None:
+    inside, outside = (XBNWrapper(loss, D, 20, **options).to(device) for _ in range(2))
+    labels = torch.arange(8, device=device) % 3
+    for training in (True, True, False):
+        embeddings = torch.randn(8, D, device=device, requires_grad=True)
+        with torch.autocast(device.type, torch.bfloat16):
+            found = inside.train(training)(embeddings, labels)
+        expected = outside.train(training)(embeddings, labels)
+        assert torch.equal(found, expected)
+        gradients = (torch.autograd.grad(x, embeddings, allow_unused=True)[0] for x in (found, expected))
+        torch.testing.assert_close(*gradients)
 
 
 def test_float64_keeps_its_precision_where_asked_for(make: Callable, device: torch.device) -> None:
