@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,56 +29,6 @@ class Labelled(NamedTuple):
     labels: Tensor
 
 
-class MoCoData(Protocol):
-    """A data set.
-
-    Attributes:
-        summary: says in words what there is.
-        identity: differs where the images do.
-        train_labels: (N,) labels of the training images, of which training makes no use.
-        queries: test images whose class is to be told.
-        gallery: labelled images to tell it from; None for all other test images.
-    """
-
-    summary: str
-    identity: str
-    train_labels: Tensor
-    queries: Labelled
-    gallery: Labelled | None
-
-    def pairs(
-        self, batches: Tensor, epoch: int, steps: Sequence[int] | None = None
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Two views (B, C, H, W) of every batch.
-
-        Args:
-            batches: (steps, B) positions of training images.
-            epoch: what the augmentation depends on, beside the seed and the place in ``batches``.
-            steps: places of the batches that are wanted; None for all.
-        """
-        ...
-
-
-def load_data(settings: Settings) -> MoCoData:
-    """Reads a data set.
-
-    Raises:
-        FileNotFoundError: the images are not in ``root``.
-        ImportError: what draws or reads them is not installed.
-        ValueError: they do not fill a batch.
-    """
-    device = torch.device(settings.device)
-    data: MoCoData
-    data = GlyphPairs(settings, device) if settings.dataset == "glyphs" else CIFARPairs(settings, device)
-    available = len(data.train_labels)
-    if available < settings.batch_size:
-        raise ValueError(
-            f"batch_size is {settings.batch_size}, but there are {available} training images; pass "
-            "smaller batches or more classes"
-        )
-    return data
-
-
 def epoch_batches(size: int, batch_size: int, seed: int, epoch: int) -> Tensor:
     """(steps, batch_size) positions of images in random order; those that fill no batch are left out."""
     order = torch.randperm(size, generator=generator_for(seed, epoch, "order"))
@@ -95,6 +45,13 @@ class GlyphPairs:
     Args:
         settings: ``classes`` and ``seed``.
         device: where the images lie.
+
+    Attributes:
+        summary: says in words what there is.
+        identity: differs where the images do.
+        train_labels: (N,) labels of the training images, of which training makes no use.
+        queries: test images whose class is to be told.
+        gallery: labelled images to tell it from; None for all other test images.
     """
 
     gallery: Labelled | None = None
@@ -109,17 +66,23 @@ class GlyphPairs:
             "classes, each searched for among all others"
         )
 
-    def pairs(
-        self, batches: Tensor, epoch: int, steps: Sequence[int] | None = None
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        for step in range(len(batches)) if steps is None else steps:
-            images = self.images[batches[step].to(self.images.device)]
+    def pairs(self, batches: Mapping[int, Tensor], epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Two views (B, C, H, W) of every batch.
+
+        Args:
+            batches: (B,) positions of training images by step.
+            epoch: what the augmentation depends on, beside the seed and the step.
+        """
+        for step, batch in batches.items():
+            images = self.images[batch.to(self.images.device)]
             queries, keys = (generator_for(self.seed, epoch, step, name) for name in ("queries", "keys"))
             yield distort(images, queries), distort(images, keys)
 
 
 class CIFARPairs:
     """CIFAR, augmented as in PML's notebook; test images are classified by the training images.
+
+    It has what `GlyphPairs` has.
 
     Args:
         settings: ``dataset``, ``root``, ``download``, ``classes``, ``seed`` and ``workers``.
@@ -128,8 +91,6 @@ class CIFARPairs:
     Raises:
         FileNotFoundError, ImportError, ValueError: as `pml_xbn.datasets.CIFAR10`.
     """
-
-    gallery: Labelled | None
 
     def __init__(self, settings: Settings, device: torch.device) -> None:
         cls = _CIFAR[settings.dataset]
@@ -149,13 +110,32 @@ class CIFARPairs:
             "by the training images"
         )
 
-    def pairs(
-        self, batches: Tensor, epoch: int, steps: Sequence[int] | None = None
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        wanted = range(len(batches)) if steps is None else steps
-        keys = [[(epoch, step, *key) for key in enumerate(batches[step].tolist())] for step in wanted]
+    def pairs(self, batches: Mapping[int, Tensor], epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        keys = [[(epoch, step, *key) for key in enumerate(batch.tolist())] for step, batch in batches.items()]
         for (queries, targets), _ in load(self._views, keys, self._settings.workers):
             yield queries.to(self._device), targets.to(self._device)
+
+
+MoCoData = GlyphPairs | CIFARPairs
+
+
+def load_data(settings: Settings) -> MoCoData:
+    """Reads a data set.
+
+    Raises:
+        FileNotFoundError: the images are not in ``root``.
+        ImportError: what draws or reads them is not installed.
+        ValueError: they do not fill a batch.
+    """
+    device = torch.device(settings.device)
+    data = (GlyphPairs if settings.dataset == "glyphs" else CIFARPairs)(settings, device)
+    available = len(data.train_labels)
+    if available < settings.batch_size:
+        raise ValueError(
+            f"batch_size is {settings.batch_size}, but there are {available} training images; pass "
+            "smaller batches or more classes"
+        )
+    return data
 
 
 def _two(view: Transform, image: Any) -> tuple[Tensor, Tensor]:

@@ -120,7 +120,7 @@ class MoCoTask(Task):
     def _pairs(self, epoch: int, steps: range | list[int]) -> Iterator[tuple[Tensor, Tensor]]:
         settings = self.settings
         batches = epoch_batches(len(self.data.train_labels), settings.batch_size, settings.seed, epoch)
-        return self.data.pairs(batches, epoch, steps)
+        return self.data.pairs({step: batches[step] for step in steps}, epoch)
 
     def _embed(self, labelled: Labelled) -> tuple[Tensor, Tensor]:
         embeddings = [embed(self.encoders.query, images) for images in labelled.images]
