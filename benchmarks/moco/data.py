@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks.engine.distortion import distort
 from benchmarks.engine.glyphs import load_glyphs
-from benchmarks.engine.keyed_items import KeyedItems, Transform, chosen, load
+from benchmarks.engine.keyed_items import Images, KeyedItems, Transform, chosen, load
 from benchmarks.engine.randomness import generator_for
 from benchmarks.moco.settings import Settings
 from pml_xbn.datasets import CIFAR10, CIFAR100
@@ -22,11 +22,8 @@ _MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 _TEST_BATCH = 512
 
 
-class Labelled(NamedTuple):
-    """Images for evaluation: parts (n, C, H, W) of all of them, each time anew, and (N,) labels."""
-
-    images: Iterable[Tensor]
-    labels: Tensor
+# Images (n, C, H, W) and labels (n,) of a part; all parts, each time anew.
+Labelled = Iterable[tuple[Tensor, Tensor]]
 
 
 def epoch_batches(size: int, batch_size: int, seed: int, epoch: int) -> Tensor:
@@ -59,7 +56,7 @@ class GlyphPairs:
     def __init__(self, settings: Settings, device: torch.device) -> None:
         train, test = (load_glyphs(split, settings.classes, device) for split in ("train", "test"))
         self.images, self.train_labels, self.seed = train.images, train.labels, settings.seed
-        self.queries = Labelled((test.images,), test.labels)
+        self.queries: Labelled = [(test.images, test.labels)]
         self.identity = train.checksum
         self.summary = (
             f"{train.name}: {len(self.images)} training images; {len(test.images)} test images of other "
@@ -102,8 +99,7 @@ class CIFARPairs:
         self.train_labels = self._train.labels
         self.identity: str = settings.dataset
         self.gallery, self.queries = (
-            Labelled(_Parts(KeyedItems(images, test_view, 0), settings.workers, device), images.labels)
-            for images in (self._train, test)
+            _in_order(images, test_view, settings.workers) for images in (self._train, test)
         )
         self.summary = (
             f"{train.title}: {len(self._train)} training images; {len(test)} test images, each classified "
@@ -142,17 +138,9 @@ def _two(view: Transform, image: Any) -> tuple[Tensor, Tensor]:
     return view(image), view(image)
 
 
-class _Parts:
-    """All images in order, a part at a time, as often as they are asked for."""
-
-    def __init__(self, items: KeyedItems, workers: int, device: torch.device) -> None:
-        self.items, self.workers, self.device = items, workers, device
-
-    def __iter__(self) -> Iterator[Tensor]:
-        positions = torch.arange(len(self.items.images))
-        keys = [[(i,) for i in part.tolist()] for part in positions.split(_TEST_BATCH)]
-        for images, _ in load(self.items, keys, self.workers):
-            yield images.to(self.device)
+def _in_order(images: Images, view: Transform, workers: int) -> Labelled:
+    parts = torch.arange(len(images)).split(_TEST_BATCH)
+    return load(KeyedItems(images, view, 0), [[(i,) for i in part.tolist()] for part in parts], workers)
 
 
 def _transforms() -> tuple[Transform, Transform]:
