@@ -55,7 +55,7 @@ def main() -> None:
         f"{data.memory_setup.memory_size} rows of memory, {len(data.batches)} steps per epoch"
     )
     start = time.perf_counter()
-    comparison.run_logged(progress_bar, settings.output / "logs")
+    comparison.run(progress_bar, settings.output / "logs")
     histories, warmup_epochs = comparison.histories, settings.warmup_epochs
     results = {name: _summary(history, warmup_epochs) for name, history in histories.items()}
     write_results(histories, results, settings.output)

@@ -62,39 +62,31 @@ class Comparison:
         checkpoint.check_same(self.identity, saved["identity"], self.path)
         self._states = saved["states"]
 
-    def run(
-        self, progress: Progress, after_epoch: Callable[[], None], stop: Callable[[], bool] = lambda: False
-    ) -> None:
-        """Trains whatever is not trained yet.
+    def run(self, progress: Progress, folder: Path) -> None:
+        """Trains whatever is not trained yet, and saves every epoch.
 
         Args:
             progress: see `Run.train_epoch`.
-            after_epoch: called whenever ``histories`` has grown by an epoch, which is saved.
-            stop: asked after every step; if it says so, the state is saved.
+            folder: of the logs.
 
         Raises:
-            KeyboardInterrupt: ``stop`` said so.
+            SystemExit: SIGTERM or Ctrl-C came; the state after the current step is saved.
         """
-        start = None
-        if self.warmup_epochs:
-            warm = self.build("no-xbm")
-            self._restore(WARM_START, warm)
-            self._train(WARM_START, warm, self.warmup_epochs, progress, lambda: None, stop)
-            start = warm.state_dict()
-        for method in self.methods:
-            run = self.build(method)
-            if start is not None:
-                run.start_from(start)
-            self._restore(method, run)
-            self.histories[method] = run.history
-            self._train(method, run, self.epochs, progress, after_epoch, stop)
-
-    def run_logged(self, progress: Progress, folder: Path) -> None:
-        """The same with logs in ``folder``; SIGTERM and Ctrl-C save and end the program."""
-        log = RunLog(folder)
+        log, start = RunLog(folder), None
         try:
             with Interruption(second_stops=True) as interruption:
-                self.run(progress, lambda: log.update(self.histories), lambda: interruption.wanted)
+                if self.warmup_epochs:
+                    warm = self.build("no-xbm")
+                    self._restore(WARM_START, warm)
+                    self._train(WARM_START, warm, self.warmup_epochs, progress, interruption, log)
+                    start = warm.state_dict()
+                for method in self.methods:
+                    run = self.build(method)
+                    if start is not None:
+                        run.start_from(start)
+                    self._restore(method, run)
+                    self.histories[method] = run.history
+                    self._train(method, run, self.epochs, progress, interruption, log)
         except KeyboardInterrupt:
             raise SystemExit("stopped; --resume goes on from the last checkpoint") from None
         log.update(self.histories)  # a run that was resumed after its end has no epoch left
@@ -105,20 +97,14 @@ class Comparison:
             run.load_state_dict(self._states[name])
 
     def _train(
-        self,
-        name: str,
-        run: Run,
-        epochs: int,
-        progress: Progress,
-        after_epoch: Callable[[], None],
-        stop: Callable[[], bool],
+        self, name: str, run: Run, epochs: int, progress: Progress, interruption: Interruption, log: RunLog
     ) -> None:
         def save() -> None:
             self._states[name] = run.state_dict()
             checkpoint.save({"identity": self.identity, "states": self._states}, self.path)
 
         def after_step() -> bool:
-            every, stops = self.checkpoint_every, stop()
+            every, stops = self.checkpoint_every, interruption.wanted
             if stops or (every and len(run.history.step_times) % every == 0):
                 save()
             return stops
@@ -130,6 +116,6 @@ class Comparison:
                 raise KeyboardInterrupt
             print(f"{name}, {run.line}")
             save()
-            after_epoch()
+            log.update(self.histories)
         if (of_memory := outlook(run.history.diagnostics)) is not None:
             print(f"{name}, by its first measurements: {of_memory}")

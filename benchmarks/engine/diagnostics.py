@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -31,7 +31,7 @@ from pml_xbn.diagnostics import (
 from pml_xbn.diagnostics.memory_meter import MEASUREMENTS, means_of
 
 if TYPE_CHECKING:
-    from benchmarks.engine.task import Step
+    from benchmarks.engine.task import Step, Task
 
 _STALE_STEPS = 8  # of those whose rows are in memory
 _DISTANCES_OF = 4096  # images; the number of distances is the square of it
@@ -73,29 +73,14 @@ class Diagnostics:
     """Feature drift; and of a memory valid pairs, common-mode push and staleness.
 
     Args:
-        loss_fn: the run's loss. One that is no `CrossBatchMemory` leaves drift alone to be measured.
-        measured: what is measured.
-        rows_per_step: rows that every step stores.
-        embed_probe: see `Task`.
-        embed_steps: see `Task`.
-        note_staleness: called with every measurement of staleness.
+        task: the run's. One that watches no `CrossBatchMemory` leaves drift alone to be measured.
     """
 
-    def __init__(
-        self,
-        loss_fn: nn.Module,
-        measured: Measured,
-        rows_per_step: int,
-        embed_probe: Callable[[], Tensor],
-        embed_steps: Callable[[list[int]], Tensor],
-        note_staleness: Callable[[AdaptedStaleness], None],
-    ) -> None:
-        self.measured, self.rows_per_step = measured, rows_per_step
-        self._embed_steps, self._note_staleness = embed_steps, note_staleness
-        every, deltas = measured.every, measured.drift_over
-        self._drift = FeatureDrift(embed_probe, deltas, every) if every and deltas else None
-        has_rows = every and isinstance(loss_fn, CrossBatchMemory)
-        self._rows = RowTracker(loss_fn) if has_rows else None
+    def __init__(self, task: Task) -> None:
+        self.task, self.measured, self.rows_per_step = task, task.measured, task.rows_per_step
+        every, deltas, watched = self.measured.every, self.measured.drift_over, task.watched
+        self._drift = FeatureDrift(task.embed_probe, deltas, every) if every and deltas else None
+        self._rows = RowTracker(watched) if every and isinstance(watched, CrossBatchMemory) else None
         self._found: dict[str, Row] = {}
 
     def forget_rows(self) -> None:
@@ -129,7 +114,7 @@ class Diagnostics:
         # Of what the loss compares, which for most is directions.
         unit = getattr(getattr(memory.loss, "distance", None), "normalize_embeddings", False)
         stale = self._staleness(rows, stored, unit)
-        self._note_staleness(stale)
+        self.task.note_staleness(stale)
         self._found["staleness"] = scalars("before", stale.before) | scalars("after", stale.after)
         self._found["push"] = _floats(seen.common_mode_push(normalize=unit))
         if seen.pair_gradient is not None:
@@ -167,7 +152,7 @@ class Diagnostics:
         steps = [whole[i].step for i in chosen]
         places = torch.cat([whole[i].places for i in chosen]) if chosen else rows.images.new_zeros(0)
         compared = stored[places], rows.memory.embedding_memory[places]
-        fresh = self._embed_steps(steps) if steps else compared[0]
+        fresh = self.task.embed_steps(steps) if steps else compared[0]
         if unit:
             compared, fresh = (normalize(compared[0]), normalize(compared[1])), normalize(fresh)
         ages = newest - rows.stored_at[places]
@@ -175,7 +160,7 @@ class Diagnostics:
 
     def _embed(self, rows: Tensor) -> Tensor:
         steps, position = (rows // self.rows_per_step).unique(return_inverse=True)
-        embeddings = self._embed_steps(steps.tolist())
+        embeddings = self.task.embed_steps(steps.tolist())
         return embeddings[position * self.rows_per_step + rows % self.rows_per_step]
 
     def state_dict(self) -> dict[str, Any]:

@@ -45,14 +45,7 @@ class Run:
         self.task = task
         self.epoch, self.step = 0, 0
         self.history, self.line = History(), ""
-        self._diagnostics = Diagnostics(
-            task.watched,
-            task.measured,
-            task.rows_per_step,
-            task.embed_probe,
-            task.embed_steps,
-            task.note_staleness,
-        )
+        self._diagnostics = Diagnostics(task)
 
     def start_from(self, state: dict[str, Any], keep: Sequence[str] = ("loss_fn", "diagnostics")) -> None:
         """Takes over another run's state, but for the names in ``keep``, and for its times."""

@@ -60,7 +60,7 @@ def main() -> None:
             comparison.resume()
     print(data.summary)
     start = time.perf_counter()
-    comparison.run_logged(progress_bar, settings.output / "logs")
+    comparison.run(progress_bar, settings.output / "logs")
     histories = comparison.histories
     results = {method: _summary(history) for method, history in histories.items()}
     write_results(histories, results, settings.output)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks.engine.distortion import distort
 from benchmarks.engine.glyphs import load_glyphs
-from benchmarks.engine.keyed_items import KeyedItems, Transform, chosen, load
+from benchmarks.engine.keyed_items import Images, KeyedItems, Transform, chosen, load
 from benchmarks.engine.randomness import generator_for
 from benchmarks.moco.settings import Settings
 from pml_xbn.datasets import CIFAR10, CIFAR100
@@ -22,61 +22,8 @@ _MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 _TEST_BATCH = 512
 
 
-class Labelled(NamedTuple):
-    """Images for evaluation: parts (n, C, H, W) of all of them, each time anew, and (N,) labels."""
-
-    images: Iterable[Tensor]
-    labels: Tensor
-
-
-class MoCoData(Protocol):
-    """A data set.
-
-    Attributes:
-        summary: says in words what there is.
-        identity: differs where the images do.
-        train_labels: (N,) labels of the training images, of which training makes no use.
-        queries: test images whose class is to be told.
-        gallery: labelled images to tell it from; None for all other test images.
-    """
-
-    summary: str
-    identity: str
-    train_labels: Tensor
-    queries: Labelled
-    gallery: Labelled | None
-
-    def pairs(
-        self, batches: Tensor, epoch: int, steps: Sequence[int] | None = None
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Two views (B, C, H, W) of every batch.
-
-        Args:
-            batches: (steps, B) positions of training images.
-            epoch: what the augmentation depends on, beside the seed and the place in ``batches``.
-            steps: places of the batches that are wanted; None for all.
-        """
-        ...
-
-
-def load_data(settings: Settings) -> MoCoData:
-    """Reads a data set.
-
-    Raises:
-        FileNotFoundError: the images are not in ``root``.
-        ImportError: what draws or reads them is not installed.
-        ValueError: they do not fill a batch.
-    """
-    device = torch.device(settings.device)
-    data: MoCoData
-    data = GlyphPairs(settings, device) if settings.dataset == "glyphs" else CIFARPairs(settings, device)
-    available = len(data.train_labels)
-    if available < settings.batch_size:
-        raise ValueError(
-            f"batch_size is {settings.batch_size}, but there are {available} training images; pass "
-            "smaller batches or more classes"
-        )
-    return data
+# Images (n, C, H, W) and labels (n,) of a part; all parts, each time anew.
+Labelled = Iterable[tuple[Tensor, Tensor]]
 
 
 def epoch_batches(size: int, batch_size: int, seed: int, epoch: int) -> Tensor:
@@ -95,6 +42,13 @@ class GlyphPairs:
     Args:
         settings: ``classes`` and ``seed``.
         device: where the images lie.
+
+    Attributes:
+        summary: says in words what there is.
+        identity: differs where the images do.
+        train_labels: (N,) labels of the training images, of which training makes no use.
+        queries: test images whose class is to be told.
+        gallery: labelled images to tell it from; None for all other test images.
     """
 
     gallery: Labelled | None = None
@@ -102,24 +56,30 @@ class GlyphPairs:
     def __init__(self, settings: Settings, device: torch.device) -> None:
         train, test = (load_glyphs(split, settings.classes, device) for split in ("train", "test"))
         self.images, self.train_labels, self.seed = train.images, train.labels, settings.seed
-        self.queries = Labelled((test.images,), test.labels)
+        self.queries: Labelled = [(test.images, test.labels)]
         self.identity = train.checksum
         self.summary = (
             f"{train.name}: {len(self.images)} training images; {len(test.images)} test images of other "
             "classes, each searched for among all others"
         )
 
-    def pairs(
-        self, batches: Tensor, epoch: int, steps: Sequence[int] | None = None
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        for step in range(len(batches)) if steps is None else steps:
-            images = self.images[batches[step].to(self.images.device)]
+    def pairs(self, batches: Mapping[int, Tensor], epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Two views (B, C, H, W) of every batch.
+
+        Args:
+            batches: (B,) positions of training images by step.
+            epoch: what the augmentation depends on, beside the seed and the step.
+        """
+        for step, batch in batches.items():
+            images = self.images[batch.to(self.images.device)]
             queries, keys = (generator_for(self.seed, epoch, step, name) for name in ("queries", "keys"))
             yield distort(images, queries), distort(images, keys)
 
 
 class CIFARPairs:
     """CIFAR, augmented as in PML's notebook; test images are classified by the training images.
+
+    It has what `GlyphPairs` has.
 
     Args:
         settings: ``dataset``, ``root``, ``download``, ``classes``, ``seed`` and ``workers``.
@@ -128,8 +88,6 @@ class CIFARPairs:
     Raises:
         FileNotFoundError, ImportError, ValueError: as `pml_xbn.datasets.CIFAR10`.
     """
-
-    gallery: Labelled | None
 
     def __init__(self, settings: Settings, device: torch.device) -> None:
         cls = _CIFAR[settings.dataset]
@@ -141,38 +99,48 @@ class CIFARPairs:
         self.train_labels = self._train.labels
         self.identity: str = settings.dataset
         self.gallery, self.queries = (
-            Labelled(_Parts(KeyedItems(images, test_view, 0), settings.workers, device), images.labels)
-            for images in (self._train, test)
+            _in_order(images, test_view, settings.workers) for images in (self._train, test)
         )
         self.summary = (
             f"{train.title}: {len(self._train)} training images; {len(test)} test images, each classified "
             "by the training images"
         )
 
-    def pairs(
-        self, batches: Tensor, epoch: int, steps: Sequence[int] | None = None
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        wanted = range(len(batches)) if steps is None else steps
-        keys = [[(epoch, step, *key) for key in enumerate(batches[step].tolist())] for step in wanted]
+    def pairs(self, batches: Mapping[int, Tensor], epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        keys = [[(epoch, step, *key) for key in enumerate(batch.tolist())] for step, batch in batches.items()]
         for (queries, targets), _ in load(self._views, keys, self._settings.workers):
             yield queries.to(self._device), targets.to(self._device)
+
+
+MoCoData = GlyphPairs | CIFARPairs
+
+
+def load_data(settings: Settings) -> MoCoData:
+    """Reads a data set.
+
+    Raises:
+        FileNotFoundError: the images are not in ``root``.
+        ImportError: what draws or reads them is not installed.
+        ValueError: they do not fill a batch.
+    """
+    device = torch.device(settings.device)
+    data = (GlyphPairs if settings.dataset == "glyphs" else CIFARPairs)(settings, device)
+    available = len(data.train_labels)
+    if available < settings.batch_size:
+        raise ValueError(
+            f"batch_size is {settings.batch_size}, but there are {available} training images; pass "
+            "smaller batches or more classes"
+        )
+    return data
 
 
 def _two(view: Transform, image: Any) -> tuple[Tensor, Tensor]:
     return view(image), view(image)
 
 
-class _Parts:
-    """All images in order, a part at a time, as often as they are asked for."""
-
-    def __init__(self, items: KeyedItems, workers: int, device: torch.device) -> None:
-        self.items, self.workers, self.device = items, workers, device
-
-    def __iter__(self) -> Iterator[Tensor]:
-        positions = torch.arange(len(self.items.images))
-        keys = [[(i,) for i in part.tolist()] for part in positions.split(_TEST_BATCH)]
-        for images, _ in load(self.items, keys, self.workers):
-            yield images.to(self.device)
+def _in_order(images: Images, view: Transform, workers: int) -> Labelled:
+    parts = torch.arange(len(images)).split(_TEST_BATCH)
+    return load(KeyedItems(images, view, 0), [[(i,) for i in part.tolist()] for part in parts], workers)
 
 
 def _transforms() -> tuple[Transform, Transform]:

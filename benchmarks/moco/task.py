@@ -73,7 +73,7 @@ class MoCoTask(Task):
 
     @cached_property
     def _probe(self) -> Tensor:
-        return next(iter(self.data.queries.images))[:_PROBE_SIZE]
+        return next(iter(self.data.queries))[0][:_PROBE_SIZE].to(self.device)
 
     def batches(self, epoch: int, first: int) -> Iterator[tuple[Tensor, Tensor]]:
         return self._pairs(epoch, range(first, self.steps_per_epoch))
@@ -120,8 +120,12 @@ class MoCoTask(Task):
     def _pairs(self, epoch: int, steps: range | list[int]) -> Iterator[tuple[Tensor, Tensor]]:
         settings = self.settings
         batches = epoch_batches(len(self.data.train_labels), settings.batch_size, settings.seed, epoch)
-        return self.data.pairs(batches, epoch, steps)
+        return self.data.pairs({step: batches[step] for step in steps}, epoch)
 
     def _embed(self, labelled: Labelled) -> tuple[Tensor, Tensor]:
-        embeddings = [embed(self.encoders.query, images) for images in labelled.images]
-        return torch.cat(embeddings), labelled.labels
+        parts = [
+            (embed(self.encoders.query, images.to(self.device)), labels.to(self.device))
+            for images, labels in labelled
+        ]
+        embeddings, labels = (torch.cat(of_parts) for of_parts in zip(*parts, strict=True))
+        return embeddings, labels

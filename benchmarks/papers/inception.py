@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,9 +19,9 @@ class InceptionBackbone(nn.Module):
     """Images (B, 3, H, W) to features (B, 1024), or to feature maps (B, 1024, h, w).
 
     Args:
-        maps: gives feature maps.
-        pool: makes features of them, or leaves them.
-        mean, std: what the weights expect the colours to be normalized with.
+        name: one of `INCEPTIONS`.
+        network: that one, whose classifier is dropped.
+        pool: makes features of feature maps, or leaves them.
 
     Attributes:
         num_features: 1024.
@@ -31,9 +30,17 @@ class InceptionBackbone(nn.Module):
 
     num_features = FEATURES
 
-    def __init__(self, maps: nn.Module, pool: nn.Module, mean: Any, std: Any) -> None:
+    def __init__(self, name: str, network: nn.Module, pool: nn.Module) -> None:
         super().__init__()
-        self.maps, self.pool = maps, pool
+        if name == "googlenet":
+            dropped = ("avgpool", "dropout", "fc")
+            parts = [part for key, part in network.named_children() if key not in dropped]
+            self.maps: nn.Module = nn.Sequential(*parts)
+            mean = std = (0.5, 0.5, 0.5)
+        else:
+            self.maps = _BNInceptionMaps(network)
+            mean, std = (128 / 255, 117 / 255, 104 / 255), (1 / 255,) * 3
+        self.pool = pool
         self.pretrained_cfg = {
             "input_size": (3, 224, 224),
             "mean": mean,
@@ -53,19 +60,15 @@ class _BNInceptionMaps(nn.Module):
     def __init__(self, network: Any) -> None:
         super().__init__()
         self.network = network
+        network.last_linear = nn.Identity()
 
     def forward(self, images: Tensor) -> Tensor:
         maps: Tensor = self.network.features(images.flip(1))
         return maps
 
 
-def build_inception(name: str, pool: nn.Module, load: Callable[[nn.Module], None]) -> InceptionBackbone:
-    """One of `INCEPTIONS` without its classifier.
-
-    Args:
-        name: which.
-        pool: makes features of feature maps.
-        load: gives the network with its classifier its weights.
+def build_inception(name: str) -> Any:
+    """One of `INCEPTIONS`, untrained and with its classifier.
 
     Raises:
         ImportError: a package is missing.
@@ -73,21 +76,7 @@ def build_inception(name: str, pool: nn.Module, load: Callable[[nn.Module], None
     if name == "googlenet":
         from torchvision.models import googlenet
 
-        network = googlenet(weights=None, aux_logits=False, init_weights=True)
-        load(network)
-        parts = dict(network.named_children())
-        maps = nn.Sequential(
-            *[part for key, part in parts.items() if key not in ("avgpool", "dropout", "fc")]
-        )
-        return InceptionBackbone(maps, pool, (0.5,) * 3, (0.5,) * 3)
-    network = _bninception()
-    load(network)
-    network.last_linear = nn.Identity()
-    mean = (128 / 255, 117 / 255, 104 / 255)
-    return InceptionBackbone(_BNInceptionMaps(network), pool, mean, (1 / 255,) * 3)
-
-
-def _bninception() -> Any:
+        return googlenet(weights=None, aux_logits=False, init_weights=True)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)  # of files that Python compiles for the first time

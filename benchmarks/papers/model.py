@@ -67,7 +67,6 @@ def build_model(settings: Settings, num_calls: int) -> tuple[EmbeddingModel, dic
         ValueError: timm has no such backbone or weights, or something does not go with them.
         FileNotFoundError: the pretrained weights are not here and cannot be fetched.
     """
-    _import_timm()
     from timm.data import resolve_data_config
 
     backbone = _build_backbone(settings)
@@ -101,7 +100,8 @@ def images_per_norm(settings: Settings, model: EmbeddingModel, world_size: int) 
 
 def name_of_weights(settings: Settings) -> str:
     """What the backbone starts from, such as resnet50.a1_in1k: a name without a tag means timm's default."""
-    timm = _import_timm()
+    import timm
+
     if not settings.pretrained:
         return f"{settings.backbone}, untrained"
     if settings.weights is not None:
@@ -111,18 +111,10 @@ def name_of_weights(settings: Settings) -> str:
     return f"{settings.backbone.partition('.')[0]}.{tag}" if tag else settings.backbone
 
 
-def _import_timm() -> Any:
-    try:
-        import timm
-    except ImportError as error:
-        raise ImportError(
-            f'backbones come from timm ({error}); install it with: pip install "pml_xbn[examples]"'
-        ) from error
-    return timm
-
-
 def _build_backbone(settings: Settings) -> Any:
-    timm, name = _import_timm(), settings.backbone
+    import timm
+
+    name = settings.backbone
     if name not in INCEPTIONS and not timm.is_model(name):
         close = get_close_matches(name, [*timm.list_models(), *INCEPTIONS], n=5)
         raise ValueError(
@@ -144,7 +136,7 @@ def _build_backbone(settings: Settings) -> Any:
     try:
         backbone = timm.create_model(name, fetched, num_classes=0, **pool)
     except OSError as error:
-        raise FileNotFoundError(_unreachable(name_of_weights(settings), _address(timm, name))) from error
+        raise FileNotFoundError(_unreachable(name_of_weights(settings), _address(name))) from error
     except RuntimeError as error:
         tags = timm.list_models(f"{name.partition('.')[0]}.*", pretrained=True)
         raise ValueError(
@@ -157,22 +149,19 @@ def _build_backbone(settings: Settings) -> Any:
 
 def _build_inception(settings: Settings) -> InceptionBackbone:
     name = settings.backbone
-    pool: nn.Module = nn.Sequential(
-        nn.AdaptiveMaxPool2d(1) if settings.pooling == "max" else nn.AdaptiveAvgPool2d(1), nn.Flatten()
-    )
-
-    def load(network: nn.Module) -> None:
-        if settings.weights is not None:
-            _load_weights(network, name, settings.weights)
-        elif settings.pretrained:
-            try:
-                weights = load_state_dict_from_url(INCEPTIONS[name], map_location="cpu", check_hash=True)
-            except OSError as error:
-                raise FileNotFoundError(_unreachable(name, INCEPTIONS[name])) from error
-            # GoogLeNet's file has the classifiers of its training too.
-            network.load_state_dict({key: weights[key] for key in network.state_dict() if key in weights})
-
-    return build_inception(name, nn.Identity() if settings.head in MAP_HEADS else pool, load)
+    network = build_inception(name)
+    if settings.weights is not None:
+        _load_weights(network, name, settings.weights)
+    elif settings.pretrained:
+        try:
+            weights = load_state_dict_from_url(INCEPTIONS[name], map_location="cpu", check_hash=True)
+        except OSError as error:
+            raise FileNotFoundError(_unreachable(name, INCEPTIONS[name])) from error
+        # GoogLeNet's file has the classifiers of its training too.
+        network.load_state_dict({key: weights[key] for key in network.state_dict() if key in weights})
+    pool = nn.AdaptiveMaxPool2d(1) if settings.pooling == "max" else nn.AdaptiveAvgPool2d(1)
+    has_maps = settings.head in MAP_HEADS
+    return InceptionBackbone(name, network, nn.Identity() if has_maps else nn.Sequential(pool, nn.Flatten()))
 
 
 def _unreachable(weights: str, address: str) -> str:
@@ -182,7 +171,9 @@ def _unreachable(weights: str, address: str) -> str:
     )
 
 
-def _address(timm: Any, name: str) -> str:
+def _address(name: str) -> str:
+    import timm
+
     config = timm.get_pretrained_cfg(name)
     if config.hf_hub_id:
         return f"https://huggingface.co/{config.hf_hub_id}/resolve/main/model.safetensors"

@@ -133,27 +133,22 @@ _PRESETS: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
 }
 
 
-# Flags that only some values of another setting know.
-_OF: dict[str, tuple[str, tuple[str, ...]]] = {
-    **dict.fromkeys(("test_size", "gallery_draws"), ("dataset", ("vehicle-id",))),
-    "protocol": ("dataset", ("deep-fashion2",)),
-    **dict.fromkeys(
-        ("crop_scale", "crop_ratio", "color_jitter", "hue_jitter"), ("augmentation", ("resized-crop",))
-    ),
-    "resize": ("augmentation", ("crop", "resized-crop")),
-    **dict.fromkeys(("rand_augment", "random_erasing"), ("augmentation", ("timm",))),
-    "delay": ("method", ("delayed",)),
-    "update_momentum": ("update", ("average", "gradient")),
-    "update_learning_rate": ("update", ("gradient",)),
-    "momentum": ("method", ("ema",)),
-    **dict.fromkeys(("mean_lambda", "std_lambda"), ("method", ("per-class", "super-class"))),
-    **dict.fromkeys(
-        ("process_noise", "measurement_noise", "initial_variance", "gain_update_interval"),
-        ("method", ("axbn",)),
-    ),
-    **dict.fromkeys(("temperature", "class_ratio"), ("method", ("norm-softmax",))),
-    **dict.fromkeys(("gamma", "sgsl_start", "sgsl_weight", "label_smoothing"), ("method", ("sgsl",))),
-}
+# Flags that only some values of another setting know: that setting, these values, the flags.
+_ONLY_WITH: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("dataset", ("vehicle-id",), ("test_size", "gallery_draws")),
+    ("dataset", ("deep-fashion2",), ("protocol",)),
+    ("augmentation", ("resized-crop",), ("crop_scale", "crop_ratio", "color_jitter", "hue_jitter")),
+    ("augmentation", ("crop", "resized-crop"), ("resize",)),
+    ("augmentation", ("timm",), ("rand_augment", "random_erasing")),
+    ("method", ("delayed",), ("delay",)),
+    ("update", ("average", "gradient"), ("update_momentum",)),
+    ("update", ("gradient",), ("update_learning_rate",)),
+    ("method", ("ema",), ("momentum",)),
+    ("method", ("per-class", "super-class"), ("mean_lambda", "std_lambda")),
+    ("method", ("axbn",), ("process_noise", "measurement_noise", "initial_variance", "gain_update_interval")),
+    ("method", ("norm-softmax",), ("temperature", "class_ratio")),
+    ("method", ("sgsl",), ("gamma", "sgsl_start", "sgsl_weight", "label_smoothing")),
+)
 
 
 def preset_values(preset: str, dataset: str) -> dict[str, Any]:
@@ -173,11 +168,11 @@ def read_settings(arguments: Sequence[str] | None = None, description: str | Non
         return preset_values(*(named.get(name, getattr(Settings, name)) for name in ("preset", "dataset")))
 
     settings, named = command_line.read(Settings, description, arguments, preset)
-    for name, (other, values) in _OF.items():
-        value = getattr(settings, other)
-        if name in named and value not in values:
+    for other, values, names in _ONLY_WITH:
+        value, idle = getattr(settings, other), [name for name in names if name in named]
+        if idle and value not in values:
             raise ValueError(
-                f"--{name.replace('_', '-')} has no effect with --{other} {value}; "
+                f"--{idle[0].replace('_', '-')} has no effect with --{other} {value}; "
                 f"it is of {' and '.join(values)}"
             )
     return settings

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from benchmarks.engine.processes import Processes
+from benchmarks.engine.processes import in_processes
 from benchmarks.engine.results import RESULTS, append_csv, read_csv
 from benchmarks.engine.settings import Positive, among, check
 from benchmarks.study.cases import Case, cases
@@ -47,9 +47,9 @@ class Settings:
         check(self)
 
 
-def done(path: Path) -> set[tuple[str, ...]]:
-    """Keys of the runs that are finished."""
-    return {Case.of(row).key for row in read_csv(path)}
+def done(path: Path) -> set[Case]:
+    """The runs that are finished."""
+    return {Case.of(row) for row in read_csv(path)}
 
 
 def save(case: Case, outcome: dict[str, Any], folder: Path) -> None:
@@ -67,13 +67,11 @@ def run(todo: list[Case], jobs: int, folder: Path, classes: int | None) -> None:
     warm_starts = WARM_STARTS / ("all" if classes is None else f"{classes}-classes")
     starts = {warm_start_path(case, warm_starts): case for case in todo}
     missing = [(case, warm_starts, classes) for path, case in starts.items() if not path.exists()]
-    with Processes(jobs) as processes:
-        for _ in processes.run(train_warm_start, missing, "warm starts"):
-            pass
-        for (case, *_), outcome in processes.run(
-            train, [(case, warm_starts, classes) for case in todo], "runs"
-        ):
-            save(case, outcome, folder)
+    for _ in in_processes(jobs, train_warm_start, missing, "warm starts"):
+        pass
+    work = [(case, warm_starts, classes) for case in todo]
+    for (case, *_), outcome in in_processes(jobs, train, work, "runs"):
+        save(case, outcome, folder)
 
 
 def main() -> None:
@@ -83,7 +81,7 @@ def main() -> None:
         todo = [
             case
             for case in cases()
-            if case.key not in finished and case.regime in settings.regimes and case.name in settings.methods
+            if case not in finished and case.regime in settings.regimes and case.name in settings.methods
         ]
         run(todo[: settings.limit], settings.jobs, settings.output, settings.classes)
     write_report(settings.output)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import product
 
 SEEDS = (0, 1, 2)
@@ -112,10 +112,6 @@ class Case:
     def setting(self) -> tuple[int, float, str, str]:
         """What is the same for all methods that are compared, but for the seed."""
         return self.batch_size, self.memory_ratio, self.norm, self.regime
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        return tuple(str(value) for value in asdict(self).values())
 
     def warm_start(self) -> Case:
         """The run without a memory that this one starts from; the same for many."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ _BY_EPOCH = ("epoch", "loss", "recall_at_1", "map_at_r")
 
 
 def warm_start_path(case: Case, folder: Path) -> Path:
-    return folder / f"warm-{'-'.join(case.warm_start().key)}.pt"
+    return folder / f"warm-{'-'.join(map(str, astuple(case.warm_start())))}.pt"
 
 
 def train_warm_start(case: Case, folder: Path, classes: int | None) -> None:

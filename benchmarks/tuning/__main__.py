@@ -14,14 +14,16 @@ Writes ``tuning_search.csv`` and ``tuning_tests.csv`` to ``benchmarks/results``.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import optuna
 import tyro
 
-from benchmarks.engine.processes import Processes
+from benchmarks.engine.processes import in_processes
 from benchmarks.engine.results import RESULTS, append_csv, read_csv, write_csv
 from benchmarks.engine.settings import Positive, check
 from benchmarks.study.report import write_report
@@ -30,6 +32,8 @@ from benchmarks.tuning.run import train
 from benchmarks.tuning.space import Configuration, draw
 
 _SEARCH_SEED = 0
+# Trains with each of the arguments; yields these and what came of them.
+Runs = Callable[[Callable[..., Any], Iterable[tuple[Any, ...]], str], Iterator[tuple[tuple[Any, ...], Any]]]
 
 
 @dataclass(frozen=True)
@@ -55,12 +59,12 @@ def main() -> None:
     if not settings.report:
         for folder in (settings.store.parent, settings.output):
             folder.mkdir(parents=True, exist_ok=True)
-        with Processes(settings.jobs) as processes:
-            test(settings, search(settings, processes), processes)
+        run = partial(in_processes, settings.jobs)
+        test(settings, search(settings, run), run)
     write_report(settings.output)
 
 
-def search(settings: Settings, processes: Processes) -> dict[str, Configuration]:
+def search(settings: Settings, run: Runs) -> dict[str, Configuration]:
     """The best configuration of each method by validation MAP@R."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     length = f"{settings.search_epochs} epochs, {settings.classes or 'all'} classes"
@@ -84,7 +88,7 @@ def search(settings: Settings, processes: Processes) -> dict[str, Configuration]
             configuration = draw(trial, number)
             trial.set_user_attr("number", number)
             work.append((method, configuration, _SEARCH_SEED, settings.search_epochs, settings.classes, True))
-    for (method, configuration, *_), row in processes.run(train, work, "search"):
+    for (method, configuration, *_), row in run(train, work, "search"):
         trial = trials[method, configuration.number]
         trial.set_user_attr("row", row)
         studies[method].tell(trial, row["map_at_r"])
@@ -108,7 +112,7 @@ def _rows(studies: dict[str, optuna.Study]) -> list[dict[str, Any]]:
     ]
 
 
-def test(settings: Settings, best: dict[str, Configuration], processes: Processes) -> None:
+def test(settings: Settings, best: dict[str, Configuration], run: Runs) -> None:
     """Trains the best to the end, with what is not in the CSV file yet."""
     path = settings.output / TESTS
     done = {(row["method"], int(row["number"]), int(row["seed"])) for row in read_csv(path)}
@@ -118,7 +122,7 @@ def test(settings: Settings, best: dict[str, Configuration], processes: Processe
         for method, configuration in best.items()
         if (method, configuration.number, seed) not in done
     ]
-    for (method, configuration, seed, *_), row in processes.run(train, work, "tests"):
+    for (method, configuration, seed, *_), row in run(train, work, "tests"):
         append_csv([{"method": method, "seed": seed, **asdict(configuration), **row}], path)
 
 

@@ -43,7 +43,7 @@ def main() -> None:
             comparison = compare(settings, train, test, seed)
             if settings.resume:
                 comparison.resume()
-        comparison.run_logged(progress_bar, settings.output / f"logs_{seed}")
+        comparison.run(progress_bar, settings.output / f"logs_{seed}")
         rows = {(row["method"], int(row["seed"])): row for row in read_csv(path)}
         for method, history in comparison.histories.items():
             figures = {name: str(value) for name, value in _summary(history).items()}

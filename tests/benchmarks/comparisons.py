@@ -35,5 +35,5 @@ def run_until(comparison: Comparison, path: Path, *, resume: bool, kill_at: int)
     comparison.path = path
     if resume:
         comparison.resume()
-    comparison.run(progress, lambda: None)
+    comparison.run(progress, path.parent / "logs")
     return comparison

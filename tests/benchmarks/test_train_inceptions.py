@@ -16,7 +16,7 @@ if not has_timm():
 from torchvision.models import googlenet
 
 from benchmarks.papers import model as models
-from benchmarks.papers.inception import INCEPTIONS, _bninception
+from benchmarks.papers.inception import INCEPTIONS, build_inception
 from benchmarks.papers.model import build_model, name_of_weights
 from benchmarks.papers.presets import read_settings
 from benchmarks.papers.settings import Settings
@@ -24,7 +24,7 @@ from benchmarks.papers.settings import Settings
 
 def has_pretrainedmodels() -> bool:
     try:
-        _bninception()
+        build_inception("bninception")
     except ImportError:
         return False
     return True
@@ -41,7 +41,7 @@ def read(flags: str) -> Settings:
 def network(name: str) -> Any:
     """With its classifier, as its package has it."""
     torch.manual_seed(0)
-    built = _bninception() if name == "bninception" else googlenet(aux_logits=False, init_weights=True)
+    built = build_inception(name) if name == "bninception" else googlenet(aux_logits=False, init_weights=True)
     return built.eval()
 
 

@@ -32,7 +32,7 @@ class Trains:
     def __init__(self, limit: int = 1000) -> None:
         self.limit, self.work = limit, []
 
-    def run(self, function: Callable[..., Any], work: Iterable[tuple], title: str) -> Iterator[Any]:
+    def __call__(self, function: Callable[..., Any], work: Iterable[tuple], title: str) -> Iterator[Any]:
         for arguments in work:
             if len(self.work) == self.limit:
                 raise InterruptedError
