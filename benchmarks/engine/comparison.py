@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from benchmarks.engine import checkpoint
-from benchmarks.engine.diagnostics import outlook
 from benchmarks.engine.history import History
 from benchmarks.engine.interruption import Interruption
 from benchmarks.engine.run import Progress, Run
@@ -117,5 +116,3 @@ class Comparison:
             print(f"{name}, {run.line}")
             save()
             log.update(self.histories)
-        if (of_memory := outlook(run.history.diagnostics)) is not None:
-            print(f"{name}, by its first measurements: {of_memory}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -18,17 +17,14 @@ from benchmarks.engine.history import Row, Tables
 from pml_xbn.diagnostics import (
     AdaptedStaleness,
     FeatureDrift,
-    MemoryOutlook,
     RowTracker,
     WatchedLoss,
     class_separability,
     embedding_distances,
-    memory_outlook,
     scalars,
     staleness,
     superclass_neighbours,
 )
-from pml_xbn.diagnostics.memory_meter import MEASUREMENTS, means_of
 
 if TYPE_CHECKING:
     from benchmarks.engine.task import Step, Task
@@ -177,20 +173,6 @@ class Diagnostics:
         self.forget_rows()
         if self._rows is not None and state["rows"]:
             self._rows.load_state_dict(state["rows"])
-
-
-def outlook(tables: Tables) -> MemoryOutlook | None:
-    """What the first measurements of a memory say of it; None where there are none.
-
-    Args:
-        tables: as `Diagnostics.update` fills them.
-    """
-    rows = zip(tables.get("push", []), tables.get("valid_pairs", []), strict=False)
-    first = list(islice((push | pairs for push, pairs in rows if push["displacement"]), MEASUREMENTS))
-    if not first:
-        return None
-    names = ("share", "displacement", "positives_from_memory", "positives_from_batch")
-    return memory_outlook(*means_of([row[name] for name in names] for row in first))
 
 
 def _floats(numbers: Any) -> Row:

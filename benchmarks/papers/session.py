@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine import checkpoint
-from benchmarks.engine.diagnostics import outlook
 from benchmarks.engine.figures import draw_curves
 from benchmarks.engine.history import History, Row
 from benchmarks.engine.run import Progress, Run
@@ -87,8 +86,6 @@ class Session:
         if log is not None:
             log.update({method: run.history})  # a run that is resumed after its end
             log.close()
-            if (of_memory := outlook(run.history.diagnostics)) is not None:
-                print(f"by its first measurements: {of_memory}")
             draw(
                 {f"seed {self.task.settings.seed}": run.history},
                 self.task.settings,

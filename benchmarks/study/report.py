@@ -11,7 +11,7 @@ from benchmarks.study.cases import EPOCHS, REFRESH_EVERY, REFRESHED, SLOW_RATE
 from benchmarks.study.converged import converged
 from benchmarks.study.data import Difference, Setting, Study
 from benchmarks.study.figures import draw_accuracy, draw_ages, draw_along_the_way, name_of
-from benchmarks.study.meter import meter
+from benchmarks.study.prediction import prediction
 from benchmarks.study.proposed import memories, proposed
 from benchmarks.study.tables import mean, spread, table, text
 from benchmarks.study.takeaways import losses, takeaways
@@ -56,7 +56,7 @@ def write_report(folder: Path) -> None:
         _losses(study),
         proposed(study),
         _slow(study),
-        meter(study, tuning),
+        prediction(study, tuning),
     ]
     (folder / "study.md").write_text("\n\n".join(filter(None, sections)) + "\n")
 

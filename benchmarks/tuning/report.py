@@ -43,7 +43,11 @@ def tuned(tuning: Tuning, folder: Path) -> str:
     ]
     if tests:
         seeds = ", ".join(map(str, sorted({int(row["seed"]) for row in tuning.tests})))
-        columns = [f"{of}{to}" for of in ("Recall@1", "MAP@R") for to in ("", ", to No-XBM", ", to XBM")]
+        columns = [
+            f"{of}{what}"
+            for of in ("Recall@1", "MAP@R")
+            for what in ("", " of each seed", ", to No-XBM", ", to XBM")
+        ]
         parts += [
             f"Trained to the end on all training classes with the new seeds {seeds}, and tested once, on "
             "classes that no choice has seen:",
@@ -104,7 +108,8 @@ def _best(method: str, row: Row) -> list[str]:
 def _tested(tuning: Tuning, method: str) -> list[str]:
     cells = [method]
     for figure in ("recall_at_1", "map_at_r"):
-        cells.append(spread_of(list(tuning.tested(method, figure).values())))
+        of_seeds = [value for _, value in sorted(tuning.tested(method, figure).items())]
+        cells += [spread_of(of_seeds), ", ".join(f"{value:.1f}" for value in of_seeds)]
         cells += [
             "" if method == other else text(tuning.difference(method, other, figure))
             for other in ("no-xbm", "xbm")

@@ -8,13 +8,13 @@ import torch
 
 from benchmarks.demo.settings import Settings
 from benchmarks.demo.task import GlyphsData
-from benchmarks.engine.diagnostics import outlook
 from benchmarks.engine.distortion import distort
 from benchmarks.engine.glyphs import GlyphImages, load_glyphs
 from benchmarks.engine.history import Row
 from benchmarks.engine.randomness import generator_for
 from benchmarks.engine.run import Run
 from benchmarks.study.cases import MILDER, MILESTONES
+from benchmarks.study.first_steps import first_steps
 from benchmarks.study.task import StudyTask
 from benchmarks.tuning.space import Configuration
 
@@ -80,7 +80,5 @@ def train(
     accuracy = run.history.epochs[-1]
     row = {name: accuracy[name] for name in ("recall_at_1", "map_at_r")}
     row["minutes"] = sum(run.history.step_times) / 60
-    said = outlook(run.history.diagnostics)
-    if said is not None:
-        row |= {name: getattr(said, name) for name in ("push_share", "displacement", "positives")}
-    return row
+    found = first_steps(run.history.diagnostics)
+    return row if found is None else row | found._asdict()

@@ -33,7 +33,6 @@ from .class_separability import ClassSeparability, class_separability
 from .common_mode_push import CommonModePush, common_mode_push
 from .embedding_distances import EmbeddingDistances, embedding_distances
 from .feature_drift import Drift, FeatureDrift, feature_drift
-from .memory_meter import MemoryMeter, MemoryOutlook, memory_outlook
 from .memory_rows import MemoryRows, memory_rows
 from .plots import (
     plot_class_separability,
@@ -58,8 +57,6 @@ __all__ = [
     "Drift",
     "EmbeddingDistances",
     "FeatureDrift",
-    "MemoryMeter",
-    "MemoryOutlook",
     "MemoryRows",
     "RowTracker",
     "Staleness",
@@ -69,7 +66,6 @@ __all__ = [
     "common_mode_push",
     "embedding_distances",
     "feature_drift",
-    "memory_outlook",
     "memory_rows",
     "plot_class_separability",
     "plot_common_mode_push",

@@ -12,24 +12,24 @@ import torch
 from scipy.stats import ttest_1samp
 
 from benchmarks.engine.accuracy import embed
-from benchmarks.engine.diagnostics import embed_without_trace, outlook
+from benchmarks.engine.diagnostics import embed_without_trace
 from benchmarks.engine.results import RESULTS, append_csv, read_csv
 from benchmarks.engine.run import Run
 from benchmarks.study import __main__ as study
 from benchmarks.study import cases as study_cases
 from benchmarks.study import data as study_data
-from benchmarks.study import meter as study_meter
+from benchmarks.study import prediction as study_prediction
 from benchmarks.study import remedies
 from benchmarks.study import report as study_report
 from benchmarks.study import run as study_run
 from benchmarks.study.cases import Case
 from benchmarks.study.converged import converged
+from benchmarks.study.first_steps import first_steps
 from benchmarks.study.proposed import memories, proposed
 from benchmarks.study.remedies import MomentumEncoded, OldestRefreshed, WarmedUp
 from benchmarks.study.takeaways import losses, takeaways
 from benchmarks.study.task import StudyTask
 from benchmarks.tuning.results import Tuning
-from pml_xbn.diagnostics.memory_meter import COEFFICIENTS, EFFECTS
 
 CLASSES = 24
 FRESH = Case("xbm", 1, 16, 0.5, "batch", "fast", 0)
@@ -196,31 +196,54 @@ def test_the_converged_regime_goes_to_the_end_at_falling_rates() -> None:
     assert near < 0.7 * far
 
 
-def test_the_meter_is_the_fit_of_the_measured_runs() -> None:
-    measured = study_data.Study(RESULTS)
-    known = study_meter.cells(measured)
-    fitted = {case: cell for case, cell in known.items() if study_meter.is_fitted_on(case)}
-    assert {cell.effect for cell in fitted.values()} == set(EFFECTS)
-    np.testing.assert_allclose(study_meter.fit(fitted.values()), COEFFICIENTS, atol=0.02)
-    # What the page says of the settings left out, counted again.
-    hits = 0
-    for case, cell in fitted.items():
-        others = [other for of, other in fitted.items() if of.setting != case.setting]
-        share, displacement, positives = cell.measured
-        x = np.array([1, share, displacement, np.log(1 + positives)])
-        hits += EFFECTS[(np.array(study_meter.fit(others)) @ x).argmax()] == cell.effect
-    assert f"first kind together: {100 * hits / len(fitted):.0f} % hits" in study_meter.meter(
-        measured, Tuning(RESULTS)
-    )
+def test_predictions_are_of_runs_that_were_not_fitted() -> None:
+    measured, tuning = study_data.Study(RESULTS), Tuning(RESULTS)
+    page = study_prediction.prediction(measured, tuning)
+    known = study_prediction.cells(measured)
+    fitted = {case: cell for case, cell in known.items() if study_prediction.is_fitted_on(case)}
+
+    # On standardized numbers, with scikit-learn's penalty of half the squared weights.
+    def hits(of: list[study_prediction.Cell], others: list[study_prediction.Cell]) -> int:
+        x, new = (
+            np.array([[*cell.measured[:2], np.log(1 + cell.measured[2])] for cell in group])
+            for group in (others, of)
+        )
+        new, x = (torch.tensor((z - x.mean(axis=0)) / x.std(axis=0)) for z in (new, x))
+        effects = torch.tensor([study_prediction.EFFECTS.index(cell.effect) for cell in others])
+        weights, intercepts = (
+            torch.zeros(shape, dtype=torch.float64, requires_grad=True) for shape in ((3, 3), (3,))
+        )
+        optimizer = torch.optim.LBFGS([weights, intercepts], max_iter=500, tolerance_grad=1e-9)
+
+        def loss() -> torch.Tensor:
+            optimizer.zero_grad()
+            logits = x @ weights + intercepts
+            value = torch.nn.functional.cross_entropy(logits, effects, reduction="sum")
+            value = value + 0.5 * weights.square().sum()
+            value.backward()
+            return value
+
+        optimizer.step(loss)
+        said = (new @ weights + intercepts).argmax(dim=1)
+        return sum(study_prediction.EFFECTS[k] == cell.effect for k, cell in zip(said, of, strict=True))
+
+    found = 0
+    for setting in {case.setting for case in fitted}:
+        of = [cell for case, cell in fitted.items() if case.setting == setting]
+        found += hits(of, [cell for case, cell in fitted.items() if case.setting != setting])
+    elsewhere = [cell for _, cell in study_prediction.tuned_cells(tuning)]
+    share = hits(elsewhere, list(fitted.values())) / len(elsewhere)
+    assert f"it is right in {100 * found / len(fitted):.0f} %" in page
+    assert f"other losses and learning rates in {100 * share:.0f} %" in page
 
 
-def test_the_log_has_the_outlook_of_the_first_measurements() -> None:
+def test_first_steps_are_those_with_rows_of_earlier_batches() -> None:
     tables = {"push": [{"share": 0.0, "displacement": 0.0}], "valid_pairs": [{}]}  # of an empty memory
-    assert outlook(tables) is None
+    assert first_steps(tables) is None
     for step in range(9):
         tables["push"].append({"share": 0.1 * step, "displacement": 0.2})
         tables["valid_pairs"].append({"positives_from_memory": 6.0, "positives_from_batch": 2.0})
-    assert outlook(tables)[2:] == pytest.approx((0.3, 0.2, 3.0))
+    assert first_steps(tables) == pytest.approx((0.3, 0.2, 3.0))
 
 
 def test_a_classification_loss_beside_the_memory_begins_at_the_classes_means() -> None:

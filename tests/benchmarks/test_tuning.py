@@ -15,7 +15,8 @@ from scipy.stats import ttest_rel
 from benchmarks.demo.settings import Settings as GlyphsSettings
 from benchmarks.engine.glyphs import load_glyphs
 from benchmarks.engine.results import read_csv, write_csv
-from benchmarks.study.meter import tuned_cells
+from benchmarks.study.prediction import tuned_cells
+from benchmarks.study.takeaways import alike
 from benchmarks.tuning import __main__ as tuning
 from benchmarks.tuning.report import tuned
 from benchmarks.tuning.results import METHODS, SEARCH, TESTS, Tuning
@@ -133,6 +134,7 @@ def test_the_page_says_what_the_files_say(tmp_path: Path) -> None:
         tmp_path / SEARCH,
     )
     tests = {method: rng.uniform(30, 50, 3) for method in METHODS}
+    tests["xbm"][1] = 2.0
     rows = [
         {
             "method": m,
@@ -163,6 +165,8 @@ def test_the_page_says_what_the_files_say(tmp_path: Path) -> None:
     gap, half = (interval.high + interval.low) / 2, (interval.high - interval.low) / 2
     assert f"| xbn | {tests['xbn'].mean():.1f} ± {tests['xbn'].std(ddof=1):.1f} |" in page
     assert f"{gap:+.1f} (± {half:.1f}) |\n" in page + "\n"
+    assert ", ".join(f"{value:.1f}" for value in tests["xbm"]) in page
+    assert "below half of no memory's MAP@R, with XBM in 1 of 3 runs." in alike(Tuning(tmp_path))
     assert f"took {(24 + 13) / 2:.1f} hours" in page
     assert (tmp_path / "study_tuning.png").exists()
     assert tuned(Tuning(tmp_path / "nowhere"), tmp_path) == ""
@@ -184,5 +188,5 @@ def test_a_memorys_effect_is_that_in_the_same_configuration(tmp_path: Path) -> N
     ]
     write_csv(rows, tmp_path / SEARCH)
     found = tuned_cells(Tuning(tmp_path))
-    assert [cell.effect for cell in found] == ["help", "do nothing", "harm"]
-    assert {cell.measured for cell in found} == {(0.2, 0.3, 2.0)}
+    assert [cell.effect for _, cell in found] == ["help", "do nothing", "harm"]
+    assert {cell.measured for _, cell in found} == {(0.2, 0.3, 2.0)}
