@@ -4,12 +4,17 @@ import os
 
 import pytest
 import torch
+from hypothesis import settings
 
 # The variables that PML's own tests read.
 TEST_DEVICE = torch.device(os.environ.get("TEST_DEVICE", "cpu"))
 TEST_DTYPES = [
     getattr(torch, name) for name in os.environ.get("TEST_DTYPES", "float16,float32,float64").split(",")
 ]
+
+# A busy machine takes long now and then.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 # The tensors of the tests are too small to share between threads.
 torch.set_num_threads(1)

@@ -69,7 +69,7 @@ def test_clusters_are_found_whatever_the_labels() -> None:
         torch.testing.assert_close(torch.std_mean(out[which == blob], dim=0), expected)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 999), n=st.integers(2, 40), b=st.integers(2, 12))
 def test_one_cluster_is_xbn(seed: int, n: int, b: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -81,7 +81,7 @@ def test_one_cluster_is_xbn(seed: int, n: int, b: int) -> None:
         torch.testing.assert_close(one(*inputs), MomentMatching()(*inputs))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     scales=st.lists(st.floats(0.05, 20), min_size=3, max_size=3),
     shifts=st.lists(st.floats(-50, 50), min_size=3, max_size=3),

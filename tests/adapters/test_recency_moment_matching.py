@@ -85,7 +85,7 @@ def example(seed: int, n: int, b: int) -> tuple[torch.Tensor, ...]:
     return memory * 2 - 1, torch.zeros(n), batch + 3, torch.zeros(b)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 999), n=st.integers(2, 40), b=st.integers(2, 20))
 def test_equal_weights_are_xbn(seed: int, n: int, b: int) -> None:
     inputs = example(seed, n, b)
@@ -93,7 +93,7 @@ def test_equal_weights_are_xbn(seed: int, n: int, b: int) -> None:
     torch.testing.assert_close(RecencyMomentMatching(math.inf)(*inputs), MomentMatching()(*inputs))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 999), n=st.integers(2, 40), b=st.integers(2, 20), half_life=st.floats(1, 100)
 )  # fmt: skip

@@ -83,7 +83,7 @@ sizes = {
 }
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(**sizes)
 def test_a_rotation_of_all_rotates_the_result(seed: int, n: int, b: int, d: int) -> None:
     memory, batch = cloud(seed, n, d, 0.3), cloud(seed + 1, b, d, 0.2)
@@ -93,7 +93,7 @@ def test_a_rotation_of_all_rotates_the_result(seed: int, n: int, b: int, d: int)
     torch.testing.assert_close(rotated, adapted(memory, batch) @ rotation, rtol=1e-7, atol=1e-7)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(**sizes)
 def test_a_row_keeps_its_length_whatever_it_is(seed: int, n: int, b: int, d: int) -> None:
     memory, batch = cloud(seed, n, d, 1.0), cloud(seed + 1, b, d, 1.0)
@@ -102,7 +102,7 @@ def test_a_row_keeps_its_length_whatever_it_is(seed: int, n: int, b: int, d: int
     torch.testing.assert_close(adapted(lengths * memory, batch).norm(dim=1, keepdim=True), lengths)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(**sizes)
 def test_the_moments_become_those_of_the_batch(seed: int, n: int, b: int, d: int) -> None:
     memory, batch = cloud(seed, n, d, 0.2), cloud(seed + 1, b, d, 0.1)

@@ -48,7 +48,7 @@ def test_superclass_is_the_category_folder_of_men_and_women_alike(tmp_path: Path
     assert query.superclasses.tolist() == [1, 2, 0]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(table=st.lists(rows, min_size=1, max_size=30))
 def test_any_table_comes_back_row_by_row(table: list[tuple[str, str, str]]) -> None:
     with TemporaryDirectory() as folder:

@@ -36,7 +36,7 @@ def test_a_test_list_as_a_whole(root: Path, size: str) -> None:
     assert dataset.label_names == [str(v) for v in sorted({v for _, v in listed})]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(vehicles=st.lists(st.integers(1, 6), min_size=2, max_size=30), seed=st.integers(0, 2**32))
 def test_gallery_has_one_image_of_every_vehicle_and_queries_are_the_rest(
     vehicles: list[int], seed: int

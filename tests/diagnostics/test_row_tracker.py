@@ -144,7 +144,7 @@ class AnySequence(RuleBasedStateMachine):
 
 TestAnySequence = pytest.mark.filterwarnings("ignore:the memory is empty and in eval")(AnySequence.TestCase)
 TestAnySequence.settings = settings(
-    max_examples=100, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=100, stateful_step_count=15, suppress_health_check=list(HealthCheck)
 )
 
 

@@ -246,6 +246,5 @@ TestAnySequence = AnySequence.TestCase
 TestAnySequence.settings = settings(
     max_examples=int(os.environ.get("PML_XBN_SEQUENCES", "100")),
     stateful_step_count=15,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
 )

@@ -124,7 +124,7 @@ def assert_alike(ours: Tensor, pmls: Tensor, mat: Tensor, *, is_by_anchor: bool)
 
 
 @of_every_miner
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data(), seed=SEEDS, kind=st.sampled_from(KINDS), is_float32=st.booleans())
 def test_the_choice_is_pmls(cls: type, data: st.DataObject, seed: int, kind: str, is_float32: bool) -> None:
     miner = data.draw(MINERS[cls])
@@ -154,7 +154,6 @@ class OfSome(Distances):
 
 
 @pytest.mark.parametrize("cls", [cls for cls in MINERS if CHOOSERS[cls].is_by_anchor])
-@settings(deadline=None)
 @given(data=st.data(), seed=SEEDS, kind=st.sampled_from(KINDS[:-1]), first=st.integers(0, 5))
 def test_the_choice_for_some_anchors_is_part_of_that_for_all(
     cls: type, data: st.DataObject, seed: int, kind: str, first: int
@@ -216,7 +215,7 @@ def values_near_edges(low: float, width: float, num_bins: int, dtype: torch.dtyp
     return torch.cat([edges, after, before])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     low=st.sampled_from([0.0, 1.0, -3.0]) | st.floats(-1, 1),
     width=st.sampled_from([0.0, 1e-6, 1.0, 2.0, 1e3]) | st.floats(1e-6, 2),

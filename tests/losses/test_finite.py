@@ -23,7 +23,7 @@ CLASSES = {
 
 @pytest.mark.parametrize("loss", [SupConLoss, ContrastiveLoss])
 @pytest.mark.parametrize("name", CLASSES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data(), memory_size=st.integers(5, 12))
 def test_finite_batches_stay_finite(name: str, loss: type, data: st.DataObject, memory_size: int) -> None:
     loss_fn = CLASSES[name](loss(), 3, memory_size)

@@ -139,7 +139,6 @@ CALLS = st.fixed_dictionaries(
 
 @settings(
     max_examples=int(os.environ.get("PML_XBN_SEQUENCES", "60")),
-    deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 @given(

@@ -122,7 +122,7 @@ def test_value_and_gradients_are_those_of_eq_1_over_the_drawn_classes(
     share=st.floats(0.01, 1.0),
     labels=st.lists(st.integers(0, 59), min_size=1, max_size=12),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_subset_has_the_batchs_classes_and_the_size_of_the_share(
     num_classes: int, share: float, labels: list[int]
 ) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pytorch_metric_learning import losses, reducers
 from pytorch_metric_learning.distances import LpDistance
@@ -50,7 +50,6 @@ def pmls_value_of(loss: losses.GenericPairLoss, mat: Tensor, positive: Tensor, n
     return loss.reducer(infos, mat, torch.arange(len(mat)))
 
 
-@settings(deadline=None)
 @given(
     signs=st.lists(st.sampled_from([-1, 0, 1]), min_size=A * N, max_size=A * N).filter(
         lambda signs: {-1, 1} <= set(signs)

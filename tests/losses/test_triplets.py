@@ -84,7 +84,7 @@ def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 # -- counts ------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.data(), st.integers(1, 3), st.integers(1, 9), st.booleans())
 def test_counts_are_those_of_a_list(data: st.DataObject, a: int, n: int, has_lower: bool) -> None:
     def matrix(of: st.SearchStrategy) -> Tensor:
@@ -106,7 +106,6 @@ def test_counts_are_those_of_a_list(data: st.DataObject, a: int, n: int, has_low
     assert torch.equal(torch.stack(counts), expected)
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(GRID, GRID), min_size=7, max_size=14),
     st.sampled_from(TYPES),
