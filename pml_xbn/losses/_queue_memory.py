@@ -92,7 +92,7 @@ class QueueMemory(CrossBatchMemory):
 
     @label_memory.setter
     def label_memory(self, labels: Tensor) -> None:
-        contents = self.queue.contents
+        contents = self.queue.settled()
         if labels.shape != contents.labels.shape:
             raise ValueError(
                 f"label_memory of shape {tuple(labels.shape)}: assign {tuple(contents.labels.shape)}"

@@ -71,6 +71,12 @@ def check_indices(indices_tuple: tuple[Tensor, ...]) -> None:
             f"indices_tuple has {len(indices_tuple)} tensors: pass 3 (anchors, positives, negatives) "
             "or 4 (anchors, positives, anchors, negatives)"
         )
+    lengths = [len(numbers) for numbers in indices_tuple]
+    halves = (lengths,) if len(lengths) == 3 else (lengths[:2], lengths[2:])
+    if any(len(set(half)) > 1 for half in halves):
+        raise ValueError(
+            f"indices_tuple has tensors of lengths {lengths}: pass an anchor for every positive and negative"
+        )
 
 
 def check_num_rows(num_rows: int, memory_size: int) -> None:

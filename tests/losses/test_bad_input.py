@@ -57,6 +57,10 @@ BAD_CALLS = {
         "11 rows to enqueue do not fit memory_size=10",
     ),
     "mask and indices": ((rows(), labels(), PAIRS, MASK), "mutually exclusive"),
+    "more anchors than positives": (
+        (rows(), labels(), (torch.tensor([0, 3]), *PAIRS[1:])),
+        r"indices_tuple has tensors of lengths \[2, 1, 1, 1\]",
+    ),
     "two index tensors": ((rows(), labels(), PAIRS[:2]), "indices_tuple has 2 tensors"),
     "NaN": ((NAN, labels()), r"NaN or inf in rows \[0, 1, 2, 3, 4, 5\]"),
     "inf": ((INF_IN_ROW_2, labels()), r"NaN or inf in rows \[2\]"),

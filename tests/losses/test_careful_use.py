@@ -343,6 +343,15 @@ def test_labels_that_a_failing_hook_assigns_are_taken_back_with_the_rows() -> No
     assert everything(memory) == before
 
 
+def test_rows_that_are_written_before_labels_are_assigned_are_stored(
+    memory: AdaptiveCrossBatchMemory,
+) -> None:
+    step(memory)
+    memory.embedding_memory[0] = 7.0
+    memory.label_memory = torch.arange(10)
+    assert memory.embedding_memory[0].tolist() == [7.0] * D
+
+
 def test_labels_of_another_length_are_refused(memory: AdaptiveCrossBatchMemory) -> None:
     with pytest.raises(ValueError, match=r"label_memory of shape \(3,\): assign \(10,\)"):
         memory.label_memory = torch.arange(3)
