@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from benchmarks.engine.figures import BLUE, GREY, ORANGE, YELLOW, plain
 from benchmarks.study.tables import spread_of, table, text
 from benchmarks.tuning.results import METHODS, Row, Tuning
-from benchmarks.tuning.space import CHOICES, LOGARITHMIC, RANGES
+from benchmarks.tuning.space import CHOICES, LOGARITHMIC, LOSSES, RANGES
 
 _COLOURS = dict(zip(METHODS, (GREY, ORANGE, YELLOW, BLUE), strict=True))
 _NEAR = 2.0  # points of MAP@R
@@ -34,7 +34,10 @@ def tuned(tuning: Tuning, folder: Path) -> str:
         f"configurations, how many are within {_NEAR:g} points of the best of all methods, and the "
         "difference to No-XBM, paired by configuration.",
         table(
-            ["method", "best", "median", "middle half", "deviation", "near the best", "to No-XBM"],
+            [
+                *("method", "best", "median", "middle half", "deviation", "near the best", "to No-XBM"),
+                *(f"to No-XBM, {loss}" for loss in LOSSES),
+            ],
             [_searched(tuning, found, method) for method in found],
         ),
         "![Validation MAP@R of every configuration](study_tuning.png)",
@@ -88,7 +91,10 @@ def _searched(tuning: Tuning, found: dict[str, list[Row]], method: str) -> list[
         f"{low:.1f} to {high:.1f}",
         f"{stdev(values):.1f}" if len(values) > 1 else "–",
         f"{sum(value >= best - _NEAR for value in values)} of {len(values)}",
-        "" if method == "no-xbm" else text(tuning.of_configurations(method, "no-xbm", "map_at_r")),
+        *(
+            "" if method == "no-xbm" else text(tuning.of_configurations(method, "no-xbm", loss))
+            for loss in (None, *LOSSES)
+        ),
     ]
 
 

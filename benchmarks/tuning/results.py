@@ -41,11 +41,15 @@ class Tuning:
         """Of two methods' tests, paired by seed; None where no seed has both."""
         return paired(self.tested(method, figure), self.tested(other, figure))
 
-    def of_configurations(self, method: str, other: str, figure: str) -> Difference | None:
-        """Of two methods' searches, paired by configuration."""
+    def of_configurations(self, method: str, other: str, loss: str | None = None) -> Difference | None:
+        """Of two methods' searches in MAP@R, paired by configuration; of one loss, or of both."""
         return paired(
             *(
-                {int(row["number"]): float(row[figure]) for row in self.found(name)}
+                {
+                    int(row["number"]): float(row["map_at_r"])
+                    for row in self.found(name)
+                    if loss in (None, row["loss"])
+                }
                 for name in (method, other)
             )
         )

@@ -45,8 +45,9 @@ class Configuration:
         return {"loss": ContrastiveLoss(**margins, distance=CosineSimilarity())}
 
 
+LOSSES = ("supcon", "contrastive")
 CHOICES: dict[str, tuple[str | float, ...]] = {
-    "loss": ("supcon", "contrastive"),
+    "loss": LOSSES,
     "memory_share": (0.05, 0.1, 0.25, 0.5, 1.0),
     "warmup": (0.0, 0.1, 0.2),
 }

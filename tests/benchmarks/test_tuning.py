@@ -10,7 +10,7 @@ import numpy as np
 import optuna
 import pytest
 import torch
-from scipy.stats import ttest_rel
+from scipy.stats import ttest_1samp, ttest_rel
 
 from benchmarks.demo.settings import Settings as GlyphsSettings
 from benchmarks.engine.glyphs import load_glyphs
@@ -21,7 +21,7 @@ from benchmarks.tuning import __main__ as tuning
 from benchmarks.tuning.report import tuned
 from benchmarks.tuning.results import METHODS, SEARCH, TESTS, Tuning
 from benchmarks.tuning.run import ValidationData, train
-from benchmarks.tuning.space import CHOICES, RANGES, Configuration, draw
+from benchmarks.tuning.space import CHOICES, LOSSES, RANGES, Configuration, draw
 
 CLASSES = 48
 CPU = torch.device("cpu")
@@ -127,7 +127,7 @@ def test_the_page_says_what_the_files_say(tmp_path: Path) -> None:
     fixed = {"loss": "supcon", **dict.fromkeys([*CHOICES, *RANGES][1:], 0.1), "minutes": 30.0}
     write_csv(
         [
-            {"method": method, "number": number, **fixed, "map_at_r": value}
+            {"method": method, "number": number, **fixed, "loss": LOSSES[number // 3], "map_at_r": value}
             for method in METHODS
             for number, value in enumerate(values[method])
         ],
@@ -155,11 +155,16 @@ def test_the_page_says_what_the_files_say(tmp_path: Path) -> None:
     interval = ttest_rel(values["xbn"], values["no-xbm"]).confidence_interval(0.95)
     gap, half = (interval.high + interval.low) / 2, (interval.high - interval.low) / 2
     low, median, high = np.quantile(values["xbn"], (0.25, 0.5, 0.75))
+    halves = [values["xbn"][part] - values["no-xbm"][part] for part in (slice(3), slice(3, 6))]
+    intervals = [ttest_1samp(of, 0).confidence_interval(0.95) for of in halves]
+    of_losses = " | ".join(
+        f"{i.high / 2 + i.low / 2:+.1f} (± {i.high / 2 - i.low / 2:.1f})" for i in intervals
+    )
     best = max(of.max() for of in values.values())
     near = (values["xbn"] >= best - 2).sum()
     assert (
         f"| xbn | {values['xbn'].max():.1f} | {median:.1f} | {low:.1f} to {high:.1f} | "
-        f"{values['xbn'].std(ddof=1):.1f} | {near} of 6 | {gap:+.1f} (± {half:.1f}) |"
+        f"{values['xbn'].std(ddof=1):.1f} | {near} of 6 | {gap:+.1f} (± {half:.1f}) | {of_losses} |"
     ) in page
     interval = ttest_rel(tests["xbn"], tests["xbm"]).confidence_interval(0.95)
     gap, half = (interval.high + interval.low) / 2, (interval.high - interval.low) / 2
