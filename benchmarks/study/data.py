@@ -18,15 +18,29 @@ Setting = tuple[int, float, str, str]
 
 
 class Difference(NamedTuple):
-    """Of two methods, paired by seed."""
+    """Of two methods, paired by seed.
 
-    mean: float
-    half_width: float | None  # of the 95 % interval of the mean (Student's t); None for a single seed
-    seeds: int
+    Attributes:
+        gaps: one per seed; not empty.
+    """
+
+    gaps: list[float]
 
     def __str__(self) -> str:
         interval = "one seed" if self.half_width is None else f"± {self.half_width:.1f}"
         return f"{self.mean:+.1f} ({interval})"
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.gaps)
+
+    @property
+    def half_width(self) -> float | None:
+        """Of the 95 % interval of the mean (Student's t); None for a single seed."""
+        if len(self.gaps) == 1:
+            return None
+        width = student.ppf(0.975, len(self.gaps) - 1) * stdev(self.gaps) / len(self.gaps) ** 0.5
+        return float(width)
 
     @property
     def sign(self) -> int:
@@ -109,12 +123,7 @@ class Study:
 def paired(ours: dict[int, float], theirs: dict[int, float]) -> Difference | None:
     """The difference of two methods' values by seed; None where no seed has both."""
     gaps = [value - theirs[seed] for seed, value in ours.items() if seed in theirs]
-    if not gaps:
-        return None
-    if len(gaps) == 1:
-        return Difference(gaps[0], None, 1)
-    width = student.ppf(0.975, len(gaps) - 1) * stdev(gaps) / len(gaps) ** 0.5
-    return Difference(fmean(gaps), float(width), len(gaps))
+    return Difference(gaps) if gaps else None
 
 
 def _mean_by(

@@ -310,8 +310,8 @@ def _worth_having(study: Study) -> str:
     for setting in (s for regime in ("fast", "slow", "converged") for s in study.settings(regime)):
         candidates = [n for n in memories(study, setting) if n not in ("no-xbm", *_REFERENCES)]
         known = {n: study.difference(n, "no-xbm", setting, "recall_at_1") for n in candidates}
-        seeds = max((gain.seeds for gain in known.values() if gain is not None), default=0)
-        gains = {name: gain for name, gain in known.items() if gain is not None and gain.seeds == seeds}
+        seeds = max((len(gain.gaps) for gain in known.values() if gain is not None), default=0)
+        gains = {name: gain for name, gain in known.items() if gain is not None and len(gain.gaps) == seeds}
         if gains:
             best = max(gains, key=lambda name: gains[name].mean)
             verdict = {1: "yes", 0: "not shown", -1: "no"}[gains[best].sign]
