@@ -8,8 +8,7 @@ from statistics import fmean, median
 from benchmarks.study.data import Difference, Setting, Study
 from benchmarks.study.figures import name_of
 from benchmarks.study.proposed import memories
-from benchmarks.tuning.results import METHODS, Tuning
-from benchmarks.tuning.space import LOSSES
+from benchmarks.tuning.results import METHODS, PARTS, Tuning
 
 _REGIME = ("batch", "converged")
 _AT_64, _AT_512, _HALF = (64, 0.0, *_REGIME), (512, 0.0, *_REGIME), (64, 0.5, *_REGIME)
@@ -49,8 +48,8 @@ def alike(tuning: Tuning) -> str:
         if tuning.found(method)
     }
     typical = ", ".join(f"{name} {value:.1f}" for name, value in medians.items())
-    losses = [(loss, tuning.of_configurations("xbn", "no-xbm", loss)) for loss in LOSSES]
-    untuned = ", ".join(f"with {loss} {gap}" for loss, gap in losses if gap)
+    gaps = {part: tuning.of_configurations("xbn", "no-xbm", is_part) for part, is_part in PARTS.items()}
+    untuned = "; ".join(f"{gap} with {part}" for part, gap in gaps.items() if gap)
     return said and (
         f"**Tuned alike** (points of MAP@R, on classes that tuning never saw): {said}.{_failed(tuning)} The "
         f"median configuration of the search reaches {typical}; over all of them XBN to no memory is "

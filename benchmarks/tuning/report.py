@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 
 from benchmarks.engine.figures import BLUE, GREY, ORANGE, YELLOW, plain
 from benchmarks.study.tables import spread_of, table, text
-from benchmarks.tuning.results import METHODS, Row, Tuning
-from benchmarks.tuning.space import CHOICES, LOGARITHMIC, LOSSES, RANGES
+from benchmarks.tuning.results import METHODS, PARTS, Row, Tuning
+from benchmarks.tuning.space import CHOICES, LOGARITHMIC, RANGES
 
 _COLOURS = dict(zip(METHODS, (GREY, ORANGE, YELLOW, BLUE), strict=True))
 _NEAR = 2.0  # points of MAP@R
@@ -36,7 +36,7 @@ def tuned(tuning: Tuning, folder: Path) -> str:
         table(
             [
                 *("method", "best", "median", "middle half", "deviation", "near the best", "to No-XBM"),
-                *(f"to No-XBM, {loss}" for loss in LOSSES),
+                *(f"to No-XBM, {part}" for part in PARTS),
             ],
             [_searched(tuning, found, method) for method in found],
         ),
@@ -92,8 +92,8 @@ def _searched(tuning: Tuning, found: dict[str, list[Row]], method: str) -> list[
         f"{stdev(values):.1f}" if len(values) > 1 else "–",
         f"{sum(value >= best - _NEAR for value in values)} of {len(values)}",
         *(
-            "" if method == "no-xbm" else text(tuning.of_configurations(method, "no-xbm", loss))
-            for loss in (None, *LOSSES)
+            "" if method == "no-xbm" else text(tuning.of_configurations(method, "no-xbm", *part))
+            for part in ((), *((is_part,) for is_part in PARTS.values()))
         ),
     ]
 

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.engine.results import read_csv
 from benchmarks.study.data import Difference, paired
+from benchmarks.tuning.space import LOSSES
 
 METHODS = ("no-xbm", "xbm", "xbm-star", "xbn")
 SEARCH, TESTS = "tuning_search.csv", "tuning_tests.csv"
 Row = dict[str, str]
+
+_RATE = 1e-3  # the middle of the learning rates, which are logarithmic
+
+
+def _part(loss: str, is_fast: bool | None = None) -> Callable[[Row], bool]:
+    return lambda row: row["loss"] == loss and is_fast in (None, float(row["learning_rate"]) >= _RATE)
+
+
+# Parts of the space in which memories fare differently, and which of the configurations they hold.
+PARTS: dict[str, Callable[[Row], bool]] = {
+    **{loss: _part(loss) for loss in LOSSES},
+    f"contrastive, learning rate < {_RATE:g}": _part("contrastive", is_fast=False),
+    f"contrastive, ≥ {_RATE:g}": _part("contrastive", is_fast=True),
+}
 
 
 class Tuning:
@@ -41,15 +57,13 @@ class Tuning:
         """Of two methods' tests, paired by seed; None where no seed has both."""
         return paired(self.tested(method, figure), self.tested(other, figure))
 
-    def of_configurations(self, method: str, other: str, loss: str | None = None) -> Difference | None:
-        """Of two methods' searches in MAP@R, paired by configuration; of one loss, or of both."""
+    def of_configurations(
+        self, method: str, other: str, part: Callable[[Row], bool] = lambda row: True
+    ) -> Difference | None:
+        """Of two methods' searches in MAP@R, paired by configuration; of a part of the space, or of all."""
         return paired(
             *(
-                {
-                    int(row["number"]): float(row["map_at_r"])
-                    for row in self.found(name)
-                    if loss in (None, row["loss"])
-                }
+                {int(row["number"]): float(row["map_at_r"]) for row in self.found(name) if part(row)}
                 for name in (method, other)
             )
         )
