@@ -17,11 +17,11 @@ def are_storable(embeddings: Tensor, dtype: torch.dtype, refusals: list[Refusal]
     Args:
         embeddings: ``(b, d)``, as the caller has passed them.
         dtype: that rows are read in.
-        refusals: what the hooks have against the labels.
+        refusals: what there is against the labels, or the indices that came with them.
         skip: return False instead of raising an error for values that are not finite.
 
     Raises:
-        ValueError: labels that a hook refuses; NaN or inf, or what is inf in ``dtype``.
+        ValueError: the first of the refusals; NaN or inf, or what is inf in ``dtype``.
     """
     sizes = embeddings.detach().abs()
     largest = sizes.amax() if len(sizes) else sizes.sum()  # NaN if there is one

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..adapters.base_adapter import Refusal
+
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
 
@@ -77,6 +79,19 @@ def check_indices(indices_tuple: tuple[Tensor, ...]) -> None:
         raise ValueError(
             f"indices_tuple has tensors of lengths {lengths}: pass an anchor for every positive and negative"
         )
+
+
+def refused_indices(indices_tuple: tuple[Tensor, ...], batch_size: int, device: torch.device) -> Refusal:
+    """Numbers of rows that the batch does not have."""
+    numbers = torch.cat([x.to(device) for x in indices_tuple])
+    is_outside = (numbers < 0) | (numbers >= batch_size)
+    return (
+        is_outside.any(),
+        lambda: (
+            f"indices_tuple has numbers {numbers[is_outside].unique().tolist()} for a batch of {batch_size}: "
+            f"pass numbers from 0 to {batch_size - 1}"
+        ),
+    )
 
 
 def check_num_rows(num_rows: int, memory_size: int) -> None:

@@ -20,7 +20,7 @@ from ._stepping_memory import SteppingMemory
 from ._storable import are_storable
 from ._supported import check_supported
 from ._update import Update
-from ._validation import check_num_rows, check_scalar
+from ._validation import check_num_rows, check_scalar, refused_indices
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -244,6 +244,8 @@ class AdaptiveCrossBatchMemory(SteppingMemory):
             if self.nonfinite == "ignore":
                 return batch, True
             refusals, skip = self._hooks.refusals(batch.ref_labels), self.nonfinite == "skip"
+            if given is not None:
+                refusals.append(refused_indices(given, len(embeddings), embeddings.device))
             return batch, are_storable(embeddings, self._dtype_of_rows(), refusals, skip=skip)
 
         if not (self.gather_distributed and ranks.are_many()):

@@ -61,6 +61,14 @@ BAD_CALLS = {
         (rows(), labels(), (torch.tensor([0, 3]), *PAIRS[1:])),
         r"indices_tuple has tensors of lengths \[2, 1, 1, 1\]",
     ),
+    "a pair beyond the batch": (
+        (rows(), labels(), (*PAIRS[:3], torch.tensor([6]))),
+        r"indices_tuple has numbers \[6\] for a batch of 6: pass numbers from 0 to 5",
+    ),
+    "a negative number": (
+        (rows(), labels(), (torch.tensor([-1]), *PAIRS[1:3])),
+        r"indices_tuple has numbers \[-1\]",
+    ),
     "two index tensors": ((rows(), labels(), PAIRS[:2]), "indices_tuple has 2 tensors"),
     "NaN": ((NAN, labels()), r"NaN or inf in rows \[0, 1, 2, 3, 4, 5\]"),
     "inf": ((INF_IN_ROW_2, labels()), r"NaN or inf in rows \[2\]"),
