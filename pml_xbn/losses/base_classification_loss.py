@@ -30,7 +30,7 @@ class BaseClassificationLoss(WeightRegularizerMixin, BaseMetricLossFunction):
 
     The weights W ``(embedding_size, num_classes)`` follow the batch to its device, as those of PML's losses
     do. They keep their own dtype, which a batch of half precision does not lower: the loss is computed in
-    float32, or in the dtype of W or the batch where that is more precise.
+    float32, or in the dtype of W or the batch where that is more precise, under autocast too.
 
     Args:
         num_classes: number of classes C of the training set.
@@ -93,7 +93,8 @@ class BaseClassificationLoss(WeightRegularizerMixin, BaseMetricLossFunction):
         """PML's method for subclasses: the losses of the rows, for the reducer."""
         ref_not_supported(embeddings, labels, ref_emb, ref_labels)
         embeddings, weights = self._in_one_dtype(embeddings)
-        losses = self.element_losses(embeddings, weights, labels)
+        with torch.autocast(embeddings.device.type, enabled=False):
+            losses = self.element_losses(embeddings, weights, labels)
         row_weights = convert_to_weights(indices_tuple, labels, dtype=embeddings.dtype)
         loss_dict = {
             name: {
@@ -108,7 +109,8 @@ class BaseClassificationLoss(WeightRegularizerMixin, BaseMetricLossFunction):
 
     def get_logits(self, embeddings: Tensor) -> Tensor:
         """Logits ``(b, C)`` of embeddings ``(b, d)``, for all classes."""
-        return self.similarities(*self._in_one_dtype(embeddings))
+        with torch.autocast(embeddings.device.type, enabled=False):
+            return self.similarities(*self._in_one_dtype(embeddings))
 
     def similarities(self, embeddings: Tensor, weights: Tensor) -> Tensor:
         """Logits ``(b, c)`` of embeddings ``(b, d)`` for the classes whose weights ``(d, c)`` are given."""

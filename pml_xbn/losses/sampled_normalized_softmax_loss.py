@@ -9,7 +9,6 @@ from pytorch_metric_learning.distances import DotProductSimilarity
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from .._dtypes import at_least_float32
 from .._number_checks import check_positive
 from .base_classification_loss import BaseClassificationLoss
 
@@ -78,7 +77,7 @@ class SampledNormalizedSoftmaxLoss(BaseClassificationLoss):
         if self.training and self.share < 1:
             in_batch, labels = labels.unique(return_inverse=True)
             weights = weights[:, self._with_others(in_batch)]
-        logits = at_least_float32(self.similarities(embeddings, weights))
+        logits = self.similarities(embeddings, weights)
         return {"loss": cross_entropy(logits, labels, reduction="none")}
 
     def get_default_distance(self) -> DotProductSimilarity:

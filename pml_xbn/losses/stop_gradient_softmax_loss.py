@@ -9,7 +9,6 @@ from pytorch_metric_learning.distances import DotProductSimilarity
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize, one_hot, softplus
 
-from .._dtypes import at_least_float32
 from .._number_checks import check_non_negative, check_positive
 from .base_classification_loss import BaseClassificationLoss
 
@@ -101,7 +100,7 @@ class StopGradientSoftmaxLoss(BaseClassificationLoss):
 
     def element_losses(self, embeddings: Tensor, weights: Tensor, labels: Tensor) -> dict[str, Tensor]:
         softmax = cross_entropy(
-            at_least_float32(self.similarities(embeddings, weights)),
+            self.similarities(embeddings, weights),
             labels,
             label_smoothing=self.label_smoothing,
             reduction="none",
@@ -122,7 +121,7 @@ class StopGradientSoftmaxLoss(BaseClassificationLoss):
 
 def _stop_gradient_softmax(embeddings: Tensor, weights: Tensor, labels: Tensor, gamma: float) -> Tensor:
     """Eq. 6 for every row."""
-    cosines = at_least_float32(normalize(embeddings, dim=1) @ normalize(weights, dim=0))
+    cosines = normalize(embeddings, dim=1) @ normalize(weights, dim=0)
     is_own = one_hot(labels, weights.shape[1]).bool()
     to_others = (gamma * cosines).masked_fill(is_own, float("-inf")).logsumexp(dim=1) / gamma
     return softplus(to_others - cosines[is_own])
