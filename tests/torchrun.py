@@ -35,5 +35,6 @@ def torchrun(
         out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)  # the ranks too
+        process.communicate()  # closes the pipes
         raise
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
