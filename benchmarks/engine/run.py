@@ -48,10 +48,10 @@ class Run:
         self._diagnostics = Diagnostics(task)
 
     def start_from(self, state: dict[str, Any], keep: Sequence[str] = ("loss_fn", "diagnostics")) -> None:
-        """Takes over another run's state, but for the names in ``keep``, and for its times."""
+        """Takes over another run's state, but for the names in ``keep`` or that it lacks, and for its times."""
         ours = self.state_dict()
         # A copy, since an optimizer goes on to use the very tensors that it loads.
-        self.load_state_dict({**copy.deepcopy(state), **{name: ours[name] for name in keep}})
+        self.load_state_dict({**ours, **copy.deepcopy(state), **{name: ours[name] for name in keep}})
         self.history.step_times.clear()
 
     def train_epoch(

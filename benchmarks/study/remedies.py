@@ -57,6 +57,8 @@ class MomentumEncoded(StudyTask):
     def train_step(
         self, batch: tuple[Tensor, Tensor], step: Step, diagnostics: Diagnostics
     ) -> dict[str, Tensor]:
+        if not self.encoder.n_averaged:
+            self.encoder.update_parameters(self.model)  # begins as what the run starts from
         with torch.no_grad():
             self._keys = self.encoder(batch[0])
         numbers = super().train_step(batch, step, diagnostics)

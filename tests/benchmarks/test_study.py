@@ -26,7 +26,7 @@ from benchmarks.study.cases import Case
 from benchmarks.study.converged import converged
 from benchmarks.study.first_steps import first_steps
 from benchmarks.study.proposed import memories, proposed
-from benchmarks.study.remedies import MomentumEncoded, OldestRefreshed, WarmedUp
+from benchmarks.study.remedies import REMEDIES, MomentumEncoded, OldestRefreshed, WarmedUp
 from benchmarks.study.takeaways import losses, takeaways
 from benchmarks.study.task import StudyTask
 from benchmarks.tuning.results import Tuning
@@ -340,10 +340,11 @@ def test_a_warmed_up_memory_is_filled_with_training_images(monkeypatch: pytest.M
 
 def test_a_momentum_encoders_weights_are_the_moving_average() -> None:
     run = remedied(MomentumEncoded, "xbm", momentum=0.9)
-    task, average = run.task, None
+    task = run.task
+    average = task.model.embedding.weight.detach().double()
     for step in range(1, 6):
         images, labels = next(iter(task.batches(0, step - 1)))
-        before = copy.deepcopy(task.encoder)
+        before = copy.deepcopy(task.encoder if step > 1 else task.model)
         run.train_epoch(stop=lambda step=step: run.step == step)
         with torch.no_grad():
             torch.testing.assert_close(
@@ -351,8 +352,21 @@ def test_a_momentum_encoders_weights_are_the_moving_average() -> None:
             )
         assert torch.equal(task.loss_fn.label_memory[16 * (step - 1) : 16 * step], labels)
         now = task.model.embedding.weight.detach().double()
-        average = now if average is None else 0.9 * average + 0.1 * now
+        average = 0.9 * average + 0.1 * now
         torch.testing.assert_close(task.encoder.module.embedding.weight.detach().double(), average)
+
+
+@pytest.mark.parametrize("beside", REMEDIES)
+def test_a_remedy_begins_with_the_model_that_the_run_starts_from(beside: str) -> None:
+    warm = remedied(StudyTask, "no-xbm")
+    warm.train_epoch()
+    run = remedied(REMEDIES[beside], "xbm")
+    run.start_from(warm.state_dict())
+    images, _ = next(iter(run.task.batches(1, 0)))
+    expected = copy.deepcopy(warm.task.model)(images)
+    run.train_epoch(stop=lambda: run.step == 1)
+    if beside != "warm-up":  # which stores nothing yet
+        torch.testing.assert_close(run.task.loss_fn.embedding_memory[:16], expected.detach())
 
 
 def test_the_batch_that_was_embedded_first_is_embedded_anew(monkeypatch: pytest.MonkeyPatch) -> None:
