@@ -48,7 +48,7 @@ class Run:
         self._diagnostics = Diagnostics(task)
 
     def start_from(self, state: dict[str, Any], keep: Sequence[str] = ("loss_fn", "diagnostics")) -> None:
-        """Takes over another run's state, but for the names in ``keep`` or that it lacks, and for its times."""
+        """Takes over another run's state, but for its times and the names in ``keep`` or that it lacks."""
         ours = self.state_dict()
         # A copy, since an optimizer goes on to use the very tensors that it loads.
         self.load_state_dict({**ours, **copy.deepcopy(state), **{name: ours[name] for name in keep}})

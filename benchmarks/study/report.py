@@ -78,7 +78,7 @@ Written by `python -m benchmarks.study --report` from the CSV files beside it, w
 
 
 def _measured(study: Study) -> str:
-    seeds = sorted({case.seed for case in study.runs})
+    seeds = sorted({case.seed for case in study.runs if case.regime != "converged"})
     epochs = ", ".join(
         f"{without} + {with_memory} epochs at batch {batch_size}"
         for (regime, batch_size), (without, with_memory) in EPOCHS.items()
