@@ -46,6 +46,8 @@ def check_adapter(adapter: nn.Module, *, num_steps: int = 200, tolerance: float 
     """
     memory, resumed = _memory_with(adapter), _memory_with(adapter)
     replay = _Replay(_watched(copy.deepcopy(adapter)))
+    if isinstance(replay.adapter, BaseAdapter):
+        replay.adapter.set_embedding_size(_D)
     half_way = num_steps // 2
     for step, (batch, labels) in enumerate(_steps(num_steps)):
         if step == half_way:

@@ -105,7 +105,7 @@ def check_state(state: dict[str, Any], prefix: str, own: dict[str, Any], *, stri
         missing, unexpected = sorted(own.keys() - of_memory), sorted(of_memory - own.keys())
         raise RuntimeError(
             f"the checkpoint lacks {missing} and holds {unexpected} besides: build the memory as it was "
-            "built then, or pass strict=False"
+            "built then, or load this part by the memory's own load_state_dict, with strict=False"
         )
 
 

@@ -63,9 +63,15 @@ class Distances:
             mat = distance(self.anchors, self.row_tensor)
             return mat
         mat = mat if distance.power == 1 else mat**distance.power
-        if has_hooks(distance):
-            return twin_of(distance, forward=lambda *_: mat)(self.anchors, self.row_tensor)  # type: ignore[no-any-return]
-        return mat
+        if not has_hooks(distance):
+            return mat
+
+        def forward(query_emb: Tensor, ref_emb: Tensor) -> Tensor:
+            if query_emb is not self.anchors or ref_emb is not self.row_tensor:  # a hook has changed them
+                return type(distance).forward(distance, query_emb, ref_emb)  # type: ignore[no-any-return]
+            return mat
+
+        return twin_of(distance, forward=forward)(self.anchors, self.row_tensor)  # type: ignore[no-any-return]
 
     def reading(self, distance: BaseDistance, rows: Tensor) -> BaseDistance:
         """One that reads what this distance would measure between the anchors and ``rows`` off the cosines.

@@ -27,9 +27,10 @@ class HookedMemory(QueueMemory):
 
         It is called as ``hook(memory, memory_labels, batch, batch_labels)`` with the occupied rows
         ``(n, d)``, their labels ``(n,)``, and the detached rows about to be enqueued, ``(b, d)`` and
-        ``(b,)``. It returns the new rows, in the same number and order, or None to leave them; it does
-        not write to what it is given. Hooks run in order of registration. A hook that is a module becomes
-        a submodule, so its state is part of the checkpoint, and is restored when a step fails.
+        ``(b,)``, of which an ``enqueue_mask`` may leave none. It returns the new rows, in the same number
+        and order, or None to leave them; it does not write to what it is given. Hooks run in order of
+        registration. A hook that is a module becomes a submodule, so its state is part of the checkpoint,
+        and is restored when a step fails.
 
         Returns:
             A handle whose ``remove()`` takes the hook out again.

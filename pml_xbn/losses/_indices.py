@@ -13,7 +13,8 @@ def mapped(given: IndicesTuple, rows: Tensor) -> IndicesTuple:
     """Pairs or triplets whose positives and negatives number ``rows`` instead of what ``rows`` number."""
     # Triplets are (anchor, positive, negative), pairs (anchor, positive, anchor, negative).
     is_anchor = (True, False, False) if len(given) == 3 else (True, False, True, False)
-    return tuple(x if anchor else rows[x.to(rows.device)] for x, anchor in zip(given, is_anchor, strict=True))
+    numbers = (x.to(rows.device, torch.int64) for x in given)
+    return tuple(x if anchor else rows[x] for x, anchor in zip(numbers, is_anchor, strict=True))
 
 
 def appended(indices: IndicesTuple, given: IndicesTuple, labels: Tensor) -> IndicesTuple:

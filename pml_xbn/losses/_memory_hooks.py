@@ -80,7 +80,7 @@ class MemoryHooks:
         harm the memory.
         """
         self.are_running = True
-        for hook in self._hooks.values():
+        for hook in tuple(self._hooks.values()):  # one may remove itself
             if isinstance(hook, BaseAdapter):
                 rows = hook.adapt(rows, labels[: len(rows)], batch, batch_labels)
                 continue

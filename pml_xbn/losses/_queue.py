@@ -86,13 +86,14 @@ class Queue(nn.Module):
             rows = Rows.of(torch.zeros(0, embedding_size), memory_size, 0, dtype)
         self.contents = Contents(rows, labels, None, 0)
 
-    def reset(self, dtype: torch.dtype) -> None:
-        """Empties the queue, to store rows in this dtype. Calls stay counted."""
+    def reset(self, memory_size: int, embedding_size: int, dtype: torch.dtype) -> None:
+        """Empties the queue, to store so many rows of this size and dtype. Calls stay counted."""
         self.dtype = dtype
         old, self._read = self.contents, None
         with torch.inference_mode(False):
-            rows = Rows.of(self.new_zeros(0), len(old.labels), 0, self.dtype)
-            self.contents = Contents(rows, torch.zeros_like(old.labels), old.newest, old.num_calls)
+            rows = Rows.of(self.new_zeros(0).new_zeros(0, embedding_size), memory_size, 0, self.dtype)
+            labels = old.labels.new_zeros(memory_size)
+            self.contents = Contents(rows, labels, old.newest, old.num_calls)
 
     def new_zeros(self, num_rows: int) -> Tensor:
         """Rows of zeros, as they are read."""

@@ -26,12 +26,14 @@ class QueueMemory(CrossBatchMemory):
 
     memory_dtype: torch.dtype
     queue: Queue
+    _takes_parts = False  # while a state is loaded that may lack entries or have others
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuses methods of PML's that are not called here, so that nobody overrides them in vain."""
         super().__init_subclass__(**kwargs)
         for name in ("add_to_memory", "create_indices_tuple"):
-            if name in vars(cls) and not cls.__module__.startswith(__package__):
+            module = getattr(cls, name).__module__
+            if not module.startswith((__package__, CrossBatchMemory.__module__)):
                 raise TypeError(
                     f"{cls.__name__} overrides {name}, which is not called: pass a miner, or register a "
                     "memory hook"
@@ -58,10 +60,11 @@ class QueueMemory(CrossBatchMemory):
 
     def reset_queue(self) -> None:
         """Empties the memory. Calls stay counted and adapters keep their estimates."""
+        sizes = self.memory_size, self.embedding_size, self.memory_dtype
         if hasattr(self, "queue"):
-            self.queue.reset(self.memory_dtype)
+            self.queue.reset(*sizes)
         else:
-            self.queue = Queue(self.memory_size, self.embedding_size, self.memory_dtype)
+            self.queue = Queue(*sizes)
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
         """A ``reset_queue`` of PML's kind registers rows and labels, which here are the queue's."""
@@ -138,6 +141,13 @@ class QueueMemory(CrossBatchMemory):
         """Places of the rows stored last, ``(b,)``; None before the first."""
         return self.queue.contents.newest
 
+    def load_state_dict(self, state_dict: Any, strict: bool = True, **kwargs: Any) -> Any:
+        self._takes_parts = not strict
+        try:
+            return super().load_state_dict(state_dict, strict, **kwargs)
+        finally:
+            self._takes_parts = False
+
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, metadata: Any, strict: bool, *args: Any
     ) -> None:
@@ -145,5 +155,8 @@ class QueueMemory(CrossBatchMemory):
         stored = state_dict.get(prefix + "queue.rows")
         if stored is not None:
             check_same_size(stored, self.queue.contents.rows.stored)
-        check_state(state_dict, prefix, self.state_dict(prefix=prefix, keep_vars=True), strict=strict)
+        # Torch says strict to every module, whatever it has been told. Of a state without any entry of the
+        # memory's, such as a backbone's weights, it says itself what is missing.
+        is_strict = not self._takes_parts and any(key.startswith(prefix) for key in state_dict)
+        check_state(state_dict, prefix, self.state_dict(prefix=prefix, keep_vars=True), strict=is_strict)
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, *args)

@@ -31,8 +31,8 @@ def loss_against_stored(
     batch_rows = torch.arange(len(rows), len(rows) + len(batch.refs), device=row_labels.device)
     values = torch.cat([rows.read(batch.refs.dtype), batch.refs.detach()])
     lists = joined(lists, given, batch.anchor_labels, batch_rows)
-    value: Tensor = loss(*arguments, lists, values, torch.cat([row_labels, batch.ref_labels]))
-    return value
+    rows = Rows.of(values, len(values), 0, values.dtype)
+    return loss_against(loss, lambda *_: lists, *arguments, rows, torch.cat([row_labels, batch.ref_labels]))
 
 
 def warn_of_empty_memory() -> None:

@@ -88,32 +88,16 @@ class Elements(NamedTuple):
         return total, count
 
 
-def _of_mean(_: Any) -> Rule:
-    return Rule()
-
-
-def _of_sum(_: Any) -> Rule:
-    return Rule(divisor="one")
-
-
 def _of_threshold(reducer: reducers.ThresholdReducer) -> Rule:
     return Rule(low=reducer.low, high=reducer.high)
 
 
-def _of_classes(reducer: reducers.ClassWeightedReducer) -> Rule:
-    return Rule(class_weights=reducer.weights)
-
-
-def _of_divisor(_: Any) -> Rule:
-    return Rule(divisor="of loss")
-
-
 _RULES = {
     reducers.AvgNonZeroReducer: _of_threshold,
-    reducers.ClassWeightedReducer: _of_classes,
-    reducers.DivisorReducer: _of_divisor,
-    reducers.MeanReducer: _of_mean,
-    reducers.SumReducer: _of_sum,
+    reducers.ClassWeightedReducer: lambda reducer: Rule(class_weights=reducer.weights),
+    reducers.DivisorReducer: lambda _: Rule(divisor="of loss"),
+    reducers.MeanReducer: lambda _: Rule(),
+    reducers.SumReducer: lambda _: Rule(divisor="one"),
     reducers.ThresholdReducer: _of_threshold,
 }
 KNOWN_REDUCERS = (*_RULES, reducers.MultipleReducers, reducers.PerAnchorReducer)

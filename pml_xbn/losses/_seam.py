@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from pytorch_metric_learning import distances as pml_distances
+from pytorch_metric_learning.distances import BaseDistance
 from pytorch_metric_learning.losses import GenericPairLoss
 from torch import Tensor
 
@@ -62,7 +63,7 @@ def loss_against(
     is_seen = form is None or has_hooks(loss)  # who is called sees index tensors, and the rows
     are_listed = is_seen or given is not None
     choice, lists = None, None
-    if _can_choose(miner, are_listed=are_listed or FORMS[type(loss)].takes_triplets):
+    if _can_choose(miner):
         choice = _choice(miner, distances, anchor_labels, row_labels, own_rows)
         lists = choice.lists() if are_listed else None
     else:
@@ -81,11 +82,13 @@ def loss_against(
             loss._assert_either_pos_or_neg(*choice[:2])  # since PML 2.9
     of_forms: list[Tensor] = []
 
-    def left(embeddings: Tensor, labels: Tensor, chosen: Any, ref_emb: Tensor, ref_labels: Tensor) -> Any:
+    arguments = anchors, anchor_labels, lists, row_tensor, row_labels
+
+    def left(*given: Any) -> Any:
         """What PML's reducer is to reduce."""
-        if chosen is not lists:  # but what a user's hook has put in their place
-            return type(loss).compute_loss(loss, embeddings, labels, chosen, ref_emb, ref_labels)
-        pairs = _pairs(loss, form, choice, distances, labels, ref_labels, own_rows)
+        if any(one is not other for one, other in zip(given, arguments, strict=True)):  # by a hook
+            return type(loss).compute_loss(loss, *given)
+        pairs = _pairs(loss, form, choice, distances, anchor_labels, row_labels, own_rows)
         share = _share(loss, form, pairs)
         of_forms.append(share.loss(loss))
         return form.also(loss, pairs) if form.also is not None else {}
@@ -96,7 +99,7 @@ def loss_against(
 
     # Neither function knows the twin, which knows them: a cycle would keep the matrices for long.
     twin = twin_of(loss, compute_loss=left, reducer=reduced)
-    return twin(anchors, anchor_labels, lists, row_tensor, row_labels)  # type: ignore[no-any-return]
+    return twin(*arguments)  # type: ignore[no-any-return]
 
 
 def loss_and_row_gradient(
@@ -156,7 +159,7 @@ def can_be_shared(loss: Any, miner: Any) -> bool:
         form is not None
         and form.is_by_anchor
         and form.weights is None
-        and _can_choose(miner, are_listed=form.takes_triplets)
+        and _can_choose(miner)
         and (miner is None or CHOOSERS[type(miner)].is_by_anchor)
         and all(type(part.distance) in _DISTANCES for part in (loss, miner) if part is not None)
         and not has_hooks(loss)
@@ -176,6 +179,8 @@ def form_of(loss: Any) -> Form | None:
         loss.pair_based_loss,
     ):
         return None
+    if form.takes_triplets and type(loss.distance).margin is not BaseDistance.margin:
+        return None  # triplets are sorted by the plain difference
     rules = rules_of(loss)
     if rules is None:
         return None
@@ -188,16 +193,12 @@ def form_of(loss: Any) -> Form | None:
     return form
 
 
-def _can_choose(miner: Any, *, are_listed: bool) -> bool:
-    """Whether :func:`_choice` is the miner's, and nobody can tell that it was not called.
-
-    Args:
-        are_listed: triplets are wanted one by one.
-    """
+def _can_choose(miner: Any) -> bool:
+    """Whether :func:`_choice` is the miner's, and nobody can tell that it was not called."""
     if miner is None:
         return True
     chooser = CHOOSERS.get(type(miner))
-    if chooser is None or (are_listed and chooser.is_only_counted):
+    if chooser is None:
         return False
     has_statistics = miner.collect_stats or miner.distance.collect_stats
     return chooser.applies(miner) and not has_statistics and is_as_built(miner) and not has_hooks(miner)

@@ -19,6 +19,7 @@ from ._samples import Placement, placement_of, with_samples
 from ._seam import can_be_shared, loss_against, loss_and_row_gradient, share_against
 from ._shares import share_of_nothing
 from ._update import Update
+from ._validation import check_scalar
 from .batch_loss import loss_of_batch
 
 
@@ -143,7 +144,10 @@ class SteppingMemory(HookedMemory):
         else:
             loss = loss_against(*compared)
         if self.batch_loss_weight:
-            loss = loss + self.batch_loss_weight * loss_of_batch(self.loss, self.miner, batch)
+            alone = loss_of_batch(self.loss, self.miner, batch)
+            for value in (loss, alone):
+                check_scalar(value, self.loss)
+            loss = loss + self.batch_loss_weight * alone
         return loss, gradient
 
     def _compared(self, contents: Contents, batch: Batch) -> tuple[Any, ...] | None:

@@ -31,9 +31,10 @@ def is_as_built(module: nn.Module) -> bool:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether somebody looks at what the module, or one inside it, is called with."""
-    hooks = (hook for m in module.modules() for hook in (m._forward_hooks, m._forward_pre_hooks))
-    of_all_modules = torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks
+    """Whether somebody looks at what the module, or one inside it, is called with, or at its gradient."""
+    names = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+    hooks = (getattr(m, f"_{name}") for m in module.modules() for name in names)
+    of_all_modules = (getattr(torch_module, f"_global_{name}") for name in names)
     return any(hooks) or any(of_all_modules)
 
 

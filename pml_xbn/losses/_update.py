@@ -31,6 +31,11 @@ class Update(NamedTuple):
         if not 0 <= self.momentum < 1:
             raise ValueError(f"update_momentum={self.momentum!r}: pass a number from 0 to below 1")
         check_non_negative("update_learning_rate", self.learning_rate)
+        if self.is_by_gradient and not self.learning_rate:
+            raise ValueError(
+                f"update_learning_rate={self.learning_rate!r} has no effect with update='gradient': pass a "
+                "positive number, or update='average'"
+            )
         if self.momentum and self.kind == "queue":
             raise ValueError(
                 f"update_momentum={self.momentum!r} has no effect with update='queue', which replaces rows: "

@@ -73,6 +73,14 @@ def check_indices(indices_tuple: tuple[Tensor, ...]) -> None:
             f"indices_tuple has {len(indices_tuple)} tensors: pass 3 (anchors, positives, negatives) "
             "or 4 (anchors, positives, anchors, negatives)"
         )
+    for numbers in indices_tuple:
+        if not isinstance(numbers, Tensor):
+            raise TypeError(f"indices_tuple holds a {type(numbers).__name__}: pass tensors")
+        if numbers.ndim != 1 or numbers.dtype not in _INTEGERS:
+            raise ValueError(
+                f"indices_tuple holds a tensor of shape {tuple(numbers.shape)} and dtype {numbers.dtype}: "
+                "pass numbers of the batch's rows, of one dimension and torch.int64"
+            )
     lengths = [len(numbers) for numbers in indices_tuple]
     halves = (lengths,) if len(lengths) == 3 else (lengths[:2], lengths[2:])
     if any(len(set(half)) > 1 for half in halves):

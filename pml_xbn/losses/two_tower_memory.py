@@ -84,13 +84,17 @@ class TwoTowerMemory(nn.Module):
                 )
 
     @eager
-    def forward(self, queries: Tensor, documents: Tensor, labels: Tensor) -> Tensor:
+    def forward(
+        self, queries: Tensor, documents: Tensor, labels: Tensor, sample_ids: Tensor | None = None
+    ) -> Tensor:
         """The loss between the batch of each tower and the memory of the other, which then hold the batch.
 
         Args:
             queries: ``(b, d)``, any floating dtype.
             documents: ``(b, d)``, of which the i-th belongs to the i-th query.
             labels: ``(b,)``, integers: ids of the pairs, or classes.
+            sample_ids: numbers of the pairs in the data set, ``(b,)``, for memories that hold one row of a
+                sample; see :class:`AdaptiveCrossBatchMemory`.
 
         Returns:
             The loss, a scalar.
@@ -106,13 +110,15 @@ class TwoTowerMemory(nn.Module):
             self._check(queries, documents, labels, is_training=is_training)
             forth, back = torch.cat([queries, documents]), torch.cat([documents, queries])
         labels = labels.repeat(2)
+        if sample_ids is not None:
+            sample_ids = sample_ids.repeat(2)
         is_stored = torch.arange(len(labels)) >= len(queries)
         memories = self._memories()
         for memory in memories:
             memory.queue.on(forth.device)
         with _undone_on_error(memories):
             losses = [
-                memory(embeddings, labels, enqueue_mask=is_stored)
+                memory(embeddings, labels, enqueue_mask=is_stored, sample_ids=sample_ids)
                 for memory, embeddings in zip(memories, (forth, back), strict=False)
             ]
             loss: Tensor = sum(losses[1:], start=losses[0]) / len(losses)

@@ -30,6 +30,16 @@ class SlowingAndSaved(Slowing):
         self.share = state.item()
 
 
+class Sized(BaseAdapter):
+    """Makes what it holds when it is told the size."""
+
+    def set_embedding_size(self, embedding_size: int) -> None:
+        self.steps = torch.ones(embedding_size, dtype=torch.float64)
+
+    def map(self, memory: Moments, target: Moments) -> Affine:
+        return Affine(torch.ones_like(memory.std), 0.5 * self.steps * (target.mean - memory.mean))
+
+
 class WritesToTarget(MomentMatching):
     def map(self, memory: Moments, target: Moments) -> Affine:
         target.mean.mul_(0.5)
@@ -74,7 +84,7 @@ def test_every_adapter_passes(name: str) -> None:
     check_adapter(ADAPTERS[name]())
 
 
-@pytest.mark.parametrize("make", [SlowingAndSaved, PlainModule])
+@pytest.mark.parametrize("make", [SlowingAndSaved, PlainModule, Sized])
 def test_others_adapters_pass(make: Callable[[], nn.Module]) -> None:
     check_adapter(make())
 

@@ -69,6 +69,14 @@ BAD_CALLS = {
         (rows(), labels(), (torch.tensor([-1]), *PAIRS[1:3])),
         r"indices_tuple has numbers \[-1\]",
     ),
+    "a mask of pairs": (
+        (rows(), labels(), (MASK,) * 4),
+        r"indices_tuple holds a tensor of shape \(6,\) and dtype torch.bool",
+    ),
+    "pairs in a column": (
+        (rows(), labels(), tuple(x.unsqueeze(1) for x in PAIRS)),
+        r"indices_tuple holds a tensor of shape \(1, 1\)",
+    ),
     "two index tensors": ((rows(), labels(), PAIRS[:2]), "indices_tuple has 2 tensors"),
     "NaN": ((NAN, labels()), r"NaN or inf in rows \[0, 1, 2, 3, 4, 5\]"),
     "inf": ((INF_IN_ROW_2, labels()), r"NaN or inf in rows \[2\]"),

@@ -76,8 +76,9 @@ def test_equal_vectors_have_a_finite_gradient(dtype: torch.dtype) -> None:
     assert torch.isfinite(embeddings.grad).all()
 
 
-def test_a_reducer_that_returns_no_scalar_leaves_everything_as_it_was() -> None:
-    loss_fn = AXBNWrapper(ContrastiveLoss(), D, 10, measurement_noise=5.0)
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+def test_a_reducer_that_returns_no_scalar_leaves_everything_as_it_was(weight: float) -> None:
+    loss_fn = AXBNWrapper(ContrastiveLoss(), D, 10, measurement_noise=5.0, batch_loss_weight=weight)
     step(loss_fn)
     before = everything(loss_fn)
     reducer, loss_fn.loss.reducer = loss_fn.loss.reducer, DoNothingReducer()

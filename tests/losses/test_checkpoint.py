@@ -184,6 +184,25 @@ def test_pmls_checkpoint_inside_a_model_loads_too() -> None:
     assert ours["loss"].num_rows == 5
 
 
+def test_what_is_not_strict_takes_what_there_is() -> None:
+    """As in PML's class, though torch tells every module to be strict."""
+    memory, taken = XBNWrapper(SupConLoss(), D, M), AdaptiveCrossBatchMemory(SupConLoss(), D, M)
+    step(memory, 0)
+    taken.load_state_dict(memory.state_dict(), strict=False)  # without the adapter's
+    assert torch.equal(taken.embedding_memory, memory.embedding_memory)
+    with pytest.raises(RuntimeError, match="the memory's own load_state_dict, with strict=False"):
+        taken.load_state_dict(memory.state_dict())
+    weights = {"net.weight": torch.ones(D, D), "net.bias": torch.ones(D)}
+    model = nn.ModuleDict({"net": nn.Linear(D, D), "loss": memory})
+    before = memory.embedding_memory.clone()
+    missing = model.load_state_dict(weights, strict=False).missing_keys
+    assert all(name.startswith("loss.") for name in missing)
+    assert model["net"].weight.sum() == D * D
+    assert torch.equal(memory.embedding_memory, before)
+    with pytest.raises(RuntimeError, match=r"Missing key.*loss\.queue\.rows"):
+        model.load_state_dict(weights)
+
+
 def test_a_checkpoint_that_lacks_a_parameter_is_still_refused() -> None:
     class Learned(SupConLoss):
         def __init__(self) -> None:

@@ -49,6 +49,20 @@ def test_hooks_get_occupied_rows_and_the_detached_batch(memory: AdaptiveCrossBat
     assert [args[1].tolist() for args in seen[1:]] == [[0, 1, 2, 3], [0, 1, 2, 3, 0, 1, 2]]
 
 
+def test_a_hook_may_remove_itself(memory: AdaptiveCrossBatchMemory) -> None:
+    calls: list[str] = []
+
+    def once(*_: Tensor) -> None:
+        calls.append("once")
+        handle.remove()
+
+    handle = memory.register_memory_hook(once)
+    memory.register_memory_hook(lambda *_: calls.append("always"))
+    step(memory)
+    step(memory)
+    assert calls == ["once", "always", "always"]
+
+
 def test_a_removed_hook_no_longer_runs(memory: AdaptiveCrossBatchMemory) -> None:
     calls = []
     with memory.register_memory_hook(lambda *_: calls.append("first")):

@@ -139,6 +139,21 @@ def test_reset_queue_empties_the_memory_and_keeps_counting() -> None:
     assert ours.num_rows == 6
 
 
+@pytest.mark.parametrize("size", [7, 10, 25])
+def test_a_memory_that_is_reset_has_the_size_that_it_was_given(size: int) -> None:
+    ours, theirs = XBNWrapper(contrastive(), D, 10), XBNWrapper(contrastive(), D, size)
+    for memory in (ours, theirs):
+        memory(*batch())
+        memory.memory_size = size
+        memory.reset_queue()
+    for _ in range(4):
+        inputs = batch()
+        torch.testing.assert_close(ours(*inputs), theirs(*inputs))
+        assert ours.queue_idx == theirs.queue_idx
+    assert ours.embedding_memory.shape == (size, D)
+    torch.testing.assert_close(ours.embedding_memory, theirs.embedding_memory)
+
+
 def test_settings_are_recordables() -> None:
     ours = XBNWrapper(contrastive(), D, 10, delay=4)
     ours(*batch())

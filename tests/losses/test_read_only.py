@@ -8,12 +8,13 @@ from contextlib import contextmanager
 import pytest
 import torch
 from pytorch_metric_learning import miners
-from pytorch_metric_learning.losses import ContrastiveLoss
+from pytorch_metric_learning.losses import ContrastiveLoss, LiftedStructureLoss
 from pytorch_metric_learning.reducers import MeanReducer
 from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor, nn
 
 from pml_xbn import AXBNWrapper
+from pml_xbn.losses import AdaptiveCrossBatchMemory
 
 D = 4
 
@@ -83,6 +84,18 @@ def test_given_pairs_are_compared_with_the_batch(reading: Callable) -> None:
     both = tuple(torch.cat(pair) for pair in zip(with_memory, shifted, strict=True))
     refs, ref_labels = torch.cat([rows, embeddings]), torch.cat([labels, new_labels])
     torch.testing.assert_close(loss, loss_fn.loss(embeddings, new_labels, both, refs, ref_labels))
+
+
+def test_given_pairs_of_lifted_structure_do_not_depend_on_the_order_of_rows(reading: Callable) -> None:
+    stored, labels = batch(12)
+    embeddings, new_labels = batch()
+    values = []
+    for order in (torch.arange(12), torch.arange(12).flip(0)):
+        loss_fn = AdaptiveCrossBatchMemory(LiftedStructureLoss(), D, 12)
+        loss_fn(stored[order], labels[order])
+        with reading(loss_fn):
+            values.append(loss_fn(embeddings, new_labels, lmu.get_all_pairs_indices(new_labels)))
+    torch.testing.assert_close(*values)
 
 
 def test_evaluation_between_steps_changes_no_later_step(reading: Callable) -> None:

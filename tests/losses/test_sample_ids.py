@@ -399,6 +399,7 @@ def test_ids_that_do_not_fit_are_refused(ids: Any, error: type[Exception], messa
             {"update": "average", "update_learning_rate": 0.1},
             r"update_learning_rate=0\.1 has no effect with update='average': pass update='gradient'",
         ),
+        ({"update": "gradient"}, r"update_learning_rate=0\.0 has no effect with update='gradient'"),
     ],
 )
 def test_numbers_without_effect_are_refused(options: dict[str, Any], message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import threading
 import weakref
@@ -16,7 +17,7 @@ from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor, nn
 
 from pml_xbn import XBNWrapper
-from pml_xbn.losses import _seam
+from pml_xbn.losses import AdaptiveCrossBatchMemory, _seam
 
 D, M = 4, 20
 LOSSES = losses.CrossBatchMemory.supported_losses()
@@ -188,6 +189,45 @@ def test_a_hook_that_chooses_other_pairs_is_heeded() -> None:
         torch.testing.assert_close(stored(anchors, labels), expected, rtol=1e-4, atol=1e-5)
 
 
+def twice(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return 2 * args[0], *args[1:]
+
+
+def shifted(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return args[0] + 1, *args[1:]
+
+
+def other_rows(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return *args[:3], 2 * args[3], args[4]
+
+
+def doubled(_: nn.Module, gradients: tuple[Tensor | None, ...], __: Any) -> tuple[Tensor | None, ...]:
+    return tuple(x if x is None or not x.is_floating_point() else 2 * x for x in gradients)
+
+
+HOOKS: dict[str, Callable[[nn.Module], Any]] = {
+    "embeddings": lambda loss: loss.register_forward_pre_hook(twice),
+    "rows": lambda loss: loss.register_forward_pre_hook(other_rows),
+    "what is measured": lambda loss: loss.distance.register_forward_pre_hook(shifted),
+    "gradients": lambda loss: loss.register_full_backward_hook(doubled),
+}
+
+
+@pytest.mark.parametrize("name", HOOKS)
+@pytest.mark.parametrize("loss", ["MultiSimilarityLoss", "TripletMarginLoss", "ContrastiveLoss"])
+def test_a_hook_that_changes_something_is_heeded(loss: str, name: str) -> None:
+    values = []
+    for cls in (losses.CrossBatchMemory, AdaptiveCrossBatchMemory):
+        inner = getattr(losses, loss)(distance=distances.LpDistance(normalize_embeddings=False))
+        plain, hooked = cls(inner, D, M), cls(copy.deepcopy(inner), D, M)
+        HOOKS[name](hooked.loss)
+        values.append([train(hooked)[:-1], train(plain)[:-1]])
+    (pml, pml_plain), (ours, ours_plain) = values
+    for one, other in zip(pml + pml_plain, ours + ours_plain, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-5)
+    assert not all(torch.equal(one, other) for one, other in zip(ours, ours_plain, strict=True))
+
+
 @pytest.mark.parametrize("miner", ["easy", "multi-similarity", "pair margin", "triplet margin"])
 def test_hooks_of_a_miner_are_called_and_change_nothing(miner: str) -> None:
     seen = []
@@ -316,6 +356,20 @@ def test_a_loss_of_the_users_own_gets_rows_and_indices() -> None:
     assert rows.shape == (M, D)
     assert len(indices) == 4
     assert (labels[indices[0]] == row_labels[indices[1]]).all()
+
+
+@pytest.mark.parametrize("loss", ["ContrastiveLoss", "MarginLoss", "TripletMarginLoss"])
+def test_a_distance_with_a_margin_of_its_own_is_heeded(loss: str) -> None:
+    class Doubled(distances.LpDistance):
+        def margin(self, x: Tensor, y: Tensor) -> Tensor:
+            return 2 * super().margin(x, y)
+
+    pml, ours = (
+        train(cls(getattr(losses, loss)(distance=Doubled()), D, M))[:-1]
+        for cls in (losses.CrossBatchMemory, AdaptiveCrossBatchMemory)
+    )
+    for one, other in zip(pml, ours, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["compute_loss", "_compute_loss", "loss_method"])

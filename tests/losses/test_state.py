@@ -289,3 +289,6 @@ def test_a_queue_that_is_reset_as_pmls_is_holds_what_it_is_given(dtype: torch.dt
 def test_a_method_that_would_not_be_called_cannot_be_overridden(name: str) -> None:
     with pytest.raises(TypeError, match=f"Mine overrides {name}, which is not called"):
         type("Mine", (XBNWrapper,), {name: lambda *_: None})
+    mixin = type("Mixin", (), {name: lambda *_: None})
+    with pytest.raises(TypeError, match=f"Mine overrides {name}, which is not called"):
+        type("Mine", (mixin, XBNWrapper), {})

@@ -51,6 +51,16 @@ def step(loss_fn: TwoTowerMemory, number: int) -> list[Tensor]:
     return [loss.detach(), queries.grad, documents.grad]
 
 
+def test_a_pair_that_comes_again_is_averaged_with_its_row() -> None:
+    loss_fn = two_towers("xbn", update="average", update_momentum=0.5)
+    for number in range(3):
+        queries, documents, labels = pairs(number)
+        loss_fn(queries, documents, labels, torch.arange(BATCH_SIZE))
+    for memory in (loss_fn.document_memory, loss_fn.query_memory):
+        assert memory.num_rows == BATCH_SIZE
+        assert memory.id_memory[:BATCH_SIZE].tolist() == list(range(BATCH_SIZE))
+
+
 # -- values and gradients, computed again ------------------------------------------------------------------
 
 

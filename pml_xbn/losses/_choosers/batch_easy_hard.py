@@ -50,8 +50,8 @@ def batch_hard(miner: BatchHardMiner, candidates: Candidates) -> Choice:
 
 def _picked(miner: BatchEasyHardMiner, candidates: Candidates) -> tuple[_Picked | None, _Picked | None]:
     """Positives and negatives; None where all are taken."""
-    mat, (positive, negative, _) = candidates.mat(miner), candidates.pairs
-    similarities = mat if miner.distance.is_inverted else -mat
+    mat, similarities = candidates.mat(miner), candidates.similarities(miner)
+    positive, negative, _ = candidates.pairs
     if miner.allowed_pos_range is not None:
         positive = positive & _is_within(mat, *miner.allowed_pos_range)
     if miner.allowed_neg_range is not None:

@@ -14,11 +14,9 @@ class Chooser(NamedTuple):
     Attributes:
         choose: the choice of ``(miner, candidates)``.
         is_by_anchor: what is chosen for an anchor does not depend on the others.
-        is_only_counted: the choice counts the pairs of triplets that are too many to be listed.
         applies: whether a miner chooses so, in the state that it is in.
     """
 
     choose: Callable[[Any, Candidates], Choice]
     is_by_anchor: bool = True
-    is_only_counted: bool = False
     applies: Callable[[Any], bool] = lambda _: True
