@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ._indices import IndicesTuple
+from ._sums import num_at_once
 from ._triplets import Listed, Unlisted
 
 
@@ -89,5 +90,7 @@ def all_pairs(labels: Tensor, row_labels: Tensor, own_rows: Tensor | None) -> Ch
 
 
 def _total(counts: Tensor) -> Tensor:
-    # A CPU sums bool by way of a matrix of int64.
-    return counts.count_nonzero() if counts.dtype == torch.bool else counts.sum()
+    # A CPU sums bool and int32 by way of a copy in int64, which is cheap if it is small.
+    if counts.dtype == torch.bool:
+        return counts.count_nonzero()
+    return torch.stack([part.sum() for part in counts.split(num_at_once(counts, counts.shape[1]))]).sum()

@@ -22,7 +22,8 @@ _EPS = 1e-6  # which torch's pairwise_distance adds to every coordinate of a dif
 def angular(miner: AngularMiner, candidates: Candidates) -> Choice:
     of_rows, (positive, negative, _) = candidates.distances.row_products, candidates.pairs
     anchors, ratio = of_rows.anchors - of_rows.origin, 2 * tan(min(max(miner.angle, 0.0), pi / 2))
-    triplets = _WideAngles(positive, negative, anchors, of_rows.nearness(_EPS), of_rows, ratio)
+    nearness = of_rows.nearness(_EPS).masked_fill_(~negative, -torch.inf)
+    triplets = _WideAngles(positive, negative, anchors, nearness, of_rows, ratio)
     return Choice(*triplets.counts(candidates.labels), triplets)
 
 
@@ -35,7 +36,7 @@ class _WideAngles(Unlisted):
 
     Attributes:
         anchors: ``(a, d)``.
-        nearness: n·a - |n|², ``(a, n)``, but for what n is shifted by.
+        nearness: n·a - |n|², ``(a, n)``, but for what n is shifted by; -inf where n is no negative of a.
         of_rows: has n·p, likewise.
         ratio: 2 tan(angle).
     """
@@ -62,14 +63,13 @@ class _WideAngles(Unlisted):
         """
         at_once = num_at_once(self.nearness, self.nearness.shape[1])
         positive, negative = (torch.zeros_like(self.nearness) for _ in range(2))
-        of_negatives = self.nearness.masked_fill(~self.negative, -torch.inf)
         for anchors, places, products in self.of_rows.of_positives(self.positive, labels):
             for positives, of_positives in zip(places.split(at_once), products.split(at_once), strict=True):
                 are_positive = self.positive[anchors][:, positives].unsqueeze(2)
                 least = self._least(anchors, positives).masked_fill_(~are_positive, torch.inf)
                 for anchor, of_anchor in zip(anchors.tolist(), least, strict=True):
                     # Ones and zeros, which are added faster than bools.
-                    chosen = (of_positives + of_negatives[anchor]).gt_(of_anchor)
+                    chosen = (of_positives + self.nearness[anchor]).gt_(of_anchor)
                     positive[anchor, positives] = chosen.sum(dim=1)
                     negative[anchor] += chosen.sum(dim=0)
         return positive.int(), negative.int()
