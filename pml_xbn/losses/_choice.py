@@ -51,6 +51,8 @@ class Choice(NamedTuple):
 
     def num_pairs(self) -> list[int]:
         """How many positive and negative pairs there are."""
+        if self.triplets is not None:  # each is of one positive and one negative pair
+            return [int(_total(self.positive))] * 2
         numbers: list[int] = torch.stack([_total(self.positive), _total(self.negative)]).tolist()
         return numbers
 
