@@ -35,8 +35,8 @@ def split(
     labels: Tensor,
     given: IndicesTuple | None,
     mask: Tensor | None,
-    embedding_size: int,
-    dtype: torch.dtype,
+    embedding_size: int | None = None,
+    dtype: torch.dtype | None = None,
     ids: Tensor | None = None,
 ) -> Batch:
     """Checks shapes and dtypes, and splits the input by its enqueue mask.
@@ -49,7 +49,8 @@ def split(
         check_indices(given)
         if mask is not None:
             raise ValueError("indices_tuple and enqueue_mask are mutually exclusive: pass one of them")
-    embeddings = embeddings.to(torch.promote_types(embeddings.dtype, dtype))
+    if dtype is not None:
+        embeddings = embeddings.to(torch.promote_types(embeddings.dtype, dtype))
     labels = labels.to(embeddings.device, torch.int64).contiguous()
     if ids is not None:
         check_ids(ids, len(embeddings))

@@ -42,6 +42,7 @@ def fractions(loss: Any, form: Form, rules: dict[str, Rule], pairs: Pairs) -> tu
 
 
 def _learned(loss: Any) -> list[Tensor]:
-    """What else than the matrix gets a gradient: a temperature, say."""
-    tensors = [*loss.parameters(), *(x for x in vars(loss).values() if isinstance(x, Tensor))]
+    """What else than the matrix gets a gradient: a temperature, say, or a reducer's weights."""
+    attributes = (x for module in loss.modules() for x in vars(module).values())
+    tensors = [*loss.parameters(), *(x for x in attributes if isinstance(x, Tensor))]
     return [x for x in tensors if x.requires_grad]

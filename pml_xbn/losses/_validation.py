@@ -12,10 +12,12 @@ from ..adapters.base_adapter import Refusal
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
 
-def check_embeddings(embeddings: Tensor, embedding_size: int) -> None:
+def check_embeddings(embeddings: Tensor, embedding_size: int | None) -> None:
     if not isinstance(embeddings, torch.Tensor):
         raise TypeError(f"embeddings is a {type(embeddings).__name__}: pass a tensor")
-    if embeddings.ndim != 2 or embeddings.shape[1] != embedding_size:
+    if embedding_size is None and embeddings.ndim != 2:
+        raise ValueError(f"embeddings has shape {tuple(embeddings.shape)}: pass (batch_size, embedding_size)")
+    if embedding_size is not None and (embeddings.ndim != 2 or embeddings.shape[1] != embedding_size):
         raise ValueError(
             f"embeddings has shape {tuple(embeddings.shape)}: pass (batch_size, {embedding_size}), or "
             "build the loss with another embedding_size"

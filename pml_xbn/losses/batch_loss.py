@@ -66,8 +66,7 @@ class BatchLoss(nn.Module):
 
     @staticmethod
     def _split(embeddings: Tensor, labels: Tensor, given: IndicesTuple | None) -> Batch:
-        size, dtype = embeddings.shape[-1], embeddings.dtype
-        return split(embeddings, labels, given, None, size, dtype)
+        return split(embeddings, labels, given, None)
 
 
 def loss_of_batch(

@@ -32,3 +32,15 @@ def test_loss_and_miner_need_not_take_references() -> None:
     embeddings, labels = torch.randn(8, 4), torch.arange(8) % 3
     of_batch = BatchLoss(MultipleLosses([loss]), lambda embeddings, labels: miner(embeddings, labels))
     assert torch.equal(of_batch(embeddings, labels), BatchLoss(loss, miner)(embeddings, labels))
+
+
+@pytest.mark.parametrize(
+    ("embeddings", "error", "message"),
+    [
+        ([[0.0]], TypeError, "embeddings is a list: pass a tensor"),
+        (torch.zeros(()), ValueError, r"embeddings has shape \(\): pass \(batch_size, embedding_size\)"),
+    ],
+)
+def test_bad_embeddings_are_named(embeddings: object, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        BatchLoss(SupConLoss())(embeddings, torch.zeros(1, dtype=torch.int64))

@@ -119,6 +119,17 @@ def test_a_learnable_temperature_gets_its_gradient(wrap: Callable[[Tensor], Tens
 
 
 @pytest.mark.usefixtures("two_anchors_at_once")
+@pytest.mark.parametrize("wrap", [torch.nn.Parameter, lambda value: value.clone().requires_grad_()])
+def test_learnable_class_weights_get_their_gradient(wrap: Callable[[Tensor], Tensor]) -> None:
+    weights = [wrap(torch.linspace(0.5, 2, A, dtype=torch.float64)) for _ in range(2)]
+    mat, positive = torch.rand(A, N, dtype=torch.float64), torch.rand(A, N) > 0.5
+    for of_classes, value_by in zip(weights, (value_of, pmls_value_of), strict=True):
+        loss = losses.SupConLoss(reducer=reducers.ClassWeightedReducer(of_classes))
+        value_by(loss, mat, positive, ~positive).backward()
+    torch.testing.assert_close(weights[0].grad, weights[1].grad)
+
+
+@pytest.mark.usefixtures("two_anchors_at_once")
 def test_a_memory_learns_a_temperature() -> None:
     temperature = torch.nn.Parameter(torch.tensor(0.1))
     loss_fn = XBNWrapper(losses.SupConLoss(temperature=temperature), 3, 20)
