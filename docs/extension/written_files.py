@@ -1,11 +1,11 @@
 """What the pages take from other files: pictures drawn and tables made at every build, and reports.
 
-Pictures and tables are written to ``_build/written`` before the pages are read. A line such as
+Pictures and tables are written to ``_build/written`` before the pages are read. A paragraph that is a link and
+nothing else, such as
 
-    % include ../benchmarks/results/study.md, or: The study has not been run.
+    [All tables of the study](../benchmarks/results/study.md)
 
-is replaced by that file, its headings below the one above the line, or by the sentence if there is no such
-file.
+is replaced by that file, its headings below the one above the paragraph. Who reads the source has the link.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DOCS = Path(__file__).parents[1]
 WRITTEN = DOCS / "_build" / "written"
 RESULTS = DOCS.parent / "benchmarks" / "results"
 
-OPTIONAL = re.compile(r"^% include (?P<path>\S+), or: (?P<otherwise>.*)$", re.MULTILINE)
+ALONE = re.compile(r"(?<=\n\n)\[[^\]]+\]\((?P<path>\S+\.md)\)(?=\n(\n|\Z))")
 HEADING = re.compile(r"^(#+) ", re.MULTILINE)
 
 
@@ -34,19 +34,15 @@ def write_files(_: Sphinx) -> None:
     (WRITTEN / "hundred_classes.md").write_text(demo_table(RESULTS / "demo_hundred_classes.csv"))
 
 
-def include_what_is_there(app: Sphinx, page: str, source: list[str]) -> None:
-    folder = Path(app.env.doc2path(page)).parent
-
+def include_linked(_: Sphinx, page: str, source: list[str]) -> None:
     def included(match: re.Match[str]) -> str:
-        if not (folder / match["path"]).exists():
-            return match["otherwise"]
         level = len(HEADING.findall(source[0], 0, match.start())[-1])
         return f"```{{include}} {match['path']}\n:heading-offset: {level}\n:relative-images:\n```"
 
-    source[0] = OPTIONAL.sub(included, source[0])
+    source[0] = ALONE.sub(included, source[0])
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("builder-inited", write_files)
-    app.connect("source-read", include_what_is_there)
+    app.connect("source-read", include_linked)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
