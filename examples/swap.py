@@ -1,7 +1,7 @@
 """The swap: a plain training loop with PML's CrossBatchMemory, and the same with XBNWrapper in its place.
 
 One line differs. Both runs train the same small network with the same batches on Glyphs, characters that
-matplotlib draws, and print Recall@1 on characters that training has not seen; ten seconds on a CPU.
+matplotlib draws, and print Recall@1 on characters that training has not seen; a minute or two on a CPU.
 
     python examples/swap.py
 """

@@ -97,7 +97,9 @@ methods of a setting and seed start from one shared warm start without memory an
 {epochs}, the learning rate times
 {Settings.decay:g} every second epoch. *Always-fresh* is XBM whose rows are re-embedded by the current model,
 in training mode and in the batches they came in: {refreshes}.
-*Always-fresh + matching* puts XBN's matching on top."""
+*Always-fresh + matching* puts XBN's matching on top. *Ema* is XBN with a momentum of 0.5 (the best that the
+AXBN paper found is 0.1), *centre* with `match_std=False`, *unit-norm* with `normalize_memory=True`, and
+*delayed* with a `delay` of one epoch."""
 
 
 def _cost_of_staleness(study: Study) -> str:

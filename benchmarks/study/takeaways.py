@@ -131,6 +131,7 @@ def _losses(study: Study) -> str:
     setting, name, other, gap = min(worst, key=lambda one: one[-1].mean)
     return (
         f"**Where our classes lose**: {', '.join(names)} end below no memory or XBM by more than chance in a "
-        f"setting or more; the most {name} to {other} ({name_of(setting)}), by {gap}. XBN and AXBN "
+        f"setting or more; the most {name} to {other} ({name_of(setting)}), by {gap}. In the "
+        "settings of the next sections, all with SupConLoss, XBN and AXBN "
         + ("do so, too." if {"xbn", "axbn"} & set(names) else "do so nowhere.")
     )

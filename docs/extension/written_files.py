@@ -1,7 +1,7 @@
 """What the pages take from other files: pictures drawn and tables made at every build, and reports.
 
-Pictures and tables are written to ``_build/written`` before the pages are read. A paragraph that is a link and
-nothing else, such as
+Pictures and tables are written to ``_build/written`` before the pages are read. A paragraph that is a
+link and nothing else, such as
 
     [All tables of the study](../benchmarks/results/study.md)
 
