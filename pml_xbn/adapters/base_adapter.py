@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pytorch_metric_learning.utils.module_with_records import ModuleWithRecords
@@ -16,6 +16,16 @@ from .moments import Moments, moments
 
 # Whether to refuse, as a 0-d tensor that stays on its device, and the error's text if so.
 Refusal = tuple[Tensor, Callable[[], str]]
+
+
+class Given(NamedTuple):
+    """What rows are adapted by: labels of theirs, the batch with its own, and moments as for a map."""
+
+    labels: Tensor
+    batch: Tensor
+    batch_labels: Tensor
+    of_memory: Moments
+    target: Moments
 
 
 class BaseAdapter(ModuleWithRecords):
@@ -106,15 +116,8 @@ class BaseAdapter(ModuleWithRecords):
         if self.collect_stats:
             self.mean_distance = (of_memory.mean - of_batch.mean).norm().item()
             self.std_ratio = of_memory.to(of_batch).scale.mean().item()
-        return self._adapted(rows, labels, batch, batch_labels, of_memory, target)
+        return self._adapted(rows, Given(labels, batch, batch_labels, of_memory, target))
 
-    def _adapted(
-        self,
-        rows: Rows,
-        labels: Tensor,
-        batch: Tensor,
-        batch_labels: Tensor,
-        of_memory: Moments,
-        target: Moments,
-    ) -> Rows:
-        return rows.adapted(rows.bounded(self.map(of_memory, target), of_memory))
+    def _adapted(self, rows: Rows, given: Given) -> Rows:
+        affine = self.map(given.of_memory, given.target)
+        return rows.adapted(rows.bounded(affine, given.of_memory))

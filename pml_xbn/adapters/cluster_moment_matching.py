@@ -10,6 +10,7 @@ from torch import Tensor
 from .._dtypes import at_least_float32, widest
 from .._number_checks import check_integer
 from ._rows import Rows
+from .base_adapter import Given
 from .group_moment_matching import GroupMomentMatching
 from .moments import Moments
 
@@ -80,15 +81,8 @@ class ClusterMomentMatching(GroupMomentMatching):
     def _begin(self, embedding_size: int) -> None:
         self.centroids, self.num_steps = widest(torch.zeros(self.num_clusters, embedding_size)), 0
 
-    def _adapted(
-        self,
-        rows: Rows,
-        labels: Tensor,
-        batch: Tensor,
-        batch_labels: Tensor,
-        of_memory: Moments,
-        target: Moments,
-    ) -> Rows:
+    def _adapted(self, rows: Rows, given: Given) -> Rows:
+        labels, batch, batch_labels, of_memory, target = given
         standard = Moments(torch.zeros_like(of_memory.mean), torch.ones_like(of_memory.std))
         in_memory, in_batch = of_memory.to(standard), target.to(standard)
         if self.num_steps or len(rows) >= self.num_clusters:
@@ -99,7 +93,7 @@ class ClusterMomentMatching(GroupMomentMatching):
             batch_labels = self._nearest(in_batch.map(at_least_float32(batch)))
         else:
             labels, batch_labels = (torch.zeros_like(x, dtype=torch.int64) for x in (labels, batch_labels))
-        return super()._adapted(rows, labels, batch, batch_labels, of_memory, target)
+        return super()._adapted(rows, given._replace(labels=labels, batch_labels=batch_labels))
 
     def _clustered(self, rows: Tensor) -> Tensor:
         """Centroids ``(k, d)`` of standardized rows; the old ones where a row is NaN."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from .._dtypes import widest
 from .._number_checks import check_one_of
 from ._rows import Rows
-from .base_adapter import BaseAdapter
+from .base_adapter import BaseAdapter, Given
 from .linear import Linear
 from .moments import Moments
 
@@ -85,16 +85,9 @@ class CovarianceMatching(BaseAdapter):
         root = (vectors * values.clamp(min=least).sqrt()) @ vectors.T
         return root, is_finite & (values > least).all()
 
-    def _adapted(
-        self,
-        rows: Rows,
-        labels: Tensor,
-        batch: Tensor,
-        batch_labels: Tensor,
-        of_memory: Moments,
-        target: Moments,
-    ) -> Rows:
-        centred = widest(batch) - widest(batch).mean(dim=0)
+    def _adapted(self, rows: Rows, given: Given) -> Rows:
+        batch = widest(given.batch)
+        centred = batch - batch.mean(dim=0)
         covariance = centred.T @ centred / (len(batch) - 1)
-        linear = self.map_covariances(rows.covariance(), covariance, of_memory, target)
-        return rows.adapted(rows.bounded(linear, of_memory))
+        linear = self.map_covariances(rows.covariance(), covariance, given.of_memory, given.target)
+        return rows.adapted(rows.bounded(linear, given.of_memory))

@@ -11,7 +11,7 @@ from ._group_rows import GroupRows, GroupSlots, GroupSums, group_slots
 from ._linear_coordinates import LinearCoordinates
 from ._rows import Rows
 from .affine import Affine
-from .base_adapter import BaseAdapter, Refusal
+from .base_adapter import BaseAdapter, Given, Refusal
 from .moments import Moments
 from .superclass_lookup import Superclasses, SuperclassLookup
 
@@ -96,15 +96,8 @@ class GroupMomentMatching(BaseAdapter):
         )
         return memory.to(blend)
 
-    def _adapted(
-        self,
-        rows: Rows,
-        labels: Tensor,
-        batch: Tensor,
-        batch_labels: Tensor,
-        of_memory: Moments,
-        target: Moments,
-    ) -> Rows:
+    def _adapted(self, rows: Rows, given: Given) -> Rows:
+        labels, batch, batch_labels, of_memory, target = given
         if isinstance(rows.coordinates, LinearCoordinates):  # of another adapter; groups have no matrices
             rows = rows.renewed().measured()
         of_memory = rows.without_rounding(of_memory, are_rewritten=True)

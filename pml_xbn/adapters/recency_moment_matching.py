@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from .._dtypes import widest
 from ._rows import Rows
+from .base_adapter import Given
 from .moment_matching import MomentMatching
 from .moments import Moments
 
@@ -56,18 +56,10 @@ class RecencyMomentMatching(MomentMatching):
         super().__init__(match_std, momentum, **kwargs)
         self.half_life = half_life
 
-    def _adapted(
-        self,
-        rows: Rows,
-        labels: Tensor,
-        batch: Tensor,
-        batch_labels: Tensor,
-        of_memory: Moments,
-        target: Moments,
-    ) -> Rows:
-        weighted = rows.without_rounding(self._weighted(rows, of_memory))
+    def _adapted(self, rows: Rows, given: Given) -> Rows:
+        weighted = rows.without_rounding(self._weighted(rows, given.of_memory))
         # No row is further away than the moments of all of them tell.
-        return rows.adapted(rows.bounded(self.map(weighted, target), of_memory))
+        return rows.adapted(rows.bounded(self.map(weighted, given.target), given.of_memory))
 
     def _weighted(self, rows: Rows, of_memory: Moments) -> Moments:
         """E_w[R] and σ_w[R], in one pass over the rows."""

@@ -11,8 +11,7 @@ from torch.linalg import vector_norm
 
 from .._dtypes import widest
 from ._rows import Rows
-from .base_adapter import BaseAdapter
-from .moments import Moments
+from .base_adapter import BaseAdapter, Given
 
 _MOST_STEPS = 20  # of the descent to a mean
 _NEAR = 1e-10  # radians that the gradient has to be longer than for another one
@@ -65,17 +64,9 @@ class SphericalMomentMatching(BaseAdapter):
         tensor([1.0000, 1.4000])
     """
 
-    def _adapted(
-        self,
-        rows: Rows,
-        labels: Tensor,
-        batch: Tensor,
-        batch_labels: Tensor,
-        of_memory: Moments,
-        target: Moments,
-    ) -> Rows:
+    def _adapted(self, rows: Rows, given: Given) -> Rows:
         values = widest(rows.read(rows.dtype))
-        (units, lengths), (others, _) = _directions(values), _directions(widest(batch))
+        (units, lengths), (others, _) = _directions(values), _directions(widest(given.batch))
         memory, new = _spherical_moments(units), _spherical_moments(others)
         mapped = lengths * _matched(units, memory, new)
         # NaN where there is no mean, or no way from one to the other.

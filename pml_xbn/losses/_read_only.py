@@ -12,7 +12,7 @@ from ._batch import Batch, zero_loss
 from ._cosines import Distances
 from ._indices import joined
 from ._pairs import Miner, chosen_pairs
-from ._seam import loss_against
+from ._seam import Comparison, loss_against
 from .batch_loss import loss_of_batch
 
 
@@ -23,16 +23,17 @@ def loss_against_stored(
     given = batch.given
     if len(batch.anchors) == 0 or len(rows) == 0:
         return zero_loss(batch) if given is None else loss_of_batch(loss, miner, batch)
-    arguments = batch.anchors, batch.anchor_labels
+    compared = Comparison(loss, miner, batch.anchors, batch.anchor_labels, rows, row_labels)
     if given is None:
-        return loss_against(loss, miner, *arguments, rows, row_labels)
+        return loss_against(compared)
     # Not stored, so the given pairs find their rows of the batch behind those of the memory.
-    lists = chosen_pairs(miner, Distances(batch.anchors, rows), batch.anchor_labels, row_labels, None)
+    lists = chosen_pairs(miner, Distances(batch.anchors, rows), *compared.labels())
     batch_rows = torch.arange(len(rows), len(rows) + len(batch.refs), device=row_labels.device)
     values = torch.cat([rows.read(batch.refs.dtype), batch.refs.detach()])
     lists = joined(lists, given, batch.anchor_labels, batch_rows)
     rows = Rows.of(values, len(values), 0, values.dtype)
-    return loss_against(loss, lambda *_: lists, *arguments, rows, torch.cat([row_labels, batch.ref_labels]))
+    labels = torch.cat([row_labels, batch.ref_labels])
+    return loss_against(compared._replace(miner=lambda *_: lists, rows=rows, row_labels=labels))
 
 
 def warn_of_empty_memory() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pytorch_metric_learning import distances as pml_distances
@@ -33,22 +33,10 @@ _DISTANCES = (
 )
 
 
-def loss_against(
-    loss: Any,
-    miner: Any,
-    anchors: Tensor,
-    anchor_labels: Tensor,
-    rows: Rows,
-    row_labels: Tensor,
-    own_rows: Tensor | None = None,
-    given: IndicesTuple | None = None,
-) -> Tensor:
-    """The loss of these anchors against these rows.
+class Comparison(NamedTuple):
+    """Anchors and rows, and the loss of them.
 
-    PML's own losses and miners are functions of one matrix here. A loss or miner of the user's own is called
-    with all rows. Nothing is changed in loss, miner or PML, but for what these note themselves.
-
-    Args:
+    Attributes:
         loss: any that a memory supports.
         miner: chooses among the pairs; default all.
         anchors: ``(a, d)``, with gradient; a > 0.
@@ -59,18 +47,43 @@ def loss_against(
             none.
         given: pairs or triplets of anchors and rows besides.
     """
+
+    loss: Any
+    miner: Any
+    anchors: Tensor
+    anchor_labels: Tensor
+    rows: Rows
+    row_labels: Tensor
+    own_rows: Tensor | None = None
+    given: IndicesTuple | None = None
+
+    def labels(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Of anchors and rows, and the anchors' own rows."""
+        return self.anchor_labels, self.row_labels, self.own_rows
+
+    def with_given(self, lists: IndicesTuple) -> IndicesTuple:
+        return lists if self.given is None else appended(lists, self.given, self.anchor_labels)
+
+
+def loss_against(compared: Comparison) -> Tensor:
+    """The loss of the anchors against the rows.
+
+    PML's own losses and miners are functions of one matrix here. A loss or miner of the user's own is called
+    with all rows. Nothing is changed in loss, miner or PML, but for what these note themselves.
+    """
+    loss, miner, anchors, anchor_labels, rows, row_labels, _, given = compared
     distances, form = Distances(anchors, rows), form_of(loss)
     is_seen = form is None or has_hooks(loss)  # who is called sees index tensors, and the rows
     are_listed = is_seen or given is not None
     choice, lists = None, None
     if _can_choose(miner):
-        choice = _choice(miner, distances, anchor_labels, row_labels, own_rows)
+        choice = _choice(compared, distances)
         lists = choice.lists() if are_listed else None
     else:
-        lists = chosen_pairs(miner, distances, anchor_labels, row_labels, own_rows)
+        lists = chosen_pairs(miner, distances, *compared.labels())
     if given is not None:
         assert lists is not None
-        choice, lists = None, appended(lists, given, anchor_labels)
+        choice, lists = None, compared.with_given(lists)
     row_tensor = distances.row_tensor if is_seen else distances.placeholder
     if form is None:
         value: Tensor = loss(anchors, anchor_labels, lists, row_tensor, row_labels)
@@ -88,7 +101,7 @@ def loss_against(
         """What PML's reducer is to reduce."""
         if any(one is not other for one, other in zip(given, arguments, strict=True)):  # by a hook
             return type(loss).compute_loss(loss, *given)
-        pairs = _pairs(loss, form, choice, distances, anchor_labels, row_labels, own_rows)
+        pairs = _pairs(compared, form, choice, distances)
         share = _share(loss, form, pairs)
         of_forms.append(share.loss(loss))
         return form.also(loss, pairs) if form.also is not None else {}
@@ -102,27 +115,15 @@ def loss_against(
     return twin(*arguments)  # type: ignore[no-any-return]
 
 
-def loss_and_row_gradient(
-    loss: Any,
-    miner: Any,
-    anchors: Tensor,
-    anchor_labels: Tensor,
-    rows: Rows,
-    row_labels: Tensor,
-    own_rows: Tensor | None = None,
-    given: IndicesTuple | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The loss of these anchors against these rows, and its gradient with respect to the rows, ``(n, d)``.
+def loss_and_row_gradient(compared: Comparison) -> tuple[Tensor, Tensor]:
+    """The loss of the anchors against the rows, and its gradient with respect to the rows, ``(n, d)``.
 
-    The arguments are those of :func:`loss_against`. The loss is called with all rows, whose gradient costs
-    a backward pass of its own.
+    The loss is called with all rows, whose gradient costs a backward pass of its own.
     """
-    distances = Distances(anchors, rows)
-    lists = chosen_pairs(miner, distances, anchor_labels, row_labels, own_rows)
-    if given is not None:
-        lists = appended(lists, given, anchor_labels)
+    distances, loss = Distances(compared.anchors, compared.rows), compared.loss
+    lists = compared.with_given(chosen_pairs(compared.miner, distances, *compared.labels()))
     leaf = distances.row_tensor.requires_grad_()
-    value: Tensor = loss(anchors, anchor_labels, lists, leaf, row_labels)
+    value: Tensor = loss(compared.anchors, compared.anchor_labels, lists, leaf, compared.row_labels)
     check_scalar(value, loss)
     if not value.requires_grad:
         return value, torch.zeros_like(leaf)
@@ -133,23 +134,14 @@ def loss_and_row_gradient(
     return value, gradient
 
 
-def share_against(
-    loss: Any,
-    miner: Any,
-    anchors: Tensor,
-    anchor_labels: Tensor,
-    rows: Rows,
-    row_labels: Tensor,
-    own_rows: Tensor | None = None,
-    given: IndicesTuple | None = None,
-) -> Share:
-    """What these anchors add to a loss that :func:`can_be_shared`; the arguments of :func:`loss_against`."""
-    distances, form = Distances(anchors, rows), FORMS[type(loss)]
-    choice = _choice(miner, distances, anchor_labels, row_labels, own_rows)
-    if given is not None:
-        lists = appended(choice.lists(), given, anchor_labels)
-        choice = Choice.of_lists(lists, (len(anchors), len(row_labels)))
-    return _share(loss, form, _pairs(loss, form, choice, distances, anchor_labels, row_labels, own_rows))
+def share_against(compared: Comparison) -> Share:
+    """What the anchors add to a loss that :func:`can_be_shared`."""
+    distances, form = Distances(compared.anchors, compared.rows), FORMS[type(compared.loss)]
+    choice = _choice(compared, distances)
+    if compared.given is not None:
+        lists = compared.with_given(choice.lists())
+        choice = Choice.of_lists(lists, (len(compared.anchors), len(compared.row_labels)))
+    return _share(compared.loss, form, _pairs(compared, form, choice, distances))
 
 
 def can_be_shared(loss: Any, miner: Any) -> bool:
@@ -204,14 +196,12 @@ def _can_choose(miner: Any) -> bool:
     return chooser.applies(miner) and not has_statistics and is_as_built(miner) and not has_hooks(miner)
 
 
-def _choice(
-    miner: Any, distances: Distances, labels: Tensor, row_labels: Tensor, own_rows: Tensor | None
-) -> Choice:
-    choice = all_pairs(labels, row_labels, own_rows)
+def _choice(compared: Comparison, distances: Distances) -> Choice:
+    miner, choice = compared.miner, all_pairs(*compared.labels())
     if miner is None:
         return choice
     with torch.no_grad():
-        candidates = Candidates(choice, distances, labels, row_labels, own_rows)
+        candidates = Candidates(choice, distances, *compared.labels())
         choice = CHOOSERS[type(miner)].choose(miner, candidates)
     # It counts what it has chosen.
     num_positive, num_negative = choice.num_pairs()
@@ -222,18 +212,11 @@ def _choice(
     return choice
 
 
-def _pairs(
-    loss: Any,
-    form: Form,
-    choice: Choice,
-    distances: Distances,
-    labels: Tensor,
-    row_labels: Tensor,
-    own_rows: Tensor | None,
-) -> Pairs:
-    mat = at_least_float32(form.matrix(loss, distances))
+def _pairs(compared: Comparison, form: Form, choice: Choice, distances: Distances) -> Pairs:
+    mat = at_least_float32(form.matrix(compared.loss, distances))
     weights = None if form.weights is None else form.weights(choice)
-    return Pairs(mat, choice, labels, row_labels, distances, own_rows, weights)
+    of_anchors, of_rows, own_rows = compared.labels()
+    return Pairs(mat, choice, of_anchors, of_rows, distances, own_rows, weights)
 
 
 def _share(loss: Any, form: Form, pairs: Pairs) -> Share:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -16,7 +14,7 @@ from ._hooked_memory import HookedMemory
 from ._indices import drop_own_rows, mapped
 from ._queue import Contents
 from ._samples import Placement, placement_of, with_samples
-from ._seam import can_be_shared, loss_against, loss_and_row_gradient, share_against
+from ._seam import Comparison, can_be_shared, loss_against, loss_and_row_gradient, share_against
 from ._shares import share_of_nothing
 from ._update import Update
 from ._validation import check_scalar
@@ -140,9 +138,9 @@ class SteppingMemory(HookedMemory):
         if compared is None:
             loss = zero_loss(batch)
         elif self._update.is_by_gradient:
-            loss, gradient = loss_and_row_gradient(*compared)
+            loss, gradient = loss_and_row_gradient(compared)
         else:
-            loss = loss_against(*compared)
+            loss = loss_against(compared)
         if self.batch_loss_weight:
             alone = loss_of_batch(self.loss, self.miner, batch)
             for value in (loss, alone):
@@ -150,8 +148,8 @@ class SteppingMemory(HookedMemory):
             loss = loss + self.batch_loss_weight * alone
         return loss, gradient
 
-    def _compared(self, contents: Contents, batch: Batch) -> tuple[Any, ...] | None:
-        """The batch and the memory that holds it, as arguments of a loss; None if there are no pairs."""
+    def _compared(self, contents: Contents, batch: Batch) -> Comparison | None:
+        """The batch against the memory that holds it; None if there are no pairs."""
         rows = contents.rows
         if len(batch.anchors) == 0 or len(rows) == 0 or contents.newest is None:
             return None
@@ -161,7 +159,7 @@ class SteppingMemory(HookedMemory):
             given = drop_own_rows(given, own_rows)
         anchors = batch.anchors, batch.anchor_labels
         own = own_rows if batch.is_own else None
-        return self.loss, self.miner, *anchors, rows, contents.labels[: len(rows)], own, given
+        return Comparison(self.loss, self.miner, *anchors, rows, contents.labels[: len(rows)], own, given)
 
     def _step_of_ranks(
         self, batch: Batch, reports: list[Report]
@@ -186,7 +184,7 @@ class SteppingMemory(HookedMemory):
             contents = self._contents_of_step(batch)
             if contents is not None and is_shared:
                 compared = self._compared(contents, batch)
-                share = share if compared is None else share_against(*compared)
+                share = share if compared is None else share_against(compared)
                 exchange.mine = share.numbers()
             with ranks.same_draws(reports[0].seed, batch.rows.device):
                 if not is_shared:

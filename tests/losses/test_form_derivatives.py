@@ -12,7 +12,7 @@ from torch import Tensor
 from pml_xbn.losses import _sums
 from pml_xbn.losses._choice import all_pairs
 from pml_xbn.losses._forms import FORMS
-from pml_xbn.losses._seam import loss_against
+from pml_xbn.losses._seam import Comparison, loss_against
 
 A, N, D = 4, 11, 3
 OWN_ROWS = torch.arange(7, 11)
@@ -37,7 +37,8 @@ LABELS = torch.arange(N) % 3
 
 def value_of(loss: object, anchors: Tensor, rows: Tensor) -> Tensor:
     """Of anchors that move away from their copies."""
-    return loss_against(loss, None, anchors, LABELS[-A:], stored_rows(rows), LABELS, OWN_ROWS)
+    compared = Comparison(loss, None, anchors, LABELS[-A:], stored_rows(rows), LABELS, OWN_ROWS)
+    return loss_against(compared)
 
 
 @pytest.mark.parametrize("cls", BY_DIFFERENCES)

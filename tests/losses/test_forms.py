@@ -17,7 +17,7 @@ from pml_xbn.losses._choosers import CHOOSERS
 from pml_xbn.losses._cosines import Distances
 from pml_xbn.losses._forms import FORMS
 from pml_xbn.losses._pairs import chosen_pairs
-from pml_xbn.losses._seam import form_of, loss_against
+from pml_xbn.losses._seam import Comparison, form_of, loss_against
 
 D = 5
 LOSSES = {cls.__name__: cls for cls in FORMS}
@@ -90,7 +90,9 @@ class Case:
         return self._of(
             loss,
             lambda anchors: loss_against(
-                loss, miner, anchors, self.labels, stored_rows(self.rows), self.row_labels, self.own_rows
+                Comparison(
+                    loss, miner, anchors, self.labels, stored_rows(self.rows), self.row_labels, self.own_rows
+                )
             ),
         )
 

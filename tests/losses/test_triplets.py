@@ -21,7 +21,7 @@ from pml_xbn.losses._choosers import CHOOSERS, Candidates
 from pml_xbn.losses._cosines import Distances
 from pml_xbn.losses._counting import Bounds, Order, counts_within
 from pml_xbn.losses._pairs import chosen_pairs
-from pml_xbn.losses._seam import form_of, loss_against
+from pml_xbn.losses._seam import Comparison, form_of, loss_against
 
 _angular = importlib.import_module("pml_xbn.losses._forms.angular")  # whose name in the package is a function
 TYPES = ["all", "hard", "semihard", "easy"]
@@ -50,7 +50,8 @@ class Case:
     def ours(self, loss: Any, miner: Any = None, anchors: Tensor | None = None, given: Any = None) -> Tensor:
         anchors = self.anchors if anchors is None else anchors
         rows = stored_rows(self.rows)
-        return loss_against(loss, miner, anchors, self.labels, rows, self.row_labels, self.own_rows, given)
+        arguments = anchors, self.labels, rows, self.row_labels, self.own_rows, given
+        return loss_against(Comparison(loss, miner, *arguments))
 
     def lists(self, miner: Any) -> tuple[Tensor, ...]:
         """What PML's own code chooses."""
@@ -249,9 +250,9 @@ def test_triplets_may_be_more_than_2_to_the_31() -> None:
     for miner in (None, miners.TripletMarginMiner(0.1, distance=distance)):
         for reducer, expected in ((None, 0.5), (reducers.SumReducer(), 0.5 * 2 * half**2)):
             loss = losses.TripletMarginLoss(margin=0.25, distance=distance, reducer=reducer)
-            value = loss_against(
-                loss, miner, anchors, torch.zeros(2).long(), stored_rows(case.rows), case.row_labels
-            )
+            labels = torch.zeros(2).long()
+            compared = Comparison(loss, miner, anchors, labels, stored_rows(case.rows), case.row_labels)
+            value = loss_against(compared)
             torch.testing.assert_close(value, torch.tensor(expected, dtype=torch.float64))
     if miner is not None:
         assert miner.num_triplets == 2 * half**2
