@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._dtypes import widest
-from .checks import check_integers, check_rows
+from .._tensor_checks import check_integers, check_rows
 from .distances import group_means
 
 

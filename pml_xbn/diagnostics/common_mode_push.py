@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._dtypes import at_least_float32, widest
-from .checks import check_rows, check_width
+from .._tensor_checks import check_rows, check_width
 
 
 class CommonModePush(NamedTuple):

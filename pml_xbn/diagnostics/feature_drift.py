@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .._number_checks import check_integer
-from .checks import check_rows
+from .._tensor_checks import check_rows
 from .distances import distance_per_row, mean_and_maximum
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import normalize as unit_length
 
 from .._number_checks import check_integer
-from .checks import check_integers, check_mask, check_rows
+from .._tensor_checks import check_integers, check_mask, check_rows
 from .memory_rows import StoredSince, num_occupied
 from .staleness import AdaptedStaleness, staleness
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .._dtypes import widest
 from .._number_checks import check_integer
-from .checks import check_integers, check_rows
+from .._tensor_checks import check_integers, check_rows
 from .distances import group_means
 
 

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .._tensor_checks import check_integers, check_mask
 from ._indices import IndicesTuple
-from ._validation import check_embeddings, check_ids, check_indices, check_labels, check_mask
+from ._validation import check_embeddings, check_indices
 
 
 class Batch(NamedTuple):
@@ -44,7 +45,7 @@ def split(
     Embeddings are raised to ``dtype`` where theirs is less precise.
     """
     check_embeddings(embeddings, embedding_size)
-    check_labels(labels, len(embeddings))
+    check_integers("labels", labels, len(embeddings), "one label per embedding")
     if given is not None:
         check_indices(given)
         if mask is not None:
@@ -53,11 +54,11 @@ def split(
         embeddings = embeddings.to(torch.promote_types(embeddings.dtype, dtype))
     labels = labels.to(embeddings.device, torch.int64).contiguous()
     if ids is not None:
-        check_ids(ids, len(embeddings))
+        check_integers("sample_ids", ids, len(embeddings), "one number per embedding, -1 where there is none")
         ids = ids.to(embeddings.device, torch.int64).clamp_min(-1).contiguous()
     anchors, anchor_labels = refs, ref_labels = embeddings, labels
     if mask is not None:
-        check_mask(mask, len(embeddings))
+        check_mask("enqueue_mask", mask, len(embeddings))
         mask = mask.to(embeddings.device)
         anchors, anchor_labels, refs, ref_labels = (
             embeddings[~mask],

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._tensor_checks import INTEGERS
 from ..adapters.base_adapter import Refusal
-
-_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
 
 def check_embeddings(embeddings: Tensor, embedding_size: int | None) -> None:
@@ -26,46 +25,12 @@ def check_embeddings(embeddings: Tensor, embedding_size: int | None) -> None:
         raise ValueError(f"embeddings has dtype {embeddings.dtype}: pass a floating dtype")
 
 
-def check_labels(labels: Tensor, batch_size: int) -> None:
-    if not isinstance(labels, torch.Tensor):
-        raise TypeError(f"labels is a {type(labels).__name__}: pass a tensor")
-    if labels.ndim != 1 or len(labels) != batch_size:
-        raise ValueError(
-            f"labels has shape {tuple(labels.shape)}: pass one label per embedding, shape ({batch_size},)"
-        )
-    if labels.dtype not in _INTEGERS:
-        raise ValueError(f"labels has dtype {labels.dtype}: pass integers, such as torch.int64")
-
-
-def check_ids(ids: Tensor, batch_size: int) -> None:
-    if not isinstance(ids, torch.Tensor):
-        raise TypeError(f"sample_ids is a {type(ids).__name__}: pass a tensor")
-    if ids.shape != (batch_size,):
-        raise ValueError(
-            f"sample_ids has shape {tuple(ids.shape)}: pass one number per embedding, shape ({batch_size},), "
-            "-1 where there is none"
-        )
-    if ids.dtype not in _INTEGERS:
-        raise ValueError(f"sample_ids has dtype {ids.dtype}: pass integers, such as torch.int64")
-
-
 def check_classes(labels: Tensor, num_classes: int) -> None:
     outside = (labels < 0) | (labels >= num_classes)
     if outside.any():
         raise ValueError(
             f"labels {labels[outside].unique().tolist()} are no class of num_classes={num_classes}: pass "
             f"labels from 0 to {num_classes - 1}"
-        )
-
-
-def check_mask(mask: Tensor, batch_size: int) -> None:
-    if not isinstance(mask, torch.Tensor):
-        raise TypeError(f"enqueue_mask is a {type(mask).__name__}: pass a bool tensor")
-    if mask.dtype != torch.bool:
-        raise ValueError(f"enqueue_mask has dtype {mask.dtype}: pass torch.bool, as from mask.bool()")
-    if mask.shape != (batch_size,):
-        raise ValueError(
-            f"enqueue_mask has shape {tuple(mask.shape)}: pass one value per embedding, ({batch_size},)"
         )
 
 
@@ -78,7 +43,7 @@ def check_indices(indices_tuple: tuple[Tensor, ...]) -> None:
     for numbers in indices_tuple:
         if not isinstance(numbers, Tensor):
             raise TypeError(f"indices_tuple holds a {type(numbers).__name__}: pass tensors")
-        if numbers.ndim != 1 or numbers.dtype not in _INTEGERS:
+        if numbers.ndim != 1 or numbers.dtype not in INTEGERS:
             raise ValueError(
                 f"indices_tuple holds a tensor of shape {tuple(numbers.shape)} and dtype {numbers.dtype}: "
                 "pass numbers of the batch's rows, of one dimension and torch.int64"

@@ -16,8 +16,9 @@ from pytorch_metric_learning.utils.loss_and_miner_utils import convert_to_weight
 from torch import Tensor, nn
 
 from .._number_checks import check_integer
+from .._tensor_checks import check_integers
 from ._indices import IndicesTuple
-from ._validation import check_classes, check_embeddings, check_labels
+from ._validation import check_classes, check_embeddings
 
 
 class BaseClassificationLoss(WeightRegularizerMixin, BaseMetricLossFunction):
@@ -75,7 +76,7 @@ class BaseClassificationLoss(WeightRegularizerMixin, BaseMetricLossFunction):
             ValueError, TypeError: input that does not fit, or a label that is no class.
         """
         check_embeddings(embeddings, self.embedding_size)
-        check_labels(labels, len(embeddings))
+        check_integers("labels", labels, len(embeddings), "one label per embedding")
         check_classes(labels, self.num_classes)
         # PML's reducers add up in the dtype that they see here.
         embeddings, _ = self._in_one_dtype(embeddings)

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._tensor_checks import check_integers
 from . import _ranks as ranks
 from ._eager import eager
-from ._validation import check_embeddings, check_labels
+from ._validation import check_embeddings
 from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
 
 
@@ -135,7 +136,7 @@ class TwoTowerMemory(nn.Module):
                 f"there are {len(queries)} queries and {len(documents)} documents: pass a document for "
                 "every query"
             )
-        check_labels(labels, len(queries))
+        check_integers("labels", labels, len(queries), "one label per embedding")
         has_no_loss = self.query_memory is None and not self.document_memory.batch_loss_weight
         if is_training and has_no_loss and documents.requires_grad:
             raise ValueError(

@@ -1,9 +1,11 @@
-"""Checks of what the diagnostics are given; every error names the value and the remedy."""
+"""Checks of tensors that are given; every error names the value and the remedy."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
 
 def check_rows(name: str, rows: Tensor, like: Tensor | None = None) -> None:
@@ -25,13 +27,13 @@ def check_width(name: str, rows: Tensor, like: Tensor) -> None:
         raise ValueError(f"{name} has shape {tuple(rows.shape)}: pass (n, {like.shape[1]}), as the others")
 
 
-def check_integers(name: str, values: Tensor, size: int) -> None:
+def check_integers(name: str, values: Tensor, size: int, wanted: str = "one value per row") -> None:
     """Refuses what is no ``(size,)`` integer tensor."""
     if not isinstance(values, torch.Tensor):
         raise TypeError(f"{name} is a {type(values).__name__}: pass a tensor")
     if values.shape != (size,):
-        raise ValueError(f"{name} has shape {tuple(values.shape)}: pass one value per row, ({size},)")
-    if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
+        raise ValueError(f"{name} has shape {tuple(values.shape)}: pass {wanted}, shape ({size},)")
+    if values.dtype not in INTEGERS:
         raise ValueError(f"{name} has dtype {values.dtype}: pass integers, such as torch.int64")
 
 
@@ -39,7 +41,7 @@ def check_mask(name: str, mask: Tensor, size: int) -> None:
     """Refuses what is no ``(size,)`` bool tensor."""
     if not isinstance(mask, torch.Tensor):
         raise TypeError(f"{name} is a {type(mask).__name__}: pass a bool tensor")
-    if mask.dtype != torch.bool or mask.shape != (size,):
-        raise ValueError(
-            f"{name} has shape {tuple(mask.shape)} and dtype {mask.dtype}: pass ({size},) and torch.bool"
-        )
+    if mask.dtype != torch.bool:
+        raise ValueError(f"{name} has dtype {mask.dtype}: pass torch.bool, as from mask.bool()")
+    if mask.shape != (size,):
+        raise ValueError(f"{name} has shape {tuple(mask.shape)}: pass one value per row, shape ({size},)")
