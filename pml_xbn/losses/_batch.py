@@ -35,7 +35,7 @@ def split(
     embeddings: Tensor,
     labels: Tensor,
     given: IndicesTuple | None,
-    mask: Tensor | None,
+    mask: Tensor | None = None,
     embedding_size: int | None = None,
     dtype: torch.dtype | None = None,
     ids: Tensor | None = None,

@@ -30,18 +30,6 @@ def appended(indices: IndicesTuple, given: IndicesTuple, labels: Tensor) -> Indi
     return tuple(torch.cat([a, b.to(a.device)]) for a, b in zip(indices, given, strict=True))
 
 
-def joined(indices: IndicesTuple, given: IndicesTuple, labels: Tensor, rows: Tensor) -> IndicesTuple:
-    """``indices`` followed by ``given``, whose positives and negatives number rows of the batch.
-
-    Args:
-        indices: three tensors (triplets) or four (pairs), from anchors to memory rows.
-        given: likewise, but from the batch to itself; converted where the lengths differ.
-        labels: of the batch, ``(b,)``.
-        rows: memory row of every row of the batch, ``(b,)``.
-    """
-    return appended(indices, mapped(given, rows), labels)
-
-
 def drop_own_rows(indices: IndicesTuple, own_rows: Tensor) -> IndicesTuple:
     """Takes out what a miner that lists its pairs by other means chose all the same."""
     if len(indices) == 3:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..adapters._rows import Rows
 from ._checkpoint import check_same_size, check_state, to_present_form
 from ._cosines import Distances
-from ._indices import IndicesTuple, joined
+from ._indices import IndicesTuple, appended, mapped
 from ._pairs import chosen_pairs
 from ._queue import Queue
 
@@ -56,7 +56,7 @@ class QueueMemory(CrossBatchMemory):
         indices = chosen_pairs(self.miner, Distances(embeddings, rows), labels, L_mem, excluded)
         if input_indices_tuple is None:
             return indices
-        return joined(indices, input_indices_tuple, labels, own_rows)
+        return appended(indices, mapped(input_indices_tuple, own_rows), labels)
 
     def reset_queue(self) -> None:
         """Empties the memory. Calls stay counted and adapters keep their estimates."""

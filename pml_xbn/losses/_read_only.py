@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from torch import Tensor, nn
 
 from ..adapters._rows import Rows
 from ._batch import Batch, zero_loss
 from ._cosines import Distances
-from ._indices import joined
+from ._indices import appended, mapped
 from ._pairs import Miner, chosen_pairs
 from ._seam import Comparison, loss_against
 from .batch_loss import loss_of_batch
@@ -30,15 +28,7 @@ def loss_against_stored(
     lists = chosen_pairs(miner, Distances(batch.anchors, rows), *compared.labels())
     batch_rows = torch.arange(len(rows), len(rows) + len(batch.refs), device=row_labels.device)
     values = torch.cat([rows.read(batch.refs.dtype), batch.refs.detach()])
-    lists = joined(lists, given, batch.anchor_labels, batch_rows)
+    lists = appended(lists, mapped(given, batch_rows), batch.anchor_labels)
     rows = Rows.of(values, len(values), 0, values.dtype)
     labels = torch.cat([row_labels, batch.ref_labels])
     return loss_against(compared._replace(miner=lambda *_: lists, rows=rows, row_labels=labels))
-
-
-def warn_of_empty_memory() -> None:
-    warnings.warn(
-        "the memory is empty and in eval() mode, in which it stores nothing, so that the loss stays 0; to "
-        "train, call train() on the loss after eval() on a module that holds it",
-        stacklevel=4,
-    )

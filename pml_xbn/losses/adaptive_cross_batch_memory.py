@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from ._eager import eager
 from ._global_batch import Report, shared
 from ._indices import IndicesTuple
 from ._pairs import Miner
-from ._read_only import loss_against_stored, warn_of_empty_memory
+from ._read_only import loss_against_stored
 from ._shares import check_reducers
 from ._stepping_memory import SteppingMemory
 from ._storable import are_storable
@@ -229,8 +231,10 @@ class AdaptiveCrossBatchMemory(SteppingMemory):
 
         Nothing has changed if this raises; on many ranks it raises on all of them.
         """
+        size, dtype = self.embedding_size, self._dtype_of_rows()
+        split_up = partial(split, embeddings, labels, given, mask, size, dtype, ids)
         if is_read_only:
-            return self._split(embeddings, labels, given, mask, ids), None, False
+            return split_up(), None, False
         if self._hooks.are_running:
             raise RuntimeError(
                 "the memory was called from one of its own hooks: return the new rows from the hook, and "
@@ -239,14 +243,14 @@ class AdaptiveCrossBatchMemory(SteppingMemory):
 
         def checked() -> tuple[Batch, bool]:
             self._update.check_ids(ids)
-            batch = self._split(embeddings, labels, given, mask, ids)
+            batch = split_up()
             check_num_rows(len(batch.refs), self.memory_size)
             if self.nonfinite == "ignore":
                 return batch, True
             refusals, skip = self._hooks.refusals(batch.ref_labels), self.nonfinite == "skip"
             if given is not None:
                 refusals.append(refused_indices(given, len(embeddings), embeddings.device))
-            return batch, are_storable(embeddings, self._dtype_of_rows(), refusals, skip=skip)
+            return batch, are_storable(embeddings, dtype, refusals, skip=skip)
 
         if not (self.gather_distributed and ranks.are_many()):
             batch, is_storable = checked()
@@ -255,20 +259,13 @@ class AdaptiveCrossBatchMemory(SteppingMemory):
         check_num_rows(len(batch.rows), self.memory_size)
         return batch, reports, all(report.is_storable for report in reports)
 
-    def _split(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        given: IndicesTuple | None,
-        mask: Tensor | None,
-        ids: Tensor | None,
-    ) -> Batch:
-        size, dtype = self.embedding_size, self._dtype_of_rows()
-        return split(embeddings, labels, given, mask, size, dtype, ids)
-
     def _warn_of_eval(self, batch: Batch) -> None:
         """Of a loss that is wanted for training, and that nothing will ever be compared with."""
         is_wanted = torch.is_grad_enabled() and batch.anchors.requires_grad
         if is_wanted and not self.training and self.num_rows == 0 and not self._has_warned_of_eval:
             self._has_warned_of_eval = True
-            warn_of_empty_memory()
+            warnings.warn(
+                "the memory is empty and in eval() mode, in which it stores nothing, so that the loss stays "
+                "0; to train, call train() on the loss after eval() on a module that holds it",
+                stacklevel=3,
+            )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from . import _ranks as ranks
 from ._batch import Batch, split, zero_loss
 from ._global_batch import of_all_ranks, shared
-from ._indices import IndicesTuple, joined
+from ._indices import IndicesTuple, appended, mapped
 from ._pairs import Miner
 
 
@@ -58,15 +58,11 @@ class BatchLoss(nn.Module):
         """
         is_alone = not (self.gather_distributed and ranks.are_many())
         if is_alone or not (self.training and torch.is_grad_enabled()):
-            return loss_of_batch(self.loss, self.miner, self._split(embeddings, labels, indices_tuple), ())
-        batch, reports = shared(lambda: (self._split(embeddings, labels, indices_tuple), True))
+            return loss_of_batch(self.loss, self.miner, split(embeddings, labels, indices_tuple), ())
+        batch, reports = shared(lambda: (split(embeddings, labels, indices_tuple), True))
         batch = of_all_ranks(batch, reports)
         with ranks.same_draws(reports[0].seed, batch.rows.device):
             return loss_of_batch(self.loss, self.miner, batch, ())
-
-    @staticmethod
-    def _split(embeddings: Tensor, labels: Tensor, given: IndicesTuple | None) -> Batch:
-        return split(embeddings, labels, given, None)
 
 
 def loss_of_batch(
@@ -86,6 +82,6 @@ def loss_of_batch(
         indices = miner(*arguments, *refs)
         if batch.given is not None:
             batch_rows = torch.arange(len(batch.refs), device=batch.refs.device)
-            indices = joined(indices, batch.given, batch.anchor_labels, batch_rows)
+            indices = appended(indices, mapped(batch.given, batch_rows), batch.anchor_labels)
     value: Tensor = loss(*arguments, indices, *refs)
     return value
