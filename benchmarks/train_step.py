@@ -10,39 +10,22 @@ Writes ``train_step_<device>.csv`` and ``.md`` to ``benchmarks/results``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from statistics import median
-from typing import Any
 
 import torch
 import tyro
-from pytorch_metric_learning.losses import CrossBatchMemory
 from torch import nn
 from tqdm import tqdm
 
-from benchmarks.engine.cost import (
-    DEVICE,
-    LOSSES,
-    NUM_CLASSES,
-    Subject,
-    environment,
-    write_report,
-)
+from benchmarks.engine.cost import DEVICE, LOSSES, NUM_CLASSES, Subject, environment, write_report
 from benchmarks.engine.glyph_net import GlyphNet
 from benchmarks.engine.measuring import now
+from benchmarks.engine.methods import MemorySetup, build_loss
 from benchmarks.engine.results import RESULTS
-from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
 
 DIM = 512
-METHODS: dict[str, Callable[..., nn.Module] | None] = {
-    "no-xbm": None,
-    "xbm": CrossBatchMemory,
-    "xbn": XBNWrapper,
-    "axbn": AXBNWrapper,
-    "per-class": PerClassXBN,
-    "super-class": lambda *a: SuperClassXBN(*a, superclasses=torch.arange(NUM_CLASSES) % 20),
-}
+METHODS = ("no-xbm", "xbm", "xbn", "axbn", "per-class", "super-class")
 COLUMNS = {
     "method": "method",
     "step_ms": "step (ms)",
@@ -58,9 +41,10 @@ class Training:
     def __init__(self, method: str, rows: int, batch_size: int, device: torch.device) -> None:
         self.device = device
         self.model, self.image_shape = _network(device)
-        make, loss = METHODS[method], LOSSES["supcon"]()
-        memory: Any = (make or CrossBatchMemory)(loss, DIM, rows)
-        self.subject = Subject(loss if make is None else memory, memory, rows, batch_size, device)
+        setup = MemorySetup(DIM, rows, superclasses=torch.arange(NUM_CLASSES) % 20)
+        has_memory, loss = method != "no-xbm", LOSSES["supcon"]()
+        memory = build_loss(method if has_memory else "xbm", setup, loss)
+        self.subject = Subject(memory if has_memory else loss, memory, rows, batch_size, device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self.scaler = torch.amp.GradScaler("cuda", enabled=device.type == "cuda")
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from benchmarks.engine.history import History
@@ -33,6 +34,12 @@ def markdown(columns: Iterable[str], lines: Iterable[Iterable[str]], words: Iter
     sides = [":--" if name in words else "--:" for name in columns]
     rows = ["| " + " | ".join(columns) + " |", "|" + "|".join(sides) + "|"]
     return "\n".join([*rows, *("| " + " | ".join(line) + " |" for line in lines)])
+
+
+def spread(values: Sequence[float], form: str = ".1f") -> str:
+    """The mean, and of several values the standard deviation (with n - 1)."""
+    deviation = f" ± {stdev(values):{form.lstrip('+')}}" if len(values) > 1 else ""
+    return f"{fmean(values):{form}}{deviation}" if values else "–"
 
 
 def write_csv(rows: list[dict[str, Any]], path: Path) -> None:

@@ -10,9 +10,9 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart.
-_BLUE, _VERMILION, _ORANGE = "#0072B2", "#D55E00", "#E69F00"
-_TIMES = LinearSegmentedColormap.from_list("times", ["#EAF3F8", _BLUE])
+from benchmarks.engine.figures import BLUE, ORANGE, YELLOW
+
+_TIMES = LinearSegmentedColormap.from_list("times", ["#EAF3F8", BLUE])
 _FASTEST, _SLOWEST = 0.001, 10.0  # seconds, of the lightest and the darkest
 _MEMORIES = {"XBNWrapper": "ours", "CrossBatchMemory": "PML's"}
 
@@ -41,8 +41,8 @@ def draw(rows: list[dict[str, str]], path: Path) -> None:
     figure.legend(
         handles=[
             Patch(color=_TIMES(0.5), label="a step in ms, or in s where it says so"),
-            Patch(color=_ORANGE, label=f"takes over {limits[0]:g} s"),
-            Patch(color=_VERMILION, label=f"does not fit in {limits[1]:g} GB"),
+            Patch(color=YELLOW, label=f"takes over {limits[0]:g} s"),
+            Patch(color=ORANGE, label=f"does not fit in {limits[1]:g} GB"),
         ],
         loc="outside lower center",
         ncols=3,
@@ -74,9 +74,9 @@ def _fill(panel: Axes, rows: list[dict[str, str]], losses: list[str], sizes: lis
 def _look(row: dict[str, str]) -> tuple[str, object, str]:
     """Writing, colour, and colour of the writing."""
     if row["outcome"] == "does not fit":
-        return "✗", _VERMILION, "white"
+        return "✗", ORANGE, "white"
     if row["outcome"].startswith("over"):
-        return f">{float(row['time_limit_s']):g} s", _ORANGE, "black"
+        return f">{float(row['time_limit_s']):g} s", YELLOW, "black"
     if row["outcome"] != "fits":
         return "fails", "0.6", "black"
     seconds = float(row["ms"]) / 1000

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean, stdev
+
+from benchmarks.engine.results import markdown, spread
 
 NAMES = {"map_at_r": "MAP@R", "nmi": "NMI", "separability_criterion": "class separability"}
 
@@ -11,13 +12,6 @@ NAMES = {"map_at_r": "MAP@R", "nmi": "NMI", "separability_criterion": "class sep
 def metric_name(key: str) -> str:
     """recall_at_1 -> Recall@1."""
     return NAMES.get(key) or key.replace("recall_at_", "Recall@").replace("superclass_within_", "superclass@")
-
-
-def with_deviation(values: Sequence[float]) -> str:
-    """The mean, and of several values the standard deviation (with n - 1)."""
-    if len(values) == 1:
-        return f"{values[0]:.2f}"
-    return f"{fmean(values):.2f} ± {stdev(values):.2f}"
 
 
 def result_table(
@@ -31,13 +25,11 @@ def result_table(
         source: the paper's table.
         weights: what the backbone started from, here and in the paper.
     """
-    metrics = [key for key in results[0] if key != "epoch"]
-    title = source if paper else "paper"
-    lines = [f"| metric | result | {title} |", "|:--|--:|--:|"]
-    for key in metrics:
-        result = with_deviation([row[key] for row in results])
-        lines.append(f"| {metric_name(key)} | {result} | {paper.get(key, '–')} |")
+    lines = [
+        [metric_name(key), spread([row[key] for row in results], ".2f"), paper.get(key, "–")]
+        for key in results[0]
+        if key != "epoch"
+    ]
     epochs = ", ".join(str(int(row["epoch"])) for row in results)
-    lines.append(f"| best epoch | {epochs} | – |")
-    lines.append(f"| pretrained weights | {weights[0]} | {weights[1]} |")
-    return "\n".join(lines)
+    lines += [["best epoch", epochs, "–"], ["pretrained weights", *weights]]
+    return markdown(["metric", "result", source if paper else "paper"], lines, ["metric"])

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from statistics import fmean, stdev
+from statistics import fmean
 
+from benchmarks.engine import results
 from benchmarks.study.data import Difference, Setting, Study
 
 
 def spread(study: Study, name: str, setting: Setting, figure: str) -> str:
-    return spread_of(list(study.values(name, setting, figure).values()))
-
-
-def spread_of(values: list[float]) -> str:
-    """Mean ± standard deviation."""
-    if not values:
-        return "–"
-    return f"{fmean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
+    return results.spread(list(study.values(name, setting, figure).values()))
 
 
 def mean(study: Study, name: str, setting: Setting, figure: str, digits: int) -> str:

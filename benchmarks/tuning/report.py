@@ -8,7 +8,8 @@ from statistics import median, quantiles, stdev
 from matplotlib.figure import Figure
 
 from benchmarks.engine.figures import BLUE, GREY, ORANGE, YELLOW, plain
-from benchmarks.study.tables import spread_of, table, text
+from benchmarks.engine.results import spread
+from benchmarks.study.tables import table, text
 from benchmarks.tuning.results import METHODS, PARTS, Row, Tuning
 from benchmarks.tuning.space import CHOICES, LOGARITHMIC, RANGES
 
@@ -115,7 +116,7 @@ def _tested(tuning: Tuning, method: str) -> list[str]:
     cells = [method]
     for figure in ("recall_at_1", "map_at_r"):
         of_seeds = [value for _, value in sorted(tuning.tested(method, figure).items())]
-        cells += [spread_of(of_seeds), ", ".join(f"{value:.1f}" for value in of_seeds)]
+        cells += [spread(of_seeds), ", ".join(f"{value:.1f}" for value in of_seeds)]
         cells += [
             "" if method == other else text(tuning.difference(method, other, figure))
             for other in ("no-xbm", "xbm")

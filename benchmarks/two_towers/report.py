@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from statistics import fmean, stdev
 
-from benchmarks.engine.results import markdown, read_csv
+from benchmarks.engine.results import markdown, read_csv, spread
 from benchmarks.two_towers.settings import METHODS
 
 NAME = "two_towers_glyphs"
@@ -63,15 +62,11 @@ def _settings(row: dict[str, str]) -> list[str]:
 
 def _spread(runs: dict[str, dict[str, str]], name: str, digits: int) -> str:
     values = [float(row[name]) for row in runs.values()]
-    return "–" if any(map(math.isnan, values)) else _mean(values, f".{digits}f")
+    return "–" if any(map(math.isnan, values)) else spread(values, f".{digits}f")
 
 
 def _gain(runs: dict[str, dict[str, str]], baseline: dict[str, dict[str, str]], name: str) -> str:
     both = [seed for seed in runs if seed in baseline]
     if runs is baseline or not both:
         return "–"
-    return _mean([float(runs[seed][name]) - float(baseline[seed][name]) for seed in both], "+.1f")
-
-
-def _mean(values: list[float], form: str) -> str:
-    return f"{fmean(values):{form}}" + (f" ± {stdev(values):{form.strip('+')}}" if len(values) > 1 else "")
+    return spread([float(runs[seed][name]) - float(baseline[seed][name]) for seed in both], "+.1f")

@@ -15,6 +15,7 @@ import benchmarks.moco.__main__ as moco
 import benchmarks.papers.__main__ as papers
 from benchmarks.engine.accuracy import retrieval_accuracy
 from benchmarks.engine.randomness import generator_for
+from benchmarks.engine.results import spread
 from benchmarks.papers import reproducing
 from benchmarks.papers.evaluation import signs
 from benchmarks.papers.experiments import EXPERIMENTS
@@ -28,7 +29,7 @@ from benchmarks.papers.reproducing import (
     same_experiments,
     table,
 )
-from benchmarks.papers.results import result_table, with_deviation
+from benchmarks.papers.results import result_table
 from benchmarks.papers.settings import DATASETS, PRESETS, Head, Settings
 from pml_xbn.heads import HEADS
 
@@ -322,8 +323,8 @@ def test_bits_are_thresholded_at_zero() -> None:
 
 
 def test_several_runs_have_a_mean_and_a_deviation() -> None:
-    assert with_deviation([81.234]) == "81.23"
-    assert with_deviation([80.0, 81.0, 82.0]) == "81.00 ± 1.00"
+    assert spread([81.234], ".2f") == "81.23"
+    assert spread([80.0, 81.0, 82.0], ".2f") == "81.00 ± 1.00"
     rows = [{"epoch": 3, "recall_at_1": 50.0, "nmi": 90.0}, {"epoch": 4, "recall_at_1": 52.0, "nmi": 90.0}]
     printed = result_table(rows, {"recall_at_1": "80.73 ± 0.30"}, "AXBN, Table 2", ("a.b", "not stated"))
     assert "| Recall@1 | 51.00 ± 1.41 | 80.73 ± 0.30 |" in printed

@@ -194,22 +194,6 @@ def test_a_refused_batch_does_not_take_the_rows_to_its_device(memory: AdaptiveCr
     step(memory)
 
 
-def test_a_subclass_may_reset_its_queue_as_pmls_may() -> None:
-    class Unlabelled(XBNWrapper):
-        def reset_queue(self) -> None:
-            self.register_buffer("embedding_memory", torch.zeros(self.memory_size, self.embedding_size))
-            self.register_buffer("label_memory", torch.full((self.memory_size,), -1))
-            self.has_been_filled = False
-            self.queue_idx = 0
-
-    loss_fn = Unlabelled(SupConLoss(), D, 10)
-    for _ in range(3):
-        step(loss_fn)
-    loss_fn.reset_queue()
-    step(loss_fn)
-    assert loss_fn.label_memory.tolist() == [0, 1, 0, 1, *[-1] * 6]
-
-
 class Slow(nn.Module):
     """A hook with a buffer that it makes in its first call."""
 

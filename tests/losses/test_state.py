@@ -281,6 +281,8 @@ def test_a_queue_that_is_reset_as_pmls_is_holds_what_it_is_given(dtype: torch.dt
         assert memory.label_memory.unique().tolist() == [-1]
         for number in range(7, 7 + num_steps):
             torch.testing.assert_close(step(memory, number), step(ordinary, number), rtol=1e-4, atol=1e-5)
+        labels = ordinary.label_memory[: ordinary.num_rows].tolist()
+        assert memory.label_memory.tolist() == [*labels, *[-1] * (M - len(labels))]
         memory.reset_queue()
         ordinary.reset_queue()
 
