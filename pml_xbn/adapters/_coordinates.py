@@ -161,11 +161,13 @@ class Coordinates(NamedTuple):
         return offsets.div_(scale)
 
     def with_rows(self, come: Tensor, gone: Tensor) -> Coordinates:
-        """After stored rows ``(k, d)`` have come to the newer generation, and others gone from the older."""
+        """After stored rows ``(k, d)`` have come to the newer generation, and as many gone from the older."""
         if self.sums is None:
             return self
-        changes = zip(self.sums_of(come), self.sums_of(gone), strict=True)
-        return self._replace(sums=self.sums.plus(Sums(*(torch.stack([x, -y]) for x, y in changes))))
+        changes = self.sums_of(torch.stack([come, gone]))
+        for of_generations in changes:
+            of_generations[1].neg_()
+        return self._replace(sums=self.sums.plus(changes))
 
     def with_replaced(self, come: Tensor, gone: Tensor, is_newer: Tensor) -> Coordinates:
         """After stored rows ``(k, d)`` have come in the place of others of their own generation.
@@ -175,11 +177,9 @@ class Coordinates(NamedTuple):
         """
         if self.sums is None:
             return self
-        changes = [
-            self.sums_of(come.masked_fill(of_other, 0)).plus(self.sums_of(gone.masked_fill(of_other, 0)), -1)
-            for of_other in (~is_newer.unsqueeze(1), is_newer.unsqueeze(1))
-        ]
-        return self._replace(sums=self.sums.plus(Sums(*map(torch.stack, zip(*changes, strict=True)))))
+        of_others = torch.stack([~is_newer, is_newer])[:, None, :, None]
+        changes = self.sums_of(torch.stack([come, gone]).masked_fill(of_others, 0))  # (2, 2, ...)
+        return self._replace(sums=self.sums.plus(Sums(*(x[:, 0] - x[:, 1] for x in changes))))
 
     def means_and_squares(self, counts: Tensor) -> tuple[Tensor, Tensor]:
         """Means, and sums of squared deviations from them, of the rows as they are now, ``(2, d)`` each.

@@ -122,13 +122,20 @@ class Rows:
 
     def parts(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
         """The rows as they are now, in order; the tensor of one part may be overwritten by the next."""
-        # A second derivative needs all of them.
-        buffer = None if torch.is_grad_enabled() else self._room_for_part(dtype)
-        for map_, start, stop in self._to_read(dtype):
-            for part in self._places_of(start, stop):
-                stored = self.stored[part].to(dtype)
-                out = None if buffer is None else buffer[: len(stored)]
-                yield part, stored if map_ is None else map_.map(stored, out)
+        generations, room = self._to_read(dtype), None
+        for part in self._places_of(0, self.num_rows):
+            stored = self.stored[part].to(dtype)
+            if self.coordinates.is_as_stored:
+                yield part, stored
+                continue
+            if room is None or torch.is_grad_enabled():  # a second derivative needs all of them
+                room = torch.empty_like(stored)
+            rows = room[: len(stored)]
+            for map_, start, stop in generations:
+                own = slice(max(start - part.start, 0), max(stop - part.start, 0))
+                if map_ is not None and len(stored[own]):
+                    map_.map(stored[own], out=rows[own])
+            yield part, rows
 
     def read(self, dtype: torch.dtype) -> Tensor:
         """All rows as they are now, ``(n, d)``, in a tensor of their own."""
@@ -184,9 +191,6 @@ class Rows:
         at_a_time = rows_at_a_time(self.stored)
         return (slice(first, min(first + at_a_time, stop)) for first in range(start, stop, at_a_time))
 
-    def _room_for_part(self, dtype: torch.dtype) -> Tensor:
-        return torch.empty_like(self.stored[: rows_at_a_time(self.stored)], dtype=dtype)
-
     def _written_over(self) -> tuple[Tensor, Tensor]:
         """Places ``(k,)`` of rows that were written over since, and what was stored there, ``(k, d)``."""
         written = self.history.written_over()
@@ -209,8 +213,9 @@ class Rows:
             return self
         for start, stop in ((0, self.boundary), (self.boundary, self.num_rows)):
             sums = coordinates.sums_of(self.stored[:0])
-            for part in self._places_of(start, stop):
-                sums = sums.plus(coordinates.sums_of(self.stored[part]))
+            # So few that it matters little that they, and their squares, are in float64.
+            for part in self.stored[start:stop].split(max(1, rows_at_a_time(self.stored) // 32)):
+                sums = sums.plus(coordinates.sums_of(part))
             of_generations.append(sums)
         sums = Sums(*(torch.stack(x) for x in zip(*of_generations, strict=True)))
         return replace(self, coordinates=coordinates._replace(sums=sums))
@@ -310,10 +315,11 @@ class Rows:
         before = self.stored[self.boundary : boundary].clone()
         history = self.history.then(places, before)
         self.stored[self.boundary : boundary] = come
-        # Behind the rows may be some that do not count.
-        gone = before[: max(self.num_rows - self.boundary, 0)]
+        num_rows, gone = max(self.num_rows, boundary), before
+        if num_rows > self.num_rows:  # behind the rows may be some that do not count
+            gone = before.clone()
+            gone[max(self.num_rows - self.boundary, 0) :] = 0
         coordinates = self.coordinates.with_rows(come, gone)
-        num_rows = max(self.num_rows, boundary)
         return replace(self, num_rows=num_rows, boundary=boundary, coordinates=coordinates, history=history)
 
     def put_at(self, places: Tensor, rows: Tensor) -> Rows:
