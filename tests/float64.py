@@ -1,4 +1,4 @@
-"""The papers' equations written out row by row in float64 NumPy, sharing nothing with the package."""
+"""The papers' equations in float64 NumPy, and a memory that follows them, written apart from the package."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 Rows = np.ndarray
-Adapt = Callable[[Rows, Sequence[int], Rows, Sequence[int]], Rows]
+Labels = Sequence[int] | np.ndarray
+Moments = tuple[Rows, Rows]
+Adapt = Callable[[Rows, Labels, Rows, Labels], Rows]
 
 
-def match(row: Rows, mean: Rows, std: Rows, new_mean: Rows, new_std: Rows) -> Rows:
-    out = np.empty_like(row)
-    for j in range(len(row)):
-        has_spread = std[j] > 1e-12 * (1 + abs(mean[j]))  # equal rows of the order of 1 may be rounded apart
-        scale = new_std[j] / std[j] if has_spread else 1.0
-        out[j] = (row[j] - mean[j]) * scale + new_mean[j]
-    return out
+def mean_std(rows: Rows) -> Moments:
+    return rows.mean(axis=0), rows.std(axis=0, ddof=1)
 
 
-def mean_std(rows: Rows) -> tuple[Rows, Rows]:
-    mean = sum(rows) / len(rows)
-    return mean, np.sqrt(sum((row - mean) ** 2 for row in rows) / (len(rows) - 1))
+def match(rows: Rows, of_rows: Moments, target: Moments) -> Rows:
+    """Eq. 6 of the AXBN paper; a dimension whose rows are equal, but for rounding, is only shifted."""
+    (mean, std), (new_mean, new_std) = of_rows, target
+    has_spread = std > 1e-12 * (1 + np.abs(mean))
+    scale = np.where(has_spread, new_std / np.where(has_spread, std, 1.0), 1.0)
+    return (rows - mean) * scale + new_mean
 
 
 class Xbn:
@@ -29,23 +29,22 @@ class Xbn:
 
     def __init__(self, match_std: bool = True, momentum: float = 0.0) -> None:
         self.match_std, self.momentum = match_std, momentum
-        self.estimate: tuple[Rows, Rows] | None = None
+        self.estimate: Moments | None = None
 
     def gain(self, batch_size: int) -> float:
         return 1 - self.momentum
 
-    def __call__(self, memory: Rows, _: Sequence[int], batch: Rows, __: Sequence[int]) -> Rows:
+    def __call__(self, memory: Rows, _: Labels, batch: Rows, __: Labels) -> Rows:
         if len(batch) < 2:
             return memory
-        new = mean_std(batch)
-        gain = self.gain(len(batch))
+        new, gain = mean_std(batch), self.gain(len(batch))
         old = new if self.estimate is None else self.estimate
-        self.estimate = tuple(o + gain * (n - o) for o, n in zip(old, new, strict=True))
+        mean, std = (o + gain * (n - o) for o, n in zip(old, new, strict=True))
+        self.estimate = mean, std
         if len(memory) < 2:
             return memory
-        mean, std = mean_std(memory)
-        new_mean, new_std = self.estimate
-        return np.array([match(z, mean, std, new_mean, new_std if self.match_std else std) for z in memory])
+        of_memory = mean_std(memory)
+        return match(memory, of_memory, (mean, std if self.match_std else of_memory[1]))
 
 
 class Axbn(Xbn):
@@ -75,30 +74,21 @@ class GroupXbn:
         normalize_absent: bool = True,
         group_of: Callable[[int], int] = int,
     ) -> None:
-        self.mean_lambda, self.std_lambda = mean_lambda, std_lambda
+        self.lambdas = mean_lambda, std_lambda
         self.normalize_absent, self.group_of = normalize_absent, group_of
 
-    def __call__(self, memory: Rows, labels: Sequence[int], batch: Rows, batch_labels: Sequence[int]) -> Rows:
+    def __call__(self, memory: Rows, labels: Labels, batch: Rows, batch_labels: Labels) -> Rows:
         if len(batch) < 2 or len(memory) < 2:
             return memory
-        in_memory = [self.group_of(int(label)) for label in labels]
-        in_batch = [self.group_of(int(label)) for label in batch_labels]
-        mean, std = mean_std(memory)
-        batch_mean, batch_std = mean_std(batch)
-        out = memory.copy()
-        for i, group in enumerate(in_memory):
-            mine = memory[[g == group for g in in_memory]]
-            theirs = batch[[g == group for g in in_batch]]
+        in_memory, in_batch = (np.array([self.group_of(int(x)) for x in y]) for y in (labels, batch_labels))
+        of_batch = mean_std(batch)
+        out = match(memory, mean_std(memory), of_batch) if self.normalize_absent else memory.copy()
+        for group in set(in_batch):
+            mine, theirs = memory[in_memory == group], batch[in_batch == group]
             if len(mine) > 1 and len(theirs) > 1:
-                group_mean, group_std = mean_std(theirs)
-                out[i] = match(
-                    memory[i],
-                    *mean_std(mine),
-                    self.mean_lambda * batch_mean + (1 - self.mean_lambda) * group_mean,
-                    self.std_lambda * batch_std + (1 - self.std_lambda) * group_std,
-                )
-            elif self.normalize_absent:
-                out[i] = match(memory[i], mean, std, batch_mean, batch_std)
+                parts = zip(self.lambdas, of_batch, mean_std(theirs), strict=True)
+                target = tuple(share * whole + (1 - share) * own for share, whole, own in parts)
+                out[in_memory == group] = match(mine, mean_std(mine), target)
         return out
 
 
@@ -109,16 +99,18 @@ class Memory:
         self.size, self.adapt, self.unit_norm = size, adapt, unit_norm
         self.rows, self.labels, self.next = np.zeros((0, dim)), [], 0
 
-    def step(self, batch: Rows, labels: Sequence[int]) -> None:
+    def step(self, batch: Rows, labels: Labels) -> None:
         self.rows = self.adapt(self.rows, self.labels, batch, labels)
         if self.unit_norm:
             self.rows = self.rows / np.linalg.norm(self.rows, axis=1, keepdims=True)
-        rows = list(self.rows)
-        for row, label in zip(batch, labels, strict=True):
-            if len(rows) < self.size:
-                rows.append(row)
-                self.labels.append(int(label))
-            else:
-                rows[self.next], self.labels[self.next] = row, int(label)
-            self.next = (self.next + 1) % self.size
-        self.rows = np.array(rows).reshape(-1, batch.shape[1])
+        self.store(batch, labels)
+
+    def store(self, batch: Rows, labels: Labels) -> None:
+        places = (self.next + np.arange(len(batch))) % self.size
+        missing = max(0, min(self.next + len(batch), self.size) - len(self.rows))
+        self.rows = np.concatenate([self.rows, np.zeros((missing, batch.shape[1]))])
+        self.labels = [*self.labels, *[0] * missing]
+        self.rows[places] = batch
+        for place, label in zip(places, labels, strict=True):
+            self.labels[place] = int(label)
+        self.next = (self.next + len(batch)) % self.size
