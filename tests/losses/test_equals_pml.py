@@ -1,4 +1,8 @@
-"""Without adaptation, every class is PML's ``CrossBatchMemory``."""
+"""Without adaptation the memory is PML's ``CrossBatchMemory``.
+
+One class stands for all, as they run the same code; ``test_all_combinations.py`` has more miners, reducers
+and distances. Where PML's class is wrong is in ``test_host_bugs.py``.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,10 @@ from torch import nn
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 
+pytestmark = pytest.mark.contract
 FOREVER = 10**9
 CLASSES = {
     "AdaptiveCrossBatchMemory": AdaptiveCrossBatchMemory,
-    "XBNWrapper": XBNWrapper,
     "AXBNWrapper": AXBNWrapper,
     "PerClassXBN": PerClassXBN,
     "SuperClassXBN": lambda *args, **kwargs: SuperClassXBN(*args, superclasses=[0, 0, 1, 1], **kwargs),
@@ -63,10 +67,9 @@ def memory_dtype(dtype: torch.dtype) -> torch.dtype:
 
 @pytest.mark.parametrize("miner", MINERS)
 @pytest.mark.parametrize("loss", losses.CrossBatchMemory.supported_losses())
-@pytest.mark.parametrize("cls", CLASSES)
-@pytest.mark.parametrize("memory_dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("memory_dtype", [torch.float32, torch.float64], ids=str)
 def test_delay_beyond_the_run_is_cross_batch_memory(
-    cls: str, loss: str, miner: str, device: torch.device, memory_dtype: torch.dtype
+    loss: str, miner: str, device: torch.device, memory_dtype: torch.dtype
 ) -> None:
     make_loss = getattr(losses, loss)
     # 4 rows a batch, 10 in memory: partly filled, full, and wrapped around with an overlap. Where the memory
@@ -74,12 +77,20 @@ def test_delay_beyond_the_run_is_cross_batch_memory(
     size = 4 if loss == "LiftedStructureLoss" else 10
     pml = losses.CrossBatchMemory(make_loss(), 6, size, MINERS[miner]()).to(device)
     options = {"delay": FOREVER, "memory_dtype": memory_dtype}
-    ours = CLASSES[cls](make_loss(), 6, size, MINERS[miner](), **options).to(device)
+    ours = XBNWrapper(make_loss(), 6, size, MINERS[miner](), **options).to(device)
     assert_same_steps(pml, ours, batches(4, 4, device, memory_dtype), memory_dtype)
     assert ours.queue_idx == pml.queue_idx
     assert ours.has_been_filled == pml.has_been_filled
     assert torch.equal(ours.embedding_memory, pml.embedding_memory)
     assert torch.equal(ours.label_memory, pml.label_memory)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_so_is_every_class(cls: str, device: torch.device) -> None:
+    pml = losses.CrossBatchMemory(losses.SupConLoss(), 6, 10).to(device)
+    ours = CLASSES[cls](losses.SupConLoss(), 6, 10, delay=FOREVER).to(device)
+    assert_same_steps(pml, ours, batches(4, 4, device, torch.float32), torch.float32)
+    assert torch.equal(ours.embedding_memory, pml.embedding_memory)
 
 
 @pytest.mark.parametrize("loss", ["ContrastiveLoss", "SupConLoss", "TripletMarginLoss"])
@@ -122,10 +133,35 @@ def test_reset_queue_starts_over(device: torch.device) -> None:
         assert ours.num_rows == 0
 
 
-def test_memory_without_hooks_is_cross_batch_memory(device: torch.device) -> None:
-    pml = losses.CrossBatchMemory(losses.SupConLoss(), 6, 20)
-    ours = AdaptiveCrossBatchMemory(losses.SupConLoss(), 6, 20)
-    assert_same_steps(pml, ours, batches(6, 8, device, torch.float32), torch.float32)
+def test_queue_holds_the_batch_where_it_says() -> None:
+    ours = XBNWrapper(losses.ContrastiveLoss(), 6, 81, delay=FOREVER)
+    for step in range(30):
+        assert ours.queue_idx == step * 8 % 81
+        rows = (ours.queue_idx + torch.arange(8)) % 81
+        embeddings = torch.randn(8, 6)
+        ours(embeddings, torch.arange(8))
+        assert torch.equal(ours.embedding_memory[rows], embeddings)
+        assert torch.equal(ours.label_memory[rows], torch.arange(8))
+        assert torch.equal(ours.curr_batch_idx, rows)
+
+
+def test_create_indices_tuple_lists_all_pairs_but_those_of_a_row_with_itself() -> None:
+    """PML's names, which callers may use."""
+    ours = XBNWrapper(losses.ContrastiveLoss(), 6, 20, delay=FOREVER)
+    for _ in range(4):
+        embeddings, labels = torch.randn(8, 6), torch.randint(0, 4, (8,))
+        ours.add_to_memory(embeddings, labels, 8)
+        rows, row_labels = ours.embedding_memory[: ours.num_rows], ours.label_memory[: ours.num_rows]
+        a1, p, a2, n = ours.create_indices_tuple(embeddings, labels, rows, row_labels, None, True)
+        is_same = labels[:, None] == row_labels
+        is_negative = torch.zeros_like(is_same).index_put((a2, n), torch.tensor(True))
+        assert torch.equal(is_negative, ~is_same)
+        is_positive = torch.zeros_like(is_same).index_put((a1, p), torch.tensor(True))
+        is_same[torch.arange(8), ours.curr_batch_idx] = False
+        assert torch.equal(is_positive, is_same)
+        assert len(a1) + len(a2) == is_positive.sum() + is_negative.sum()
+        everything = ours.create_indices_tuple(embeddings, labels, rows, row_labels, None, False)
+        assert len(everything[0]) == len(a1) + 8
 
 
 def test_positional_arguments_are_pmls(device: torch.device) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
 
+pytestmark = pytest.mark.contract
 D = 4
 OURS: dict[str, Callable[..., nn.Module]] = {
     "XBNWrapper": XBNWrapper,
@@ -284,6 +285,73 @@ def test_packaged_triplets_of_a_batch_that_is_not_stored_are_none() -> None:
     loss_fn = XBNWrapper(ContrastiveLoss(), D, 20, miners.EmbeddingsAlreadyPackagedAsTriplets())
     loss_fn.fill_memory(*batch(12))
     assert loss_fn.eval()(*batch(6)) == 0
+
+
+@pytest.mark.parametrize("miner", [None, miners.MultiSimilarityMiner(), miners.BatchHardMiner()])
+def test_lifted_structure_is_pmls_while_the_batch_is_all_there_is(miner: nn.Module | None) -> None:
+    values = []
+    for make, kwargs in ((CrossBatchMemory, {}), (XBNWrapper, {"memory_dtype": torch.float64})):
+        torch.manual_seed(0)
+        embeddings = torch.randn(8, D, dtype=torch.float64, requires_grad=True)
+        loss = make(losses.LiftedStructureLoss(), D, 20, miner, **kwargs).double()(embeddings, batch(8)[1])
+        values.append((loss.detach(), *torch.autograd.grad(loss, embeddings)))
+    torch.testing.assert_close(values[1], values[0])
+
+
+@pytest.mark.parametrize(
+    "loss", [losses.NCALoss(softmax_scale=100), losses.NTXentLoss(temperature=0.005)], ids=repr
+)
+def test_a_hopeless_probability_keeps_its_gradient(loss: nn.Module) -> None:
+    """PML's is rounded to zero in float32, beyond which neither loss sees any."""
+    torch.manual_seed(0)
+    anchors, rows = torch.randn(2, 5), torch.randn(23, 5)
+    labels, row_labels = torch.zeros(2, dtype=torch.int64), torch.ones(23, dtype=torch.int64)
+    rows[22], row_labels[22] = -anchors.sum(dim=0), 0  # the only positive is the farthest row
+
+    def gradient(loss_fn: nn.Module, *refs: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        leaf = anchors.to(dtype).requires_grad_()
+        return torch.autograd.grad(loss_fn(leaf, labels, None, *refs), leaf)[0]
+
+    ours = XBNWrapper(loss, 5, 23)
+    ours.fill_memory(rows, row_labels)
+    assert not gradient(loss, rows, row_labels).any()
+    expected = gradient(loss, rows.double(), row_labels, dtype=torch.float64)
+    assert expected.any()
+    torch.testing.assert_close(gradient(ours.eval()).double(), expected, rtol=1e-4, atol=1e-3)
+
+
+def test_small_terms_count() -> None:
+    """PML rounds them to 0, and leaves them out of the mean over what is above 0."""
+    loss = losses.NTXentLoss(temperature=0.02, reducer=reducers.AvgNonZeroReducer())
+    anchors, labels = torch.tensor([[1.0, 0.0]]), torch.tensor([0])
+    rows = torch.tensor([[1.0, 0.01], [0.6, 0.8], [0.5, -1.0], [-1.0, 1.0]])
+    row_labels = torch.tensor([0, 0, 1, 1])
+    expected = loss(anchors.double(), labels, None, rows.double(), row_labels)
+    assert loss(anchors, labels, None, rows, row_labels) > 1.9 * expected
+    ours = XBNWrapper(loss, 2, 4)
+    ours.fill_memory(rows, row_labels)
+    torch.testing.assert_close(ours.eval()(anchors, labels).double(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_tuplet_margin_of_equal_vectors_has_a_finite_gradient() -> None:
+    """The mean of those at small angles to either side; PML's, of an angle of 0, is infinite."""
+    torch.manual_seed(0)
+    anchors = torch.randn(2, D, dtype=torch.float64, requires_grad=True)
+    offset, loss = 1e-5 * torch.randn(D, dtype=torch.float64), losses.TupletMarginLoss()
+    labels, row_labels = torch.tensor([0, 3]), torch.tensor([0, 1])
+
+    def rows(side: float) -> Tensor:
+        return torch.stack([anchors[0] + side * offset, anchors[0] + 1e4 * offset]).detach()
+
+    ours = XBNWrapper(loss, D, 2, memory_dtype=torch.float64)
+    ours.fill_memory(rows(0), row_labels)
+    values = [
+        ours.eval()(anchors, labels),
+        *(loss(anchors, labels, None, rows(x), row_labels) for x in (-1, 1)),
+    ]
+    found, *around = (torch.autograd.grad(value, anchors)[0] for value in values)
+    torch.testing.assert_close(found, sum(around) / 2, rtol=1e-3, atol=1e-3)
+    assert not torch.allclose(*around, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize(
