@@ -72,8 +72,10 @@ def loss_against(compared: Comparison) -> Tensor:
     PML's own losses and miners are functions of one matrix here. A loss or miner of the user's own is called
     with all rows. Nothing is changed in loss, miner or PML, but for what these note themselves.
     """
-    if form_of(compared.loss) is None or has_hooks(compared.loss):
+    if form_of(compared.loss) is None:
         return _loss_of_pml(compared)
+    if has_hooks(compared.loss):  # which see index tensors and rows, and may ask for gradients between
+        return _loss_of_form(compared._replace(rows=compared.rows.frozen()), is_seen=True)
     early = EarlyGradient(compared.anchors, compared.loss)
     return early.attached_to(_loss_of_form(compared._replace(anchors=early.leaf)))
 
@@ -92,11 +94,11 @@ def _loss_of_pml(compared: Comparison) -> Tensor:
     return value
 
 
-def _loss_of_form(compared: Comparison) -> Tensor:
+def _loss_of_form(compared: Comparison, *, is_seen: bool = False) -> Tensor:
     loss, miner, anchors, anchor_labels, rows, row_labels, _, given = compared
     distances, form = Distances(anchors, rows), form_of(loss)
     assert form is not None
-    are_listed = given is not None
+    are_listed = is_seen or given is not None
     choice, lists = None, None
     if _can_choose(miner):
         choice = _choice(compared, distances)
@@ -106,7 +108,7 @@ def _loss_of_form(compared: Comparison) -> Tensor:
     if given is not None:
         assert lists is not None
         choice, lists = None, compared.with_given(lists)
-    row_tensor = distances.placeholder
+    row_tensor = distances.row_tensor if is_seen else distances.placeholder
     if choice is None:
         assert lists is not None
         choice = Choice.of_lists(lists, (len(anchors), len(row_labels)))

@@ -20,6 +20,10 @@ _LARGEST_RMS = 64.0
 # rows fit which come to a dimension in which all are nearly equal.
 _LEAST_SHARE_OF_RMS = 2.0**-8
 
+# A smaller spread is none: a batch's over it is to stay within float32.
+_LEAST_STD = 2.0**-60
+_LARGEST_SCALE = 2.0**100
+
 Overwritten = list[tuple[Tensor, "Tensor | slice", Tensor]]  # tensor, places, what was there
 
 
@@ -35,7 +39,7 @@ class Sums(NamedTuple):
         sums = cls(first, torch.zeros_like(first))
         for part in stored.split(max(1, rows_at_a_time(stored) // 8)):
             wide = widest(part)
-            sums = cls(sums.first + wide.sum(dim=0), sums.second + wide.mul_(wide).sum(dim=0))
+            sums = cls(sums.first + wide.sum(dim=0), sums.second + wide.square().sum(dim=0))
         return sums
 
     def exchanged(self, come: Tensor, gone: Tensor) -> Sums:
@@ -89,7 +93,7 @@ class Rows:
         """Returns these rows with mean and σ of ``values`` for shift and scale."""
         wide = widest(values)
         mean, std = moments(wide) if len(wide) > 1 else Moments(wide[0], torch.zeros_like(wide[0]))
-        scale = torch.where(std > 0, self._fitting(mean, std), self.scale)
+        scale = torch.where(std > _LEAST_STD, self._fitting(mean, std), self.scale)
         scale, shift = Affine(scale, mean).where_finite(Affine(self.scale, self.shift))
         sums = Sums(torch.zeros_like(mean), torch.zeros_like(mean))
         return replace(self, scale=scale, shift=shift, sums=sums, is_as_stored=False)
@@ -180,15 +184,16 @@ class Rows:
         scale, shift = self._map()
         mean = torch.addcmul(shift, of_stored.mean, scale)
         of_rounding = of_stored.mean.abs().mul_(scale).mul_(max(torch.finfo(self.stored.dtype).eps, 1e-8))
-        least_std = of_rounding.add_(mean.abs(), alpha=torch.finfo(mean.dtype).eps).mul_(8)
-        return Moments(mean, of_stored.std * scale).without_rounding(least_std)
+        least_std = of_rounding.add_(mean.abs(), alpha=torch.finfo(mean.dtype).eps)
+        return Moments(mean, of_stored.std * scale).without_rounding(least_std.mul_(8).clamp_(min=_LEAST_STD))
 
     def adapted(self, affine: Affine) -> Rows:
         """Returns the rows after a map of all of them."""
         scale, shift = affine.after(Affine(self.scale, self.shift))
         # Rows that a map has made equal keep their scale, for rows to come.
-        is_spread = scale.abs() > shift.abs() * (8 * torch.finfo(shift.dtype).eps)
-        scale = torch.where(is_spread, scale, self.scale)
+        least = shift.abs().mul_(8 * torch.finfo(shift.dtype).eps).clamp_(min=_LEAST_STD)
+        is_spread = scale.abs() > least
+        scale = torch.where(is_spread, scale, self.scale).clamp_(-_LARGEST_SCALE, _LARGEST_SCALE)
         return replace(self, scale=scale, shift=shift, spread=self.spread * is_spread, is_as_stored=False)
 
     def where_finite(self, before: Rows) -> Rows:
@@ -232,7 +237,9 @@ class Rows:
         scale = torch.where(is_adapted, own.scale / after.scale, 1.0)
         shift = torch.where(is_adapted, (own.shift - after.shift) / after.scale, 0.0)
         none = scale.new_zeros(1, scale.shape[1])
-        scale, shift = (torch.cat([scale, none + 1]).to(self.dtype), torch.cat([shift, none]).to(self.dtype))
+        of_stored = Affine(torch.cat([scale, none + 1]).to(self.dtype), torch.cat([shift, none]).to(self.dtype))
+        ones = torch.ones_like(of_stored.scale)
+        scale, shift = of_stored.where_finite(Affine(ones, ones - 1))
         before = stored.clone() if isinstance(places, slice) else stored
         self.overwritten.append((self.stored, places, before))
         sums, largest = after.sums, torch.finfo(stored.dtype).max
@@ -272,6 +279,10 @@ class Rows:
             return after
         return replace(after, sums=after.sums.exchanged(come, gone))  # places without a row hold zeros
 
+    def frozen(self) -> Rows:
+        """Returns these rows in a tensor of their own, which no step writes to."""
+        return replace(self, stored=self.stored[: self.num_rows].clone(), overwritten=[])
+
     def given(self, values: Tensor) -> Rows:
         """Returns other rows ``(n, d)``, stored as they are, in the place of these."""
         return Rows.of(values, len(self.stored), self.stored.dtype)
@@ -303,7 +314,7 @@ class Rows:
     def stored_anew(self) -> Rows:
         """Returns these rows, whitened in place: a turn, after which u has mean 0 and σ 1."""
         n, rows = self.num_rows, self.measured()
-        mean, std = rows.moments() if n > 1 else Moments(self.shift, torch.zeros_like(self.shift))
+        mean, std = rows.moments()
         is_finite = torch.isfinite(mean + std)
         is_spread = is_finite & (std > 0)
         scale = torch.where(is_spread, self._fitting(mean, std), self.scale)
