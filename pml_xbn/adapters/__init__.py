@@ -3,29 +3,23 @@
 from .affine import Affine
 from .base_adapter import BaseAdapter
 from .check_adapter import check_adapter
-from .cluster_moment_matching import ClusterMomentMatching
 from .covariance_matching import CovarianceMatching
 from .group_moment_matching import GroupMomentMatching
 from .kalman_moment_matching import KalmanMomentMatching
 from .linear import Linear
 from .moment_matching import MomentMatching
 from .moments import Moments, match_moments, moments
-from .recency_moment_matching import RecencyMomentMatching
-from .spherical_moment_matching import SphericalMomentMatching
 from .superclass_lookup import SuperclassLookup
 
 __all__ = [
     "Affine",
     "BaseAdapter",
-    "ClusterMomentMatching",
     "CovarianceMatching",
     "GroupMomentMatching",
     "KalmanMomentMatching",
     "Linear",
     "MomentMatching",
     "Moments",
-    "RecencyMomentMatching",
-    "SphericalMomentMatching",
     "SuperclassLookup",
     "check_adapter",
     "match_moments",
