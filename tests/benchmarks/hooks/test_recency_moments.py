@@ -1,0 +1,129 @@
+"""Moments weighted by recency, against a queue in float64 that knows when each of its rows came."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from float64 import mean_std
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from pytorch_metric_learning.losses import ContrastiveLoss
+
+from benchmarks.hooks.recency_moments import RecencyMatching
+from pml_xbn.adapters import MomentMatching
+from pml_xbn.losses import AdaptiveCrossBatchMemory
+
+D, SIZE, HALF_LIFE = 3, 23, 7.0
+Array = np.ndarray
+
+
+def weighted(rows: Array, ages: Array) -> tuple[Array, Array]:
+    """E_w and σ_w, row by row."""
+    weights = [0.5 ** (age / HALF_LIFE) for age in ages]
+    total, squares = sum(weights), sum(w * w for w in weights)
+    mean = sum(w * z for w, z in zip(weights, rows, strict=True)) / total
+    spread = sum(w * (z - mean) ** 2 for w, z in zip(weights, rows, strict=True))
+    return mean, np.sqrt(spread / (total - squares / total))
+
+
+class Queue:
+    """Rows in their places, each with its number in the order of storing."""
+
+    def __init__(self) -> None:
+        self.rows, self.numbers, self.stored = np.zeros((0, D)), np.zeros(0), 0
+
+    def adapt(self, batch: Array) -> None:
+        if len(batch) > 1 and len(self.rows) > 1:
+            (mean, std), (new_mean, new_std) = (
+                weighted(self.rows, self.stored - 1 - self.numbers),
+                mean_std(batch),
+            )
+            self.rows = (self.rows - mean) / std * new_std + new_mean
+
+    def put(self, batch: Array) -> None:
+        for row in batch:
+            place = self.stored % SIZE
+            if place == len(self.rows):
+                self.rows = np.append(self.rows, row[None], axis=0)
+                self.numbers = np.append(self.numbers, self.stored)
+            self.rows[place], self.numbers[place] = row, self.stored
+            self.stored += 1
+
+
+def batches(num_steps: int) -> list[Array]:
+    rng = np.random.default_rng(0)
+    sizes = (5, 1, 9, 2, 16)
+    return [
+        (rng.normal(size=(sizes[step % 5], D)) * (1 + np.sin(step / 9) / 2) + step / 5).astype(np.float32)
+        for step in range(num_steps)
+    ]
+
+
+@pytest.mark.parametrize("delay", [0, 11])
+@pytest.mark.parametrize("filled", [0, 10])
+def test_rows_of_a_memory_equal_the_replay(delay: int, filled: int) -> None:
+    memory = AdaptiveCrossBatchMemory(ContrastiveLoss(), D, SIZE, delay=delay)
+    memory.register_memory_hook(RecencyMatching(HALF_LIFE, memory))
+    queue = Queue()
+    first = np.random.default_rng(1).normal(size=(filled, D)).astype(np.float32)
+    memory.fill_memory(torch.from_numpy(first), torch.zeros(filled, dtype=torch.int64))
+    queue.put(first)
+    for step, batch in enumerate(batches(80)):
+        memory(torch.from_numpy(batch), torch.arange(len(batch)))
+        if step >= delay:
+            queue.adapt(batch.astype(np.float64))
+        queue.put(batch)
+        rows = memory.embedding_memory[: memory.num_rows].numpy()
+        np.testing.assert_allclose(rows, queue.rows, rtol=1e-5, atol=2e-5)
+
+
+def example(seed: int, n: int, b: int) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    memory, batch = (torch.randn(k, D, generator=generator, dtype=torch.float64) for k in (n, b))
+    return memory * 2 - 1, torch.zeros(n), batch + 3, torch.zeros(b)
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 999), n=st.integers(2, 40), b=st.integers(2, 20))
+def test_equal_weights_are_xbn(seed: int, n: int, b: int) -> None:
+    inputs = example(seed, n, b)
+    assume(inputs[0].std(dim=0).min() > 1e-2)  # XBN's sums round a spread that is small beside the mean
+    torch.testing.assert_close(RecencyMatching(math.inf)(*inputs), MomentMatching()(*inputs))
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 999), n=st.integers(2, 40), b=st.integers(2, 20), half_life=st.floats(1, 100)
+)  # fmt: skip
+def test_the_weighted_moments_become_those_of_the_batch(seed: int, n: int, b: int, half_life: float) -> None:
+    inputs = example(seed, n, b)
+    out = RecencyMatching(half_life)(*inputs)
+    weights = 0.5 ** (torch.arange(n, dtype=torch.float64).flip(0) / half_life)
+    mean = torch.from_numpy(np.average(out, axis=0, weights=weights))
+    spread = torch.from_numpy(np.cov(out.T, aweights=weights)).diagonal().sqrt()
+    torch.testing.assert_close(mean, inputs[2].mean(dim=0))
+    torch.testing.assert_close(spread, inputs[2].std(dim=0))
+
+
+def test_what_the_newest_rows_do_counts_most() -> None:
+    """Rows that came in after a jump tell where the model is; those from before are carried along."""
+    old, new = torch.zeros(50, 1), torch.full((50, 1), 8.0)
+    noise = torch.randn(100, 1, generator=torch.Generator().manual_seed(0)) / 100
+    inputs = torch.cat([old, new]) + noise, torch.zeros(100), 8 + noise[::20], torch.zeros(5)
+    out = RecencyMatching(half_life=5)(*inputs)
+    assert (out[50:] - 8).abs().max() < 0.1
+    assert (MomentMatching(match_std=False)(*inputs)[50:] > 11).all()
+
+
+@pytest.mark.parametrize("half_life", [0.5, math.nan])
+def test_a_bad_half_life_is_named(half_life: float) -> None:
+    with pytest.raises(ValueError, match=f"half_life={half_life}"):
+        RecencyMatching(half_life)
+
+
+@pytest.mark.parametrize(("n", "b"), [(1, 8), (8, 1)])
+def test_fewer_than_two_rows_leave_the_memory(n: int, b: int) -> None:
+    assert RecencyMatching(3)(*example(0, n, b)) is None
