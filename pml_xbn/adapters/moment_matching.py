@@ -36,9 +36,7 @@ class MomentMatching(FilteredMoments):
                 [9.]])
     """
 
-    def __init__(
-        self, match_std: bool = True, momentum: float = 0.0, *, collect_stats: bool = False
-    ) -> None:
+    def __init__(self, match_std: bool = True, momentum: float = 0.0, *, collect_stats: bool = False) -> None:
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum={momentum!r}: pass a number in [0, 1); 0 is plain XBN")
         super().__init__(collect_stats=collect_stats)

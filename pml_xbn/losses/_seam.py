@@ -88,9 +88,7 @@ def _loss_of_pml(compared: Comparison) -> Tensor:
     else:
         lists = chosen_pairs(compared.miner, distances, *compared.labels())
     lists, rows = compared.with_given(lists), distances.row_tensor
-    value: Tensor = compared.loss(
-        compared.anchors, compared.anchor_labels, lists, rows, compared.row_labels
-    )
+    value: Tensor = compared.loss(compared.anchors, compared.anchor_labels, lists, rows, compared.row_labels)
     return value
 
 

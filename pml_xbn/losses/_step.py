@@ -11,8 +11,8 @@ from ..memory._queue import Contents
 from ..memory._update import Update
 from . import _ranks as ranks
 from ._batch import Batch, zero_loss
-from ._global_batch import Report, of_all_ranks
 from ._early_gradient import EarlyGradient
+from ._global_batch import Report, of_all_ranks
 from ._indices import drop_own_rows, mapped
 from ._seam import Comparison, can_be_shared, loss_against, loss_and_row_gradient, share_against
 from ._shares import share_of_nothing
@@ -75,9 +75,7 @@ class Step(NamedTuple):
             store: adapts the memory and stores the batch; what it raises is raised on all ranks.
         """
         is_shared = (
-            not is_warming_up
-            and not self.update.is_by_gradient
-            and can_be_shared(self.loss, self.miner)
+            not is_warming_up and not self.update.is_by_gradient and can_be_shared(self.loss, self.miner)
         )
         # A rank computes its own anchors' terms, or where these depend on other anchors, those of all.
         whole = of_all_ranks(batch, reports) if self.batch_loss_weight or not is_shared else batch

@@ -287,9 +287,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         else:
             stored = contents.rows.at(placement.stored_at, rows.dtype)
             rows = self._update.averaged(rows, placement.returning, stored)
-            contents = with_samples(
-                contents, placement, rows, labels, batch.ids, is_whitened=is_whitened
-            )
+            contents = with_samples(contents, placement, rows, labels, batch.ids, is_whitened=is_whitened)
         self.queue.contents = contents
         return contents
 

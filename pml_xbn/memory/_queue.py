@@ -26,9 +26,7 @@ class Contents(NamedTuple):
     ids: Tensor | None = None  # samples of the rows, (M,) int64, -1 where there is none; None: nowhere
     num_replaced: int = 0  # rows that have taken the place of their sample's, since all were stored anew
 
-    def put(
-        self, rows: Tensor, labels: Tensor, *, is_whitened: bool, ids: Tensor | None = None
-    ) -> Contents:
+    def put(self, rows: Tensor, labels: Tensor, *, is_whitened: bool, ids: Tensor | None = None) -> Contents:
         """Returns the contents with rows ``(b, d)``, at most M, in the place of the oldest ones.
 
         Args:

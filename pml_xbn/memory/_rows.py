@@ -237,7 +237,9 @@ class Rows:
         scale = torch.where(is_adapted, own.scale / after.scale, 1.0)
         shift = torch.where(is_adapted, (own.shift - after.shift) / after.scale, 0.0)
         none = scale.new_zeros(1, scale.shape[1])
-        of_stored = Affine(torch.cat([scale, none + 1]).to(self.dtype), torch.cat([shift, none]).to(self.dtype))
+        of_stored = Affine(
+            torch.cat([scale, none + 1]).to(self.dtype), torch.cat([shift, none]).to(self.dtype)
+        )
         ones = torch.ones_like(of_stored.scale)
         scale, shift = of_stored.where_finite(Affine(ones, ones - 1))
         before = stored.clone() if isinstance(places, slice) else stored
