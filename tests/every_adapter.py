@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from pml_xbn.adapters import (
-    ClusterMomentMatching,
-    GroupMomentMatching,
-    KalmanMomentMatching,
-    MomentMatching,
-    RecencyMomentMatching,
-    SphericalMomentMatching,
-)
+from pml_xbn.adapters import GroupMomentMatching, KalmanMomentMatching, MomentMatching
 
 ADAPTERS = {
     "xbn": MomentMatching,
@@ -19,9 +12,4 @@ ADAPTERS = {
     "per-class": lambda **kw: GroupMomentMatching(0.3, 0.4, **kw),
     "per-class, absent stay": lambda **kw: GroupMomentMatching(normalize_absent=False, **kw),
     "super-class": lambda **kw: GroupMomentMatching(superclasses=[0, 1, 0, 1], **kw),
-    "clusters": lambda **kw: ClusterMomentMatching(num_clusters=3, cluster_every=5, **kw),
-    "recency": lambda **kw: RecencyMomentMatching(half_life=6, **kw),
-    "spherical": SphericalMomentMatching,
 }
-# Rows of one label may take maps of their own, or their dimensions are mixed.
-WITHOUT_GROUPS_OF_LABELS = {"clusters", "spherical"}

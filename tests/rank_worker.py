@@ -15,15 +15,15 @@ from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 from torch import Tensor, distributed, nn
 
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
-from pml_xbn.adapters import ClusterMomentMatching
+from pml_xbn.adapters import CovarianceMatching
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 
 D, M = 4, 17
 
 
-def of_clusters(*args: Any, **kwargs: Any) -> nn.Module:
+def of_covariances(*args: Any, **kwargs: Any) -> nn.Module:
     memory = AdaptiveCrossBatchMemory(*args, **kwargs)
-    memory.register_memory_hook(ClusterMomentMatching(num_clusters=3, cluster_every=3))
+    memory.register_memory_hook(CovarianceMatching())
     return memory
 
 
@@ -32,7 +32,7 @@ CLASSES: dict[str, Callable[..., nn.Module]] = {
     "AXBNWrapper": lambda *a, **kw: AXBNWrapper(*a, measurement_noise=20.0, gain_update_interval=2, **kw),
     "PerClassXBN": PerClassXBN,
     "SuperClassXBN": lambda *a, **kw: SuperClassXBN(*a, superclasses=[0, 0, 1], **kw),
-    "clusters": of_clusters,
+    "covariances": of_covariances,
 }
 STEPS = 8
 

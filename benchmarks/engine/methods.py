@@ -10,8 +10,10 @@ import torch
 from pytorch_metric_learning.losses import CrossBatchMemory
 from torch import Tensor, nn
 
+from benchmarks.hooks.cluster_moments import ClusterMatching
+from benchmarks.hooks.recency_moments import RecencyMatching
+from benchmarks.hooks.spherical_moments import match_on_sphere
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
-from pml_xbn.adapters import ClusterMomentMatching, RecencyMomentMatching, SphericalMomentMatching
 from pml_xbn.losses import AdaptiveCrossBatchMemory, BatchLoss
 
 
@@ -33,11 +35,11 @@ class MemorySetup:
 
 
 class Method(NamedTuple):
-    """A class of memories, what it is made with where nothing else is said, and an adapter that has none."""
+    """A class of memories, what it is made with where nothing else is said, and a hook for those made."""
 
     memory: type[CrossBatchMemory]
     options: Callable[[MemorySetup], dict[str, Any]] = lambda setup: {}
-    adapter: Callable[[MemorySetup], nn.Module] | None = None
+    hook: Callable[[nn.Module, MemorySetup], Callable[..., Tensor | None]] | None = None
 
 
 MethodName = Literal[
@@ -72,10 +74,12 @@ METHODS: dict[str, Method | None] = {
     "delayed": Method(XBNWrapper, lambda setup: {"delay": setup.steps_per_epoch}),
     "per-class": Method(PerClassXBN),
     "super-class": Method(SuperClassXBN, lambda setup: {"superclasses": setup.superclasses}),
-    "clusters": Method(AdaptiveCrossBatchMemory, adapter=lambda setup: ClusterMomentMatching()),
-    "spherical": Method(AdaptiveCrossBatchMemory, adapter=lambda setup: SphericalMomentMatching()),
+    "clusters": Method(
+        AdaptiveCrossBatchMemory, hook=lambda memory, setup: ClusterMatching(setup.embedding_size)
+    ),
+    "spherical": Method(AdaptiveCrossBatchMemory, hook=lambda memory, setup: match_on_sphere),
     "recency": Method(
-        AdaptiveCrossBatchMemory, adapter=lambda setup: RecencyMomentMatching(setup.memory_size / 4)
+        AdaptiveCrossBatchMemory, hook=lambda memory, setup: RecencyMatching(setup.memory_size / 4, memory)
     ),
 }
 
@@ -98,6 +102,6 @@ def build_loss(
     memory: Any = AdaptiveCrossBatchMemory if method == "xbm" and options else found.memory
     every = {**found.options(setup), **options}
     built = memory(loss, setup.embedding_size, setup.memory_size, miner, **every)
-    if found.adapter is not None:
-        built.register_memory_hook(found.adapter(setup))
+    if found.hook is not None:
+        built.register_memory_hook(found.hook(built, setup))
     return cast(nn.Module, built)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -23,8 +21,8 @@ class FilteredMoments(BaseAdapter):
         num_batches: how many have moved it.
     """
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(self, *, collect_stats: bool = False) -> None:
+        super().__init__(collect_stats=collect_stats)
         self._begin(0)
 
     def set_embedding_size(self, embedding_size: int) -> None:
@@ -36,15 +34,15 @@ class FilteredMoments(BaseAdapter):
         self.estimated, self.num_batches = Moments(zeros, zeros), 0
 
     def gain(self, batch_size: int) -> float:
-        """Weight of the newest batch in the estimate; it advances what it depends on."""
+        """Returns the weight of the newest batch, and advances what it depends on."""
         raise NotImplementedError
 
     def estimate(self, batch: Moments, batch_size: int) -> Moments:
         """Moves the estimate towards the moments of the batch by :meth:`gain`, and returns it."""
         gain, old = self.gain(batch_size), self.estimated
         if self.num_batches > 0 and gain < 1:
-            new = torch.stack(batch)
-            batch = Moments(*_moved(torch.stack(old).to(new), new, gain))
+            mean, std = (_moved(x.to(y), y, gain) for x, y in zip(old, batch, strict=True))
+            batch = Moments(mean, std)
         self.estimated = batch
         self.num_batches += 1
         return batch
@@ -66,6 +64,6 @@ class FilteredMoments(BaseAdapter):
 
 
 def _moved(old: Tensor, new: Tensor, gain: float) -> Tensor:
-    """The old values moved towards new ones, but where one is NaN the other: it would stay for ever."""
+    """Returns the old values moved towards new ones, but where one is NaN the other: it would stay for ever."""
     moved = torch.where(torch.isfinite(old), torch.lerp(old, new, gain), new)
     return torch.where(torch.isfinite(new), moved, old)

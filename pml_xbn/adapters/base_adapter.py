@@ -3,32 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Protocol, TypeVar
 
 import torch
-from pytorch_metric_learning.utils.module_with_records import ModuleWithRecords
-from torch import Tensor
+from torch import Tensor, nn
 
 from .._dtypes import at_least_float32, widest
-from ._rows import Rows
+from ._plain_rows import PlainRows
 from .affine import Affine
 from .moments import Moments, moments
 
 # Whether to refuse, as a 0-d tensor that stays on its device, and the error's text if so.
 Refusal = tuple[Tensor, Callable[[], str]]
+AnyRows = TypeVar("AnyRows", bound="AdaptableRows")
 
 
-class Given(NamedTuple):
-    """What rows are adapted by: labels of theirs, the batch with its own, and moments as for a map."""
+class AdaptableRows(Protocol):
+    """Rows ``(n, d)`` that maps are applied to: a memory's, or a plain tensor's."""
 
-    labels: Tensor
-    batch: Tensor
-    batch_labels: Tensor
-    of_memory: Moments
-    target: Moments
+    def __len__(self) -> int: ...
+
+    def moments(self) -> Moments:
+        """Returns the moments of all rows, two or more, in float64."""
+        ...
+
+    def adapted(self: AnyRows, affine: Affine) -> AnyRows:
+        """Returns the rows after a map of all of them."""
+        ...
+
+    def group_moments(self, slots: Tensor, num_groups: int) -> tuple[Tensor, Moments]:
+        """Returns counts ``(g, 1)`` and moments ``(g, d)`` of the rows of every slot ``(n,)`` below g."""
+        ...
+
+    def adapted_in_groups(
+        self: AnyRows, slots: Tensor, is_adapted: Tensor, of_group: Affine, of_others: Affine | None
+    ) -> AnyRows:
+        """Returns the rows after ``(g, d)`` maps of the groups where ``is_adapted`` ``(g, 1)``, and one of others."""
+        ...
 
 
-class BaseAdapter(ModuleWithRecords):
+class BaseAdapter(nn.Module):
     """From the moments of memory and batch to the map that takes the stored rows to where they would be now.
 
     A subclass implements :meth:`map` and, if it estimates the moments to adapt to from more than one batch,
@@ -39,8 +53,8 @@ class BaseAdapter(ModuleWithRecords):
 
     Args:
         collect_stats: record ``mean_distance``, the L2 distance between the means of memory and batch
-            before adaptation, and ``std_ratio``, the mean over dimensions of σ[B]/σ[R]. Reading them
-            makes a GPU wait for the host. Default: PML's ``COLLECT_STATS``.
+            before adaptation, and ``std_ratio``, the mean over dimensions of σ[B]/σ[R], for PML's logging.
+            Reading them makes a GPU wait for the host.
 
     Example:
         >>> import torch
@@ -55,14 +69,25 @@ class BaseAdapter(ModuleWithRecords):
                 [5.]])
     """
 
-    needs_covariance = False  # whether the memory's coordinates mix dimensions
+    def __init__(self, *, collect_stats: bool = False) -> None:
+        super().__init__()
+        self.collect_stats = collect_stats
+        self._record_these_stats: list[str] = []  # where PML's logging looks for names
+        self.record_stats("mean_distance", "std_ratio")
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.add_to_recordable_attributes(list_of_names=["mean_distance", "std_ratio"], is_stat=True)
+    def record_stats(self, *names: str) -> None:
+        """Names attributes that PML's logging records, numbers that are 0 until set, if ``collect_stats``."""
+        if self.collect_stats:
+            self._record_these_stats += names
+            self.reset_stats()
+
+    def reset_stats(self) -> None:
+        """Sets the recorded numbers to 0."""
+        for name in self._record_these_stats:
+            setattr(self, name, 0)
 
     def map(self, memory: Moments, target: Moments) -> Affine:
-        """The map that adapts all rows.
+        """Returns the map that adapts all rows.
 
         Args:
             memory: moments of the stored rows, ``(d,)`` each, float64; σ is 0 in dimensions without spread.
@@ -71,15 +96,15 @@ class BaseAdapter(ModuleWithRecords):
         raise NotImplementedError
 
     def estimate(self, batch: Moments, batch_size: int) -> Moments:
-        """Moments to adapt to, given those of the batch, float64; the batch's own unless a subclass filters.
+        """Returns the moments to adapt to, given those of the batch, float64: the batch's own by default.
 
         It is called with every batch of two rows or more. What it keeps has to be assigned and not written
-        to, so that a failed step can be taken back, and to be part of the state.
+        to, so that a failed step can be undone, and to be part of the state.
         """
         return batch
 
     def set_embedding_size(self, embedding_size: int) -> None:
-        """Tells d when the adapter is registered on a memory: what is of that size has it from the start."""
+        """Receives d when the adapter is registered on a memory."""
 
     def refusal(self, labels: Tensor) -> Refusal | None:
         """Checks labels ``(b,)`` before anything is stored; None where any label will do."""
@@ -96,14 +121,13 @@ class BaseAdapter(ModuleWithRecords):
             batch: detached rows about to be enqueued, ``(b, d)``.
             batch_labels: ``(b,)``, integers.
         """
-        wide = at_least_float32(memory)
-        rows = Rows.of(wide, len(wide), len(wide), wide.dtype)
+        rows = PlainRows(at_least_float32(memory))
         with torch.no_grad():
             adapted = self.adapt(rows, memory_labels, batch, batch_labels)
-        return None if adapted is rows else adapted.read(wide.dtype).to(memory.dtype)
+        return None if adapted is rows else adapted.values.to(memory.dtype)
 
-    def adapt(self, rows: Rows, labels: Tensor, batch: Tensor, batch_labels: Tensor) -> Rows:
-        """The rows of a memory, adapted; ``rows`` itself where they stay."""
+    def adapt(self, rows: AnyRows, labels: Tensor, batch: Tensor, batch_labels: Tensor) -> AnyRows:
+        """Returns the adapted rows; ``rows`` itself where they stay. Arguments as for :meth:`forward`."""
         self.reset_stats()
         if len(batch) < 2:
             return rows
@@ -111,13 +135,19 @@ class BaseAdapter(ModuleWithRecords):
         target = self.estimate(of_batch, len(batch))
         if len(rows) < 2:
             return rows
-        rows = (rows.with_matrices() if self.needs_covariance else rows).measured()
         of_memory = rows.moments()
         if self.collect_stats:
             self.mean_distance = (of_memory.mean - of_batch.mean).norm().item()
             self.std_ratio = of_memory.to(of_batch).scale.mean().item()
-        return self._adapted(rows, Given(labels, batch, batch_labels, of_memory, target))
+        return self._adapted(rows, labels, batch, batch_labels, of_memory, target)
 
-    def _adapted(self, rows: Rows, given: Given) -> Rows:
-        affine = self.map(given.of_memory, given.target)
-        return rows.adapted(rows.bounded(affine, given.of_memory))
+    def _adapted(
+        self,
+        rows: AnyRows,
+        labels: Tensor,
+        batch: Tensor,
+        batch_labels: Tensor,
+        of_memory: Moments,
+        target: Moments,
+    ) -> AnyRows:
+        return rows.adapted(self.map(of_memory, target))

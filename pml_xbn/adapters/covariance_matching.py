@@ -2,40 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .._dtypes import widest
 from .._number_checks import check_one_of
-from ._rows import Rows
-from .base_adapter import BaseAdapter, Given
-from .linear import Linear
-from .moments import Moments
 
 
-class CovarianceMatching(BaseAdapter):
+class CovarianceMatching(nn.Module):
     r"""Gives the memory the mean and the covariance of the batch, not only each dimension's variance.
 
-    .. math:: \hat z = A (z - E[R]) + E[B], \quad A\, \Sigma[R]\, A^T = \Sigma[B]
+    .. math:: \hat z = A (z - \mu) + \mu', \quad A\, \Sigma\, A^T = \Sigma'
 
-    (Adaptive Cross Batch Normalization, Eq. 7-9.) Many matrices A do that. Here A is
-    :math:`F_B F_R^{-1}` with the Cholesky factors, or the symmetric square roots, of Σ[B] and Σ[R]; with the
-    latter it is Eq. 10, :math:`(\Sigma[B] \Sigma[R]^{-1})^{1/2}`, wherever the two covariances commute. b is
-    that of Eq. 11. Both covariances are blended with their diagonals first:
-    :math:`\Sigma \leftarrow (1 - s) \Sigma + s\, \mathrm{diag}(\Sigma)`. Both, so that A is the
-    identity where memory and batch are alike; s = 1 is :class:`MomentMatching`, the paper's Eq. 12.
+    with μ, Σ of the memory and μ′, Σ′ of the batch (Adaptive Cross Batch Normalization, Eq. 7-9 and 11).
+    Many matrices A do that. With C and C′ the correlations and D and D′ the standard deviations,
+    Σ = D C D, they are
 
-    Where a covariance is still singular, the rows take the map of :class:`MomentMatching`. The memory keeps
-    d × d coordinates and sums; a step takes O(d³), and reading the rows O(n d²).
+    * ``"principal"``, the paper's Eq. 10: :math:`A = (\Sigma' \Sigma^{-1})^{1/2}`, the root whose eigenvalues
+      are positive. It is :math:`S (S^{-1} \Sigma' S^{-1})^{1/2} S^{-1}` with :math:`S = \Sigma^{1/2}`. With
+      ``shrinkage=0`` it does not depend on the coordinates: what is adapted after any linear map is what is
+      mapped after adaptation.
+    * ``"symmetric"``: :math:`A = D' C'^{1/2} C^{-1/2} D^{-1}` with symmetric roots. It depends neither on the
+      order of the dimensions nor on their scales, but on the axes.
+    * ``"cholesky"``: :math:`A = D' L' L^{-1} D^{-1}` with the Cholesky factors of C′ and C. It is triangular:
+      a dimension depends on those before it alone. It takes the least time.
+
+    Both covariances are blended with their diagonals first,
+    :math:`\Sigma \leftarrow (1 - s) \Sigma + s\, \mathrm{diag}(\Sigma)`: both, so that A is the identity
+    where memory and batch are alike. With s = 1, or where a blended covariance is singular, all three are
+    :class:`MomentMatching`, the paper's Eq. 12. A dimension without spread in memory or batch takes that map,
+    too, and has no part in that of the others.
+
+    It is a hook that reads rows and returns rows, without state: a step takes O(n d²) and O(d³).
 
     Args:
-        root: ``"cholesky"``, which depends on the order of the dimensions, or ``"symmetric"``, which does
-            not and moves rows less, and takes longer.
+        root: one of the above.
         shrinkage: s in [0, 1]. A batch of no more rows than dimensions has a singular covariance and needs
             s > 0; the noise of its off-diagonal elements is of the order of 1/√b, hence one half.
-        collect_stats: see :class:`BaseAdapter`.
 
     Raises:
         ValueError: another root, or a ``shrinkage`` outside [0, 1].
@@ -47,47 +50,84 @@ class CovarianceMatching(BaseAdapter):
         True
     """
 
-    needs_covariance = True
-
-    def __init__(self, root: str = "cholesky", shrinkage: float = 0.5, **kwargs: Any) -> None:
-        check_one_of("root", root, ("cholesky", "symmetric"))
+    def __init__(self, root: str = "principal", shrinkage: float = 0.5) -> None:
+        check_one_of("root", root, ("principal", "symmetric", "cholesky"))
         if not 0 <= shrinkage <= 1:
             raise ValueError(f"shrinkage={shrinkage!r}: pass a number in [0, 1]")
-        super().__init__(**kwargs)
+        super().__init__()
         self.root = root
         self.shrinkage = shrinkage
 
-    def map_covariances(self, memory: Tensor, batch: Tensor, of_memory: Moments, target: Moments) -> Linear:
-        """The map, given the covariances ``(d, d)`` and moments ``(d,)`` of memory and batch."""
-        has_spread = of_memory.std > 0
-        least = 2.0**-70 * of_memory.std  # where rows become equal, the matrix still has an inverse
-        new_std = torch.where(has_spread, torch.maximum(target.std, least), 1.0)
-        old_std = torch.where(has_spread, of_memory.std, 1.0)
-        old, is_old_regular = self._root(memory, of_memory.std)
-        new, is_new_regular = self._root(batch, torch.where(has_spread, target.std, 0.0))
-        matrix = new_std.unsqueeze(1) * torch.linalg.solve_ex(old.T, new.T)[0].T / old_std
-        is_regular = is_old_regular & is_new_regular & torch.isfinite(matrix).all()
-        matrix = torch.where(is_regular, matrix, torch.diag(new_std / old_std))
-        return Linear(matrix, target.mean - matrix @ of_memory.mean)
+    @torch.no_grad()
+    def forward(
+        self, memory: Tensor, memory_labels: Tensor, batch: Tensor, batch_labels: Tensor
+    ) -> Tensor | None:
+        """Returns the adapted rows ``(n, d)``, or None with fewer than two rows in memory or batch.
 
-    def _root(self, covariance: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
-        """A root of the blended correlations, and whether it has an inverse."""
-        size = torch.where(std > 0, std, torch.inf)  # a dimension without spread goes with no other
-        correlations = (1 - self.shrinkage) * covariance / torch.outer(size, size)
-        correlations = correlations.fill_diagonal_(1.0)
-        least = torch.finfo(std.dtype).eps ** 0.5
-        if self.root == "cholesky":
-            factor, info = torch.linalg.cholesky_ex(correlations)
-            return factor, (info == 0) & (factor.diagonal().square() > least).all()
-        is_finite = torch.isfinite(correlations).all()
+        Args:
+            memory: rows of the memory, ``(n, d)``; not modified.
+            memory_labels: ``(n,)``; not looked at.
+            batch: rows about to be stored, ``(b, d)``.
+            batch_labels: ``(b,)``; not looked at.
+        """
+        if min(len(memory), len(batch)) < 2:
+            return None
+        mean, covariance = _moments(memory)
+        new_mean, new_covariance = _moments(batch)
+        matrix = self.matrix(covariance, new_covariance)
+        adapted = torch.addmm(new_mean, widest(memory) - mean, matrix.T).to(memory.dtype)
+        return torch.where(torch.isfinite(adapted).all(), adapted, memory)
+
+    def matrix(self, memory: Tensor, batch: Tensor) -> Tensor:
+        """A, given the covariances Σ and Σ′: ``(d, d)`` each."""
+        std, new_std = memory.diagonal().sqrt(), batch.diagonal().sqrt()
+        scale = torch.where(std > 0, new_std / std, 1.0)
+        size, has_spread = torch.where(std > 0, std, 1.0), (std > 0) & (new_std > 0)
+        old = self._correlations(memory, torch.where(has_spread, std, torch.inf))
+        new = self._correlations(batch, torch.where(has_spread, new_std, torch.inf))
+        are_regular = _is_regular(old) & _is_regular(new)
         unit = torch.eye(len(std), dtype=std.dtype, device=std.device)
-        values, vectors = torch.linalg.eigh(torch.where(is_finite, correlations, unit))
-        root = (vectors * values.clamp(min=least).sqrt()) @ vectors.T
-        return root, is_finite & (values > least).all()
+        old, new = torch.where(are_regular, old, unit), torch.where(are_regular, new, unit)
+        mixes = torch.outer(has_spread, has_spread)
+        return torch.where(mixes, size.unsqueeze(1) * self._solve(old, new, scale) / size, torch.diag(scale))
 
-    def _adapted(self, rows: Rows, given: Given) -> Rows:
-        batch = widest(given.batch)
-        centred = batch - batch.mean(dim=0)
-        covariance = centred.T @ centred / (len(batch) - 1)
-        linear = self.map_covariances(rows.covariance(), covariance, given.of_memory, given.target)
-        return rows.adapted(rows.bounded(linear, given.of_memory))
+    def _correlations(self, covariance: Tensor, std: Tensor) -> Tensor:
+        return ((1 - self.shrinkage) * covariance / torch.outer(std, std)).fill_diagonal_(1.0)
+
+    def _solve(self, old: Tensor, new: Tensor, scale: Tensor) -> Tensor:
+        """D⁻¹ A D, given the correlations C and C′ ``(d, d)``, and D′ / D ``(d,)``."""
+        scales = torch.diag(scale)
+        if self.root == "cholesky":
+            factor, new_factor = torch.linalg.cholesky(old), torch.linalg.cholesky(new)
+            solved: Tensor = torch.linalg.solve_triangular(factor, new_factor, upper=False, left=False)
+            return scales @ solved
+        root, inverse = _roots(old)
+        if self.root == "symmetric":
+            return scales @ _roots(new)[0] @ inverse
+        return root @ _roots(inverse @ scales @ new @ scales @ inverse)[0] @ inverse
+
+
+def _moments(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean ``(d,)`` and covariance ``(d, d)``; a variance of a few rounding errors of the mean is zero."""
+    wide = widest(rows)
+    mean = wide.mean(dim=0)
+    centred = wide - mean
+    covariance = centred.T @ centred / (len(rows) - 1)
+    variance = covariance.diagonal()
+    least = 8 * torch.finfo(rows.dtype).eps * mean.abs()
+    variance.copy_(torch.where(variance > least.square(), variance, 0.0))
+    return mean, covariance
+
+
+def _is_regular(correlations: Tensor) -> Tensor:
+    factor, info = torch.linalg.cholesky_ex(correlations)
+    least = torch.finfo(factor.dtype).eps ** 0.5
+    is_regular: Tensor = (info == 0) & (factor.diagonal().square() > least).all()
+    return is_regular
+
+
+def _roots(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """The symmetric root of a symmetric matrix, and its inverse where there is one."""
+    values, vectors = torch.linalg.eigh(matrix)
+    roots = values.clamp(min=0).sqrt()  # a negative one is rounding
+    return (vectors * roots) @ vectors.T, (vectors / roots) @ vectors.T

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from ._group_rows import GroupRows, GroupSlots, GroupSums, group_slots
-from ._linear_coordinates import LinearCoordinates
-from ._rows import Rows
+from .._dtypes import widest
+from ._plain_rows import PlainRows
 from .affine import Affine
-from .base_adapter import BaseAdapter, Given, Refusal
+from .base_adapter import AnyRows, BaseAdapter, Refusal
 from .moments import Moments
 from .superclass_lookup import Superclasses, SuperclassLookup
 
@@ -56,17 +53,18 @@ class GroupMomentMatching(BaseAdapter):
         std_lambda: float = 1.0,
         normalize_absent: bool = True,
         superclasses: Superclasses | None = None,
-        **kwargs: Any,
+        *,
+        collect_stats: bool = False,
     ) -> None:
         for name, value in (("mean_lambda", mean_lambda), ("std_lambda", std_lambda)):
             if not 0 <= value <= 1:
                 raise ValueError(f"{name}={value!r}: pass a number in [0, 1]")
-        super().__init__(**kwargs)
+        super().__init__(collect_stats=collect_stats)
         self.mean_lambda = mean_lambda
         self.std_lambda = std_lambda
         self.normalize_absent = normalize_absent
         self.superclass_of = None if superclasses is None else SuperclassLookup(superclasses)
-        self.add_to_recordable_attributes(name="share_normalized_per_group", is_stat=True)
+        self.record_stats("share_normalized_per_group")
 
     def refusal(self, labels: Tensor) -> Refusal | None:
         """Labels that may not be stored: those without a superclass."""
@@ -96,28 +94,37 @@ class GroupMomentMatching(BaseAdapter):
         )
         return memory.to(blend)
 
-    def _adapted(self, rows: Rows, given: Given) -> Rows:
-        labels, batch, batch_labels, of_memory, target = given
-        if isinstance(rows.coordinates, LinearCoordinates):  # of another adapter; groups have no matrices
-            rows = rows.renewed().measured()
-        of_memory = rows.without_rounding(of_memory, are_rewritten=True)
-        slots = self._slots(labels, batch_labels)
-        in_batch = GroupSums.of(batch, slots.batch, slots.num_groups)
-        groups = GroupRows(rows, slots.memory, slots.num_groups)
-        num_rows, in_memory = groups.moments()
-        is_present = (num_rows >= 2) & (in_batch.num_rows >= 2)
-        of_group = rows.bounded(self.map_groups(in_memory, in_batch.moments(), target), in_memory)
+    def _adapted(
+        self,
+        rows: AnyRows,
+        labels: Tensor,
+        batch: Tensor,
+        batch_labels: Tensor,
+        of_memory: Moments,
+        target: Moments,
+    ) -> AnyRows:
+        groups, memory_slots, batch_slots = self._slots(labels, batch_labels)
+        in_batch = PlainRows(widest(batch)).group_moments(batch_slots, groups)
+        in_memory = rows.group_moments(memory_slots, groups)
+        is_present = (in_memory[0] >= 2) & (in_batch[0] >= 2)
         if self.collect_stats:
-            self.share_normalized_per_group = (num_rows * is_present).sum().item() / len(rows)
-        of_others = None
-        if self.normalize_absent:
-            of_others = rows.bounded(self.map(of_memory, target), of_memory)
-        return groups.adapted(of_group, is_present, of_others)
+            self.share_normalized_per_group = (in_memory[0] * is_present).sum().item() / len(rows)
+        of_group = self.map_groups(in_memory[1], in_batch[1], target)
+        of_others = self.map(of_memory, target) if self.normalize_absent else None
+        return rows.adapted_in_groups(memory_slots, is_present, of_group, of_others)
 
-    def _slots(self, memory_labels: Tensor, batch_labels: Tensor) -> GroupSlots:
-        if self.superclass_of is None:
-            return group_slots(memory_labels, batch_labels)
-        # Two different stand-ins, so that rows without a superclass form no group.
-        return group_slots(
-            self.superclass_of(memory_labels, missing=-1), self.superclass_of(batch_labels, missing=-2)
-        )
+    def _slots(self, memory_labels: Tensor, batch_labels: Tensor) -> tuple[int, Tensor, Tensor]:
+        """Returns the number of groups g, and the slot of every row of memory ``(n,)`` and batch ``(b,)``.
+
+        Slot g holds the rows of memory whose group is not in the batch.
+        """
+        if self.superclass_of is not None:
+            # Two different stand-ins, so that rows without a superclass form no group.
+            memory_labels = self.superclass_of(memory_labels, missing=-1)
+            batch_labels = self.superclass_of(batch_labels, missing=-2)
+        groups = batch_labels.sort().values
+        if groups.device.type == "cpu":  # to count them, a GPU would have to wait for the host
+            groups = groups.unique_consecutive()
+        nearest = torch.searchsorted(groups, memory_labels).clamp_(max=len(groups) - 1)
+        memory_slots = torch.where(groups[nearest] == memory_labels, nearest, len(groups))
+        return len(groups), memory_slots, torch.searchsorted(groups, batch_labels)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from .._number_checks import check_integer, check_non_negative
 from ._filtered_moments import FilteredMoments
 from .affine import Affine
@@ -54,20 +52,21 @@ class KalmanMomentMatching(FilteredMoments):
         measurement_noise: float = 0.01,
         initial_variance: float = 1.0,
         gain_update_interval: int = 100,
-        **kwargs: Any,
+        *,
+        collect_stats: bool = False,
     ) -> None:
         check_non_negative("process_noise", process_noise)
         check_non_negative("measurement_noise", measurement_noise)
         check_non_negative("initial_variance", initial_variance)
         check_integer("gain_update_interval", gain_update_interval, at_least=1)
-        super().__init__(**kwargs)
+        super().__init__(collect_stats=collect_stats)
         self.process_noise = process_noise
         self.measurement_noise = measurement_noise
         self.initial_variance = initial_variance
         self.gain_update_interval = gain_update_interval
         self.variance = initial_variance
         self.current_gain = 1.0
-        self.add_to_recordable_attributes(name="kalman_gain", is_stat=True)
+        self.record_stats("kalman_gain")
 
     def gain(self, batch_size: int) -> float:
         """Kalman gain K for this batch; advances the filter's variance p when an update is due."""

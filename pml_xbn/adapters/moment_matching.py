@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ._filtered_moments import FilteredMoments
 from .affine import Affine
 from .moments import Moments
@@ -38,10 +36,10 @@ class MomentMatching(FilteredMoments):
                 [9.]])
     """
 
-    def __init__(self, match_std: bool = True, momentum: float = 0.0, **kwargs: Any) -> None:
+    def __init__(self, match_std: bool = True, momentum: float = 0.0, *, collect_stats: bool = False) -> None:
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum={momentum!r}: pass a number in [0, 1); 0 is plain XBN")
-        super().__init__(**kwargs)
+        super().__init__(collect_stats=collect_stats)
         self.match_std = match_std
         self.momentum = momentum
 

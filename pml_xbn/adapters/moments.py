@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._dtypes import at_least_float32
+from .._dtypes import at_least_float32, widest
 from .affine import Affine
 
 
@@ -18,7 +18,7 @@ class Moments(NamedTuple):
     std: Tensor
 
     def to(self, other: Moments, match_std: bool = True) -> Affine:
-        r"""The map that gives rows of these moments those of ``other``.
+        r"""Returns the map that gives rows of these moments those of ``other``.
 
         .. math:: \hat z = \frac{z - \mu}{\sigma} \sigma_{other} + \mu_{other}
 
@@ -33,15 +33,18 @@ class Moments(NamedTuple):
         mean, std = (x.to(self.std) for x in other)
         if not match_std:
             return Affine(torch.ones_like(std), mean - self.mean)
-        # A spread of a few rounding errors of the mean is none: dividing by it would blow rounding up to the
-        # size of the other's.
-        has_spread = self.std > 8 * torch.finfo(self.std.dtype).eps * self.mean.abs()
-        scale = torch.where(has_spread, std / self.std, 1.0)
-        return Affine(scale, mean - self.mean * scale)
+        scale = torch.where(self.std > 0, std / self.std, 1.0)
+        return Affine(scale, torch.addcmul(mean, self.mean, scale, value=-1))
+
+    def without_rounding(self, least_std: Tensor) -> Moments:
+        """Returns moments in which a spread of at most ``least_std``, which rounding alone makes, is zero."""
+        return Moments(self.mean, torch.where(self.std > least_std, self.std, 0.0))
 
 
 def moments(rows: Tensor) -> Moments:
-    """Mean and unbiased standard deviation of ``rows`` per dimension.
+    """Returns the mean and the unbiased standard deviation of ``rows`` per dimension.
+
+    A spread of a few rounding errors of the mean counts as zero.
 
     Args:
         rows: ``(n, d)``, at least two rows. Half precision is raised to float32.
@@ -51,13 +54,12 @@ def moments(rows: Tensor) -> Moments:
         Moments(mean=tensor([2., 5.]), std=tensor([1.4142, 0.0000]))
     """
     rows = at_least_float32(rows)
-    mean = rows.mean(dim=0)
-    # In two passes: as exact as Welford's one, and on a CPU many times as fast.
-    return Moments(mean, ((rows - mean).square().sum(dim=0) / (len(rows) - 1)).sqrt())
+    variance, mean = torch.var_mean(rows, dim=0)
+    return Moments(mean, variance.sqrt_()).without_rounding(mean.abs().mul_(8 * torch.finfo(rows.dtype).eps))
 
 
 def match_moments(rows: Tensor, source: Moments, target: Moments) -> Tensor:
-    r"""Maps ``rows`` from the ``source`` moments to the ``target`` moments: :meth:`Moments.to`.
+    r"""Returns ``rows`` mapped from the ``source`` moments to the ``target`` moments: :meth:`Moments.to`.
 
     Args:
         rows: ``(n, d)``.
@@ -73,6 +75,29 @@ def match_moments(rows: Tensor, source: Moments, target: Moments) -> Tensor:
         tensor([[-0.7071,  0.0000],
                 [ 0.7071,  0.0000]])
     """
-    wide = at_least_float32(rows)
-    affine = source.to(target).bounded(*source, len(rows), wide.dtype)
-    return affine.map(wide).to(rows.dtype)
+    return source.to(target).map(at_least_float32(rows)).to(rows.dtype)
+
+
+class GroupSums(NamedTuple):
+    """Row counts ``(g, 1)``, sums and sums of squares ``(g, d)`` of groups of rows, in float64."""
+
+    count: Tensor
+    first: Tensor
+    second: Tensor
+
+    @classmethod
+    def of(cls, rows: Tensor, slots: Tensor, num_slots: int, rows_at_a_time: int = 2048) -> GroupSums:
+        """Returns the sums of the rows ``(n, d)`` of every slot, numbers ``(n,)`` in [0, num_slots)."""
+        count = slots.new_zeros(num_slots).index_add_(0, slots, torch.ones_like(slots)).unsqueeze(1)
+        sums = widest(rows.new_zeros(2, num_slots, rows.shape[1]))
+        for part, part_slots in zip(rows.split(rows_at_a_time), slots.split(rows_at_a_time), strict=True):
+            wide = widest(part)
+            sums[0].index_add_(0, part_slots, wide)
+            sums[1].index_add_(0, part_slots, wide * wide)
+        return cls(count, *sums)
+
+    def moments(self) -> Moments:
+        """Returns moments ``(g, d)``; σ of fewer than two rows reads 0."""
+        mean = self.first / self.count.clamp(min=1)
+        squares = torch.addcmul(self.second, self.first, mean, value=-1).clamp_(min=0)
+        return Moments(mean, squares.div_((self.count - 1).clamp(min=1)).sqrt_())

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from .._dtypes import at_least_float32
-from ..adapters._rows import Rows
+from ..memory._rows import Rows
 from ._row_products import RowProducts
 from ._twins import has_hooks, is_as_built, twin_of
 
@@ -209,4 +209,4 @@ class _Products(torch.autograd.Function):
         (divisors,) = ctx.saved_tensors
         with torch.autocast(of_mat.device.type, enabled=False):
             # Of vectors with a mean of 0 what the rows' means would take off makes no difference.
-            return ctx.rows().weighted_sum(of_mat, divisors), None, None, None
+            return ctx.rows().weighted_sum(of_mat / divisors), None, None, None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..adapters._rows import Rows
+from ..memory._rows import Rows
 from ._batch import Batch, zero_loss
 from ._cosines import Distances
 from ._indices import appended, mapped
@@ -29,6 +29,6 @@ def loss_against_stored(
     batch_rows = torch.arange(len(rows), len(rows) + len(batch.refs), device=row_labels.device)
     values = torch.cat([rows.read(batch.refs.dtype), batch.refs.detach()])
     lists = appended(lists, mapped(given, batch_rows), batch.anchor_labels)
-    rows = Rows.of(values, len(values), 0, values.dtype)
+    rows = Rows.of(values, len(values), values.dtype)
     labels = torch.cat([row_labels, batch.ref_labels])
     return loss_against(compared._replace(miner=lambda *_: lists, rows=rows, row_labels=labels))

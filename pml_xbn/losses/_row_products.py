@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._dtypes import at_least_float32
-from ..adapters._rows import Rows
+from ..memory._rows import Rows
 from ._sums import num_vectors_at_once
 
 _ROWS_KEPT_PER_ANCHOR = 4
@@ -30,7 +30,7 @@ class RowProducts:
 
     def at(self, places: Tensor) -> Tensor:
         """The rows at these places ``(k,)``, ``(k, d)``."""
-        return self._rows.as_they_were().at(places, self.anchors.dtype)
+        return self._rows.at(places, self.anchors.dtype)
 
     def of_positives(self, positive: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Some positives at a time, class by class.
@@ -88,6 +88,6 @@ class RowProducts:
         vectors = self.at(places) - self.origin
         products = vectors.new_empty(len(vectors), len(self._rows))
         with torch.autocast(vectors.device.type, enabled=False):
-            for part_places, part in self._rows.as_they_were().parts(vectors.dtype):
+            for part_places, part in self._rows.parts(vectors.dtype):
                 torch.mm(vectors, part.t(), out=products[:, part_places])
         return products

@@ -11,10 +11,11 @@ from pytorch_metric_learning.losses import GenericPairLoss
 from torch import Tensor
 
 from .._dtypes import at_least_float32
-from ..adapters._rows import Rows
+from ..memory._rows import Rows
 from ._choice import Choice, all_pairs
 from ._choosers import CHOOSERS, Candidates
 from ._cosines import Distances
+from ._early_gradient import EarlyGradient
 from ._forms import FORMS, Form, Pairs
 from ._indices import IndicesTuple, appended
 from ._pairs import chosen_pairs
@@ -71,9 +72,30 @@ def loss_against(compared: Comparison) -> Tensor:
     PML's own losses and miners are functions of one matrix here. A loss or miner of the user's own is called
     with all rows. Nothing is changed in loss, miner or PML, but for what these note themselves.
     """
+    if form_of(compared.loss) is None:
+        return _loss_of_pml(compared)
+    if has_hooks(compared.loss):  # which see index tensors and rows, and may ask for gradients between
+        return _loss_of_form(compared._replace(rows=compared.rows.frozen()), is_seen=True)
+    early = EarlyGradient(compared.anchors, compared.loss)
+    return early.attached_to(_loss_of_form(compared._replace(anchors=early.leaf)))
+
+
+def _loss_of_pml(compared: Comparison) -> Tensor:
+    """The loss by its own code, which gets index tensors and a tensor of rows."""
+    distances = Distances(compared.anchors, compared.rows)
+    if _can_choose(compared.miner):
+        lists = _choice(compared, distances).lists()
+    else:
+        lists = chosen_pairs(compared.miner, distances, *compared.labels())
+    lists, rows = compared.with_given(lists), distances.row_tensor
+    value: Tensor = compared.loss(compared.anchors, compared.anchor_labels, lists, rows, compared.row_labels)
+    return value
+
+
+def _loss_of_form(compared: Comparison, *, is_seen: bool = False) -> Tensor:
     loss, miner, anchors, anchor_labels, rows, row_labels, _, given = compared
     distances, form = Distances(anchors, rows), form_of(loss)
-    is_seen = form is None or has_hooks(loss)  # who is called sees index tensors, and the rows
+    assert form is not None
     are_listed = is_seen or given is not None
     choice, lists = None, None
     if _can_choose(miner):
@@ -85,9 +107,6 @@ def loss_against(compared: Comparison) -> Tensor:
         assert lists is not None
         choice, lists = None, compared.with_given(lists)
     row_tensor = distances.row_tensor if is_seen else distances.placeholder
-    if form is None:
-        value: Tensor = loss(anchors, anchor_labels, lists, row_tensor, row_labels)
-        return value
     if choice is None:
         assert lists is not None
         choice = Choice.of_lists(lists, (len(anchors), len(row_labels)))

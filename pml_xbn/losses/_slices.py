@@ -38,10 +38,10 @@ def fractions(loss: Any, form: Form, rules: dict[str, Rule], pairs: Pairs) -> tu
             part = pairs.of_anchors(anchors)._replace(mat=mat[anchors])
             yield anchors, part.mat, *sums(part)
 
-    return summed(by_slices, pairs.mat, *_learned(loss))
+    return summed(by_slices, pairs.mat, *learned_tensors(loss))
 
 
-def _learned(loss: Any) -> list[Tensor]:
+def learned_tensors(loss: Any) -> list[Tensor]:
     """What else than the matrix gets a gradient: a temperature, say, or a reducer's weights."""
     attributes = (x for module in loss.modules() for x in vars(module).values())
     tensors = [*loss.parameters(), *(x for x in attributes if isinstance(x, Tensor))]

@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
+from pytorch_metric_learning.losses import CrossBatchMemory
 from torch import Tensor, nn
+from torch.nn.functional import normalize
+from torch.utils.hooks import RemovableHandle
 
 from .._number_checks import check_integer, check_non_negative, check_one_of
+from ..memory._checkpoint import check_same_size, check_state, from_pml
+from ..memory._hooks import MemoryHook, MemoryHooks, made_buffers
+from ..memory._queue import Contents, Queue
+from ..memory._rows import Rows
+from ..memory._samples import Placement, placement_of, with_samples
+from ..memory._storable import are_storable
+from ..memory._update import Update
 from . import _ranks as ranks
 from ._batch import Batch, split
+from ._cosines import Distances
 from ._eager import eager
 from ._global_batch import Report, shared
-from ._indices import IndicesTuple
-from ._pairs import Miner
+from ._indices import IndicesTuple, appended, mapped
+from ._pairs import Miner, chosen_pairs
 from ._read_only import loss_against_stored
 from ._shares import check_reducers
-from ._stepping_memory import SteppingMemory
-from ._storable import are_storable
+from ._step import Step
 from ._supported import check_supported
-from ._update import Update
 from ._validation import check_num_rows, check_scalar, refused_indices
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-class AdaptiveCrossBatchMemory(SteppingMemory):
+class AdaptiveCrossBatchMemory(CrossBatchMemory):
     r"""PML's ``CrossBatchMemory`` with hooks that adapt the stored rows before every loss.
 
     Without hooks it is Cross-Batch Memory (https://arxiv.org/abs/1912.06798). The hooks run after
@@ -83,7 +94,25 @@ class AdaptiveCrossBatchMemory(SteppingMemory):
         >>> loss_fn.embedding_memory[: loss_fn.num_rows]
         tensor([[1., 1.],
                 [0., 0.]])
+
+    Attributes:
+        queue: the rows, their labels, and where the next ones go.
     """
+
+    queue: Queue
+    _placement: Placement | None = None  # of the step that is under way
+    _is_in_transaction = False
+    _takes_parts = False  # while a state is loaded that may lack entries or have others
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuses methods of PML's that are not called here, so that nobody overrides them in vain."""
+        super().__init_subclass__(**kwargs)
+        for name in ("add_to_memory", "create_indices_tuple"):
+            if not getattr(cls, name).__module__.startswith((__package__, CrossBatchMemory.__module__)):
+                raise TypeError(
+                    f"{cls.__name__} overrides {name}, which is not called: pass a miner, or register a "
+                    "memory hook"
+                )
 
     def __init__(
         self,
@@ -118,6 +147,8 @@ class AdaptiveCrossBatchMemory(SteppingMemory):
         # What reset_queue needs, which runs inside super().__init__.
         self.memory_dtype = memory_dtype
         self._has_warned_of_eval = False
+        self._hooks = MemoryHooks()
+        self._names_of_hooks: list[str] = []  # those of modules
         super().__init__(
             loss=loss, embedding_size=embedding_size, memory_size=memory_size, miner=miner, **kwargs
         )
@@ -137,7 +168,7 @@ class AdaptiveCrossBatchMemory(SteppingMemory):
 
     @classmethod
     def check_loss_support(cls, loss_name: str) -> None:
-        """Passes every name: :func:`check_supported` has seen the loss itself, subclasses included."""
+        """Passes every name: ``check_supported`` has seen the loss itself, subclasses included."""
 
     @eager
     def forward(
@@ -149,7 +180,7 @@ class AdaptiveCrossBatchMemory(SteppingMemory):
         *,
         sample_ids: Tensor | None = None,
     ) -> Tensor:
-        """The wrapped loss between the batch and the memory, which then holds the batch too.
+        """Returns the wrapped loss between the batch and the memory, which then holds the batch too.
 
         Args:
             embeddings: ``(b, d)``, any floating dtype.
@@ -162,9 +193,6 @@ class AdaptiveCrossBatchMemory(SteppingMemory):
                 nothing; a row with -1 is always a new one. Of many rows of one sample the last is stored,
                 and no anchor is compared with its own sample's row, unless there is an ``enqueue_mask``: a
                 query is compared with its own key.
-
-        Returns:
-            The loss, a scalar.
 
         Raises:
             ValueError: input that does not fit, or that holds NaN or inf; nothing has changed.
@@ -180,13 +208,10 @@ class AdaptiveCrossBatchMemory(SteppingMemory):
         # Autocast would have distances in half precision.
         with torch.autocast(batch.rows.device.type, enabled=False):
             if is_read_only or not is_storable:
-                rows, row_labels = stored.rows.as_they_were(), stored.labels[: self.num_rows]
-                return loss_against_stored(self.loss, self.miner, batch, rows, row_labels)
-            with self._undone_on_error():
-                contents, loss = self._step(batch, reports)
-                check_scalar(loss, self.loss)
-                self.queue.contents = contents._replace(num_calls=contents.num_calls + 1)
-        return loss
+                row_labels = stored.labels[: self.num_rows]
+                return loss_against_stored(self.loss, self.miner, batch, stored.rows, row_labels)
+            with self._transaction():
+                return self._step(batch, reports)
 
     def fill_memory(self, embeddings: Tensor, labels: Tensor, sample_ids: Tensor | None = None) -> None:
         """Stores rows without computing a loss or adapting what is there.
@@ -208,12 +233,158 @@ class AdaptiveCrossBatchMemory(SteppingMemory):
         )
         if is_storable:
             self.queue.on(batch.rows.device)
-            with self._undone_on_error():
-                self.queue.contents = self._next_contents(batch, is_adapted=False)
+            with self._transaction():
+                self._store(batch, is_adapted=False)
 
     def add_to_memory(self, embeddings: Tensor, labels: Tensor, batch_size: int) -> None:
         """PML's name for :meth:`fill_memory`."""
         self.fill_memory(embeddings[:batch_size], labels[:batch_size])
+
+    # -- a step ----------------------------------------------------------------------------------------------
+
+    def _step(self, batch: Batch, reports: list[Report] | None) -> Tensor:
+        """Adapts the rows, stores the batch and returns the loss.
+
+        Args:
+            reports: those of all ranks; None on a single process.
+        """
+        is_warming_up = self.num_calls < self.warmup
+        step = Step(self.loss, self.miner, self.batch_loss_weight, self._update)
+
+        def store() -> Contents | None:
+            return None if is_warming_up else self._store(batch, is_adapted=self._adapts())
+
+        if reports is None:
+            loss, gradient = step.loss_of(batch, store())
+        else:
+            loss, gradient = step.loss_of_ranks(batch, reports, store, is_warming_up=is_warming_up)
+        check_scalar(loss, self.loss)
+        contents = self.queue.contents
+        if gradient is not None:
+            rows = self._update.descended(contents.rows, gradient, self.nonfinite)
+            contents = contents._replace(rows=rows)
+        self.queue.contents = contents._replace(num_calls=contents.num_calls + 1)
+        return loss
+
+    @property
+    def _update(self) -> Update:
+        return Update(self.update, self.update_momentum, self.update_learning_rate)
+
+    def _adapts(self) -> bool:
+        return self.num_calls >= self.warmup + self.delay
+
+    def _store(self, batch: Batch, *, is_adapted: bool) -> Contents:
+        """Puts the batch in the place of the oldest rows, or of its samples' rows, which are adapted first."""
+        contents, labels = self.queue.contents, batch.row_labels
+        rows = batch.rows.to(torch.promote_types(self.memory_dtype, torch.float32))
+        placement = None if batch.ids is None else placement_of(contents, batch.ids, labels)
+        if is_adapted:
+            self._placement = placement
+            contents = contents._replace(rows=self._adapted(contents, rows, labels))
+        is_whitened = self._adapts() and self._hooks.have_adapters()
+        if batch.ids is None or placement is None:
+            contents = contents.put(rows, labels, is_whitened=is_whitened)
+        else:
+            stored = contents.rows.at(placement.stored_at, rows.dtype)
+            rows = self._update.averaged(rows, placement.returning, stored)
+            contents = with_samples(contents, placement, rows, labels, batch.ids, is_whitened=is_whitened)
+        self.queue.contents = contents
+        return contents
+
+    @torch.no_grad()
+    def _adapted(self, contents: Contents, batch: Tensor, batch_labels: Tensor) -> Rows:
+        arguments = contents.rows, contents.labels, batch, batch_labels
+        rows = self._hooks.adapted(*arguments, allow_nonfinite=self.nonfinite == "ignore")
+        return rows.given(normalize(rows.read(batch.dtype))) if self.normalize_memory else rows
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """A block after which the step is finished, or undone if the block raises; the outermost one counts."""
+        if self._is_in_transaction:
+            yield
+            return
+        before, give_back = self.queue.contents, self._hooks.state()
+        self._is_in_transaction = True
+        try:
+            yield
+            self.queue.settle()
+        except BaseException:
+            self.queue.undo(before)
+            give_back()
+            raise
+        finally:
+            self._is_in_transaction = self._hooks.are_running = False
+
+    # -- hooks -----------------------------------------------------------------------------------------------
+
+    def register_memory_hook(self, hook: MemoryHook) -> RemovableHandle:
+        """Registers a hook that adapts the stored rows.
+
+        It is called as ``hook(memory, memory_labels, batch, batch_labels)`` with the occupied rows
+        ``(n, d)``, their labels ``(n,)``, and the detached rows about to be enqueued, ``(b, d)`` and
+        ``(b,)``, of which an ``enqueue_mask`` may leave none. It returns the new rows, in the same number
+        and order, or None to leave them; it does not write to what it is given. Hooks run in order of
+        registration. A hook that is a module becomes a submodule, so its state is part of the checkpoint,
+        and is restored when a step fails.
+
+        Returns:
+            A handle whose ``remove()`` takes the hook out again.
+
+        Raises:
+            TypeError: the hook cannot be called.
+        """
+        self._drop_removed_hooks()
+        handle = self._hooks.register(hook, self.embedding_size)
+        if isinstance(hook, nn.Module) and all(hook is not module for module in self.modules()):
+            numbers = [int(name.removeprefix("memory_hook_")) for name in self._names_of_hooks]
+            name = f"memory_hook_{max(numbers, default=-1) + 1}"
+            self._names_of_hooks.append(name)
+            self.add_module(name, hook)
+        return handle
+
+    def _drop_removed_hooks(self) -> None:
+        """Drops modules that were registered for a hook which has been removed."""
+        for name in self._names_of_hooks.copy():
+            if getattr(self, name) not in self._hooks:
+                delattr(self, name)
+                self._names_of_hooks.remove(name)
+
+    @property
+    def returning_samples(self) -> tuple[Tensor, Tensor]:
+        """Where in memory and where in the batch the samples are that the batch holds again.
+
+        For hooks, while they run: with ``in_memory, in_batch = loss_fn.returning_samples`` the rows
+        ``memory[in_memory]`` and ``batch[in_batch]``, ``(r, d)`` each, are the old and the new embeddings of
+        the same samples. Of a sample that the batch holds more than once, it is the last one.
+
+        Raises:
+            RuntimeError: no hook is running.
+
+        Example:
+            >>> from pytorch_metric_learning.losses import ContrastiveLoss
+            >>> from pml_xbn.losses import AdaptiveCrossBatchMemory
+            >>> loss_fn = AdaptiveCrossBatchMemory(ContrastiveLoss(), embedding_size=2, memory_size=8)
+            >>> def follow(memory, memory_labels, batch, batch_labels):
+            ...     in_memory, in_batch = loss_fn.returning_samples
+            ...     if len(in_memory):
+            ...         return memory + (batch[in_batch] - memory[in_memory]).mean(dim=0)
+            >>> handle = loss_fn.register_memory_hook(follow)
+            >>> labels = torch.arange(2)
+            >>> loss = loss_fn(torch.zeros(2, 2), labels, sample_ids=torch.tensor([3, 4]))
+            >>> loss = loss_fn(torch.ones(2, 2), labels, sample_ids=torch.tensor([4, 5]))
+            >>> loss_fn.embedding_memory[:3], loss_fn.id_memory[:3]
+            (tensor([[1., 1.],
+                    [1., 1.],
+                    [1., 1.]]), tensor([3, 4, 5]))
+        """
+        if not self._hooks.are_running:
+            raise RuntimeError(
+                "returning_samples is of the batch that hooks see: ask for it in a memory hook"
+            )
+        if self._placement is None:
+            nowhere = torch.zeros(0, dtype=torch.int64, device=self.label_memory.device)
+            return nowhere, nowhere
+        return self._placement.stored_at, self._placement.returning
 
     # -- validation ------------------------------------------------------------------------------------------
 
@@ -231,7 +402,7 @@ class AdaptiveCrossBatchMemory(SteppingMemory):
 
         Nothing has changed if this raises; on many ranks it raises on all of them.
         """
-        size, dtype = self.embedding_size, self._dtype_of_rows()
+        size, dtype = self.embedding_size, torch.promote_types(self.memory_dtype, torch.float32)
         split_up = partial(split, embeddings, labels, given, mask, size, dtype, ids)
         if is_read_only:
             return split_up(), None, False
@@ -269,3 +440,137 @@ class AdaptiveCrossBatchMemory(SteppingMemory):
                 "0; to train, call train() on the loss after eval() on a module that holds it",
                 stacklevel=3,
             )
+
+    # -- PML's names -----------------------------------------------------------------------------------------
+
+    def create_indices_tuple(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        E_mem: Tensor,  # noqa: N803
+        L_mem: Tensor,  # noqa: N803
+        input_indices_tuple: IndicesTuple | None,
+        do_remove_self_comparisons: bool,
+    ) -> IndicesTuple:
+        """PML's method for subclasses: pairs of the batch stored last with the given rows."""
+        own_rows = self.curr_batch_idx
+        assert own_rows is not None, "nothing has been stored"
+        excluded = own_rows if do_remove_self_comparisons else None
+        rows = Rows.of(E_mem, len(E_mem), E_mem.dtype)
+        indices = chosen_pairs(self.miner, Distances(embeddings, rows), labels, L_mem, excluded)
+        if input_indices_tuple is None:
+            return indices
+        return appended(indices, mapped(input_indices_tuple, own_rows), labels)
+
+    def reset_queue(self) -> None:
+        """Empties the memory. Calls stay counted and adapters keep their estimates."""
+        sizes = self.memory_size, self.embedding_size, self.memory_dtype
+        if hasattr(self, "queue"):
+            self.queue.reset(*sizes)
+        else:
+            self.queue = Queue(*sizes)
+
+    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        """A ``reset_queue`` of PML's kind registers rows and labels, which here are the queue's."""
+        if name in ("embedding_memory", "label_memory"):
+            if not hasattr(self, "queue"):
+                AdaptiveCrossBatchMemory.reset_queue(self)
+            setattr(self, name, tensor)
+        else:
+            super().register_buffer(name, tensor, persistent)
+
+    @property
+    def embedding_memory(self) -> Tensor:
+        """The rows as they are now, ``(memory_size, d)``, with zeros behind the occupied ones.
+
+        A value that is made when it is asked for. What is assigned to it, or written into it before the next
+        call, is stored.
+        """
+        return self.queue.read()
+
+    @embedding_memory.setter
+    def embedding_memory(self, rows: Tensor) -> None:
+        self.queue.assign(rows)
+
+    @property
+    def label_memory(self) -> Tensor:
+        """Labels of the rows, ``(memory_size,)`` int64."""
+        return self.queue.contents.labels
+
+    @label_memory.setter
+    def label_memory(self, labels: Tensor) -> None:
+        contents = self.queue.settled()
+        if labels.shape != contents.labels.shape:
+            raise ValueError(
+                f"label_memory of shape {tuple(labels.shape)}: assign {tuple(contents.labels.shape)}"
+            )
+        self.queue.contents = contents._replace(labels=labels.to(contents.labels))
+
+    @property
+    def id_memory(self) -> Tensor:
+        """Samples of the rows, ``(memory_size,)`` int64; -1 where a row is of none. A copy."""
+        contents = self.queue.contents
+        return torch.full_like(contents.labels, -1) if contents.ids is None else contents.ids.clone()
+
+    @property
+    def num_rows(self) -> int:
+        """Number of occupied rows."""
+        return len(self.queue.contents.rows)
+
+    @property
+    def num_calls(self) -> int:
+        """Number of calls that counted: those in training that were stored or warmed up."""
+        return self.queue.contents.num_calls
+
+    @property
+    def has_been_filled(self) -> bool:
+        """Whether all rows are occupied."""
+        return bool(self.num_rows == self.memory_size)
+
+    @has_been_filled.setter
+    def has_been_filled(self, is_full: bool) -> None:
+        self.queue.resume_at(self.queue_idx, self.memory_size if is_full else self.queue_idx)
+
+    @property
+    def queue_idx(self) -> int:
+        """Place of the next row."""
+        return int(self.queue.contents.position)
+
+    @queue_idx.setter
+    def queue_idx(self, position: int) -> None:
+        self.queue.resume_at(position, self.num_rows if self.has_been_filled else position)
+
+    @property
+    def curr_batch_idx(self) -> Tensor | None:
+        """Places of the rows stored last, ``(b,)``; None before the first."""
+        return self.queue.contents.newest
+
+    # -- state -----------------------------------------------------------------------------------------------
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, **kwargs: Any) -> Any:
+        self._takes_parts = not strict
+        try:
+            return super().load_state_dict(state_dict, strict, **kwargs)
+        finally:
+            self._takes_parts = False
+
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._drop_removed_hooks()
+        super()._save_to_state_dict(*args, **kwargs)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, metadata: Any, strict: bool, *args: Any
+    ) -> None:
+        self._drop_removed_hooks()
+        from_pml(state_dict, prefix, self, self.queue)
+        stored = state_dict.get(prefix + "queue.rows")
+        if stored is not None:
+            check_same_size(stored, self.queue.contents.rows.stored)
+        hooks = [(prefix + name, getattr(self, name)) for name in self._names_of_hooks]
+        with made_buffers(hooks, state_dict):
+            # Torch says strict to every module, whatever it has been told. Of a state without any entry of
+            # the memory's, such as a backbone's weights, it says itself what is missing.
+            is_strict = not self._takes_parts and any(key.startswith(prefix) for key in state_dict)
+            own = self.state_dict(prefix=prefix, keep_vars=True)
+            check_state(state_dict, prefix, own, strict=is_strict)
+            super()._load_from_state_dict(state_dict, prefix, metadata, strict, *args)

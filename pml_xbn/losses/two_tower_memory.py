@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -117,7 +116,9 @@ class TwoTowerMemory(nn.Module):
         memories = self._memories()
         for memory in memories:
             memory.queue.on(forth.device)
-        with _undone_on_error(memories):
+        with ExitStack() as transactions:
+            for memory in memories:
+                transactions.enter_context(memory._transaction())
             losses = [
                 memory(embeddings, labels, enqueue_mask=is_stored, sample_ids=sample_ids)
                 for memory, embeddings in zip(memories, (forth, back), strict=False)
@@ -156,21 +157,8 @@ class TwoTowerMemory(nn.Module):
                 f"the checkpoint holds {others} besides: build the TwoTowerMemory as it was built then, with "
                 "a query_memory or without"
             )
-        with _undone_on_error(self._memories()):
+        with ExitStack() as transactions:
             for part, memory in zip(own, self._memories(), strict=True):
+                transactions.enter_context(memory._transaction())
                 memory._load_from_state_dict(dict(state_dict), part, local_metadata, strict, [], [], [])
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *args)
-
-
-@contextmanager
-def _undone_on_error(memories: Sequence[AdaptiveCrossBatchMemory]) -> Iterator[None]:
-    """A block that leaves nothing behind in any of the memories if it raises, whole steps included."""
-    before = [(memory, memory.queue.contents, memory._hooks.state()) for memory in memories]
-    try:
-        yield
-    except BaseException:
-        for memory, contents, give_back in before:
-            contents.rows.take_back()
-            memory.queue.contents = contents
-            give_back()
-        raise

@@ -172,10 +172,9 @@ class AnySequence(RuleBasedStateMachine):
                 self.rows = self.adapted(batch[mask], stored_labels)
             places = self.store(list(batch[mask]), stored_labels)
             anchor_labels = [label for label, is_anchor in zip(labels, anchors, strict=True) if is_anchor]
-            # Of the stored rows as the loss reads them, which the invariant compares with the model's: the
+            # Of the rows as the memory has them, which the invariant compares with the model's: the
             # direction of a row that is where the model has zeros, to within rounding, is anybody's guess.
-            read_in = torch.promote_types(dtype, torch.float32)
-            stored = self.ours.queue.contents.rows.read(read_in).double().numpy()
+            stored = self.ours.embedding_memory[: self.ours.num_rows].double().numpy()
             expected = contrastive_loss(
                 batch[anchors], anchor_labels, stored, self.labels, None if masked else places
             )

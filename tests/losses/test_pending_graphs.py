@@ -101,7 +101,6 @@ def test_a_graph_keeps_no_copy_of_the_rows(cls: type[AdaptiveCrossBatchMemory]) 
     size, dim = 400, 64
     memory = cls(SupConLoss(), dim, size)
     memory.fill_memory(torch.randn(size, dim), torch.arange(size))
-    pointer = memory.queue.contents.rows.stored.data_ptr()
     kept: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
@@ -115,22 +114,6 @@ def test_a_graph_keeps_no_copy_of_the_rows(cls: type[AdaptiveCrossBatchMemory]) 
         embeddings = torch.randn(4, dim, requires_grad=True)
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             losses.append(memory(embeddings, torch.tensor([0, 0, 1, 1]) + 400 * number))
-        assert memory.queue.contents.rows.stored.data_ptr() == pointer
     assert pointer not in kept
     assert max(kept.values()) <= 4 * size * 8  # the matrix of anchors and rows, but not that of all rows
     sum(losses).backward()
-
-
-def test_rows_are_stored_where_others_were_once_no_graph_needs_these() -> None:
-    memory = made("per class", "SupCon")
-    for number in range(8):
-        pending_step(memory, number)
-    places = []
-    for number in range(4):
-        pending_step(memory, number)
-        places.append(memory.queue.contents.rows.stored.data_ptr())
-    assert places[0] != places[1]
-    assert places[:2] == places[2:]
-    pending = [pending_step(memory, number) for number in range(4)]
-    assert len({memory.queue.contents.rows.stored.data_ptr(), *places}) > 2
-    del pending

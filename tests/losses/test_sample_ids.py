@@ -441,18 +441,8 @@ def test_returning_samples_are_the_hooks() -> None:
     assert [[x.tolist() for x in pair] for pair in seen] == [[[], []], [[], []], [[3], [1]]]
 
 
-def test_without_ids_nothing_is_kept_of_them() -> None:
-    memory = plain()
-    for _ in range(3):
-        memory(rows_of(0.1, 0.2), torch.tensor([0, 1]))
-    assert memory.queue.contents.ids is None
-    resumed = plain()
-    resumed.load_state_dict(memory.state_dict())
-    assert resumed.queue.contents.ids is None
-
-
 @pytest.mark.parametrize("options", UPDATES[:4], ids=str)
-def test_rows_whose_coordinates_mix_dimensions_are_replaced(options: dict[str, Any]) -> None:
+def test_rows_of_a_hook_that_mixes_dimensions_are_replaced(options: dict[str, Any]) -> None:
     """Against the same adapter on plain tensors."""
     memory, adapter = plain(size=20, **options), CovarianceMatching()
     memory.register_memory_hook(CovarianceMatching())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -219,25 +218,6 @@ def test_a_refused_checkpoint_makes_no_buffers() -> None:
     with pytest.raises(ValueError, match="build the memory as it was built then"):
         second.load_state_dict(first.state_dict())
     assert are_equal(state(second), before)
-
-
-@pytest.mark.parametrize("kind", ["xbn", "per class"])
-def test_the_rows_that_a_loss_asks_for_are_those_before_the_step(kind: str) -> None:
-    class Curious(SupConLoss):
-        def forward(self, *args: Any) -> Tensor:
-            seen.append((state(memory.queue), memory.embedding_memory.clone()))
-            copy.deepcopy(memory.queue)
-            return super().forward(*args)
-
-    memory = trained(kind)
-    memory.loss = Curious()
-    for number in range(4, 8):
-        seen: list = []
-        before, rows = state(memory.queue), memory.embedding_memory.clone()
-        step(memory, number)
-        assert are_equal(seen[0][0], before)
-        assert torch.equal(seen[0][1], rows)
-        assert not are_equal(state(memory.queue), before)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

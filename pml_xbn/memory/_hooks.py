@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ..adapters._rows import Rows
 from ..adapters.base_adapter import BaseAdapter, Refusal
+from ._rows import Rows
 
 MemoryHook = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor | None]
 
@@ -82,7 +82,10 @@ class MemoryHooks:
         self.are_running = True
         for hook in tuple(self._hooks.values()):  # one may remove itself
             if isinstance(hook, BaseAdapter):
-                rows = hook.adapt(rows, labels[: len(rows)], batch, batch_labels)
+                before = rows.measured() if len(rows) > 1 else rows
+                rows = hook.adapt(before, labels[: len(rows)], batch, batch_labels)
+                if allow_nonfinite and rows is not before:
+                    rows = rows.where_finite(before)
                 continue
             values = rows.read(batch.dtype)
             copies = (x.clone() for x in (labels[: len(rows)], batch, batch_labels))

@@ -68,24 +68,17 @@ def placement_of(contents: Contents, ids: Tensor, labels: Tensor) -> Placement:
 def with_samples(
     contents: Contents, placement: Placement, rows: Tensor, labels: Tensor, ids: Tensor, *, is_whitened: bool
 ) -> Contents:
-    """With a batch ``(b, d)`` in the places that it has.
-
-    Where as many rows have been replaced as there are, all are stored anew: else the coordinates of those
-    that always return would never begin again, and a map that is composed for ever loses its rows.
-    """
+    """Returns the contents with a batch ``(b, d)`` in the places that it has."""
     staying, coming = placement.staying, placement.coming
-    at, new_labels = placement.places[staying], contents.labels.clone()
-    new_labels[at] = labels[staying]
-    contents = contents._replace(rows=contents.rows.put_at(at, rows[staying]), labels=new_labels)
-    contents = contents.put(
-        rows[coming], labels[coming], is_whitened=is_whitened, ids=ids[coming], batch=rows
+    at = placement.places[staying]
+    stored = contents.rows.put(at, rows[staying], len(contents.rows), is_whitened=is_whitened)
+    contents = contents._replace(
+        rows=stored,
+        labels=contents.labels.index_copy(0, at, labels[staying]),
+        num_replaced=contents.num_replaced + len(staying),
     )
-    num_replaced, stored = contents.num_replaced + len(staying), contents.rows
-    if num_replaced >= len(new_labels):
-        num_replaced = 0
-        if not stored.coordinates.is_as_stored:
-            stored = stored.renewed(is_whitened=is_whitened)
-    return contents._replace(rows=stored, newest=placement.places, num_replaced=num_replaced)
+    contents = contents.put(rows[coming], labels[coming], is_whitened=is_whitened, ids=ids[coming])
+    return contents._replace(newest=placement.places)
 
 
 def _last_rows(ids: Tensor) -> tuple[Tensor, Tensor]:

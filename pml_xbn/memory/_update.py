@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from .._number_checks import check_non_negative, check_one_of
-from ..adapters._rows import Rows
+from ._rows import Rows
 
 
 class Update(NamedTuple):

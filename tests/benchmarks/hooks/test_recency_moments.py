@@ -12,7 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pytorch_metric_learning.losses import ContrastiveLoss
 
-from pml_xbn.adapters import MomentMatching, RecencyMomentMatching
+from benchmarks.hooks.recency_moments import RecencyMatching
+from pml_xbn.adapters import MomentMatching
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 
 D, SIZE, HALF_LIFE = 3, 23, 7.0
@@ -65,7 +66,7 @@ def batches(num_steps: int) -> list[Array]:
 @pytest.mark.parametrize("filled", [0, 10])
 def test_rows_of_a_memory_equal_the_replay(delay: int, filled: int) -> None:
     memory = AdaptiveCrossBatchMemory(ContrastiveLoss(), D, SIZE, delay=delay)
-    memory.register_memory_hook(RecencyMomentMatching(HALF_LIFE))
+    memory.register_memory_hook(RecencyMatching(HALF_LIFE, memory))
     queue = Queue()
     first = np.random.default_rng(1).normal(size=(filled, D)).astype(np.float32)
     memory.fill_memory(torch.from_numpy(first), torch.zeros(filled, dtype=torch.int64))
@@ -90,7 +91,7 @@ def example(seed: int, n: int, b: int) -> tuple[torch.Tensor, ...]:
 def test_equal_weights_are_xbn(seed: int, n: int, b: int) -> None:
     inputs = example(seed, n, b)
     assume(inputs[0].std(dim=0).min() > 1e-2)  # XBN's sums round a spread that is small beside the mean
-    torch.testing.assert_close(RecencyMomentMatching(math.inf)(*inputs), MomentMatching()(*inputs))
+    torch.testing.assert_close(RecencyMatching(math.inf)(*inputs), MomentMatching()(*inputs))
 
 
 @settings(max_examples=40)
@@ -99,7 +100,7 @@ def test_equal_weights_are_xbn(seed: int, n: int, b: int) -> None:
 )  # fmt: skip
 def test_the_weighted_moments_become_those_of_the_batch(seed: int, n: int, b: int, half_life: float) -> None:
     inputs = example(seed, n, b)
-    out = RecencyMomentMatching(half_life)(*inputs)
+    out = RecencyMatching(half_life)(*inputs)
     weights = 0.5 ** (torch.arange(n, dtype=torch.float64).flip(0) / half_life)
     mean = torch.from_numpy(np.average(out, axis=0, weights=weights))
     spread = torch.from_numpy(np.cov(out.T, aweights=weights)).diagonal().sqrt()
@@ -110,9 +111,19 @@ def test_the_weighted_moments_become_those_of_the_batch(seed: int, n: int, b: in
 def test_what_the_newest_rows_do_counts_most() -> None:
     """Rows that came in after a jump tell where the model is; those from before are carried along."""
     old, new = torch.zeros(50, 1), torch.full((50, 1), 8.0)
-    memory = torch.cat([old, new]) + torch.randn(100, 1, generator=torch.Generator().manual_seed(0)) / 100
-    batch = torch.full((4, 1), 8.0)
-    adapter = RecencyMomentMatching(half_life=5, match_std=False)
-    out = adapter(memory, torch.zeros(100), batch, torch.zeros(4))
+    noise = torch.randn(100, 1, generator=torch.Generator().manual_seed(0)) / 100
+    inputs = torch.cat([old, new]) + noise, torch.zeros(100), 8 + noise[::20], torch.zeros(5)
+    out = RecencyMatching(half_life=5)(*inputs)
     assert (out[50:] - 8).abs().max() < 0.1
-    assert (MomentMatching(match_std=False)(memory, torch.zeros(100), batch, torch.zeros(4))[50:] > 11).all()
+    assert (MomentMatching(match_std=False)(*inputs)[50:] > 11).all()
+
+
+@pytest.mark.parametrize("half_life", [0.5, math.nan])
+def test_a_bad_half_life_is_named(half_life: float) -> None:
+    with pytest.raises(ValueError, match=f"half_life={half_life}"):
+        RecencyMatching(half_life)
+
+
+@pytest.mark.parametrize(("n", "b"), [(1, 8), (8, 1)])
+def test_fewer_than_two_rows_leave_the_memory(n: int, b: int) -> None:
+    assert RecencyMatching(3)(*example(0, n, b)) is None

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from .._dtypes import widest
-from ._rows import Rows
-from .base_adapter import BaseAdapter, Given
-
-_MOST_STEPS = 20  # of the descent to a mean
-_NEAR = 1e-10  # radians that the gradient has to be longer than for another one
+_NEAR = 1e-10  # radians: where the gradient is no longer, the mean has been reached
 _LEAST_CURVATURE = 0.01
 
 
@@ -25,7 +21,9 @@ class SphericalMoments(NamedTuple):
     spread: Tensor
 
 
-class SphericalMomentMatching(BaseAdapter):
+def match_on_sphere(
+    memory: Tensor, memory_labels: Tensor, batch: Tensor, batch_labels: Tensor, *, most_steps: int = 300
+) -> Tensor | None:
     r"""Gives the rows' directions the mean and the spread that the batch's have on the sphere.
 
     With x of unit length, the memory R and the batch B,
@@ -47,30 +45,23 @@ class SphericalMomentMatching(BaseAdapter):
     It is the Riemannian normalization that the thesis A Study of Cross Batch Memory proposes (§6.1.2), in the
     form of Lou et al., Differentiating through the Fréchet Mean, 2020, with the batch's moments in place of
     learnt ones. The spread is one number: there are no dimensions on a sphere, and a rotation of memory and
-    batch rotates the result. μ is where a gradient descent from the direction of the sum arrives, in at most
-    20 steps of the lengths of Barzilai and Borwein (1988); it is unique where all vectors lie less than a
-    right angle from one point.
+    batch rotates the result. μ is where a gradient descent from the direction of the sum arrives, by steps of
+    the lengths of Barzilai and Borwein (1988); it is unique where all vectors lie less than a right angle
+    from one point. A descent that has not arrived after ``most_steps`` warns, and μ is where it is then.
 
     A row keeps its length, so that unit vectors remain unit vectors; no angle to the mean grows beyond π. A
     memory or batch whose sum has no direction, or two means that are opposite to each other, leave the rows
-    as they are; a memory without spread is only turned. It is no affine map: all rows are rewritten at every
-    step, O(M · d) in float64 for each step of the descent.
-
-    Example:
-        >>> angles = torch.tensor([[0.1, 0.3], [1.0, 1.4]])  # of memory and batch, in a plane
-        >>> memory, batch = torch.stack([angles.cos(), angles.sin()], dim=2)
-        >>> adapted = SphericalMomentMatching()(memory, torch.zeros(2), batch, torch.zeros(2))
-        >>> torch.atan2(adapted[:, 1], adapted[:, 0])
-        tensor([1.0000, 1.4000])
+    as they are; a memory without spread is only turned. With fewer than two rows in memory or batch the
+    result is None.
     """
-
-    def _adapted(self, rows: Rows, given: Given) -> Rows:
-        values = widest(rows.read(rows.dtype))
-        (units, lengths), (others, _) = _directions(values), _directions(widest(given.batch))
-        memory, new = _spherical_moments(units), _spherical_moments(others)
-        mapped = lengths * _matched(units, memory, new)
-        # NaN where there is no mean, or no way from one to the other.
-        return rows.given(torch.where(torch.isfinite(mapped).all(), mapped, values))
+    if min(len(memory), len(batch)) < 2:
+        return None
+    (units, lengths), (others, _) = _directions(memory.double()), _directions(batch.double())
+    of_memory = _spherical_moments(units, most_steps, "memory")
+    of_batch = _spherical_moments(others, most_steps, "batch")
+    mapped = (lengths * _matched(units, of_memory, of_batch)).to(memory.dtype)
+    # NaN where there is no mean, or no way from one to the other.
+    return torch.where(torch.isfinite(mapped).all(), mapped, memory)
 
 
 def _directions(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,21 +70,28 @@ def _directions(rows: Tensor) -> tuple[Tensor, Tensor]:
     return rows / torch.where(lengths > 0, lengths, 1.0), lengths
 
 
-def _spherical_moments(units: Tensor) -> SphericalMoments:
+def _spherical_moments(units: Tensor, most_steps: int, name: str) -> SphericalMoments:
     """Of unit vectors ``(n, d)``; a mean of NaN where their sum has no direction."""
     total = units.mean(dim=0)
     has_direction = vector_norm(total) > 64 * torch.finfo(units.dtype).eps
     mean = torch.where(has_direction, total / vector_norm(total), torch.nan)
     gradient, rate = _mean_log(units, mean), torch.ones_like(total[0])
-    for _ in range(_MOST_STEPS):
-        # A GPU would have to wait to know.
-        if total.device.type == "cpu" and not vector_norm(gradient) > _NEAR:
+    for _ in range(most_steps):
+        if not vector_norm(gradient) > _NEAR:
             break
         step, before = rate * gradient, gradient
         mean = _exp(step, mean)
         gradient = _mean_log(units, mean)
         curvature = step @ (before - gradient) / (step @ step)  # at most 1 on a sphere
         rate = torch.where(curvature > 0, 1 / curvature.clamp(_LEAST_CURVATURE, 1), 1.0)
+    if vector_norm(gradient) > _NEAR:
+        warnings.warn(
+            f"the spherical mean of the {name} has not converged in {most_steps} steps: its gradient is "
+            f"still {vector_norm(gradient).item():.1e} radians. Rows that are spread over more than half of "
+            "the sphere have no one mean: use another hook for them, or pass more most_steps",
+            RuntimeWarning,
+            stacklevel=3,
+        )
     angles = vector_norm(_log(units, mean), dim=1)
     return SphericalMoments(mean, (angles.square().sum() / (len(units) - 1)).sqrt())
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .affine import Affine
-from .base_adapter import BaseAdapter
-from .moments import Moments
+from .adapters.affine import Affine
+from .adapters.base_adapter import BaseAdapter
+from .adapters.moments import Moments
 
 _D, _MEMORY_SIZE, _NUM_LABELS = 4, 20, 4
 _BATCH_SIZES = (5, 1, 2, 8, 3, 20, 1, 6, 2)
@@ -112,7 +112,7 @@ class _Replay:
 def _memory_with(adapter: nn.Module) -> Any:
     from pytorch_metric_learning.losses import ContrastiveLoss
 
-    from ..losses import AdaptiveCrossBatchMemory  # which imports this package
+    from .losses import AdaptiveCrossBatchMemory
 
     memory = AdaptiveCrossBatchMemory(ContrastiveLoss(), _D, _MEMORY_SIZE)
     memory.register_memory_hook(_watched(copy.deepcopy(adapter)))

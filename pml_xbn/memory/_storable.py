@@ -21,11 +21,15 @@ def are_storable(embeddings: Tensor, dtype: torch.dtype, refusals: list[Refusal]
         skip: return False instead of raising an error for values that are not finite.
 
     Raises:
-        ValueError: the first of the refusals; NaN or inf, or what is inf in ``dtype``.
+        ValueError: the first of the refusals; NaN or inf, or what is beyond the range of ``dtype``.
     """
-    sizes = embeddings.detach().abs()
-    largest = sizes.amax() if len(sizes) else sizes.sum()  # NaN if there is one
-    size, *refused = torch.stack([widest(x) for x in (largest, *(flag for flag, _ in refusals))]).tolist()
+    found = embeddings.detach().abs()
+    largest = found.amax() if len(found) else found.sum()  # NaN if there is one
+    refused: list[float] = []
+    if refusals:
+        size, *refused = torch.stack([widest(x) for x in (largest, *(flag for flag, _ in refusals))]).tolist()
+    else:
+        size = largest.item()
     for is_refused, (_, message) in zip(refused, refusals, strict=True):
         if is_refused:
             raise ValueError(message())
@@ -35,7 +39,8 @@ def are_storable(embeddings: Tensor, dtype: torch.dtype, refusals: list[Refusal]
             f"embeddings has NaN or inf in rows {bad_rows}: lower the learning rate or mend the data, "
             "or pass nonfinite='skip' to leave such batches out of the memory"
         )
-    is_within: bool = size <= torch.finfo(dtype).max
+    # A stored row may be as many times as far out as there are rows, so there is to be some room.
+    is_within = size <= torch.finfo(dtype).max * 2.0**-16
     if not (is_within or skip):
         raise ValueError(
             f"embeddings holds {size:.3g}, beyond the range of {dtype}: pass "

@@ -1,0 +1,339 @@
+"""Rows that are stored where they rarely move, with one map from there to where they are now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._dtypes import widest
+from .._parts import rows_at_a_time
+from ..adapters.affine import Affine
+from ..adapters.moments import GroupSums, Moments, moments
+
+# Stored rows of a larger root mean square are stored anew: float16 ends at 65504, and moments lose digits.
+_LARGEST_RMS = 64.0
+# In float16, a dimension begins with at least this share of the rows' root mean square as its scale, so that
+# rows fit which come to a dimension in which all are nearly equal.
+_LEAST_SHARE_OF_RMS = 2.0**-8
+
+# A smaller spread is none: a batch's over it is to stay within float32.
+_LEAST_STD = 2.0**-60
+_LARGEST_SCALE = 2.0**100
+
+Overwritten = list[tuple[Tensor, "Tensor | slice", Tensor]]  # tensor, places, what was there
+
+
+class Sums(NamedTuple):
+    """Sums over stored rows u ``(k, d)`` and over u², ``(d,)`` each, in float64."""
+
+    first: Tensor
+    second: Tensor
+
+    @classmethod
+    def of(cls, stored: Tensor) -> Sums:
+        first = widest(stored.new_zeros(stored.shape[1]))
+        sums = cls(first, torch.zeros_like(first))
+        for part in stored.split(max(1, rows_at_a_time(stored) // 8)):
+            wide = widest(part)
+            sums = cls(sums.first + wide.sum(dim=0), sums.second + wide.square().sum(dim=0))
+        return sums
+
+    def exchanged(self, come: Tensor, gone: Tensor) -> Sums:
+        """Returns the sums after stored rows ``(k, d)`` have come in the place of others."""
+        come, gone = widest(come), widest(gone)
+        change = come - gone
+        return Sums(self.first + change.sum(dim=0), self.second + change.mul_(come + gone).sum(dim=0))
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    r"""The rows of a memory, :math:`\hat z = a \circ u + b` of stored rows u with one map (a, b).
+
+    A map of all rows composes with (a, b) and touches no row. What is written to ``stored`` in place is noted
+    in ``overwritten``, so that a failed step can be undone; :meth:`settle` forgets it.
+
+    Attributes:
+        stored: u, ``(M, d)``; zeros where there is no row.
+        num_rows: n, how many of the M places hold a row: the first ones.
+        scale: a, ``(d,)`` float64, never zero.
+        shift: b, ``(d,)`` float64.
+        spread: ``(d,)`` float64: 1, or 0 where the rows have become equal, so that u does not count.
+        sums: over the stored rows, which moments follow from; None: not measured.
+        is_as_stored: a = 1 and b = 0.
+        is_due: the rows are to be stored anew by :meth:`settle`.
+    """
+
+    stored: Tensor
+    num_rows: int
+    scale: Tensor
+    shift: Tensor
+    spread: Tensor
+    sums: Sums | None = None
+    is_as_stored: bool = True
+    is_due: bool = False
+    overwritten: Overwritten = field(default_factory=list)
+
+    @classmethod
+    def of(cls, values: Tensor, num_places: int, dtype: torch.dtype, *, is_whitened: bool = False) -> Rows:
+        """Returns rows ``(n, d)``, stored as they are or whitened, as always in half precision."""
+        ones = widest(values.new_ones(values.shape[1]))
+        stored = values.new_zeros(num_places, values.shape[1], dtype=dtype)
+        rows = cls(stored, len(values), ones, torch.zeros_like(ones), ones)
+        if len(values) and (is_whitened or dtype.itemsize < 4):
+            rows = rows._beginning_with(values)
+        for part in _slices(len(values), rows_at_a_time(stored)):
+            stored[part] = rows.to_store(values[part])
+        return rows
+
+    def _beginning_with(self, values: Tensor) -> Rows:
+        """Returns these rows with mean and σ of ``values`` for shift and scale."""
+        wide = widest(values)
+        mean, std = moments(wide) if len(wide) > 1 else Moments(wide[0], torch.zeros_like(wide[0]))
+        scale = torch.where(std > _LEAST_STD, self._fitting(mean, std), self.scale)
+        scale, shift = Affine(scale, mean).where_finite(Affine(self.scale, self.shift))
+        sums = Sums(torch.zeros_like(mean), torch.zeros_like(mean))
+        return replace(self, scale=scale, shift=shift, sums=sums, is_as_stored=False)
+
+    def _fitting(self, mean: Tensor, std: Tensor) -> Tensor:
+        """Returns a scale with which to store rows of these moments: σ, or in float16 a little more."""
+        if self.stored.dtype != torch.float16:
+            return std
+        rms = (mean.square() + std.square()).nan_to_num_(0, 0, 0).mean().sqrt()
+        return torch.maximum(std, _LEAST_SHARE_OF_RMS * rms)
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That in which rows are read."""
+        return torch.promote_types(self.stored.dtype, torch.float32)
+
+    def _map(self) -> Affine:
+        """From stored rows to rows as they are now."""
+        return Affine(self.scale * self.spread, self.shift)
+
+    def parts(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+        """Yields the rows as they are now, in order; the tensor of a part may be overwritten by the next."""
+        scale, shift = (x.to(dtype) for x in self._map()) if not self.is_as_stored else (None, None)
+        room: Tensor | None = None
+        for part in _slices(self.num_rows, rows_at_a_time(self.stored)):
+            stored = self.stored[part].to(dtype)
+            if scale is not None:
+                room = torch.empty_like(stored) if room is None else room
+                stored = torch.addcmul(shift, stored, scale, out=room[: len(stored)])
+            yield part, stored
+
+    def read(self, dtype: torch.dtype) -> Tensor:
+        """Returns all rows as they are now, ``(n, d)``, in a tensor of their own."""
+        rows = self.stored.new_empty(self.num_rows, self.stored.shape[1], dtype=dtype)
+        for part, values in self.parts(dtype):
+            rows[part] = values
+        return rows
+
+    def at(self, places: Tensor, dtype: torch.dtype) -> Tensor:
+        """Returns the rows at these places ``(k,)`` as they are now, ``(k, d)``."""
+        stored = self.stored[places].to(dtype)
+        return stored if self.is_as_stored else self._map().map(stored)
+
+    def column(self, dimension: int, places: Tensor, dtype: torch.dtype) -> Tensor:
+        """Returns one coordinate of the rows at these places ``(k,)`` as they are now, ``(k,)``."""
+        chosen = slice(dimension, dimension + 1)
+        stored = self.stored[places, chosen].to(dtype)
+        if not self.is_as_stored:
+            stored = Affine(*(x[chosen] for x in self._map())).map(stored)
+        return stored.squeeze(1)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """Returns ``(a, d)``, the sum over j of ``weights[:, j]`` times row j."""
+        if self.stored.dtype == weights.dtype:
+            total = weights @ self.stored[: self.num_rows]
+        else:
+            total = weights.new_zeros(len(weights), self.stored.shape[1])
+            for part in _slices(self.num_rows, rows_at_a_time(self.stored)):
+                total.addmm_(weights[:, part], self.stored[part].to(weights.dtype))
+        if self.is_as_stored:
+            return total
+        # The sum of a ∘ u + b is a ∘ (the sum of u) + b: no row has to be mapped for it.
+        scale, shift = (x.to(weights.dtype) for x in self._map())
+        return (total * scale).addcmul_(weights.sum(dim=1, keepdim=True), shift)
+
+    # -- moments and maps ------------------------------------------------------------------------------------
+
+    def measured(self) -> Rows:
+        """Returns these rows with their sums; rows that are measured for the first time are to be whitened."""
+        if self.sums is not None:
+            return self
+        return replace(self, sums=Sums.of(self.stored[: self.num_rows]), is_due=True)
+
+    def moments(self) -> Moments:
+        """Returns the moments of the rows as they are now, two or more, measured; they are not read."""
+        assert self.sums is not None, "to be measured first"
+        mean = self.sums.first / self.num_rows
+        squares = torch.addcmul(self.sums.second, self.sums.first, mean, value=-1).clamp_(min=0)
+        return self._mapped(Moments(mean, squares.div_(max(self.num_rows - 1, 1)).sqrt_()))
+
+    def _mapped(self, of_stored: Moments) -> Moments:
+        """Returns the moments of rows as they are now; a spread that rounding makes of equal rows is zero."""
+        scale, shift = self._map()
+        mean = torch.addcmul(shift, of_stored.mean, scale)
+        of_rounding = of_stored.mean.abs().mul_(scale).mul_(max(torch.finfo(self.stored.dtype).eps, 1e-8))
+        least_std = of_rounding.add_(mean.abs(), alpha=torch.finfo(mean.dtype).eps)
+        return Moments(mean, of_stored.std * scale).without_rounding(least_std.mul_(8).clamp_(min=_LEAST_STD))
+
+    def adapted(self, affine: Affine) -> Rows:
+        """Returns the rows after a map of all of them."""
+        scale, shift = affine.after(Affine(self.scale, self.shift))
+        # Rows that a map has made equal keep their scale, for rows to come.
+        least = shift.abs().mul_(8 * torch.finfo(shift.dtype).eps).clamp_(min=_LEAST_STD)
+        is_spread = scale.abs() > least
+        scale = torch.where(is_spread, scale, self.scale).clamp_(-_LARGEST_SCALE, _LARGEST_SCALE)
+        return replace(self, scale=scale, shift=shift, spread=self.spread * is_spread, is_as_stored=False)
+
+    def where_finite(self, before: Rows) -> Rows:
+        """Returns these rows, in dimensions in which their map holds NaN or inf with that of ``before``."""
+        scale, shift = Affine(self.scale, self.shift).where_finite(Affine(before.scale, before.shift))
+        return replace(self, scale=scale, shift=shift)
+
+    def group_moments(self, slots: Tensor, num_groups: int) -> tuple[Tensor, Moments]:
+        """Returns counts ``(g, 1)`` and moments ``(g, d)`` of the rows of every slot ``(n,)`` below g."""
+        places, slots, stored = self._in_groups(slots, num_groups)
+        sums = GroupSums.of(stored, slots, num_groups + 1)
+        mean, std = (x[:num_groups] for x in sums.moments())
+        return sums.count[:num_groups], self._mapped(Moments(mean, std))
+
+    def _in_groups(self, slots: Tensor, num_groups: int) -> tuple[Tensor | slice, Tensor, Tensor]:
+        """Returns places, slots and stored values of rows: on a CPU those of the groups, else all."""
+        if slots.device.type == "cpu":  # on a GPU, to count them would make it wait for the host
+            places = (slots < num_groups).nonzero().squeeze(1)
+            # They are copied: of many, that would take more time than a pass over all.
+            if 8 * len(places) < self.num_rows:
+                return places, slots[places], self.stored[places]
+        return slice(self.num_rows), slots, self.stored[: self.num_rows]
+
+    def adapted_in_groups(
+        self, slots: Tensor, is_adapted: Tensor, of_group: Affine, of_others: Affine | None
+    ) -> Rows:
+        """Returns the rows after a map of all of them, but the rows of some groups after one of their own.
+
+        The rows of these groups are stored anew.
+
+        Args:
+            slots: ``(n,)``, the group of every row in [0, g]; slot g is of no group.
+            is_adapted: which of the groups take their map, ``(g, 1)`` bool.
+            of_group: maps of the groups, ``(g, d)``.
+            of_others: map of all other rows; None: they stay.
+        """
+        after = self if of_others is None else self.adapted(of_others)
+        places, slots, stored = self._in_groups(slots, len(is_adapted))
+        # From stored rows to where they are to be, and from there to where they are stored.
+        own = of_group.after(self._map())
+        scale = torch.where(is_adapted, own.scale / after.scale, 1.0)
+        shift = torch.where(is_adapted, (own.shift - after.shift) / after.scale, 0.0)
+        none = scale.new_zeros(1, scale.shape[1])
+        of_stored = Affine(
+            torch.cat([scale, none + 1]).to(self.dtype), torch.cat([shift, none]).to(self.dtype)
+        )
+        ones = torch.ones_like(of_stored.scale)
+        scale, shift = of_stored.where_finite(Affine(ones, ones - 1))
+        before = stored.clone() if isinstance(places, slice) else stored
+        self.overwritten.append((self.stored, places, before))
+        sums, largest = after.sums, torch.finfo(stored.dtype).max
+        for part in _slices(len(before), max(1, rows_at_a_time(stored) // 8)):
+            at = part if isinstance(places, slice) else places[part]
+            new = torch.addcmul(shift[slots[part]], before[part].to(scale.dtype), scale[slots[part]])
+            new = new.clamp_(-largest, largest).to(stored.dtype)
+            self.stored[at] = new
+            sums = sums and sums.exchanged(new, before[part])
+        return replace(after, sums=sums, is_as_stored=False)
+
+    # -- writing ---------------------------------------------------------------------------------------------
+
+    def to_store(self, values: Tensor) -> Tensor:
+        """Returns u of rows ``(k, d)``."""
+        dtype = self.stored.dtype
+        if self.is_as_stored:
+            return values.to(dtype)
+        stored = (widest(values) - self.shift).div_(self.scale)
+        if dtype == torch.float16:
+            stored.clamp_(torch.finfo(dtype).min, torch.finfo(dtype).max)
+        return stored.to(dtype)
+
+    def put(self, places: Tensor, values: Tensor, num_rows: int, *, is_whitened: bool) -> Rows:
+        """Returns these rows with ``values`` ``(k, d)`` at the places ``(k,)``, of which n are occupied then.
+
+        Args:
+            is_whitened: the first rows of an empty memory are stored whitened.
+        """
+        after = replace(self, num_rows=num_rows)
+        if self.num_rows == 0 and len(values) and (is_whitened or self.stored.dtype.itemsize < 4):
+            after = after._beginning_with(values)
+        come, gone = after.to_store(values), self.stored[places]
+        self.overwritten.append((self.stored, places, gone))
+        self.stored[places] = come
+        if after.sums is None:
+            return after
+        return replace(after, sums=after.sums.exchanged(come, gone))  # places without a row hold zeros
+
+    def frozen(self) -> Rows:
+        """Returns these rows in a tensor of their own, which no step writes to."""
+        return replace(self, stored=self.stored[: self.num_rows].clone(), overwritten=[])
+
+    def given(self, values: Tensor) -> Rows:
+        """Returns other rows ``(n, d)``, stored as they are, in the place of these."""
+        return Rows.of(values, len(self.stored), self.stored.dtype)
+
+    def undo(self) -> None:
+        """Writes back what has been overwritten since the last :meth:`settle`."""
+        while self.overwritten:
+            stored, places, before = self.overwritten.pop()
+            stored[places] = before
+
+    def is_out_of_range(self) -> Tensor | None:
+        """Returns whether rows have to be stored anew, a 0-d bool tensor; None where sums are not kept."""
+        if self.sums is None:
+            return None
+        largest = self.spread * (self.num_rows * _LARGEST_RMS**2)
+        return ~(self.sums.second <= largest).all()
+
+    def settle(self) -> Rows:
+        """Returns these rows after a step that has succeeded: stored anew, in place, if that is due."""
+        self.overwritten.clear()
+        is_due = self.is_due and not self.is_as_stored
+        if not is_due and self.stored.device.type == "cpu":  # a GPU would have to wait
+            is_out = self.is_out_of_range()
+            is_due = is_out is not None and bool(is_out)
+        if is_due:
+            return self.stored_anew()
+        return replace(self, is_due=False) if self.is_due else self
+
+    def stored_anew(self) -> Rows:
+        """Returns these rows, whitened in place: a turn, after which u has mean 0 and σ 1."""
+        n, rows = self.num_rows, self.measured()
+        mean, std = rows.moments()
+        is_finite = torch.isfinite(mean + std)
+        is_spread = is_finite & (std > 0)
+        scale = torch.where(is_spread, self._fitting(mean, std), self.scale)
+        shift = torch.where(is_finite, mean, self.shift)
+        # Rows that have become equal are zeros, rows with NaN stay.
+        zeros, ones = torch.zeros_like(scale), torch.ones_like(scale)
+        of_stored = Affine(
+            torch.where(is_spread, self.scale / scale, torch.where(is_finite, zeros, ones)),
+            torch.where(is_spread, (self.shift - shift) / scale, zeros),
+        )
+        for part in _slices(n, rows_at_a_time(self.stored)):
+            self.stored[part] = of_stored.map(self.stored[part].to(self.dtype))
+        # Measured and not computed: what they are off by would stay for ever.
+        sums = Sums.of(self.stored[:n])
+        new = replace(self, scale=scale, shift=shift, spread=ones, sums=sums)
+        return replace(new, is_as_stored=False, is_due=False)
+
+
+def _slices(num_rows: int, at_a_time: int) -> Iterator[slice]:
+    return (slice(first, min(first + at_a_time, num_rows)) for first in range(0, num_rows, at_a_time))
