@@ -88,7 +88,7 @@ def test_every_run_is_planned_once() -> None:
     planned = list(study_cases.cases())
     assert len(set(planned)) == len(planned)
     for seed in study_cases.SEEDS:
-        of_seed = [case for case in planned if case.seed == seed and case.regime != "converged"]
+        of_seed = [case for case in planned if case.seed == seed and not case.is_from_random_weights]
         assert len({case.warm_start() for case in of_seed}) == 5  # two batch sizes, two norms, and slow
         assert sum(case.refresh_every > 0 for case in of_seed) == 6
 
@@ -335,6 +335,20 @@ def test_the_page_tells_where_our_classes_lose(tmp_path: Path) -> None:
     said = takeaways(study_data.Study(tmp_path), Tuning(tmp_path)).splitlines()[-1]
     assert "unit-norm end below" in said
     assert said.endswith("do so nowhere.")
+
+
+def test_a_run_keeps_its_own_schedule_when_it_starts_from_another() -> None:
+    data = study_run._data(Case("xbn", 0, 16, 0.5, "batch", "fast", 0), CLASSES)
+    warm, ours = (Run(StudyTask(data, "no-xbm", milestones=milestones)) for milestones in ([1, 2], [1, 4]))
+    for _ in range(2):
+        warm.train_epoch()
+    ours.start_from(warm.state_dict())
+    rates = []
+    for _ in range(4):
+        rates.append(ours.task.optimizer.param_groups[0]["lr"])
+        ours.task.optimizer.step()
+        ours.task.end_epoch()
+    assert rates == pytest.approx([4e-5, 4e-5, 8e-6, 8e-6])
 
 
 def remedied(build: type[StudyTask], method: str, **options: float) -> Run:
