@@ -43,7 +43,7 @@ class ValidationData(GlyphsData):
 def train(
     method: str, configuration: Configuration, seed: int, epochs: int, classes: int | None, is_search: bool
 ) -> Row:
-    """Trains to the end, and returns the accuracy there, the minutes, and what the first steps said.
+    """Trains, and returns the accuracy after the last epoch, the minutes, and what the first steps said.
 
     Args:
         method: a key of `METHODS`.
