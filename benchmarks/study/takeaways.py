@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import fmean, median
 
-from benchmarks.study.cases import REFRESHED, REMEDIES
+from benchmarks.study.cases import EMOJI, REFRESHED, REMEDIES
 from benchmarks.study.data import Difference, Setting, Study, paired
 from benchmarks.study.figures import name_of
 from benchmarks.study.proposed import memories
@@ -20,7 +20,7 @@ _NOT_OURS = ("no-xbm", "xbm", "xbm-star", "always-fresh")
 
 def takeaways(study: Study, tuning: Tuning) -> str:
     """The list, without the questions that nothing has been measured for."""
-    lines = [_long_runs(study), alike(tuning), _size(study), _batch_512(study), _losses(study)]
+    lines = [_long_runs(study), _emoji(study), alike(tuning), _size(study), _batch_512(study), _losses(study)]
     return "\n".join(f"* {line}" for line in lines if line)
 
 
@@ -46,6 +46,15 @@ def _long_runs(study: Study) -> str:
         "**Long runs** (points of Recall@1, batch 64, memory 50 %, 30 epochs, which are not the end): "
         f"{said}." + (f" What else repairs a memory, to XBN: {others}." if others else "")
     )
+
+
+def _emoji(study: Study) -> str:
+    """Does it hold on pictures that are not ours?"""
+    setting = (64, 0.5, "batch", str(EMOJI))
+    pairs = (("xbn", "no-xbm"), ("xbn", "xbm+warm-up"), ("xbm+warm-up", "no-xbm"), ("xbm", "no-xbm"))
+    gaps = {f"{one} to {other}": study.difference(one, other, setting, "recall_at_1") for one, other in pairs}
+    said = "; ".join(f"{who} {gap}" for who, gap in gaps.items() if gap)
+    return said and f"**Emoji** (points of Recall@1, batch 64, memory 50 %, {EMOJI.epochs} epochs): {said}."
 
 
 def alike(tuning: Tuning) -> str:

@@ -439,7 +439,10 @@ def test_the_page_compares_memories_on_emoji(tmp_path: Path) -> None:
             epochs = [{"epoch": 54, "recall_at_1": recall}, {"epoch": 60, "recall_at_1": recall + gain}]
             study.save(case, {"result": figures, "curve": [{}], "ages": [{}], "epochs": epochs}, tmp_path)
     assert not (tmp_path / study.CURVES).exists()
-    page = emoji(study_data.Study(tmp_path))
+    measured = study_data.Study(tmp_path)
+    page, (said,) = emoji(measured), takeaways(measured, Tuning(tmp_path)).splitlines()
+    assert "xbn to no-xbm +3.0 (± 0.0); xbn to xbm+warm-up +2.5 (± 0.0);" in said
+    assert said.endswith("xbm+warm-up to no-xbm +0.5 (± 0.0); xbm to no-xbm -5.0 (± 0.0).")
     assert "added more than 0.5 in 2 of 10 runs" in page
     lines = [line.split(" | ")[2:6] for line in page.splitlines() if line.startswith("| ")][2:]
     assert lines == [
