@@ -18,6 +18,8 @@ from benchmarks.engine.task import Step, Task
 # Wraps batches, in a progress bar for example: gets a title, the steps that are done and those of all.
 Progress = Callable[[Iterable[Any], str, int, int], Iterable[Any]]
 
+_PLACE_IN_SCHEDULE = ("last_epoch", "_step_count", "_last_lr")  # what a schedule holds beside its settings
+
 
 def progress_bar(batches: Iterable[Any], title: str, done: int, steps: int) -> Iterable[Any]:
     """The `Progress` of a terminal."""
@@ -48,10 +50,17 @@ class Run:
         self._diagnostics = Diagnostics(task)
 
     def start_from(self, state: dict[str, Any], keep: Sequence[str] = ("loss_fn", "diagnostics")) -> None:
-        """Takes over another run's state, but for its times and the names in ``keep`` or that it lacks."""
+        """Takes over another run's state, but for its times and the names in ``keep`` or that it lacks.
+
+        The learning rate goes on from where the other run left it by the schedule of this one.
+        """
         ours = self.state_dict()
         # A copy, since an optimizer goes on to use the very tensors that it loads.
-        self.load_state_dict({**ours, **copy.deepcopy(state), **{name: ours[name] for name in keep}})
+        taken = copy.deepcopy(state)
+        if "scheduler" in taken:
+            place = {name: taken["scheduler"][name] for name in _PLACE_IN_SCHEDULE}
+            taken["scheduler"] = {**ours["scheduler"], **place}
+        self.load_state_dict({**ours, **taken, **{name: ours[name] for name in keep}})
         self.history.step_times.clear()
 
     def train_epoch(
