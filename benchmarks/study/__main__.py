@@ -22,6 +22,7 @@ import tyro
 from benchmarks.engine.processes import in_processes
 from benchmarks.engine.results import RESULTS, append_csv, read_csv
 from benchmarks.engine.settings import Positive, among, check
+from benchmarks.engine.trial import at_most
 from benchmarks.study.cases import Case, cases
 from benchmarks.study.data import AGES, BY_EPOCH, CURVES, RUNS
 from benchmarks.study.report import write_report
@@ -83,7 +84,8 @@ def main() -> None:
             for case in cases()
             if case not in finished and case.regime in settings.regimes and case.name in settings.methods
         ]
-        run(todo[: settings.limit], settings.jobs, settings.output, settings.classes)
+        todo = todo[: at_most(settings.limit or len(todo))]
+        run(todo, settings.jobs, settings.output, settings.classes)
     write_report(settings.output)
     print(f"{settings.output / 'study.md'}, its pictures and its CSV files are written")
 
