@@ -9,6 +9,7 @@ import torch
 from benchmarks.engine.distortion import distort
 from benchmarks.engine.labelled_images import LabelledImages
 from benchmarks.engine.randomness import generator_for
+from benchmarks.engine.trial import first_classes
 from pml_xbn.datasets import Glyphs
 
 
@@ -25,7 +26,7 @@ def load_glyphs(
         distortion: strength of that of the test images.
     """
     glyphs = Glyphs(split)
-    chosen = torch.arange(len(glyphs)) if classes is None else (glyphs.labels < classes).nonzero().flatten()
+    chosen = (glyphs.labels < first_classes(len(glyphs.superclasses), classes)).nonzero().flatten()
     images = glyphs.images[chosen, None].to(device)
     if split == "test":
         images = distort(images, generator_for("test"), distortion)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from statistics import fmean
 from typing import Any
 
@@ -14,6 +15,7 @@ from benchmarks.engine.diagnostics import Diagnostics
 from benchmarks.engine.history import History, Row
 from benchmarks.engine.measuring import now
 from benchmarks.engine.task import Step, Task
+from benchmarks.engine.trial import at_most
 
 # Wraps batches, in a progress bar for example: gets a title, the steps that are done and those of all.
 Progress = Callable[[Iterable[Any], str, int, int], Iterable[Any]]
@@ -75,11 +77,11 @@ class Run:
         Returns:
             Whether the end was reached; False when ``stop`` said so before.
         """
-        task, steps, first = self.task, self.task.steps_in(self.epoch), self.step
+        task, steps, first = self.task, at_most(self.task.steps_in(self.epoch)), self.step
         if task.evaluates_untrained and not (self.epoch or self.step or self.history.epochs):
             self.evaluate()
         began = time.perf_counter()
-        batches = task.batches(self.epoch, self.step)
+        batches = islice(task.batches(self.epoch, self.step), steps - self.step)
         for batch in progress(batches, f"epoch {self.epoch + 1}", self.step, steps):
             self._train_step(batch)
             self.step += 1

@@ -24,6 +24,7 @@ import tyro
 from benchmarks.engine.processes import in_processes
 from benchmarks.engine.results import RESULTS, append_csv, read_csv
 from benchmarks.engine.settings import Positive, among, check
+from benchmarks.engine.trial import at_most
 from benchmarks.study.cases import BUDGETS, REGIMES, Case, cases
 from benchmarks.study.data import AGES, BY_EPOCH, CURVES, RUNS
 from benchmarks.study.report import write_report
@@ -90,7 +91,7 @@ def main() -> None:
             for case in cases()
             if case not in finished and case.regime in settings.regimes and case.name in settings.methods
         ]
-        run(todo[: settings.limit], settings)
+        run(todo[: at_most(settings.limit or len(todo))], settings)
     write_report(settings.output)
     print(f"{settings.output / 'study.md'}, its pictures and its CSV files are written")
 

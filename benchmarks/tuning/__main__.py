@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ import tyro
 from benchmarks.engine.processes import in_processes
 from benchmarks.engine.results import RESULTS, append_csv, read_csv, write_csv
 from benchmarks.engine.settings import Positive, check
+from benchmarks.engine.trial import at_most
 from benchmarks.study.report import write_report
 from benchmarks.tuning.results import METHODS, SEARCH, TESTS
 from benchmarks.tuning.run import train
@@ -56,6 +57,13 @@ class Settings:
 
 def main() -> None:
     settings = tyro.cli(Settings, prog="python -m benchmarks.tuning", description=__doc__)
+    settings = replace(
+        settings,
+        configurations=at_most(settings.configurations),
+        seeds=settings.seeds[: at_most(len(settings.seeds))],
+        search_epochs=at_most(settings.search_epochs),
+        epochs=at_most(settings.epochs),
+    )
     if not settings.report:
         for folder in (settings.store.parent, settings.output):
             folder.mkdir(parents=True, exist_ok=True)
