@@ -138,9 +138,9 @@ def _adaptation_time(ours: Subject) -> float:
     """Milliseconds of adaptation alone, as a memory calls it."""
     contents = ours.loss_fn.queue.contents
     embeddings, labels = ours.batch()
-    arguments = contents.rows, contents.labels, embeddings.detach(), labels
+    arguments = contents.rows.measured(), contents.labels, embeddings.detach(), labels
     elapsed = milliseconds(lambda: ours.loss_fn.adapter.adapt(*arguments), ours.device)
-    contents.rows.take_back()
+    contents.rows.undo()
     return elapsed
 
 
