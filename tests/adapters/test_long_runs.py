@@ -165,6 +165,13 @@ def test_rows_equal_the_replay(name: str, kind: str) -> None:
     assert_within(errors(name, 48, BATCHES[kind]()), *bounds(name, kind))
 
 
+@pytest.mark.parametrize("name", OF_ALL_ROWS)
+def test_few_rows_equal_the_replay(name: str) -> None:
+    batches = Batches()
+    batches.most = 7
+    assert_within(errors(name, 7, batches), 1e-6, 5e-6)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_many_rows_equal_the_replay(name: str) -> None:
     batches = Batches()
