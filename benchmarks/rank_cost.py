@@ -29,6 +29,7 @@ from benchmarks.engine.cost import LOSSES, MINERS, Subject, environment, write_r
 from benchmarks.engine.measuring import milliseconds
 from benchmarks.engine.ranks import Ranks
 from benchmarks.engine.results import RESULTS
+from benchmarks.engine.trial import at_most
 from pml_xbn import XBNWrapper
 from pml_xbn.losses import _ranks as ranks
 from pml_xbn.losses._global_batch import Report
@@ -144,11 +145,14 @@ def main(quick: bool = False, rows: tuple[int, ...] = (8_192, 60_000), pairs: in
         pairs: steps of each, after warm-up.
     """
     processes = Ranks(cpu=False)
+    if processes.world_size == 1:
+        raise SystemExit("error: there is one rank; run torchrun --nproc_per_node=2 -m benchmarks.rank_cost")
     device = processes.device
     if device.type == "cpu":
         torch.set_num_threads(1)
-    cases = itertools.product((8_192,), CASES[:1]) if quick else itertools.product(rows, CASES)
-    bar = tqdm([*cases], unit="case", disable=not processes.is_first)
+    grid = [*itertools.product((8_192,) if quick else rows, CASES[:1] if quick else CASES)]
+    cases, pairs = grid[: at_most(len(grid))], at_most(pairs)
+    bar = tqdm(cases, unit="case", disable=not processes.is_first)
     results = [measure(loss, miner, size, device, pairs) for size, (loss, miner) in bar]
     exchanges = measure_exchanges(device, 20 * pairs)
     if processes.is_first:

@@ -20,6 +20,7 @@ from benchmarks.engine.accuracy import retrieval_accuracy
 from benchmarks.engine.cost import DEVICE, environment, in_fresh_process, write_report
 from benchmarks.engine.measuring import milliseconds, peak_rss
 from benchmarks.engine.results import RESULTS
+from benchmarks.engine.trial import at_most
 
 COLUMNS = {
     "search": "search",
@@ -68,7 +69,7 @@ def main(images: int = 60_502, dim: int = 512, device: str = DEVICE, threads: in
         device: where the search takes place.
         threads: of a CPU.
     """
-    place = torch.device(device)
+    place, images = torch.device(device), at_most(images, 2_000)
     rows = [in_fresh_process(measure, search, images, dim, place, threads) for search in ("PML's", "ours")]
     text = write_report(
         rows,

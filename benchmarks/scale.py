@@ -20,6 +20,7 @@ from tqdm import tqdm
 from benchmarks.engine.cost import DEVICE, LOSSES, Subject, environment, in_fresh_process, write_report
 from benchmarks.engine.measuring import peak_rss
 from benchmarks.engine.results import RESULTS, markdown
+from benchmarks.engine.trial import at_most
 from pml_xbn import XBNWrapper
 
 DTYPE = torch.bfloat16
@@ -121,8 +122,8 @@ def main(
         steps: of which the median is taken, after one more.
         device: where they take place.
     """
-    place = torch.device(device)
-    sizes = (1_000, 10_000) if quick else rows
+    place, steps = torch.device(device), at_most(steps)
+    sizes = (1_000, 10_000) if quick else rows[: at_most(len(rows))]
     settings = dim, batch, steps, place
     measured = [in_fresh_process(measure, size, *settings) for size in tqdm(sizes, unit="size")]
     most = f"{max(sizes):,}"

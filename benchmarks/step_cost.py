@@ -42,6 +42,7 @@ from benchmarks.engine.cost import (
 )
 from benchmarks.engine.measuring import milliseconds, peak_rss
 from benchmarks.engine.results import RESULTS, read_csv
+from benchmarks.engine.trial import at_most
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
 
 OURS: dict[str, Callable[..., nn.Module]] = {
@@ -137,9 +138,9 @@ def _adaptation_time(ours: Subject) -> float:
     """Milliseconds of adaptation alone, as a memory calls it."""
     contents = ours.loss_fn.queue.contents
     embeddings, labels = ours.batch()
-    arguments = contents.rows, contents.labels, embeddings.detach(), labels
+    arguments = contents.rows.measured(), contents.labels, embeddings.detach(), labels
     elapsed = milliseconds(lambda: ours.loss_fn.adapter.adapt(*arguments), ours.device)
-    contents.rows.take_back()
+    contents.rows.undo()
     return elapsed
 
 
@@ -203,7 +204,8 @@ def main(
     if place.type == "cuda":
         columns = {**COLUMNS, "pml_waits": "PML's host waits", "ours_waits": "our host waits"}
     text = ""
-    bar = tqdm([Case(*values) for values in itertools.product(*grid)], unit="case")
+    cases, pairs = [Case(*values) for values in itertools.product(*grid)], at_most(pairs)
+    bar = tqdm(cases[: at_most(len(cases))], unit="case")
     for case in bar:
         bar.set_description(f"{case.method}, {case.rows} × {case.dim}, batch {case.batch}, {case.loss}")
         result = {name: str(value) for name, value in measure(case, place, pairs).items()}

@@ -23,6 +23,7 @@ from benchmarks.engine.glyph_net import GlyphNet
 from benchmarks.engine.measuring import now
 from benchmarks.engine.methods import MemorySetup, build_loss
 from benchmarks.engine.results import RESULTS
+from benchmarks.engine.trial import at_most
 
 DIM = 512
 METHODS = ("no-xbm", "xbm", "xbn", "axbn", "per-class", "super-class")
@@ -83,7 +84,7 @@ def main(rows: int = 30_000, batch_size: int = 64, steps: int = 20, device: str 
         steps: of each method, after warm-up.
         device: where they take place.
     """
-    place = torch.device(device)
+    place, steps = torch.device(device), at_most(steps)
     runs = {name: Training(name, rows, batch_size, place) for name in METHODS}
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
     for step in tqdm(range(3 + steps), unit="round"):

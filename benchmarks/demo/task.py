@@ -17,8 +17,9 @@ from benchmarks.engine.batches import EpochBatches
 from benchmarks.engine.diagnostics import Diagnostics, Measured, embed_without_trace, embedding_diagnostics
 from benchmarks.engine.distortion import distort
 from benchmarks.engine.glyph_net import GlyphNet
-from benchmarks.engine.glyphs import GlyphImages, load_glyphs
+from benchmarks.engine.glyphs import load_glyphs
 from benchmarks.engine.history import Row
+from benchmarks.engine.labelled_images import LabelledImages
 from benchmarks.engine.methods import MemorySetup, build_loss
 from benchmarks.engine.randomness import generator_for, seed_for
 from benchmarks.engine.task import Evaluated, Step, Task
@@ -49,7 +50,7 @@ class GlyphsData:
             superclasses=self.train.superclasses,
         )
 
-    def _halves(self) -> tuple[GlyphImages, GlyphImages]:
+    def _halves(self) -> tuple[LabelledImages, LabelledImages]:
         """What is trained on, as it is, and what is tested with, distorted."""
         classes, device = self.settings.classes, self.device
         test = load_glyphs("test", classes, device, self.settings.distortion)
@@ -84,7 +85,8 @@ class GlyphsTask(Task):
         settings = data.settings
         self.data, self.device = data, data.device
         torch.manual_seed(seed_for(settings.seed, "weights"))
-        self.model = GlyphNet(settings.embedding_size, settings.norm).to(self.device)
+        _, channels, side, _ = data.train.images.shape
+        self.model = GlyphNet(settings.embedding_size, settings.norm, channels, side).to(self.device)
         if loss is None:
             loss, miner = SupConLoss(temperature=0.1), PairMarginMiner(pos_margin=0.2, neg_margin=0.8)
         self.loss_fn = build_loss(method, data.memory_setup, loss, miner, **options).to(self.device)

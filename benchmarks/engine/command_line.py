@@ -60,7 +60,7 @@ def read(
 def _named(words: Sequence[str]) -> Given:
     """The fields that a command line names, each with the word that follows its flag."""
     named = {}
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip(words, [*words, ""][1:], strict=True):
         if word.startswith("--"):
             flag, _, value = word.partition("=")
             named[flag.removeprefix("--").removeprefix("no-").replace("-", "_")] = value or following

@@ -16,12 +16,12 @@ def distort(images: Tensor, generator: torch.Generator, strength: float = 1.0) -
     """Distorts every image on its own.
 
     Args:
-        images: (B, 1, H, W) uint8.
+        images: (B, C, H, W) uint8, 0 where there is nothing.
         generator: a CPU generator; the result depends on nothing else.
         strength: of all ranges and of the noise; 0 for none.
 
     Returns:
-        (B, 1, H, W) float32 on the device of ``images``, roughly between 0 and 1.
+        (B, C, H, W) float32 on the device of ``images``, roughly between 0 and 1.
     """
     size, device = len(images), images.device
 

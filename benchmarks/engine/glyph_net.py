@@ -13,22 +13,24 @@ WIDTHS = (16, 32, 64, 64)
 
 
 class GlyphNet(nn.Module):
-    """Maps (B, 1, 32, 32) images to (B, ``embedding_size``) embeddings of any length.
+    """Maps images, by default (B, 1, 32, 32), to (B, ``embedding_size``) embeddings of any length.
 
     There is no dropout: a step is a function of state and batch alone.
 
     Args:
         embedding_size: length of an embedding.
         norm: normalization within the blocks, a key of `NORMS`.
+        channels: of the images.
+        side: of the images, a multiple of 16.
     """
 
-    def __init__(self, embedding_size: int, norm: str = "batch") -> None:
+    def __init__(self, embedding_size: int, norm: str = "batch", channels: int = 1, side: int = 32) -> None:
         super().__init__()
-        channels = (1, *WIDTHS)
+        widths = (channels, *WIDTHS)
         self.blocks = nn.Sequential(
-            *(_block(before, after, norm) for before, after in zip(channels, WIDTHS, strict=False))
+            *(_block(before, after, norm) for before, after in zip(widths, WIDTHS, strict=False))
         )
-        self.embedding = nn.Linear(WIDTHS[-1] * 4, embedding_size)
+        self.embedding = nn.Linear(WIDTHS[-1] * (side // 2 ** len(WIDTHS)) ** 2, embedding_size)
         # Twice as fast on CPUs for layers as narrow as these.
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload, unused-ignore]
 

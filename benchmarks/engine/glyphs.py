@@ -3,38 +3,20 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from benchmarks.engine.distortion import distort
+from benchmarks.engine.labelled_images import LabelledImages
 from benchmarks.engine.randomness import generator_for
+from benchmarks.engine.trial import first_classes
 from pml_xbn.datasets import Glyphs
-
-
-class GlyphImages(NamedTuple):
-    """Images and labels of one half.
-
-    Attributes:
-        images: (N, 1, 32, 32), uint8 as they are or float as they are distorted.
-        labels: (N,).
-        superclasses: label -> superclass.
-        name: the data set in words.
-        checksum: differs where the images do.
-    """
-
-    images: Tensor
-    labels: Tensor
-    superclasses: Tensor
-    name: str
-    checksum: str
 
 
 @lru_cache(maxsize=4)  # a process that trains many times draws them once
 def load_glyphs(
     split: str, classes: int | None, device: torch.device, distortion: float = 1.0
-) -> GlyphImages:
+) -> LabelledImages:
     """The training images as they are, or the test images distorted.
 
     Args:
@@ -44,9 +26,11 @@ def load_glyphs(
         distortion: strength of that of the test images.
     """
     glyphs = Glyphs(split)
-    chosen = torch.arange(len(glyphs)) if classes is None else (glyphs.labels < classes).nonzero().flatten()
+    chosen = (glyphs.labels < first_classes(len(glyphs.superclasses), classes)).nonzero().flatten()
     images = glyphs.images[chosen, None].to(device)
     if split == "test":
         images = distort(images, generator_for("test"), distortion)
     name = f"Glyphs {glyphs.checksum} (matplotlib {glyphs.matplotlib_version})"
-    return GlyphImages(images, glyphs.labels[chosen].to(device), glyphs.superclasses, name, glyphs.checksum)
+    return LabelledImages(
+        images, glyphs.labels[chosen].to(device), glyphs.superclasses, name, glyphs.checksum
+    )

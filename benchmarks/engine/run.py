@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from statistics import fmean
 from typing import Any
 
@@ -14,9 +15,12 @@ from benchmarks.engine.diagnostics import Diagnostics
 from benchmarks.engine.history import History, Row
 from benchmarks.engine.measuring import now
 from benchmarks.engine.task import Step, Task
+from benchmarks.engine.trial import at_most
 
 # Wraps batches, in a progress bar for example: gets a title, the steps that are done and those of all.
 Progress = Callable[[Iterable[Any], str, int, int], Iterable[Any]]
+
+_PLACE_IN_SCHEDULE = ("last_epoch", "_step_count", "_last_lr")  # what a schedule holds beside its settings
 
 
 def progress_bar(batches: Iterable[Any], title: str, done: int, steps: int) -> Iterable[Any]:
@@ -48,10 +52,17 @@ class Run:
         self._diagnostics = Diagnostics(task)
 
     def start_from(self, state: dict[str, Any], keep: Sequence[str] = ("loss_fn", "diagnostics")) -> None:
-        """Takes over another run's state, but for its times and the names in ``keep`` or that it lacks."""
+        """Takes over another run's state, but for its times and the names in ``keep`` or that it lacks.
+
+        The learning rate goes on from where the other run left it by the schedule of this one.
+        """
         ours = self.state_dict()
         # A copy, since an optimizer goes on to use the very tensors that it loads.
-        self.load_state_dict({**ours, **copy.deepcopy(state), **{name: ours[name] for name in keep}})
+        taken = copy.deepcopy(state)
+        if "scheduler" in taken:
+            place = {name: taken["scheduler"][name] for name in _PLACE_IN_SCHEDULE}
+            taken["scheduler"] = {**ours["scheduler"], **place}
+        self.load_state_dict({**ours, **taken, **{name: ours[name] for name in keep}})
         self.history.step_times.clear()
 
     def train_epoch(
@@ -66,11 +77,11 @@ class Run:
         Returns:
             Whether the end was reached; False when ``stop`` said so before.
         """
-        task, steps, first = self.task, self.task.steps_in(self.epoch), self.step
+        task, steps, first = self.task, at_most(self.task.steps_in(self.epoch)), self.step
         if task.evaluates_untrained and not (self.epoch or self.step or self.history.epochs):
             self.evaluate()
         began = time.perf_counter()
-        batches = task.batches(self.epoch, self.step)
+        batches = islice(task.batches(self.epoch, self.step), steps - self.step)
         for batch in progress(batches, f"epoch {self.epoch + 1}", self.step, steps):
             self._train_step(batch)
             self.step += 1

@@ -35,6 +35,7 @@ from tqdm import tqdm
 
 from benchmarks.engine.results import RESULTS
 from benchmarks.engine.settings import Positive, among, check
+from benchmarks.engine.trial import at_most
 from benchmarks.loss_cost.case import LOSSES, Case, usual_miner
 from benchmarks.loss_cost.report import FITS, NO_FIT, Results, key_of, read, write, write_report
 
@@ -70,7 +71,8 @@ def planned(settings: Settings) -> Iterator[list[Case]]:
     kinds = itertools.product(settings.losses, settings.miners, settings.classes, settings.memories)
     for loss, miner, classes, memory in kinds:
         name = usual_miner(loss) if miner == "usual" else miner
-        yield [Case(memory, loss, name, classes, rows) for rows in sorted(settings.rows)]
+        rows = sorted(settings.rows)
+        yield [Case(memory, loss, name, classes, number) for number in rows[: at_most(len(rows))]]
 
 
 def run(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from benchmarks.engine.glyphs import load_glyphs
 from benchmarks.engine.keyed_items import Images, chosen
+from benchmarks.engine.trial import first_classes
 from benchmarks.papers.settings import Settings
 from pml_xbn import datasets
 
@@ -86,7 +87,8 @@ def _glyphs(settings: Settings) -> TaskData:
     test = load_glyphs("test", settings.limit_classes, torch.device("cpu"))
     fixed = list(zip(test.images, test.labels.tolist(), strict=True))
     queries = Images(fixed, torch.arange(len(fixed)), test.labels, test.superclasses)
-    return _task(_chosen(datasets.Glyphs("train"), settings.limit_classes), queries)
+    train = datasets.Glyphs("train")
+    return _task(_chosen(train, first_classes(len(train.superclasses), settings.limit_classes)), queries)
 
 
 def _task(train: Images, queries: Images, gallery: Images | None = None) -> TaskData:

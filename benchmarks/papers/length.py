@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from benchmarks.engine.trial import at_most
 from benchmarks.papers.settings import Settings
 
 
@@ -36,5 +37,6 @@ class Length:
 
 
 def run_length(settings: Settings, batches_per_epoch: int) -> Length:
-    steps = min(batches_per_epoch, settings.steps_per_epoch or batches_per_epoch)
-    return Length(steps, settings.warmup_epochs, settings.iterations or settings.epochs * steps)
+    steps = at_most(min(batches_per_epoch, settings.steps_per_epoch or batches_per_epoch))
+    main_steps = at_most(settings.iterations or settings.epochs * steps)
+    return Length(steps, at_most(settings.warmup_epochs), main_steps)

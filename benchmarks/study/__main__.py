@@ -1,13 +1,15 @@
 """Which memory helps when, where none does, and by how much, on Glyphs.
 
-    python -m benchmarks.study              (288 runs; the same line goes on later)
-    python -m benchmarks.study --regimes fast slow    (204 of them, three hours on two cores)
+    python -m benchmarks.study --regimes fast slow    (204 runs, three hours on two cores)
+    python -m benchmarks.study --regimes "emoji, 60 epochs"    (on Emoji, whose images lie in --emoji)
+    python -m benchmarks.study              (all runs)
     python -m benchmarks.study --report     (rebuilds tables and pictures from the CSV files)
 
-Writes ``study_runs.csv`` (one row per run), ``study_curves.csv`` (what the diagnostics measured along the
-way), ``study_ages.csv`` (staleness by the age of the rows) and ``study_epochs.csv`` (accuracy after every
-epoch) to ``benchmarks/results``. A run that
-``study_runs.csv`` holds is not repeated.
+Writes ``study_runs.csv`` (one row per run) and ``study_epochs.csv`` (accuracy along the way) to
+``benchmarks/results``; of the short runs and those of 30 epochs on Glyphs also ``study_curves.csv`` (what the
+diagnostics measured along the way) and ``study_ages.csv`` (staleness by the age of the rows). The same line
+goes on where it was stopped: a run that ``study_runs.csv`` holds is not repeated, one that was under way goes
+on from the last epoch that it has saved.
 """
 
 from __future__ import annotations
@@ -15,17 +17,18 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 
 from benchmarks.engine.processes import in_processes
 from benchmarks.engine.results import RESULTS, append_csv, read_csv
 from benchmarks.engine.settings import Positive, among, check
-from benchmarks.study.cases import Case, cases
+from benchmarks.engine.trial import at_most
+from benchmarks.study.cases import BUDGETS, REGIMES, Case, cases
 from benchmarks.study.data import AGES, BY_EPOCH, CURVES, RUNS
 from benchmarks.study.report import write_report
-from benchmarks.study.run import train, train_warm_start, warm_start_path
+from benchmarks.study.run import EMOJI_ROOT, checkpoint_path, train, train_warm_start, warm_start_path
 
 WARM_STARTS = Path("runs/study")
 _METHODS = list(dict.fromkeys(case.name for case in cases()))
@@ -38,9 +41,11 @@ class Settings:
     report: bool = False  # train nothing
     jobs: Positive = os.cpu_count() or 1  # runs at a time
     methods: Annotated[tuple[str, ...], among(_METHODS)] = tuple(_METHODS)
-    regimes: tuple[Literal["fast", "slow", "converged"], ...] = ("fast", "slow", "converged")
+    regimes: Annotated[tuple[str, ...], among(REGIMES)] = REGIMES
     limit: Positive | None = None  # at most so many runs
     classes: Positive | None = None  # of each half, to try it out
+    emoji: Path = EMOJI_ROOT  # folder of the unpacked packages emoji-datasource-apple and so on
+    warm_starts: Path = WARM_STARTS  # and what is left of runs that were stopped
     output: Path = RESULTS
 
     def __post_init__(self) -> None:
@@ -55,23 +60,26 @@ def done(path: Path) -> set[Case]:
 def save(case: Case, outcome: dict[str, Any], folder: Path) -> None:
     """The run itself last: until it stands there, it is not done."""
     key = {name: str(value) for name, value in asdict(case).items()}
-    append_csv([{**key, **row} for row in outcome["curve"]], folder / CURVES)
-    append_csv([{**key, **row} for row in outcome["ages"]], folder / AGES)
+    if case.regime not in BUDGETS:
+        append_csv([{**key, **row} for row in outcome["curve"]], folder / CURVES)
+        append_csv([{**key, **row} for row in outcome["ages"]], folder / AGES)
     append_csv([{**key, **row} for row in outcome["epochs"]], folder / BY_EPOCH)
     append_csv([{**key, **outcome["result"]}], folder / RUNS)
 
 
-def run(todo: list[Case], jobs: int, folder: Path, classes: int | None) -> None:
-    """Trains the warm starts that are missing, then the runs, ``jobs`` at a time."""
+def run(todo: list[Case], settings: Settings) -> None:
+    """Trains the warm starts that are missing, then the runs."""
+    classes, folder = settings.classes, settings.output
     folder.mkdir(parents=True, exist_ok=True)
-    warm_starts = WARM_STARTS / ("all" if classes is None else f"{classes}-classes")
-    starts = {warm_start_path(case, warm_starts): case for case in todo}
+    warm_starts = settings.warm_starts / ("all" if classes is None else f"{classes}-classes")
+    starts = {warm_start_path(case, warm_starts): case for case in todo if not case.is_from_random_weights}
     missing = [(case, warm_starts, classes) for path, case in starts.items() if not path.exists()]
-    for _ in in_processes(jobs, train_warm_start, missing, "warm starts"):
+    for _ in in_processes(settings.jobs, train_warm_start, missing, "warm starts"):
         pass
-    work = [(case, warm_starts, classes) for case in todo]
-    for (case, *_), outcome in in_processes(jobs, train, work, "runs"):
+    work = [(case, warm_starts, classes, settings.emoji) for case in todo]
+    for (case, *_), outcome in in_processes(settings.jobs, train, work, "runs"):
         save(case, outcome, folder)
+        checkpoint_path(case, warm_starts).unlink(missing_ok=True)
 
 
 def main() -> None:
@@ -83,7 +91,7 @@ def main() -> None:
             for case in cases()
             if case not in finished and case.regime in settings.regimes and case.name in settings.methods
         ]
-        run(todo[: settings.limit], settings.jobs, settings.output, settings.classes)
+        run(todo[: at_most(settings.limit or len(todo))], settings)
     write_report(settings.output)
     print(f"{settings.output / 'study.md'}, its pictures and its CSV files are written")
 

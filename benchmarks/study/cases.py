@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Literal
 
 SEEDS = (0, 1, 2)
 SIZES = ((64, 0.5), (64, 0.1), (16, 0.03))  # batch size, rows in memory as a share of the training images
@@ -43,9 +44,55 @@ EVALUATE_EVERY = {("converged", 512): 3, ("converged", 64): 3}  # epochs; else a
 EQUAL_TIME = {"xbn+oldest, equal time": 23}  # epochs that take as long as those of XBN alone
 MILDER = 0.6  # strength of the distortion, with which training comes to its end
 MILESTONES, DECAY = (0.6, 0.85), 0.2  # shares of the epochs after which the learning rate falls
-# Re-embedding all of a large memory at every step would take hours.
 SLOW_RATE = 0.1  # of the learning rate
+# Re-embedding all of a large memory at every step would take hours.
 REFRESH_EVERY = {0.5: 20, 0.1: 1, 0.03: 1}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Training from random weights on a data set for a number of epochs.
+
+    Attributes:
+        data: the data set.
+        epochs: until the learning rate has fallen twice.
+        side: of the images in pixels.
+        rate: factor on the learning rate.
+    """
+
+    data: Literal["glyphs", "emoji"]
+    epochs: int
+    side: int = 32
+    rate: float = 1.0
+
+    def __str__(self) -> str:
+        """The regime's name."""
+        words = [self.data, f"{self.epochs} epochs"]
+        words += [f"{self.side} px"] * (self.side != 32) + [f"rate x {self.rate:g}"] * (self.rate != 1)
+        return ", ".join(words)
+
+
+EMOJI = Budget("emoji", 60)
+EMOJI_SEEDS = (1, 2, 3)
+MORE_EMOJI_SEEDS = (4, 5)
+EMOJI_METHODS = (
+    *("xbm", "xbm+warm-up", "xbm-star", "xbn", "axbn", "centre", "xbm+momentum 0.99", "super-class"),
+)
+BUDGET_METHODS = ("xbm+warm-up", "xbm-star", "xbn")
+OTHER_EPOCHS = (30, 120, 240)
+OTHER_RATES = (0.5, 2.0)  # of batch 512
+BUDGETS = {
+    str(budget): budget
+    for budget in (
+        EMOJI,
+        replace(EMOJI, side=64),
+        *(Budget("emoji", epochs) for epochs in OTHER_EPOCHS),
+        *(Budget("glyphs", epochs) for epochs in (60, *OTHER_EPOCHS[1:])),  # "converged" is that of 30
+        *(Budget("emoji", epochs, rate=rate) for epochs in (60, *OTHER_EPOCHS) for rate in OTHER_RATES),
+        *(Budget("glyphs", epochs, rate=rate) for epochs in (30, 60, 120, 240) for rate in OTHER_RATES),
+    )
+}
+REGIMES = ("fast", "slow", "converged", *BUDGETS)
 
 
 @dataclass(frozen=True)
@@ -60,7 +107,8 @@ class Case:
         memory_ratio: rows in memory as a share of the training images; 0 without a memory.
         norm: normalization within the network, "batch" or "group".
         regime: "fast", from a short warm start at the full learning rate, "slow", from a well trained
-            model at a tenth of it, or "converged", from the first step to where nothing is left to gain.
+            model at a tenth of it, "converged", from random weights for 30 epochs (12 at batch 16), or a key
+            of `BUDGETS`.
         seed: of the initial weights, the batches and the distortion of the training images.
     """
 
@@ -105,8 +153,14 @@ class Case:
     @property
     def epochs(self) -> tuple[int, int]:
         """Without memory, and with it."""
+        if self.regime in BUDGETS:
+            return 0, BUDGETS[self.regime].epochs
         without, with_memory = EPOCHS[self.regime, self.batch_size]
         return without, EQUAL_TIME.get(self.method, with_memory)
+
+    @property
+    def is_from_random_weights(self) -> bool:
+        return not self.epochs[0]
 
     @property
     def setting(self) -> tuple[int, float, str, str]:
@@ -141,3 +195,35 @@ def cases() -> Iterator[Case]:
         for method in REMEDIES:
             yield Case(method, int("oldest" in method), 64, 0.5, "batch", "converged", seed)
         yield Case("xbn", REFRESH_EVERY[0.5], 64, 0.5, "batch", "converged", seed)
+    for seeds in (EMOJI_SEEDS, MORE_EMOJI_SEEDS):
+        for ratios in ((0.0, 0.5), (0.1, 1.0)):
+            for seed in seeds:
+                yield from _of_budget(EMOJI, seed, ratios, EMOJI_METHODS)
+    yield from _budget_curve("emoji", EMOJI_SEEDS, (60, *OTHER_EPOCHS))
+    for seed in EMOJI_SEEDS:
+        yield from _of_budget(replace(EMOJI, side=64), seed, (0.0, 0.5), EMOJI_METHODS)
+    yield from _budget_curve("glyphs", EMOJI_SEEDS, (60, 120, 240))
+
+
+def _of_budget(
+    budget: Budget, seed: int, ratios: tuple[float, ...], methods: tuple[str, ...]
+) -> Iterator[Case]:
+    """A seed of the methods with memories of these sizes; 0 for none, at batch 64 and 512."""
+    for ratio in ratios:
+        if ratio:
+            for method in methods:
+                yield Case(method, 0, 64, ratio, "batch", str(budget), seed)
+        else:
+            for batch_size in (64, 512):
+                yield Case("no-xbm", 0, batch_size, 0.0, "batch", str(budget), seed)
+
+
+def _budget_curve(
+    data: Literal["glyphs", "emoji"], seeds: tuple[int, ...], all_epochs: tuple[int, ...]
+) -> Iterator[Case]:
+    """Memories of 50 % and none with every number of epochs; batch 512 at three learning rates."""
+    for epochs, seed in product(all_epochs, seeds):
+        if (data, epochs) != (EMOJI.data, EMOJI.epochs):
+            yield from _of_budget(Budget(data, epochs), seed, (0.0, 0.5), BUDGET_METHODS)
+        for rate in OTHER_RATES:
+            yield Case("no-xbm", 0, 512, 0.0, "batch", str(Budget(data, epochs, rate=rate)), seed)

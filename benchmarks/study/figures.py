@@ -29,8 +29,8 @@ _ALONG_THE_WAY = {
 def name_of(setting: Setting) -> str:
     batch_size, memory_ratio, norm, regime = setting
     memory = f"batch {batch_size}, memory {100 * memory_ratio:g} %"
-    to_the_end = {"slow": ", slow", "converged": ", to the end"}
-    return f"{memory}, {'BatchNorm' if norm == 'batch' else 'GroupNorm'}{to_the_end.get(regime, '')}"
+    named = {"fast": "", "converged": ", long"}.get(regime, f", {regime}")
+    return f"{memory}, {'BatchNorm' if norm == 'batch' else 'GroupNorm'}{named}"
 
 
 def draw_accuracy(study: Study, settings: list[Setting], path: Path) -> None:

@@ -143,11 +143,11 @@ def _tell(tested: Iterable[Cell], fitted: Iterable[Cell]) -> list[Told]:
 
 
 def _never_fitted(known: dict[Case, Cell], tuning: Tuning) -> dict[str, list[Cell]]:
-    kinds: dict[str, list[Cell]] = {"rows re-embedded": [], "other methods": [], "trained to the end": []}
+    kinds: dict[str, list[Cell]] = {"rows re-embedded": [], "other methods": [], "long runs": []}
     for case, cell in known.items():
         if not is_fitted_on(case):
             kind = "rows re-embedded" if case.refresh_every else "other methods"
-            kinds["trained to the end" if case.regime == "converged" else kind].append(cell)
+            kinds["long runs" if case.regime == "converged" else kind].append(cell)
     return kinds | {_TUNED: [cell for _, cell in tuned_cells(tuning)]}
 
 

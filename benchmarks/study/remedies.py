@@ -80,6 +80,13 @@ class OldestRefreshed(StudyTask):
         super().__init__(*args)
         self._embedded: dict[int, int] = {}  # a batch by its step -> the step at which it was last embedded
 
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "embedded": self._embedded}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._embedded = state["embedded"]
+
     def stale(self, stored: list[StoredBatch], now: int) -> list[StoredBatch]:
         if not stored:
             return []

@@ -10,6 +10,7 @@ from benchmarks.demo.settings import Settings
 from benchmarks.study.cases import EPOCHS, REFRESH_EVERY, REFRESHED, SLOW_RATE
 from benchmarks.study.converged import converged
 from benchmarks.study.data import Difference, Setting, Study
+from benchmarks.study.emoji import emoji
 from benchmarks.study.figures import draw_accuracy, draw_ages, draw_along_the_way, name_of
 from benchmarks.study.prediction import prediction
 from benchmarks.study.proposed import memories, proposed
@@ -46,6 +47,7 @@ def write_report(folder: Path) -> None:
     sections = [
         _head(study, tuning),
         _measured(study),
+        emoji(study),
         converged(study, folder),
         tuned(tuning, folder),
         _cost_of_staleness(study),
@@ -69,7 +71,8 @@ def _head(study: Study, tuning: Tuning) -> str:
     return f"""# When a memory helps: the study
 
 Written by `python -m benchmarks.study --report` from the CSV files beside it, which
-`python -m benchmarks.study` and `python -m benchmarks.tuning` write. All on Glyphs, on a CPU. The
+`python -m benchmarks.study` and `python -m benchmarks.tuning` write. On Glyphs where nothing else is said,
+on a CPU. The
 {len(minutes)} of {len(rows)} runs that noted it took {sum(minutes) / 60:.1f} hours of one core.{missing}
 
 ## In short
@@ -78,7 +81,7 @@ Written by `python -m benchmarks.study --report` from the CSV files beside it, w
 
 
 def _measured(study: Study) -> str:
-    seeds = sorted({case.seed for case in study.runs if case.regime != "converged"})
+    seeds = sorted({case.seed for case in study.runs if not case.is_from_random_weights})
     epochs = ", ".join(
         f"{without} + {with_memory} epochs at batch {batch_size}"
         for (regime, batch_size), (without, with_memory) in EPOCHS.items()
@@ -92,7 +95,7 @@ def _measured(study: Study) -> str:
 Seeds {", ".join(map(str, seeds))}. AdamW at {Settings.learning_rate:g}, and the loss, miner and small
 convolutional network of the demo. Recall@1 and MAP@R, in per cent, are those after the last epoch, as
 mean ± standard deviation over seeds. Differences are paired by seed; ± there is half the 95 % interval of
-the mean by Student's t, which is wide with few seeds. But for the runs to the end and the tuned ones, all
+the mean by Student's t, which is wide with few seeds. But for the long runs and those of the search, all
 methods of a setting and seed start from one shared warm start without memory and see the same batches:
 {epochs}, the learning rate times
 {Settings.decay:g} every second epoch. *Always-fresh* is XBM whose rows are re-embedded by the current model,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
+import time
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,19 @@ import torch
 from benchmarks.demo.settings import Settings
 from benchmarks.demo.task import GlyphsData
 from benchmarks.engine import checkpoint
+from benchmarks.engine.emoji import load_emoji
 from benchmarks.engine.history import History, Row
+from benchmarks.engine.labelled_images import LabelledImages
 from benchmarks.engine.run import Run
-from benchmarks.study.cases import EVALUATE_EVERY, MILDER, MILESTONES, SLOW_RATE, Case
+from benchmarks.study.cases import BUDGETS, EVALUATE_EVERY, MILDER, MILESTONES, SLOW_RATE, Budget, Case
 from benchmarks.study.remedies import REMEDIES
 from benchmarks.study.task import StudyTask
 
-_MEASURE_EVERY = {"fast": 40, "slow": 40, "converged": 400}  # steps
+EMOJI_ROOT = Path("data/emoji")
+_MEASURE_EVERY = {"fast": 40, "slow": 40}  # steps; else
+_MEASURE_SELDOM = 400
+_EVALUATIONS = 20  # of a budget
+_SAVE_AFTER = 60.0  # seconds
 _RATES = {512: 8**0.5}  # of the learning rate; AdamW's is to grow as the root of the batch
 _BY_EPOCH = ("epoch", "loss", "recall_at_1", "map_at_r")
 
@@ -26,33 +33,47 @@ def warm_start_path(case: Case, folder: Path) -> Path:
     return folder / f"warm-{'-'.join(map(str, astuple(case.warm_start())))}.pt"
 
 
+def checkpoint_path(case: Case, folder: Path) -> Path:
+    """Where a run that is under way is saved."""
+    return folder / f"{'-'.join(map(str, astuple(case)))}.pt"
+
+
 def train_warm_start(case: Case, folder: Path, classes: int | None) -> None:
     """Trains without a memory, and saves the state that runs start from."""
-    run = Run(StudyTask(_data(case, classes, is_warm_start=True), "no-xbm", milestones=_milestones(case)))
+    run = Run(StudyTask(_data(case, classes, is_warm_start=True), "no-xbm"))
     for _ in range(case.epochs[0]):
         run.train_epoch()
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint.save(run.state_dict(), warm_start_path(case, folder))
 
 
-def train(case: Case, folder: Path, classes: int | None) -> dict[str, Any]:
-    """One run: ``result`` is a row of its figures, ``curve`` and ``ages`` are rows of measurements."""
-    every = EVALUATE_EVERY.get((case.regime, case.batch_size), 1)
-    build = REMEDIES.get(case.beside, StudyTask)
-    # With as many rows PML's class takes a quarter of an hour more; ours without an adapter has its values.
-    options = {"warmup": 0} if (case.method, case.memory_ratio) == ("xbm", 1.0) else {}
-    task = build(_data(case, classes), case.memory, case.refresh_every, _milestones(case), every, **options)
-    run = Run(task)
-    state = checkpoint.load(warm_start_path(case, folder), task.device)
-    if case.regime == "slow":
-        task.model.load_state_dict(state["model"])
-        run.epoch = state["epoch"]
-    else:
-        run.start_from(state, keep=("history", "loss_fn", "diagnostics"))
-    if case.beside == "proxies":
-        task.add_proxies()
-    for _ in range(case.epochs[1]):
+def train(case: Case, folder: Path, classes: int | None, emoji: Path = EMOJI_ROOT) -> dict[str, Any]:
+    """One run: ``result`` is a row of its figures, ``curve`` and ``ages`` are rows of measurements.
+
+    Args:
+        case: the run.
+        folder: of warm starts, and of what is left of runs that were stopped, which go on from there.
+        classes: train and evaluate on so many classes each; None for all.
+        emoji: see `load_emoji`.
+    """
+    run = _begun(case, folder, classes, emoji)
+    task, path = run.task, checkpoint_path(case, folder)
+    assert isinstance(task, StudyTask)
+    cpu_seconds = 0.0
+    if path.exists():
+        saved = checkpoint.load(path, task.device)
+        run.load_state_dict(saved["run"])
+        cpu_seconds = saved["cpu_seconds"]
+    was_saved, began = time.monotonic(), time.process_time() - cpu_seconds
+    while run.epoch < sum(case.epochs):
         run.train_epoch()
+        if time.monotonic() - was_saved > _SAVE_AFTER:
+            folder.mkdir(parents=True, exist_ok=True)
+            checkpoint.save({"run": run.state_dict(), "cpu_seconds": time.process_time() - began}, path)
+            was_saved = time.monotonic()
+    if not task.evaluates_after(run.epoch):
+        run.evaluate()
+    cpu_seconds = time.process_time() - began
     epochs, curve = run.history.epochs, _curve(run.history)
     numbers = dict(run.history.diagnostics["embeddings"][-1])
     del numbers["epoch"]
@@ -60,6 +81,7 @@ def train(case: Case, folder: Path, classes: int | None) -> dict[str, Any]:
     result["best_recall_at_1"] = max(row["recall_at_1"] for row in epochs)
     result["drift"] = sum(row["drift"] for row in epochs) / len(epochs)
     result["minutes"] = sum(run.history.step_times) / 60
+    result["cpu_minutes"] = cpu_seconds / 60
     result |= _means(curve)
     result |= {name: number for name, number in numbers.items() if not name.startswith("superclass")}
     result["superclass_nearest"] = numbers["superclass_within_1"]
@@ -75,24 +97,77 @@ def train(case: Case, folder: Path, classes: int | None) -> dict[str, Any]:
     }
 
 
-def _data(case: Case, classes: int | None, is_warm_start: bool = False) -> GlyphsData:
-    rate = Settings.learning_rate * _RATES.get(case.batch_size, 1)
+def _begun(case: Case, folder: Path, classes: int | None, emoji: Path) -> Run:
+    """The run before its first step."""
+    data = _data(case, classes, emoji)
+    every = EVALUATE_EVERY.get((case.regime, case.batch_size), 1)
+    if case.regime in BUDGETS:
+        every = max(1, case.epochs[1] // _EVALUATIONS)
+    build = REMEDIES.get(case.beside, StudyTask)
+    # With as many rows PML's class takes a quarter of an hour more; ours without an adapter has its values.
+    options = {"warmup": 0} if (case.method, case.memory_ratio) == ("xbm", 1.0) else {}
+    task = build(data, case.memory, case.refresh_every, _milestones(case), every, **options)
+    if case.regime in BUDGETS:  # epochs that are short would each begin with a measurement
+        task.measured = replace(task.measured, anew_each_epoch=False)
+    run = Run(task)
+    if case.regime == "slow":
+        state = checkpoint.load(warm_start_path(case, folder), task.device)
+        task.model.load_state_dict(state["model"])
+        run.epoch = state["epoch"]
+    elif not case.is_from_random_weights:
+        state = checkpoint.load(warm_start_path(case, folder), task.device)
+        run.start_from(state, keep=("history", "loss_fn", "diagnostics"))
+    if case.beside == "proxies":
+        task.add_proxies()
+    return run
+
+
+class EmojiData(GlyphsData):
+    """The same of Emoji.
+
+    Args:
+        settings: as for Glyphs.
+        root: see `load_emoji`.
+        side: of the images in pixels.
+    """
+
+    def __init__(self, settings: Settings, root: Path, side: int) -> None:
+        self._root, self._side = root, side
+        super().__init__(settings, torch.device("cpu"))
+
+    def _halves(self) -> tuple[LabelledImages, LabelledImages]:
+        classes, distortion = self.settings.classes, self.settings.distortion
+        train, test = (
+            load_emoji(self._root, split, classes, self._side, distortion) for split in ("train", "test")
+        )
+        return train, test
+
+
+def _data(
+    case: Case, classes: int | None, emoji: Path = EMOJI_ROOT, is_warm_start: bool = False
+) -> GlyphsData:
+    budget = BUDGETS.get(case.regime, Budget("glyphs", sum(case.epochs)))
+    rate = Settings.learning_rate * _RATES.get(case.batch_size, 1) * budget.rate
     settings = Settings(
         batch_size=case.batch_size,
         memory_ratio=case.memory_ratio,
         seed=case.seed,
         norm=case.norm,
         learning_rate=rate * SLOW_RATE if case.regime == "slow" and not is_warm_start else rate,
-        drift_every=_MEASURE_EVERY[case.regime],
-        distortion=MILDER if case.regime == "converged" else 1.0,
+        drift_every=_MEASURE_EVERY.get(case.regime, _MEASURE_SELDOM),
+        distortion=MILDER if case.is_from_random_weights else 1.0,
         classes=classes,
     )
+    if budget.data == "emoji":
+        return EmojiData(settings, emoji, budget.side)
     return GlyphsData(settings, torch.device("cpu"))
 
 
 def _milestones(case: Case) -> list[int] | None:
-    """Of the regimes that go on to the end."""
-    return [round(share * sum(case.epochs)) for share in MILESTONES] if case.regime == "converged" else None
+    """Of the regimes from random weights."""
+    if not case.is_from_random_weights:
+        return None
+    return [round(share * case.epochs[1]) for share in MILESTONES]
 
 
 def _curve(history: History) -> list[Row]:

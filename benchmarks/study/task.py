@@ -65,6 +65,7 @@ class StudyTask(GlyphsTask):
         self.proxies = NormalizedSoftmaxLoss(means.shape[1], len(means))
         self.proxies.W.data = normalize(means, dim=0)
         self.optimizer.add_param_group({"params": self.proxies.parameters(), "lr": rate})
+        self.parts["proxies"] = self.proxies
 
     def loss_of(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         loss = super().loss_of(embeddings, labels)
@@ -86,6 +87,13 @@ class StudyTask(GlyphsTask):
             images = self.data.images(*divmod(step, self.steps_per_epoch))[of_batch]
             rows[places] = embed_without_trace(self.model, images)
         memory.embedding_memory = rows
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "ages": dict(self.ages)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.ages.update(state["ages"])
 
     def note_staleness(self, staleness: AdaptedStaleness) -> None:
         before, after = staleness

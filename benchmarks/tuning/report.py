@@ -1,4 +1,4 @@
-"""The study's section on methods that are tuned alike."""
+"""The study's section on one random search for all methods."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def tuned(tuning: Tuning, folder: Path) -> str:
     tests = [_tested(tuning, method) for method in found if tuning.tested(method, "map_at_r")]
     minutes = sum(float(row["minutes"]) for row in (*tuning.search, *tuning.tests))
     parts = [
-        "## Tuned alike",
+        "## One random search for all",
         f"The same {numbers} random configurations for every method: {_space()}. Batch 64; distortions, and "
-        "the shares of the epochs after which the learning rate falls, as in the runs to the end. Each was "
+        "the shares of the epochs after which the learning rate falls, as in the long runs. Each was "
         "trained with a third of the epochs on two thirds of the training classes, and judged by MAP@R on "
         "the rest: the best, the median, the middle half and the standard deviation of a method's "
         f"configurations, how many are within {_NEAR:g} points of the best of all methods, and the "
@@ -53,8 +53,8 @@ def tuned(tuning: Tuning, folder: Path) -> str:
             for what in ("", " of each seed", ", to No-XBM", ", to XBM")
         ]
         parts += [
-            f"Trained to the end on all training classes with the new seeds {seeds}, and tested once, on "
-            "classes that no choice has seen:",
+            f"Trained for three times as long on all training classes with the new seeds {seeds}, and tested "
+            "once, on classes that the search has not seen; other runs of the study were scored on them:",
             table(["method", *columns], tests),
         ]
     return "\n\n".join([*parts, f"These runs took {minutes / 60:.1f} hours of training, each on one core."])

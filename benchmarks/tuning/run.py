@@ -9,8 +9,9 @@ import torch
 from benchmarks.demo.settings import Settings
 from benchmarks.demo.task import GlyphsData
 from benchmarks.engine.distortion import distort
-from benchmarks.engine.glyphs import GlyphImages, load_glyphs
+from benchmarks.engine.glyphs import load_glyphs
 from benchmarks.engine.history import Row
+from benchmarks.engine.labelled_images import LabelledImages
 from benchmarks.engine.randomness import generator_for
 from benchmarks.engine.run import Run
 from benchmarks.study.cases import MILDER, MILESTONES
@@ -26,7 +27,7 @@ _MEASURE_EVERY = {True: 40, False: 400}  # steps, in the search and in the end
 class ValidationData(GlyphsData):
     """The training classes split again: two thirds to train on, a third to choose by."""
 
-    def _halves(self) -> tuple[GlyphImages, GlyphImages]:
+    def _halves(self) -> tuple[LabelledImages, LabelledImages]:
         all_images = load_glyphs("train", self.settings.classes, self.device)
         classes = all_images.labels.unique()
         order = torch.randperm(len(classes), generator=generator_for("validation"))
@@ -42,7 +43,7 @@ class ValidationData(GlyphsData):
 def train(
     method: str, configuration: Configuration, seed: int, epochs: int, classes: int | None, is_search: bool
 ) -> Row:
-    """Trains to the end, and returns the accuracy there, the minutes, and what the first steps said.
+    """Trains, and returns the accuracy after the last epoch, the minutes, and what the first steps said.
 
     Args:
         method: a key of `METHODS`.

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.study.data import Study
+
 DOCS = Path(__file__).parents[1]
 RESULTS = DOCS.parent / "benchmarks" / "results"
 
@@ -51,6 +53,19 @@ def test_what_a_step_costs(readme: str) -> None:
     pml, ours = (step(1_024, "xbn", column) for column in ("pml_ms", "ours_ms"))
     assert f"{pml:.1f} ms against XBN's {ours:.1f} " in readme
     assert step(1_000_000, "xbn", "adaptation_ms") <= 0.55
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/which_variant.md"])
+def test_what_xbn_gains_in_long_runs(page: str) -> None:
+    study = Study(RESULTS)
+    gaps = [
+        study.difference("xbn", other, (64, 0.5, "batch", "converged"), "recall_at_1")
+        for other in ("no-xbm", "xbm", "xbm+warm-up")
+    ]
+    to_none, to_stale, to_published = (f"{gap.mean:.1f} ± {gap.half_width:.1f}" for gap in gaps if gap)
+    words = words_of(DOCS.parent / page)
+    assert f"{to_none} points of Recall@1 above no memory, {to_stale} above a stale one" in words
+    assert f"{to_published} above " in words
 
 
 def test_what_every_loss_costs(readme: str) -> None:

@@ -1,4 +1,4 @@
-"""The maths of adaptation: hooks that move stored embeddings to where the current model puts them."""
+"""The maths of adaptation: hooks that give stored embeddings the mean and spread of new ones."""
 
 from typing import Any
 

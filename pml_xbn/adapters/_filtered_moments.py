@@ -64,6 +64,6 @@ class FilteredMoments(BaseAdapter):
 
 
 def _moved(old: Tensor, new: Tensor, gain: float) -> Tensor:
-    """Returns the old values moved towards new ones, but where one is NaN the other: it would stay for ever."""
+    """Returns the old values moved towards new ones; where one is NaN, which would stay, the other."""
     moved = torch.where(torch.isfinite(old), torch.lerp(old, new, gain), new)
     return torch.where(torch.isfinite(new), moved, old)

@@ -38,7 +38,7 @@ class AdaptableRows(Protocol):
     def adapted_in_groups(
         self: AnyRows, slots: Tensor, is_adapted: Tensor, of_group: Affine, of_others: Affine | None
     ) -> AnyRows:
-        """Returns the rows after ``(g, d)`` maps of the groups where ``is_adapted`` ``(g, 1)``, and one of others."""
+        """Returns the rows after maps ``(g, d)`` of the groups that are adapted, and one of others."""
         ...
 
 

@@ -81,7 +81,7 @@ def match_moments(rows: Tensor, source: Moments, target: Moments) -> Tensor:
 class GroupSums(NamedTuple):
     """Row counts ``(g, 1)``, sums and sums of squares ``(g, d)`` of groups of rows, in float64."""
 
-    count: Tensor
+    num_rows: Tensor
     first: Tensor
     second: Tensor
 
@@ -98,6 +98,6 @@ class GroupSums(NamedTuple):
 
     def moments(self) -> Moments:
         """Returns moments ``(g, d)``; σ of fewer than two rows reads 0."""
-        mean = self.first / self.count.clamp(min=1)
+        mean = self.first / self.num_rows.clamp(min=1)
         squares = torch.addcmul(self.second, self.first, mean, value=-1).clamp_(min=0)
-        return Moments(mean, squares.div_((self.count - 1).clamp(min=1)).sqrt_())
+        return Moments(mean, squares.div_((self.num_rows - 1).clamp(min=1)).sqrt_())

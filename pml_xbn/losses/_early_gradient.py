@@ -44,6 +44,6 @@ class _KnownGradient(torch.autograd.Function):
         return loss.clone()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, of_loss: Tensor) -> tuple[Tensor | None, ...]:
         return None, None, *(of_loss * gradient for gradient in ctx.saved_tensors)

@@ -274,7 +274,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         return self.num_calls >= self.warmup + self.delay
 
     def _store(self, batch: Batch, *, is_adapted: bool) -> Contents:
-        """Puts the batch in the place of the oldest rows, or of its samples' rows, which are adapted first."""
+        """Stores the batch in the place of the oldest rows or its samples' rows; adapts all rows before."""
         contents, labels = self.queue.contents, batch.row_labels
         rows = batch.rows.to(torch.promote_types(self.memory_dtype, torch.float32))
         placement = None if batch.ids is None else placement_of(contents, batch.ids, labels)
@@ -299,7 +299,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """A block after which the step is finished, or undone if the block raises; the outermost one counts."""
+        """A block after which a step is finished, or undone if the block raises. The outermost one counts."""
         if self._is_in_transaction:
             yield
             return

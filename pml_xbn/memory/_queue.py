@@ -240,7 +240,8 @@ def _contents_of(state: dict[str, Tensor], dtype: torch.dtype) -> Contents:
     """Returns the contents that have this state."""
     _, num_calls, num_rows, position, is_as_stored, has_sums, num_replaced = state["numbers"].tolist()
     sums = Sums(*state["sums"]) if has_sums else None
-    rows = Rows(state["rows"], num_rows, *state["map"], sums, bool(is_as_stored))
+    scale, shift, spread = state["map"]
+    rows = Rows(state["rows"], num_rows, scale, shift, spread, sums, bool(is_as_stored))
     if rows.stored.dtype != dtype:  # which rounds otherwise, and has another range
         rows = Rows.of(rows.read(rows.dtype), len(rows.stored), dtype, is_whitened=not is_as_stored)
     known_ids = state["ids"] if (state["ids"] >= 0).any() else None

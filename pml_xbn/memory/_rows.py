@@ -121,11 +121,11 @@ class Rows:
 
     def parts(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
         """Yields the rows as they are now, in order; the tensor of a part may be overwritten by the next."""
-        scale, shift = (x.to(dtype) for x in self._map()) if not self.is_as_stored else (None, None)
+        scale, shift = (x.to(dtype) for x in self._map())
         room: Tensor | None = None
         for part in _slices(self.num_rows, rows_at_a_time(self.stored)):
             stored = self.stored[part].to(dtype)
-            if scale is not None:
+            if not self.is_as_stored:
                 room = torch.empty_like(stored) if room is None else room
                 stored = torch.addcmul(shift, stored, scale, out=room[: len(stored)])
             yield part, stored
@@ -167,7 +167,7 @@ class Rows:
     # -- moments and maps ------------------------------------------------------------------------------------
 
     def measured(self) -> Rows:
-        """Returns these rows with their sums; rows that are measured for the first time are to be whitened."""
+        """Returns these rows with their sums; once measured, rows are to be stored whitened."""
         if self.sums is not None:
             return self
         return replace(self, sums=Sums.of(self.stored[: self.num_rows]), is_due=True)
@@ -203,10 +203,10 @@ class Rows:
 
     def group_moments(self, slots: Tensor, num_groups: int) -> tuple[Tensor, Moments]:
         """Returns counts ``(g, 1)`` and moments ``(g, d)`` of the rows of every slot ``(n,)`` below g."""
-        places, slots, stored = self._in_groups(slots, num_groups)
+        _, slots, stored = self._in_groups(slots, num_groups)
         sums = GroupSums.of(stored, slots, num_groups + 1)
         mean, std = (x[:num_groups] for x in sums.moments())
-        return sums.count[:num_groups], self._mapped(Moments(mean, std))
+        return sums.num_rows[:num_groups], self._mapped(Moments(mean, std))
 
     def _in_groups(self, slots: Tensor, num_groups: int) -> tuple[Tensor | slice, Tensor, Tensor]:
         """Returns places, slots and stored values of rows: on a CPU those of the groups, else all."""

@@ -40,7 +40,7 @@ def are_storable(embeddings: Tensor, dtype: torch.dtype, refusals: list[Refusal]
             "or pass nonfinite='skip' to leave such batches out of the memory"
         )
     # A stored row may be as many times as far out as there are rows, so there is to be some room.
-    is_within = size <= torch.finfo(dtype).max * 2.0**-16
+    is_within: bool = size <= torch.finfo(dtype).max * 2.0**-16
     if not (is_within or skip):
         raise ValueError(
             f"embeddings holds {size:.3g}, beyond the range of {dtype}: pass "

@@ -25,6 +25,7 @@ from benchmarks.study import report as study_report
 from benchmarks.study import run as study_run
 from benchmarks.study.cases import Case
 from benchmarks.study.converged import converged
+from benchmarks.study.emoji import emoji
 from benchmarks.study.first_steps import first_steps
 from benchmarks.study.proposed import memories, proposed
 from benchmarks.study.remedies import REMEDIES, MomentumEncoded, OldestRefreshed, WarmedUp
@@ -88,7 +89,7 @@ def test_every_run_is_planned_once() -> None:
     planned = list(study_cases.cases())
     assert len(set(planned)) == len(planned)
     for seed in study_cases.SEEDS:
-        of_seed = [case for case in planned if case.seed == seed and case.regime != "converged"]
+        of_seed = [case for case in planned if case.seed == seed and not case.is_from_random_weights]
         assert len({case.warm_start() for case in of_seed}) == 5  # two batch sizes, two norms, and slow
         assert sum(case.refresh_every > 0 for case in of_seed) == 6
 
@@ -304,7 +305,7 @@ def test_the_page_tells_of_training_to_the_end(tmp_path: Path) -> None:
     assert (tmp_path / "study_converged.png").exists()
     ended, size, large = takeaways(study_data.Study(tmp_path), Tuning(tmp_path)).splitlines()
     assert "XBM to no memory -1.5 (± 0.0); XBN to XBM +5.5 (± 0.0); XBN to no memory +4.0 (± 0.0)." in ended
-    assert size.endswith("no memory: batch 64, memory 50 %, to the end +4.0 (± 0.0).")
+    assert size.endswith("no memory: batch 64, memory 50 %, long +4.0 (± 0.0).")
     assert "is +2.0 (± 0.0) points" in large
     assert "-2.0 (± 0.0) from XBN" in large
 
@@ -334,7 +335,25 @@ def test_the_page_tells_where_our_classes_lose(tmp_path: Path) -> None:
     write_runs(tmp_path, {"no-xbm": [50.0, 52.0], "unit-norm": [47.0, 49.2]})
     said = takeaways(study_data.Study(tmp_path), Tuning(tmp_path)).splitlines()[-1]
     assert "unit-norm end below" in said
-    assert said.endswith("do so nowhere.")
+    assert "XBN and AXBN do so in Recall@1: nowhere. In MAP@R: nowhere." in said
+    write_runs(tmp_path, {"xbn": [48.0, 50.1]})
+    said = takeaways(study_data.Study(tmp_path), Tuning(tmp_path)).splitlines()[-1]
+    where = "xbn to no-xbm -1.9 (± 0.6) (batch 64, memory 50 %, BatchNorm)"
+    assert f"in Recall@1: {where}. In MAP@R: {where.replace('-1.9 (± 0.6)', '-1.0 (± 0.3)')}." in said
+
+
+def test_a_run_keeps_its_own_schedule_when_it_starts_from_another() -> None:
+    data = study_run._data(Case("xbn", 0, 16, 0.5, "batch", "fast", 0), CLASSES)
+    warm, ours = (Run(StudyTask(data, "no-xbm", milestones=milestones)) for milestones in ([1, 2], [1, 4]))
+    for _ in range(2):
+        warm.train_epoch()
+    ours.start_from(warm.state_dict())
+    rates = []
+    for _ in range(4):
+        rates.append(ours.task.optimizer.param_groups[0]["lr"])
+        ours.task.optimizer.step()
+        ours.task.end_epoch()
+    assert rates == pytest.approx([4e-5, 4e-5, 8e-6, 8e-6])
 
 
 def remedied(build: type[StudyTask], method: str, **options: float) -> Run:
@@ -406,3 +425,30 @@ def test_the_batch_that_was_embedded_first_is_embedded_anew(monkeypatch: pytest.
                 torch.testing.assert_close(task.loss_fn.embedding_memory[places], fresh[of_batch])
                 compared += 1
     assert compared > 2 * batches
+
+
+def test_the_page_compares_memories_on_emoji(tmp_path: Path) -> None:
+    finals = {("no-xbm", 0.0, 64): 50.0, ("no-xbm", 0.0, 512): 51.0, ("xbm", 0.5, 64): 45.0}
+    finals |= {("xbm+warm-up", 0.5, 64): 50.5, ("xbn", 0.5, 64): 53.0}
+    for (name, ratio, batch_size), recall in finals.items():
+        for seed in (1, 2):
+            case = Case(name, 0, batch_size, ratio, "batch", "emoji, 60 epochs", seed)
+            assert case in set(study_cases.cases())
+            figures = {"recall_at_1": recall + seed, "map_at_r": recall / 2}
+            gain = 0.75 if name == "xbm" else 0.25
+            epochs = [{"epoch": 54, "recall_at_1": recall}, {"epoch": 60, "recall_at_1": recall + gain}]
+            study.save(case, {"result": figures, "curve": [{}], "ages": [{}], "epochs": epochs}, tmp_path)
+    assert not (tmp_path / study.CURVES).exists()
+    measured = study_data.Study(tmp_path)
+    page, (said,) = emoji(measured), takeaways(measured, Tuning(tmp_path)).splitlines()
+    assert "xbn to no-xbm +3.0 (± 0.0); xbn to xbm+warm-up +2.5 (± 0.0);" in said
+    assert said.endswith("xbm+warm-up to no-xbm +0.5 (± 0.0); xbm to no-xbm -5.0 (± 0.0).")
+    assert "added more than 0.5 in 2 of 10 runs" in page
+    lines = [line.split(" | ")[2:6] for line in page.splitlines() if line.startswith("| ")][2:]
+    assert lines == [
+        ["no-xbm", "51.5 ± 0.7", "–", "–"],
+        ["no-xbm", "52.5 ± 0.7", "+1.0 (± 0.0)", "–"],
+        ["xbm+warm-up", "52.0 ± 0.7", "+0.5 (± 0.0)", "–"],
+        ["xbm", "46.5 ± 0.7", "-5.0 (± 0.0)", "-5.5 (± 0.0)"],
+        ["xbn", "54.5 ± 0.7", "+3.0 (± 0.0)", "+2.5 (± 0.0)"],
+    ]

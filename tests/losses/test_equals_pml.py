@@ -14,7 +14,6 @@ from torch import nn
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 
-pytestmark = pytest.mark.contract
 FOREVER = 10**9
 CLASSES = {
     "AdaptiveCrossBatchMemory": AdaptiveCrossBatchMemory,

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
 
-pytestmark = pytest.mark.contract
 D = 4
 OURS: dict[str, Callable[..., nn.Module]] = {
     "XBNWrapper": XBNWrapper,

@@ -114,6 +114,5 @@ def test_a_graph_keeps_no_copy_of_the_rows(cls: type[AdaptiveCrossBatchMemory]) 
         embeddings = torch.randn(4, dim, requires_grad=True)
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             losses.append(memory(embeddings, torch.tensor([0, 0, 1, 1]) + 400 * number))
-    assert pointer not in kept
     assert max(kept.values()) <= 4 * size * 8  # the matrix of anchors and rows, but not that of all rows
     sum(losses).backward()

@@ -1,0 +1,104 @@
+"""Emoji as four vendors draw them: a retrieval task on pictures that are not ours."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from benchmarks.engine.distortion import distort
+from benchmarks.engine.labelled_images import LabelledImages
+from benchmarks.engine.randomness import generator_for, seed_for
+
+VENDORS = ("apple", "google", "twitter", "facebook")
+VERSION = "16.0.0"
+# The remainders of a class's number that make a split; "final" is for one last test, and nothing else.
+SPLITS = {"train": (0, 1), "test": (2,), "final": (3,)}
+_FEWEST = 3  # vendors
+_SKIN_TONES = "Component"
+
+
+@lru_cache(maxsize=4)  # a process that trains many times reads them once
+def load_emoji(
+    root: Path, split: str, classes: int | None, side: int = 32, distortion: float = 1.0
+) -> LabelledImages:
+    """The training images as they are, or those of another split distorted.
+
+    Every emoji that three or more vendors draw is a class, without skin tones; its category is the
+    superclass. The splits have no class in common: half of the classes are to train on, a quarter to test on,
+    and a quarter is kept back. The split of an emoji depends on its code points alone.
+
+    Args:
+        root: folder of the unpacked packages ``emoji-datasource-apple``, ``-google``, ``-twitter`` and
+            ``-facebook``.
+        split: a key of `SPLITS`.
+        classes: only so many; None for all.
+        side: of the images in pixels, a divisor of 64.
+        distortion: strength of that of the images that nothing trains on.
+
+    Returns:
+        RGB images as ink on paper: 255 minus the colour on a white ground, which leaves 0 for the ground.
+
+    Raises:
+        FileNotFoundError: a package is not in ``root``.
+        ValueError: a package has another version.
+    """
+    images: list[Tensor] = []
+    labels: list[int] = []
+    categories: list[str] = []
+    for emoji in _table(root):
+        files = [_folder(root, v) / emoji["image"] for v in VENDORS if emoji[f"has_img_{v}"]]
+        is_wanted = emoji["category"] != _SKIN_TONES and len(files) >= _FEWEST
+        if is_wanted and seed_for("emoji", emoji["unified"]) % 4 in SPLITS[split]:
+            labels += [len(categories)] * len(files)
+            categories.append(emoji["category"])
+            images += [_ink(file, side) for file in files]
+        if len(categories) == classes:
+            break
+    stacked = torch.stack(images)
+    checksum = hashlib.sha256(stacked.numpy().tobytes()).hexdigest()[:16]
+    if split != "train":
+        stacked = distort(stacked, generator_for(split), distortion)
+    names = sorted(set(categories))
+    superclasses = torch.tensor([names.index(category) for category in categories])
+    return LabelledImages(
+        stacked, torch.tensor(labels), superclasses, f"Emoji {checksum} ({VERSION})", checksum
+    )
+
+
+def _table(root: Path) -> list[dict[str, Any]]:
+    """What the packages say of every emoji, in the order of code points; all of them say the same."""
+    for vendor in VENDORS:
+        package = f"emoji-datasource-{vendor}"
+        path = root / package / "package.json"
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"there is no {path}: in {root}, run npm pack {package}@{VERSION}, unpack the archive "
+                f"and name its folder {package}"
+            )
+        found = json.loads(path.read_text(encoding="utf-8"))["version"]
+        if found != VERSION:
+            raise ValueError(f"{path} is of version {found}; the images are those of {VERSION}")
+    emoji: list[dict[str, Any]] = json.loads(path.with_name("emoji.json").read_text(encoding="utf-8"))
+    return sorted(emoji, key=lambda one: one["unified"])
+
+
+def _folder(root: Path, vendor: str) -> Path:
+    return root / f"emoji-datasource-{vendor}" / "img" / vendor / "64"
+
+
+def _ink(path: Path, side: int) -> Tensor:
+    """(3, side, side) uint8."""
+    with Image.open(path) as image:
+        drawn = image.convert("RGBA")
+    ground = Image.new("RGBA", drawn.size, "white")
+    ground.alpha_composite(drawn)
+    pixels = np.array(ground.convert("RGB").resize((side, side), Image.Resampling.BOX))
+    return 255 - torch.from_numpy(pixels).permute(2, 0, 1).contiguous()

@@ -1,0 +1,98 @@
+"""The commands of README and docs as they are written there, and every benchmark without a flag.
+
+Each from a copy of the repository. PML_XBN_MAX_STEPS cuts them short.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from training_script import has_timm
+
+ROOT = Path(__file__).parents[2]
+COMMAND = re.compile(
+    r"(?:^|`)((?:python|torchrun)[^`\n]* -?-?m?\s?benchmarks\.[^`\n…]+?)(?:`|$)", re.MULTILINE
+)
+ENVIRONMENT = {
+    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    "PML_XBN_MAX_STEPS": "1",
+    "OMP_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+def read(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def without_flags() -> list[str]:
+    """Every benchmark that can be started."""
+    scripts = [path for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()]
+    names = [path.parent.name for path in (ROOT / "benchmarks").glob("*/__main__.py")]
+    return [f"python -m benchmarks.{name}" for name in sorted([*names, *(path.stem for path in scripts)])]
+
+
+def first_row_on_glyphs() -> list[str]:
+    """The first command of the table, with the ending that the page says to try it with."""
+    page = read("docs/reproducing.md")
+    first = re.search(r"`(python [^`]*--method xbn [^`]*)`", page)
+    ending = re.search(r"end its command with\s+`([^`]+)`", page)
+    assert first is not None
+    assert ending is not None
+    return [f"{first[1]} {ending[1]}"]
+
+
+COMMANDS = list(
+    dict.fromkeys(
+        [
+            *COMMAND.findall(read("README.md")),
+            *COMMAND.findall(read("docs/reproducing.md").split("\n| ")[0]),
+            *first_row_on_glyphs(),
+            *without_flags(),
+        ]
+    )
+)
+# What ends with a line that says what is missing.
+MISSING = {
+    "python -m benchmarks.papers": "the weights resnet50.a1_in1k are not here",
+    "python -m benchmarks.papers --preset axbn --method xbn --dataset sop --root data/sop"
+    " --repeat 3": "data/sop",
+    "python -m benchmarks.rank_cost": "torchrun --nproc_per_node=2 -m benchmarks.rank_cost",
+}
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    for folder in ("benchmarks", "pml_xbn"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    return tmp_path
+
+
+@pytest.mark.skipif(not has_timm(), reason="timm cannot be imported")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_does_as_it_is_written(command: str, clone: Path) -> None:
+    ended = subprocess.run(
+        command,
+        shell=True,
+        cwd=clone,
+        env={**os.environ, **ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert "Traceback" not in ended.stderr
+    if command in MISSING:
+        assert ended.returncode == 1
+        assert ended.stderr.splitlines()[-1].startswith("error: ")
+        assert MISSING[command] in ended.stderr.splitlines()[-1]
+    else:
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stdout
