@@ -27,7 +27,6 @@ CLASSES: dict[str, Callable[..., nn.Module]] = {
     "PerClassXBN": PerClassXBN,
     "SuperClassXBN": lambda *a, **kw: SuperClassXBN(*a, superclasses=[0, 0, 1], **kw),
 }
-pytestmark = pytest.mark.contract
 OPTIONS: dict[str, dict] = {
     "plain": {},
     "warmup": {"warmup": 4},
