@@ -31,6 +31,10 @@ CASES: dict[str, tuple[Callable[..., AdaptiveCrossBatchMemory], Callable[[], Ada
         lambda: Axbn(1.0, 30.0, 1.0, 10),
     ),
     "per class": (lambda *a, **kw: PerClassXBN(*a, std_lambda=0.5, **kw), lambda: GroupXbn(0.5, 0.5)),
+    "absent stay": (
+        lambda *a, **kw: PerClassXBN(*a, normalize_absent=False, **kw),
+        lambda: GroupXbn(normalize_absent=False),
+    ),
     "super-class": (
         lambda *a, **kw: SuperClassXBN(*a, std_lambda=0.5, superclasses=SUPERCLASSES, **kw),
         lambda: GroupXbn(0.5, 0.5, group_of=SUPERCLASSES.__getitem__),
@@ -163,6 +167,19 @@ def bounds(name: str, kind: str) -> tuple[float, float]:
 @pytest.mark.parametrize("name", CASES)
 def test_rows_equal_the_replay(name: str, kind: str) -> None:
     assert_within(errors(name, 48, BATCHES[kind]()), *bounds(name, kind))
+
+
+def test_a_row_of_a_dimension_that_has_died_goes_with_the_others_when_it_dies_again() -> None:
+    memory = AXBNWrapper(ContrastiveLoss(), 1, 5, delay=2, measurement_noise=4.0, gain_update_interval=2)
+    replay, adapt = Memory(5, 1, lambda rows, *_: rows), Axbn(1.0, 4.0, 1.0, 2)
+    for number, values in enumerate([[0, 0, 0, 0, 1], [0, 0], [1, 1], [0], [0, 0]]):
+        if number == 2:
+            replay.adapt = adapt
+        batch, labels = np.array(values).reshape(-1, 1) / 8, [0] * len(values)
+        memory(torch.tensor(batch, dtype=torch.float32), torch.tensor(labels))
+        replay.step(batch, labels)
+        found = memory.embedding_memory[: memory.num_rows].numpy()
+        np.testing.assert_allclose(found, replay.rows, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", CASES)

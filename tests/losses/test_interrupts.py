@@ -135,10 +135,6 @@ def test_rows_of_few_groups_that_are_written_in_place_are_taken_back(dtype: torc
         assert torch.equal(torch.autograd.grad(loss, embeddings, retain_graph=True)[0], expected)
     memory.loss.error = None
     memory(torch.randn(6, 4), labels)
-    changed = (state(memory)["queue.rows"] != before["queue.rows"]).any(dim=1)
-    assert changed[36:40].all()  # rows of a group of the batch
-    assert changed[memory.curr_batch_idx].all()
-    assert changed.sum() < 30
     tight = 100 * max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
     (later,) = torch.autograd.grad(loss, embeddings)
     torch.testing.assert_close(later, expected, rtol=tight, atol=tight)

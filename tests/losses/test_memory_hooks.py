@@ -6,10 +6,11 @@ import copy
 
 import pytest
 import torch
+from every_memory import are_equal, state
 from pytorch_metric_learning.losses import ContrastiveLoss
 from torch import Tensor, nn
 
-from pml_xbn import AXBNWrapper
+from pml_xbn import AXBNWrapper, XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 
 D = 3
@@ -100,27 +101,15 @@ def test_what_a_hook_returns_is_checked(
 ) -> None:
     step(memory)
     memory.register_memory_hook(hook)
-    before = copy.deepcopy(memory.state_dict())
+    before = state(memory)
     with pytest.raises(error, match=message):
         step(memory)
-    assert_same_state(memory.state_dict(), before)
+    assert are_equal(state(memory), before)
 
 
 def test_a_hook_must_be_callable(memory: AdaptiveCrossBatchMemory) -> None:
     with pytest.raises(TypeError, match="hook is a Tensor"):
         memory.register_memory_hook(torch.zeros(3))
-
-
-class Fails:
-    """Raises whenever it is told to, after spoiling what it was given."""
-
-    def __init__(self) -> None:
-        self.now = False
-
-    def __call__(self, rows: Tensor, *_: Tensor) -> None:
-        if self.now:
-            rows.fill_(float("nan"))
-            raise RuntimeError("told to")
 
 
 class FailingLoss(ContrastiveLoss):
@@ -132,56 +121,10 @@ class FailingLoss(ContrastiveLoss):
         return super().forward(*args, **kwargs)
 
 
-def assert_same_state(after: dict, before: dict) -> None:
-    assert after.keys() == before.keys()
-    for key, value in before.items():
-        if isinstance(value, Tensor):
-            assert torch.equal(after[key], value), key
-        else:
-            assert str(after[key]) == str(value), key
-
-
-def axbn(miner: object = None) -> AXBNWrapper:
-    loss_fn = AXBNWrapper(FailingLoss(), D, 10, miner, measurement_noise=9.0, gain_update_interval=1)
-    for _ in range(3):
-        step(loss_fn)
-    return loss_fn
-
-
-def test_a_failing_hook_leaves_everything_as_it_was() -> None:
-    loss_fn, fails = axbn(), Fails()
-    loss_fn.register_memory_hook(fails)
-    before = copy.deepcopy(loss_fn.state_dict())
-    fails.now = True
-    with pytest.raises(RuntimeError, match="told to"):
-        step(loss_fn)
-    assert_same_state(loss_fn.state_dict(), before)
-
-
-def test_a_failing_loss_leaves_everything_as_it_was() -> None:
-    loss_fn = axbn()
-    before = copy.deepcopy(loss_fn.state_dict())
-    loss_fn.loss.fails = True
-    with pytest.raises(KeyboardInterrupt):
-        step(loss_fn)
-    assert_same_state(loss_fn.state_dict(), before)
-
-
-def test_a_failing_miner_leaves_everything_as_it_was() -> None:
-    loss_fn = axbn()
-    before = copy.deepcopy(loss_fn.state_dict())
-
-    def miner(*_: Tensor) -> None:
-        raise RuntimeError("no pairs today")
-
-    loss_fn.miner = miner
-    with pytest.raises(RuntimeError, match="no pairs today"):
-        step(loss_fn)
-    assert_same_state(loss_fn.state_dict(), before)
-
-
 def test_after_a_failure_the_run_goes_on_as_if_it_had_not_been() -> None:
-    failed, smooth = axbn(), None
+    failed = AXBNWrapper(FailingLoss(), D, 10, measurement_noise=9.0, gain_update_interval=1)
+    for _ in range(3):
+        step(failed)
     smooth = copy.deepcopy(failed)
     failed.loss.fails = True
     with pytest.raises(KeyboardInterrupt):
@@ -190,4 +133,14 @@ def test_after_a_failure_the_run_goes_on_as_if_it_had_not_been() -> None:
     for _ in range(3):
         embeddings, labels = torch.randn(4, D), torch.arange(4) % 2
         assert torch.equal(failed(embeddings, labels), smooth(embeddings, labels))
-    assert torch.equal(failed.embedding_memory, smooth.embedding_memory)
+    assert are_equal(state(failed), state(smooth))
+
+
+def test_an_adapter_beside_another_hook_does_what_it_does_alone() -> None:
+    memories = [XBNWrapper(ContrastiveLoss(), D, 10) for _ in range(2)]
+    memories[1].register_memory_hook(lambda rows, *_: rows)
+    for number in range(9):
+        embeddings, labels = torch.randn(4, D) + number, torch.arange(4) % 2
+        values = [memory(embeddings, labels) for memory in memories]
+        torch.testing.assert_close(*values, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(*(x.embedding_memory for x in memories), rtol=1e-5, atol=1e-5)

@@ -626,21 +626,6 @@ def test_rows_that_are_stored_in_inference_mode_are_replaced_outside_of_it() -> 
     assert len(set(memory.id_memory.tolist()) - {-1}) == (memory.id_memory >= 0).sum()
 
 
-def test_a_state_that_knows_no_samples_loads() -> None:
-    memory, resumed, nested = EVERY["xbn"](), EVERY["xbn"](), torch.nn.ModuleDict({"loss": EVERY["xbn"]()})
-    for _ in range(4):
-        memory(torch.randn(5, 4), torch.arange(5) % 3)
-    old = state(memory)
-    del old["queue.ids"]
-    old["queue.numbers"] = old["queue.numbers"][:8].clone()
-    sample_step(resumed, 0)
-    resumed.load_state_dict(old)
-    nested.load_state_dict({f"loss.{name}": value for name, value in old.items()})
-    assert resumed.id_memory.unique().tolist() == [-1]
-    assert are_equal(state(resumed), state(memory))
-    assert are_equal(state(nested["loss"]), state(memory))
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_rows_whose_samples_always_return_do_not_drift(dtype: torch.dtype) -> None:
     """No row is new, so that the queue never turns; XBN in float64 says where they are."""
