@@ -24,7 +24,7 @@ class PlainRows:
         return found.without_rounding(self._least_std(found))
 
     def adapted(self, affine: Affine) -> PlainRows:
-        return PlainRows(affine.map(widest(self.values)).to(self.values.dtype))
+        return PlainRows(self._narrowed(affine.map(widest(self.values))))
 
     def group_moments(self, slots: Tensor, num_groups: int) -> tuple[Tensor, Moments]:
         wide = widest(self.values)
@@ -41,7 +41,11 @@ class PlainRows:
         others = wide if of_others is None else of_others.map(wide)
         is_own = torch.cat([is_adapted, is_adapted.new_zeros(1, 1)])[slots]
         scale, shift = (torch.cat([x, x[:1]])[slots] for x in of_group)
-        return PlainRows(torch.where(is_own, wide * scale + shift, others).to(self.values.dtype))
+        return PlainRows(self._narrowed(torch.where(is_own, wide * scale + shift, others)))
+
+    def _narrowed(self, wide: Tensor) -> Tensor:
+        dtype = self.values.dtype
+        return wide.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max).to(dtype)
 
     def _least_std(self, of_rows: Moments) -> Tensor:
         """Returns the spread that rounding of the rows alone makes."""
