@@ -84,7 +84,7 @@ class Rows:
         stored = values.new_zeros(num_places, values.shape[1], dtype=dtype)
         rows = cls(stored, len(values), ones, torch.zeros_like(ones), ones)
         if len(values) and (is_whitened or dtype.itemsize < 4):
-            rows = rows._beginning_with(values)
+            rows = replace(rows._beginning_with(values), sums=None)
         for part in _slices(len(values), rows_at_a_time(stored)):
             stored[part] = rows.to_store(values[part])
         return rows
