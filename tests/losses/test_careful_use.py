@@ -312,7 +312,7 @@ def test_a_second_derivative_is_refused() -> None:
     loss_fn, embeddings = XBNWrapper(SupConLoss(), D, 10), torch.randn(4, D, requires_grad=True)
     loss = loss_fn(embeddings, torch.arange(4) % 2)
     (gradient,) = torch.autograd.grad(loss, embeddings, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable|does not require grad"):
+    with pytest.raises(RuntimeError, match=r"once_differentiable|does not require grad"):
         gradient.sum().backward()
 
 
