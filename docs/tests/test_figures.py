@@ -52,9 +52,7 @@ def test_what_a_warm_up_leaves(study: Study) -> None:
 
 
 def test_what_xbn_gains_in_long_runs(study: Study) -> None:
-    gaps = [
-        study.difference("xbn", other, LONG, "recall_at_1") for other in ("no-xbm", "xbm", "xbm+warm-up")
-    ]
+    gaps = [study.difference("xbn", other, LONG, "recall_at_1") for other in ("no-xbm", "xbm", "xbm+warm-up")]
     to_none, to_stale, to_published = (f"{gap.mean:.1f} ± {gap.half_width:.1f}" for gap in gaps if gap)
     words = words_of(DOCS / "which_variant.md")
     assert f"{to_none} points of Recall@1 above no memory, {to_stale} above a stale one" in words
