@@ -77,9 +77,9 @@ def check_metadata(metadata: Message, is_published: bool) -> None:
     placeholders = [name for name, value in metadata.items() if PLACEHOLDER in value]
     placeholders += ["README.md"] if PLACEHOLDER in description else []
     if is_published and placeholders:
+        where = ", ".join(dict.fromkeys(placeholders))
         raise SystemExit(
-            f"{PLACEHOLDER} is a placeholder in {', '.join(dict.fromkeys(placeholders))}: put your name in its "
-            "place, as CONTRIBUTING.md says"
+            f"{PLACEHOLDER} is a placeholder in {where}: put your name in its place (CONTRIBUTING.md)"
         )
 
 
