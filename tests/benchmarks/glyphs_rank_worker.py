@@ -25,7 +25,7 @@ from benchmarks.engine.sync_batch_norm import synchronise_batch_norm
 from pml_xbn import AXBNWrapper, PerClassXBN, XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory, BatchLoss
 
-STEPS = int(os.environ.get("PML_XBN_RANK_STEPS", "20"))
+STEPS = int(os.environ.get("PML_XBN_RANK_STEPS", "0"))
 MEMORIES: dict[str, type[AdaptiveCrossBatchMemory] | None] = {
     "no-xbm": None,
     "xbm": AdaptiveCrossBatchMemory,
