@@ -7,8 +7,8 @@ from torch import Tensor
 
 
 def at_least_float32(rows: Tensor) -> Tensor:
-    """``rows`` in float32, or in its own dtype where that is more precise."""
-    return rows.to(torch.promote_types(rows.dtype, torch.float32))
+    """Returns ``rows`` in float32, or in its own dtype where that is more precise."""
+    return rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
 
 
 def widest(values: Tensor) -> Tensor:

@@ -41,8 +41,9 @@ class FilteredMoments(BaseAdapter):
         """Moves the estimate towards the moments of the batch by :meth:`gain`, and returns it."""
         gain, old = self.gain(batch_size), self.estimated
         if self.num_batches > 0 and gain < 1:
-            mean, std = (_moved(x.to(y), y, gain) for x, y in zip(old, batch, strict=True))
-            batch = Moments(mean, std)
+            new = torch.stack(batch)
+            moved = torch.stack(old).to(new).lerp(new, gain)
+            batch = Moments(*torch.where(moved.abs() < torch.inf, moved, new))  # NaN would stay for ever
         self.estimated = batch
         self.num_batches += 1
         return batch
@@ -61,9 +62,3 @@ class FilteredMoments(BaseAdapter):
 
     def _set_numbers(self, num_batches: float) -> None:
         self.num_batches = int(num_batches)
-
-
-def _moved(old: Tensor, new: Tensor, gain: float) -> Tensor:
-    """Returns the old values moved towards new ones; where one is NaN, which would stay, the other."""
-    moved = torch.where(torch.isfinite(old), torch.lerp(old, new, gain), new)
-    return torch.where(torch.isfinite(new), moved, old)

@@ -33,12 +33,12 @@ class Moments(NamedTuple):
         mean, std = (x.to(self.std) for x in other)
         if not match_std:
             return Affine(torch.ones_like(std), mean - self.mean)
-        scale = torch.where(self.std > 0, std / self.std, 1.0)
+        scale = (std / self.std).masked_fill_(self.std <= 0, 1.0)
         return Affine(scale, torch.addcmul(mean, self.mean, scale, value=-1))
 
     def without_rounding(self, least_std: Tensor) -> Moments:
         """Returns moments in which a spread of at most ``least_std``, which rounding alone makes, is zero."""
-        return Moments(self.mean, torch.where(self.std > least_std, self.std, 0.0))
+        return Moments(self.mean, self.std * (self.std > least_std))
 
 
 def moments(rows: Tensor) -> Moments:

@@ -22,7 +22,7 @@ def split(
 ) -> Batch:
     """Checks shapes and dtypes, and splits the input by its enqueue mask.
 
-    Embeddings are raised to ``dtype`` where theirs is less precise.
+    Embeddings are raised to ``dtype``, float32 or float64, where theirs is less precise.
     """
     check_embeddings(embeddings, embedding_size)
     check_integers("labels", labels, len(embeddings), "one label per embedding")
@@ -31,7 +31,7 @@ def split(
         if mask is not None:
             raise ValueError("indices_tuple and enqueue_mask are mutually exclusive: pass one of them")
     if dtype is not None:
-        embeddings = embeddings.to(torch.promote_types(embeddings.dtype, dtype))
+        embeddings = embeddings if embeddings.dtype == torch.float64 else embeddings.to(dtype)
     labels = labels.to(embeddings.device, torch.int64).contiguous()
     if ids is not None:
         check_integers("sample_ids", ids, len(embeddings), "one number per embedding, -1 where there is none")

@@ -276,7 +276,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     def _store(self, batch: Batch, *, is_adapted: bool) -> Contents:
         """Stores the batch in the place of the oldest rows or its samples' rows; adapts all rows before."""
         contents, labels = self.queue.contents, batch.row_labels
-        rows = batch.rows.to(torch.promote_types(self.memory_dtype, torch.float32))
+        rows = batch.rows.to(self.queue.contents.rows.dtype)
         placement = None if batch.ids is None else placement_of(contents, batch.ids, labels)
         if is_adapted:
             self._placement = placement
@@ -402,7 +402,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
         Nothing has changed if this raises; on many ranks it raises on all of them.
         """
-        size, dtype = self.embedding_size, torch.promote_types(self.memory_dtype, torch.float32)
+        size, dtype = self.embedding_size, self.queue.contents.rows.dtype
         split_up = partial(split, embeddings, labels, given, mask, size, dtype, ids)
         if is_read_only:
             return split_up(), None, False
@@ -422,7 +422,11 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             refusals, skip = self._hooks.refusals(batch.ref_labels), self.nonfinite == "skip"
             if given is not None:
                 refusals.append(refused_indices(given, len(embeddings), embeddings.device))
-            return batch, are_storable(embeddings, dtype, refusals, skip=skip)
+            rows = self.queue.on(batch.rows.device).rows
+            is_storable, is_due = are_storable(embeddings, dtype, refusals, rows.is_out_of_range(), skip=skip)
+            if is_due:
+                self.queue.store_anew_after_step()
+            return batch, is_storable
 
         if not (self.gather_distributed and is_distributed()):
             batch, is_storable = checked()

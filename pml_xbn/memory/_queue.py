@@ -161,6 +161,10 @@ class Queue(nn.Module):
 
     # -- a step ----------------------------------------------------------------------------------------------
 
+    def store_anew_after_step(self) -> None:
+        """Makes the rows due to be stored anew once the next step has succeeded."""
+        self.contents = self.contents._replace(rows=replace(self.contents.rows, is_due=True))
+
     def settle(self) -> None:
         """Stores rows anew after a step that has succeeded, if that is due."""
         contents = self.contents

@@ -22,7 +22,6 @@ _LEAST_SHARE_OF_RMS = 2.0**-8
 
 # A smaller spread is none: a batch's over it is to stay within float32.
 _LEAST_STD = 2.0**-60
-_LARGEST_SCALE = 2.0**100
 # A map that makes rows equal shrinks them by this factor instead, so that rows to come can differ from them.
 _LEAST_FACTOR = 2.0**-64
 _LEAST_FACTOR_OF_FLOAT16 = 2.0**-10
@@ -117,7 +116,7 @@ class Rows:
     @property
     def dtype(self) -> torch.dtype:
         """That in which rows are read."""
-        return torch.promote_types(self.stored.dtype, torch.float32)
+        return torch.float64 if self.stored.dtype == torch.float64 else torch.float32
 
     def _map(self) -> Affine:
         """From stored rows to rows as they are now."""
@@ -191,18 +190,19 @@ class Rows:
         size = of_stored.mean.abs()
         if not self.is_as_stored:  # they were stored at a spread of 1
             size = size.clamp_(min=1)
-        of_rounding = size.mul_(scale.abs()).mul_(max(torch.finfo(self.stored.dtype).eps, 1e-8))
-        least_std = of_rounding.add_(mean.abs(), alpha=torch.finfo(mean.dtype).eps)
-        return Moments(mean, of_stored.std * scale).without_rounding(least_std.mul_(8).clamp_(min=_LEAST_STD))
+        roundings = 8 * torch.finfo(mean.dtype).eps, 8 * max(torch.finfo(self.stored.dtype).eps, 1e-8)
+        scale = scale.abs()
+        least_std = (mean.abs() * roundings[0]).addcmul_(size, scale, value=roundings[1])
+        return Moments(mean, of_stored.std * scale).without_rounding(least_std)
 
     def adapted(self, affine: Affine) -> Rows:
         """Returns the rows after a map of all of them."""
         assert self.sums is not None, "to be measured first"
         least = _LEAST_FACTOR_OF_FLOAT16 if self.stored.dtype == torch.float16 else _LEAST_FACTOR
         are_equal = affine.scale.abs() < least
-        scale, shift = affine.after(Affine(self.scale, self.shift))
-        scale = torch.where(are_equal, self.scale * least, scale).clamp_(-_LARGEST_SCALE, _LARGEST_SCALE)
-        noise = torch.where(are_equal, 4 * self.sums.second, self.noise)
+        shift = torch.addcmul(affine.shift, self.shift, affine.scale)
+        scale = self.scale * affine.scale.masked_fill(are_equal, least)
+        noise = torch.where(are_equal, 2 * self.sums.second, self.noise)
         return replace(self, scale=scale, shift=shift, noise=noise, is_as_stored=False)
 
     def where_finite(self, before: Rows) -> Rows:
@@ -306,19 +306,15 @@ class Rows:
         """Returns whether rows have to be stored anew, a 0-d bool tensor; None where sums are not kept."""
         if self.sums is None:
             return None
-        is_within = self.sums.second <= self.num_rows * _LARGEST_RMS**2
+        is_out = self.sums.second > self.num_rows * _LARGEST_RMS**2
         if self.stored.dtype == torch.float16:  # in which what is left of equal rows is not small enough
-            is_within &= self.noise == 0
-        return ~is_within.all()
+            is_out |= self.noise != 0
+        return is_out.any()
 
     def settle(self) -> Rows:
         """Returns these rows after a step that has succeeded: stored anew, in place, if that is due."""
         self.overwritten.clear()
-        is_due = self.is_due and not self.is_as_stored
-        if not is_due and self.stored.device.type == "cpu":  # a GPU would have to wait
-            is_out = self.is_out_of_range()
-            is_due = is_out is not None and bool(is_out)
-        if is_due:
+        if self.is_due and not self.is_as_stored:
             return self.stored_anew()
         return replace(self, is_due=False) if self.is_due else self
 

@@ -11,25 +11,26 @@ from .._dtypes import widest
 from ..adapters.base_adapter import Refusal
 
 
-def are_storable(embeddings: Tensor, dtype: torch.dtype, refusals: list[Refusal], *, skip: bool) -> bool:
-    """Checks the values, in one wait for the GPU.
+def are_storable(
+    embeddings: Tensor, dtype: torch.dtype, refusals: list[Refusal], is_due: Tensor | None, *, skip: bool
+) -> tuple[bool, bool]:
+    """Returns whether a batch may be stored, and what ``is_due`` holds, in one wait for the GPU.
 
     Args:
         embeddings: ``(b, d)``, as the caller has passed them.
         dtype: that rows are read in.
         refusals: what there is against the labels, or the indices that came with them.
+        is_due: whether the rows that are stored are to be stored anew, 0-d bool; None: they are not.
         skip: return False instead of raising an error for values that are not finite.
 
     Raises:
         ValueError: the first of the refusals; NaN or inf, or what is beyond the range of ``dtype``.
     """
-    found = embeddings.detach().abs()
+    found = embeddings.abs()
     largest = found.amax() if len(found) else found.sum()  # NaN if there is one
-    refused: list[float] = []
-    if refusals:
-        size, *refused = torch.stack([widest(x) for x in (largest, *(flag for flag, _ in refusals))]).tolist()
-    else:
-        size = largest.item()
+    flags = [flag for flag, _ in refusals] + ([] if is_due is None else [is_due])
+    size, *known = torch.stack([widest(x) for x in (largest, *flags)]).tolist() if flags else [largest.item()]
+    refused = known[: len(refusals)]
     for is_refused, (_, message) in zip(refused, refusals, strict=True):
         if is_refused:
             raise ValueError(message())
@@ -46,4 +47,4 @@ def are_storable(embeddings: Tensor, dtype: torch.dtype, refusals: list[Refusal]
             f"embeddings holds {size:.3g}, beyond the range of {dtype}: pass "
             "smaller ones, or build the memory with memory_dtype=torch.float64"
         )
-    return is_within
+    return is_within, is_due is not None and bool(known[-1])

@@ -40,7 +40,7 @@ def is_ordinary(memory: AdaptiveCrossBatchMemory) -> Tensor:
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("when", [0, 1, 2, 3, 4])  # at other places of a turn
 @pytest.mark.parametrize("kind", OF_ALL_ROWS)
-def test_adaptation_goes_on_when_the_row_has_left(kind: str, when: int, bad: float) -> None:
+def test_adaptation_goes_on_in_the_turn_after_the_row_has_left(kind: str, when: int, bad: float) -> None:
     memory = EVERY[kind](nonfinite="ignore")
     for number in range(when):
         step(memory, number)
@@ -54,6 +54,8 @@ def test_adaptation_goes_on_when_the_row_has_left(kind: str, when: int, bad: flo
         number += 1
         step(memory, number)
     assert number - when <= -(-M // BATCH_SIZE)
+    for later in range(1, 1 + -(-M // BATCH_SIZE)):  # until the rows are measured anew
+        step(memory, number + later)
     assert is_adapted(memory, 2)
     # The other dimensions have not been without it.
     assert is_adapted(memory, 0)
