@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._tensor_checks import check_integers, check_mask
-from ._indices import IndicesTuple
+from ..pairwise import IndicesTuple
 from ._validation import check_embeddings, check_indices
 
 

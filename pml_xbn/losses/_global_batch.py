@@ -10,7 +10,7 @@ from torch import Tensor
 
 from . import _ranks as ranks
 from ._batch import Batch
-from ._indices import IndicesTuple
+from ..pairwise import IndicesTuple
 
 
 class Report(NamedTuple):

@@ -6,11 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from ..memory._rows import Rows
+from ..pairwise import Comparison, appended, chosen_pairs, loss_against, mapped
 from ._batch import Batch, zero_loss
-from ._cosines import Distances
-from ._indices import appended, mapped
-from ._pairs import Miner, chosen_pairs
-from ._seam import Comparison, loss_against
 from .batch_loss import loss_of_batch
 
 
@@ -25,7 +22,7 @@ def loss_against_stored(
     if given is None:
         return loss_against(compared)
     # Not stored, so the given pairs find their rows of the batch behind those of the memory.
-    lists = chosen_pairs(miner, Distances(batch.anchors, rows), *compared.labels())
+    lists = chosen_pairs(compared)
     batch_rows = torch.arange(len(rows), len(rows) + len(batch.refs), device=row_labels.device)
     values = torch.cat([rows.read(batch.refs.dtype), batch.refs.detach()])
     lists = appended(lists, mapped(given, batch_rows), batch.anchor_labels)

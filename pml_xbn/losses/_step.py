@@ -5,17 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ..memory._queue import Contents
 from ..memory._update import Update
+from ..pairwise import (
+    Comparison,
+    Share,
+    can_be_shared,
+    drop_own_rows,
+    loss_against,
+    loss_and_row_gradient,
+    mapped,
+    share_against,
+)
 from . import _ranks as ranks
 from ._batch import Batch, zero_loss
-from ._early_gradient import EarlyGradient
 from ._global_batch import Report, of_all_ranks
-from ._indices import drop_own_rows, mapped
-from ._seam import Comparison, can_be_shared, loss_against, loss_and_row_gradient, share_against
-from ._shares import share_of_nothing
 from ._validation import check_scalar
 from .batch_loss import loss_of_batch
 
@@ -80,24 +87,21 @@ class Step(NamedTuple):
         # A rank computes its own anchors' terms, or where these depend on other anchors, those of all.
         whole = of_all_ranks(batch, reports) if self.batch_loss_weight or not is_shared else batch
         loss, gradient = batch.anchors.new_zeros(()), None
-        share = share_of_nothing(self.loss, batch.anchors)
-        exchange, early = ranks.Exchange(share.numbers()), None
+        share = Share(self.loss, batch.anchors) if is_shared else None
+        exchange = ranks.Exchange(torch.zeros(0) if share is None else share.numbers())
         with exchange.at_end():
             contents = store()
-            if contents is not None and is_shared:
-                compared = self._compared(batch, contents)
-                if compared is not None:
-                    early = EarlyGradient(batch.anchors, self.loss)
-                    share = share_against(compared._replace(anchors=early.leaf))
+            compared = None if contents is None or share is None else self._compared(batch, contents)
+            if compared is not None:
+                share = share_against(compared)
                 exchange.mine = share.numbers()
             with ranks.same_draws(reports[0].seed, batch.rows.device):
                 if not is_shared:
                     loss, gradient = self.loss_of(whole, contents)
                 elif self.batch_loss_weight:
                     loss = self.batch_loss_weight * self._loss_alone(whole)
-        if is_shared:
-            against = share.loss_of_ranks(self.loss, exchange.of_ranks)
-            loss = loss + (against if early is None else early.attached_to(against))
+        if share is not None:
+            loss = loss + share.value_of_ranks(exchange.of_ranks)
         # Every rank has computed it, in sums that a GPU may have rounded otherwise than the next one.
         return loss, None if gradient is None else ranks.of_first_rank(gradient)
 

@@ -24,15 +24,11 @@ from ..memory._storable import are_storable
 from ..memory._update import Update
 from . import _ranks as ranks
 from ._batch import Batch, split
-from ._cosines import Distances
 from ._eager import eager
 from ._global_batch import Report, shared
-from ._indices import IndicesTuple, appended, mapped
-from ._pairs import Miner, chosen_pairs
+from ..pairwise import Comparison, IndicesTuple, Miner, check_reducers, check_supported, chosen_pairs, mapped
 from ._read_only import loss_against_stored
-from ._shares import check_reducers
 from ._step import Step
-from ._supported import check_supported
 from ._validation import check_num_rows, check_scalar, refused_indices
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -456,11 +452,11 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         own_rows = self.curr_batch_idx
         assert own_rows is not None, "nothing has been stored"
         excluded = own_rows if do_remove_self_comparisons else None
+        given = None if input_indices_tuple is None else mapped(input_indices_tuple, own_rows)
         rows = Rows.of(E_mem, len(E_mem), E_mem.dtype)
-        indices = chosen_pairs(self.miner, Distances(embeddings, rows), labels, L_mem, excluded)
-        if input_indices_tuple is None:
-            return indices
-        return appended(indices, mapped(input_indices_tuple, own_rows), labels)
+        return chosen_pairs(
+            Comparison(self.loss, self.miner, embeddings, labels, rows, L_mem, excluded, given)
+        )
 
     def reset_queue(self) -> None:
         """Empties the memory. Calls stay counted and adapters keep their estimates."""

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from . import _ranks as ranks
 from ._batch import Batch, split, zero_loss
 from ._global_batch import of_all_ranks, shared
-from ._indices import IndicesTuple, appended, mapped
-from ._pairs import Miner
+from ..pairwise import IndicesTuple, Miner, appended, mapped
 
 
 class BatchLoss(nn.Module):

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from ..adapters import GroupMomentMatching
-from ._pairs import Miner
+from ..pairwise import Miner
 from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from ..adapters import GroupMomentMatching
 from ..adapters.superclass_lookup import Superclasses
-from ._pairs import Miner
+from ..pairwise import Miner
 from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
 
 
