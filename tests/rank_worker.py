@@ -93,47 +93,6 @@ def train(
     return history
 
 
-def message_of(call: Callable[[], Any]) -> str:
-    try:
-        call()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "no error"
-
-
-class FailingLoss(SupConLoss):
-    fails = False
-
-    def forward(self, *args: Any) -> Tensor:
-        if self.fails:
-            raise OSError("disk on fire")
-        return super().forward(*args)
-
-
-def failures(rank: int) -> dict[str, Any]:
-    """What every rank hears when one fails, and that the next step works for all."""
-    loss_fn = AXBNWrapper(FailingLoss(), D, M, measurement_noise=9.0, gather_distributed=True)
-    loss_fn(*batch_of(rank, 0, 4))
-    before = str(loss_fn.state_dict())
-    inputs, labels = batch_of(rank, 1, 4)
-    bad = inputs.clone()
-    if rank == 1:
-        bad[2] = float("nan")
-    heard = {
-        "nan": message_of(lambda: loss_fn(bad, labels)),
-        "shape": message_of(lambda: loss_fn(inputs[:, : 3 if rank == 0 else D], labels)),
-        "type": message_of(lambda: loss_fn(inputs if rank else None, labels)),
-        "too many": message_of(lambda: loss_fn(*batch_of(rank, 1, 10))),
-        "fill": message_of(lambda: loss_fn.fill_memory(bad, labels)),
-    }
-    loss_fn.loss.fails = rank == 0
-    heard["loss"] = message_of(lambda: loss_fn(inputs, labels))
-    loss_fn.loss.fails = False
-    unchanged = str(loss_fn.state_dict()) == before
-    loss_fn(inputs, labels)
-    return {"heard": heard, "unchanged": unchanged, "after": memory_of(loss_fn)}
-
-
 def skipped(rank: int) -> dict[str, Any]:
     loss_fn = XBNWrapper(SupConLoss(), D, M, gather_distributed=True, nonfinite="skip")
     loss_fn(*batch_of(rank, 0, 4))
@@ -188,7 +147,6 @@ def main(rank: int, world_size: int, folder: str) -> None:
         for equal in (True, False)
         for masked in (False, True)
     }
-    results["failures"] = failures(rank)
     results["skipped"] = skipped(rank)
     results["filled"] = filled(rank)
     for masked in (False, True):

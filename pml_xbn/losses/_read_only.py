@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ..memory._batch import Batch, zero_loss
 from ..memory._rows import Rows
-from ..pairwise import Comparison, appended, chosen_pairs, loss_against, mapped
-from ._batch import Batch, zero_loss
+from ..pairwise import Comparison, Miner, appended, chosen_pairs, loss_against, mapped
 from .batch_loss import loss_of_batch
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
+from ..distributed._collectives import broadcast, same_draws
+from ..distributed._exchange import Exchange
+from ..distributed._global_batch import Report, batch_of_all_ranks
+from ..memory._batch import Batch, zero_loss
 from ..memory._queue import Contents
 from ..memory._update import Update
 from ..pairwise import (
@@ -20,9 +23,6 @@ from ..pairwise import (
     mapped,
     share_against,
 )
-from . import _ranks as ranks
-from ._batch import Batch, zero_loss
-from ._global_batch import Report, of_all_ranks
 from ._validation import check_scalar
 from .batch_loss import loss_of_batch
 
@@ -85,25 +85,26 @@ class Step(NamedTuple):
             not is_warming_up and not self.update.is_by_gradient and can_be_shared(self.loss, self.miner)
         )
         # A rank computes its own anchors' terms, or where these depend on other anchors, those of all.
-        whole = of_all_ranks(batch, reports) if self.batch_loss_weight or not is_shared else batch
+        whole = batch_of_all_ranks(batch, reports) if self.batch_loss_weight or not is_shared else batch
         loss, gradient = batch.anchors.new_zeros(()), None
         share = Share(self.loss, batch.anchors) if is_shared else None
-        exchange = ranks.Exchange(torch.zeros(0) if share is None else share.numbers())
+        exchange = Exchange(0 if share is None else len(share.numbers()))
         with exchange.at_end():
             contents = store()
             compared = None if contents is None or share is None else self._compared(batch, contents)
             if compared is not None:
                 share = share_against(compared)
-                exchange.mine = share.numbers()
-            with ranks.same_draws(reports[0].seed, batch.rows.device):
+                exchange.numbers = share.numbers()
+            with same_draws(reports[0].seed, batch.rows.device):
                 if not is_shared:
                     loss, gradient = self.loss_of(whole, contents)
+                    check_scalar(loss, self.loss)
                 elif self.batch_loss_weight:
                     loss = self.batch_loss_weight * self._loss_alone(whole)
         if share is not None:
             loss = loss + share.value_of_ranks(exchange.of_ranks)
         # Every rank has computed it, in sums that a GPU may have rounded otherwise than the next one.
-        return loss, None if gradient is None else ranks.of_first_rank(gradient)
+        return loss, None if gradient is None else broadcast(gradient)
 
     def _loss_alone(self, batch: Batch) -> Tensor:
         return loss_of_batch(self.loss, self.miner, batch)

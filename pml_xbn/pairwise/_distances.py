@@ -74,7 +74,8 @@ class Distances:
         # has no gradient.
         eps = torch.finfo(squared.dtype).eps
         equal = self._are_equal(squared.detach() < 16 * eps)
-        return squared.clamp_min(eps).sqrt().masked_fill(equal, 0.0)
+        mat: Tensor = squared.clamp_min(eps).sqrt().masked_fill(equal, 0.0)
+        return mat
 
     def _noise_to_signal(self, is_normalized: bool) -> Tensor:
         """Returns the variance of the difference over that of the anchor."""
@@ -87,10 +88,11 @@ class Distances:
         signal = vectors.square().sum(dim=1, keepdim=True)
         noise = signal + of_rows / lengths.square() - 2 * products
         equal = self._are_equal(noise.detach() < signal.detach() * torch.finfo(noise.dtype).eps ** 0.5)
-        return (noise.clamp_min(0) / signal).masked_fill(equal, 0.0)
+        mat: Tensor = (noise.clamp_min(0) / signal).masked_fill(equal, 0.0)
+        return mat
 
     def _are_equal(self, allowed: Tensor) -> Tensor:
-        """Returns where an anchor and a row are the same vector, of the pairs allowed, ``(a, n)`` bool; in place."""
+        """Returns, in place, where an anchor and a row are the same vector, of the pairs allowed."""
         anchors, candidates = self.anchors.detach(), allowed.nonzero()
         equal = allowed.zero_()
         for pairs in candidates.split(_PAIRS_AT_ONCE):

@@ -18,7 +18,7 @@ from torch.nn.functional import relu, softplus
 from .._dtypes import widest
 from ._pairs import Pairs, similarities
 from ._reducers import Elements, Reduced, Terms
-from ._triplets import Positives, TripletTerms, Window
+from ._triplets import Positives, TripletTerms
 
 
 def circle(loss: losses.CircleLoss, mat: Tensor, pairs: Pairs) -> dict[str, Terms]:
@@ -144,11 +144,11 @@ def _of_triplets(
     mat: Tensor, x: Tensor, y: Tensor, pairs: Pairs, activation: Callable[[Tensor], Tensor] | None = None
 ) -> Elements | TripletTerms:
     """Returns the terms of x_p + y_n, of which a loss that is never below zero needs no activation."""
-    window = pairs.triplets
-    if isinstance(window, Window) and not Positives.of(mat, window.positive).are_ordered_by(window.mat):
+    window = pairs.window
+    if window is not None and not Positives.of(mat, window.positive).are_ordered_by(window.mat):
         pairs = pairs.listed(window.lists())
-    if not pairs.has_listed_triplets:
-        return TripletTerms(mat, x, y, *pairs[:2], pairs.triplets, is_positive=activation is None)
+    if pairs.triplets is None:
+        return TripletTerms(mat, x, y, *pairs[:2], pairs.window, is_positive=activation is None)
     anchors, positives, negatives = pairs.triplets
     terms = x[anchors, positives] + y[anchors, negatives]
     return Elements(terms if activation is None else activation(terms), anchors=anchors)

@@ -22,7 +22,6 @@ from ._pairs import Pairs
 from ._plain import is_plain
 from ._reducers import rules_of
 from ._share import Part, Share
-from ._triplets import Window
 
 # Several matrices of that size are to fit into a CPU's cache.
 _PAIRS_AT_ONCE = {"cpu": 2**19, "gpu": 2**24}
@@ -124,7 +123,7 @@ def is_sum_of_terms(loss: Any) -> bool:
 
 
 def can_be_shared(loss: Any, miner: Any) -> bool:
-    """Returns whether every rank can compute the terms of its own anchors without seeing those of the others."""
+    """Returns whether every rank can compute the terms of its own anchors, without the others'."""
     return (
         is_sum_of_terms(loss)
         and FORMS[type(loss)].is_by_anchor
@@ -143,15 +142,15 @@ def share_against(compared: Comparison) -> Share:
     distances = Distances(leaf, compared.rows)
     pairs = compared.chosen(distances)
     is_smooth = getattr(loss, "smooth_loss", False)
-    if is_smooth and isinstance(pairs.triplets, Window):
+    if is_smooth and pairs.window is not None:
         pairs = pairs.listed(pairs.lists())
     if isinstance(loss, AngularLoss) or (is_smooth and pairs.triplets is None):
         parts = parts_by_pml(loss, leaf, distances.row_tensor, pairs)
         return Share(loss, anchors, pairs.num_pairs(), parts, leaf)
     mat = distances.measured(loss.distance)
-    if compared.given is not None and hasattr(loss, "_assert_either_pos_or_neg"):  # since PML 2.9
-        if loss.loss_method == loss.mat_based_loss:
-            loss._assert_either_pos_or_neg(*pairs[:2])
+    is_checked = hasattr(loss, "_assert_either_pos_or_neg")  # since PML 2.9
+    if compared.given is not None and is_checked and loss.loss_method == loss.mat_based_loss:
+        loss._assert_either_pos_or_neg(*pairs[:2])
 
     def pull(gradient: Tensor) -> Tensor:
         return torch.autograd.grad(mat, leaf, gradient)[0]
@@ -168,6 +167,7 @@ def _parts(loss: Any, mat: Tensor, pairs: Pairs, is_differentiated: bool) -> Ite
 
     def part(mat: Tensor, pairs: Pairs, places: slice | None) -> Part:
         leaf = mat.detach().requires_grad_(is_differentiated)
+        assert form.terms is not None
         terms = form.terms(loss, leaf, pairs)
         fractions = [
             terms[name].fraction(rule, pairs.labels, pairs.over_rows) for name, rule in rules.items()
@@ -177,7 +177,7 @@ def _parts(loss: Any, mat: Tensor, pairs: Pairs, is_differentiated: bool) -> Ite
     device = "cpu" if mat.device.type == "cpu" else "gpu"
     at_once = max(1, _PAIRS_AT_ONCE[device] // max(1, mat.shape[1]))
     is_by_anchor = form.is_by_anchor and not getattr(loss, "learn_beta", False)
-    if at_once >= len(mat) or not is_by_anchor or pairs.has_listed_triplets:
+    if at_once >= len(mat) or not is_by_anchor or pairs.triplets is not None:
         yield part(mat, pairs, None)
         return
     for first in range(0, len(mat), at_once):

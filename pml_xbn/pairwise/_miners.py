@@ -31,15 +31,16 @@ def mined(miner: Any, distances: Distances, pairs: Pairs) -> Pairs:
         chosen = MINERS[type(miner)](miner, distances.measured(miner.distance), pairs)
     # It counts what it has chosen.
     num_positive, num_negative = chosen.num_pairs().tolist()
-    is_of_triplets = chosen.triplets is not None
     miner.output_assertion(
-        [range(num_positive)] * 3 if is_of_triplets else [range(num_positive)] * 2 + [range(num_negative)] * 2
+        [range(num_positive)] * 3
+        if chosen.is_of_triplets
+        else [range(num_positive)] * 2 + [range(num_negative)] * 2
     )
     return chosen
 
 
 def is_function_of_pairs(miner: Any) -> bool:
-    """Returns whether the miner is one of the five, unchanged, and nobody could tell that it is not called."""
+    """Returns whether the miner is one of the five, unchanged, and nobody would notice a call."""
     # Its function keeps the statistics of two.
     allow_stats = type(miner) is not miners.TripletMarginMiner
     return type(miner) in MINERS and is_plain(miner, allow_stats=allow_stats)
@@ -127,7 +128,7 @@ def triplet_margin(miner: miners.TripletMarginMiner, mat: Tensor, pairs: Pairs) 
     }.get(miner.type_of_triplets, (-inf, miner.margin))
     window = Window(-similarities(miner.distance, mat), low, high, pairs.positive, pairs.negative)
     positive, negative = window.num_triplets()
-    return pairs._replace(positive=positive, negative=negative, triplets=window)
+    return pairs._replace(positive=positive, negative=negative, window=window)
 
 
 MINERS: dict[type, Callable[[Any, Tensor, Pairs], Pairs]] = {
@@ -145,7 +146,7 @@ def _extreme(near: Tensor, mask: Tensor, sign: int) -> Tensor:
 
 
 def _one_each(near: Tensor, mask: Tensor, sign: int) -> Tensor:
-    """Returns the pair of every anchor with the largest similarity, or the least, if it has any, ``(a, n)``."""
+    """Returns the pair of every anchor with the largest similarity, or the least, ``(a, n)``."""
     rows = (sign * near).masked_fill(~mask, -inf).argmax(dim=1, keepdim=True)
     return torch.zeros_like(mask).scatter_(1, rows, mask.gather(1, rows))
 

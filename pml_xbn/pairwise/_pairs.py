@@ -23,8 +23,8 @@ class Pairs(NamedTuple):
         row_labels: ``(n,)``.
         own_rows: row of every anchor's own copy, ``(a,)``; None where it has none.
         over_rows: reductions over the rows.
-        triplets: which positives of an anchor go with which of its negatives, as a window or as three index
-            tensors; None: a loss of triplets combines all with all.
+        triplets: which positives of an anchor go with which of its negatives, as three index tensors.
+        window: the same, unlisted. If neither is there, a loss of triplets combines all with all.
     """
 
     positive: Tensor
@@ -33,7 +33,8 @@ class Pairs(NamedTuple):
     row_labels: Tensor
     own_rows: Tensor | None
     over_rows: OverRows
-    triplets: Window | IndicesTuple | None = None
+    triplets: IndicesTuple | None = None
+    window: Window | None = None
 
     @classmethod
     def all(
@@ -59,21 +60,21 @@ class Pairs(NamedTuple):
         for count, places in zip(counts, halves, strict=True):
             count.index_put_(places, count.new_ones(()), accumulate=True)
         triplets = lists if len(lists) == 3 else None
-        return self._replace(positive=counts[0], negative=counts[1], triplets=triplets)
+        return self._replace(positive=counts[0], negative=counts[1], triplets=triplets, window=None)
 
     def and_given(self, given: IndicesTuple | None) -> Pairs:
         """Returns these pairs, and those that the caller has given besides."""
         if given is None:
             return self
-        if self.triplets is not None:
+        if self.is_of_triplets:
             return self.listed(appended(self.lists(), given, self.labels))
         also = self.listed(lmu.convert_to_pairs(given, self.labels))
         return also._replace(positive=also.positive + self.positive, negative=also.negative + self.negative)
 
     def lists(self) -> IndicesTuple:
         """Returns index tensors as PML's miners do, four of pairs or three of triplets."""
-        if isinstance(self.triplets, Window):
-            return self.triplets.lists()
+        if self.window is not None:
+            return self.window.lists()
         return self.triplets or (*listed(self.positive), *listed(self.negative))
 
     def masks(self) -> tuple[Tensor, Tensor]:
@@ -84,15 +85,15 @@ class Pairs(NamedTuple):
 
     def in_triplets(self) -> tuple[Tensor, Tensor]:
         """Returns how many triplets each positive and each negative pair is part of, ``(a, n)``."""
-        if self.triplets is not None:
+        if self.is_of_triplets:
             return self.positive, self.negative
         num_positive, num_negative = (self.over_rows.count(x).unsqueeze(1) for x in self[:2])
         return self.positive * num_negative, self.negative * num_positive
 
     @property
-    def has_listed_triplets(self) -> bool:
-        """Whether there are index tensors of triplets."""
-        return self.triplets is not None and not isinstance(self.triplets, Window)
+    def is_of_triplets(self) -> bool:
+        """Whether triplets have been chosen, and not pairs."""
+        return self.triplets is not None or self.window is not None
 
     def num_pairs(self) -> Tensor:
         """Returns how many positive and negative pairs there are, ``(2,)``."""
@@ -105,7 +106,7 @@ class Pairs(NamedTuple):
             negative=self.negative[anchors],
             labels=self.labels[anchors],
             own_rows=None if self.own_rows is None else self.own_rows[anchors],
-            triplets=self.triplets.at(anchors) if isinstance(self.triplets, Window) else self.triplets,
+            window=None if self.window is None else self.window.at(anchors),
         )
 
 

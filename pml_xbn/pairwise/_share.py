@@ -82,12 +82,11 @@ class Share:
         for (i, _), new in zip(inputs, of_inputs, strict=True):
             if new is None:
                 continue
+            before = gradients[i]
             if i == 0 and part.places is not None:
-                before = torch.zeros_like(whole) if gradients[0] is None else gradients[0]
+                gradients[0] = before = torch.zeros_like(whole) if before is None else before
                 before[part.places] += new
-                gradients[0] = before
             else:
-                before = gradients[i]
                 gradients[i] = new if before is None else before + new
 
     def value(self) -> Tensor:
@@ -131,7 +130,7 @@ class Share:
 
     def _attached(self, sums: list[Tensor], divisors: list[Tensor], num_ranks: int = 1) -> Tensor:
         """Returns the sum of the quotients with its gradients, which are all that its graph keeps."""
-        value = _divided(sums, divisors).to(self._sums[0].dtype)
+        value: Tensor = _divided(sums, divisors).to(self._sums[0].dtype)
         inputs = [self._anchors, *self._learned]
         if any(x.requires_grad for x in inputs) and torch.is_grad_enabled():
             gradients = [_divided(x, divisors) for x in zip(*self._gradients, strict=True)]
@@ -162,7 +161,7 @@ class _KnownGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, loss: Tensor, gradients: list[Tensor], *_: Tensor) -> Tensor:
         ctx.save_for_backward(*gradients)
-        return loss
+        return loss.clone()
 
     @staticmethod
     @torch.autograd.function.once_differentiable

@@ -44,7 +44,7 @@ class Window(NamedTuple):
         return positives.num_triplets(self.negative, *self.limits(positives))
 
     def limits(self, positives: Positives) -> tuple[Tensor, Tensor]:
-        """Returns the first and the last positive but one that go with every row as negative, ``(a, n)``."""
+        """Returns of every negative the first positive it goes with, and the first behind these."""
         return positives.first(self.mat, self.mat - self.high), positives.first(self.mat, self.mat - self.low)
 
     def at(self, anchors: slice) -> Window:
@@ -111,8 +111,8 @@ class Positives(NamedTuple):
 class TripletTerms(NamedTuple):
     """Of every triplet the positive part of x_p + y_n, where x grows with the distance, and y falls.
 
-    The triplets with terms between two numbers are, for every negative, a run of the positives in the order of
-    their distance. How many such triplets each pair is part of is all that the sum of their terms needs.
+    The triplets with terms between two numbers are, for every negative, a run of the positives in the order
+    of their distance. How many such triplets each pair is part of is all that the sum of their terms needs.
 
     Attributes:
         mat: distances that grow where vectors come apart, ``(a, n)``.

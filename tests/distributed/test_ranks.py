@@ -71,31 +71,6 @@ def test_mean_gradient_is_that_of_one_process(ranks: Results, name: str, equal: 
             torch.testing.assert_close(gradient, expected["gradient"], rtol=1e-9, atol=1e-9)
 
 
-def test_a_rank_that_raises_makes_all_raise_its_message(ranks: Results) -> None:
-    own = {
-        "nan": (1, "ValueError", "embeddings has NaN or inf in rows [2]"),
-        "shape": (0, "ValueError", "embeddings has shape (4, 3)"),
-        "type": (0, "TypeError", "embeddings is a NoneType"),
-        "fill": (1, "ValueError", "embeddings has NaN or inf in rows [2]"),
-        "loss": (0, "OSError", "disk on fire"),
-    }
-    for rank, results in enumerate(ranks):
-        heard = results["failures"]["heard"]
-        for case, (failing_rank, error, message) in own.items():
-            if rank == failing_rank:
-                assert heard[case].startswith(f"{error}: {message}")
-            else:
-                relayed = "ValueError" if error == "ValueError" else "RuntimeError"
-                start = f"{relayed}: rank {failing_rank} failed with {error}: {message}"
-                assert heard[case].startswith(start)
-        assert f"{10 * len(ranks)} rows to enqueue do not fit memory_size=17" in heard["too many"]
-
-
-def test_after_a_failure_all_go_on_as_if_it_had_not_been(ranks: Results) -> None:
-    assert all(rank["failures"]["unchanged"] for rank in ranks)
-    assert_same_memory([rank["failures"]["after"] for rank in ranks])
-
-
 def test_a_batch_that_one_rank_skips_is_stored_by_none(ranks: Results) -> None:
     assert_same_memory([rank["skipped"] for rank in ranks])
     assert ranks[0]["skipped"]["num_rows"] == 4 * len(ranks)
