@@ -129,9 +129,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         self.update_momentum = update_momentum
         self.update_learning_rate = update_learning_rate
         self._step().check()
-        self.add_to_recordable_attributes(
-            ["delay", "warmup", "batch_loss_weight", "num_rows", "num_calls"], is_stat=False
-        )
+        names = ["delay", "warmup", "batch_loss_weight", "num_rows", "num_calls"]
+        self.add_to_recordable_attributes(list_of_names=names, is_stat=False)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={getattr(self, name)}" for name in (*_SIZES, *_OPTIONS, *_UPDATE))

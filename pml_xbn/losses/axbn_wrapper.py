@@ -26,7 +26,8 @@ class AXBNWrapper(AdaptiveCrossBatchMemory):
         process_noise, measurement_noise, initial_variance, gain_update_interval: see
             :class:`~pml_xbn.adapters.KalmanMomentMatching`.
         delay, warmup, batch_loss_weight, normalize_memory, gather_distributed, nonfinite, memory_dtype,
-            update, update_momentum, update_learning_rate, collect_stats: see :class:`AdaptiveCrossBatchMemory`.
+            update, update_momentum, update_learning_rate, collect_stats: see
+            :class:`AdaptiveCrossBatchMemory`.
 
     Example:
         >>> import torch

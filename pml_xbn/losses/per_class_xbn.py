@@ -26,7 +26,8 @@ class PerClassXBN(AdaptiveCrossBatchMemory):
         miner: chooses among the pairs of batch and memory; default all pairs.
         mean_lambda, std_lambda, normalize_absent: see :class:`~pml_xbn.adapters.GroupMomentMatching`.
         delay, warmup, batch_loss_weight, normalize_memory, gather_distributed, nonfinite, memory_dtype,
-            update, update_momentum, update_learning_rate, collect_stats: see :class:`AdaptiveCrossBatchMemory`.
+            update, update_momentum, update_learning_rate, collect_stats: see
+            :class:`AdaptiveCrossBatchMemory`.
 
     Example:
         >>> import torch

@@ -27,7 +27,8 @@ class SuperClassXBN(AdaptiveCrossBatchMemory):
         superclasses: label → superclass, a 1-D integer tensor or sequence indexed by label, or a dict.
         mean_lambda, std_lambda, normalize_absent: see :class:`~pml_xbn.adapters.GroupMomentMatching`.
         delay, warmup, batch_loss_weight, normalize_memory, gather_distributed, nonfinite, memory_dtype,
-            update, update_momentum, update_learning_rate, collect_stats: see :class:`AdaptiveCrossBatchMemory`.
+            update, update_momentum, update_learning_rate, collect_stats: see
+            :class:`AdaptiveCrossBatchMemory`.
 
     Example:
         >>> import torch

@@ -24,7 +24,8 @@ class XBNWrapper(AdaptiveCrossBatchMemory):
         miner: chooses among the pairs of batch and memory; default all pairs.
         match_std, momentum: see :class:`~pml_xbn.adapters.MomentMatching`.
         delay, warmup, batch_loss_weight, normalize_memory, gather_distributed, nonfinite, memory_dtype,
-            update, update_momentum, update_learning_rate, collect_stats: see :class:`AdaptiveCrossBatchMemory`.
+            update, update_momentum, update_learning_rate, collect_stats: see
+            :class:`AdaptiveCrossBatchMemory`.
 
     Example:
         >>> import torch
