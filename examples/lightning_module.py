@@ -66,6 +66,7 @@ class GlyphBatches(lightning.LightningDataModule):
 
     def __init__(self) -> None:
         super().__init__()
+        self.allow_zero_length_dataloader_with_multiple_devices = True  # only the first rank validates
         self.train_set = Glyphs("train", transform=lambda image: image / 255)
         self.test_set = Glyphs("test", transform=lambda image: image / 255)
 
@@ -76,7 +77,7 @@ class GlyphBatches(lightning.LightningDataModule):
         return DataLoader(self.train_set, batch_sampler=batches)
 
     def val_dataloader(self) -> DataLoader[Any]:
-        num_images = len(self.test_set) if self.trainer.is_global_zero else 0  # the first rank validates
+        num_images = len(self.test_set) if self.trainer.is_global_zero else 0
         return DataLoader(Subset(self.test_set, range(num_images)), batch_size=256)
 
 
