@@ -29,8 +29,8 @@ def check_supported(loss: nn.Module) -> None:
     name = type(loss).__name__
     if isinstance(loss, MultipleLosses):
         raise ValueError(
-            f"{name} cannot be used with a cross-batch memory: build a memory for each of its losses, and add "
-            "what they return"
+            f"{name} cannot be used with a cross-batch memory: build a memory for each of its losses, and "
+            "add what they return"
         )
     if names.isdisjoint(supported):
         raise ValueError(
