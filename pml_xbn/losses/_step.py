@@ -100,13 +100,14 @@ class Step(NamedTuple):
             self.update.check_ids(ids)
             batch = self.split(embeddings, labels, given, mask, ids)
             check_num_rows(len(batch.refs), memory_size)
-            rows = self.queue.on(batch.rows.device).rows  # which may be out of memory
-            if self.nonfinite == "ignore":
-                return batch, True
-            refusals = self.hooks.refusals(batch.ref_labels)
-            if given is not None:
-                refusals.append(refused_indices(given, len(embeddings), embeddings.device))
-            return batch, are_storable(embeddings, rows.dtype, refusals, skip=self.nonfinite == "skip")
+            is_storable = True
+            if self.nonfinite != "ignore":
+                refusals, dtype = self.hooks.refusals(batch.ref_labels), self.queue.contents.rows.dtype
+                if given is not None:
+                    refusals.append(refused_indices(given, len(embeddings), embeddings.device))
+                is_storable = are_storable(embeddings, dtype, refusals, skip=self.nonfinite == "skip")
+            self.queue.on(batch.rows.device)  # which may be out of memory
+            return batch, is_storable
 
         if not (self.gather_distributed and is_distributed()):
             batch, is_storable = checked()
