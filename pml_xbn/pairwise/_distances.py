@@ -58,8 +58,8 @@ class Distances:
         if is_normalized not in self._products:
             # A miner may ask first, which takes no gradients; the loss asks next.
             with torch.set_grad_enabled(self._is_differentiated):
-                vectors = normalize(self.anchors) if is_normalized else self.anchors
-                self._products[is_normalized] = _Products.apply(vectors, self.rows, is_normalized)
+                products = _Products.apply(self.anchors, self.rows, is_normalized, is_normalized)
+            self._products[is_normalized] = products
         return self._products[is_normalized]
 
     def _euclidean(self) -> Tensor:
@@ -81,7 +81,7 @@ class Distances:
         """Returns the variance of the difference over that of the anchor."""
         vectors = normalize(self.anchors) if is_normalized else self.anchors
         vectors = vectors - vectors.mean(dim=1, keepdim=True)  # so that means of rows make no difference
-        products, lengths = _Products.apply(vectors, self.rows, is_normalized)
+        products, lengths = _Products.apply(vectors, self.rows, False, is_normalized)
         of_rows = torch.empty_like(lengths)
         for places, part in self.rows.parts(vectors.dtype):
             of_rows[places] = (part - part.mean(dim=1, keepdim=True)).square().sum(dim=1)
@@ -113,30 +113,42 @@ def is_read_off_products(distance: Any) -> bool:
 
 
 class _Products(torch.autograd.Function):
-    """Products of vectors ``(a, d)`` with rows, or with rows of unit length; no gradient for the rows.
+    """Products of vectors ``(a, d)`` with rows, either of them scaled to unit length or not.
+
+    Rows take no gradient.
 
     Returns:
         The matrix ``(a, n)``, and what the rows were divided by, ``(n,)``.
     """
 
     @staticmethod
-    def forward(ctx: Any, vectors: Tensor, rows: Rows, is_scaled: bool) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, vectors: Tensor, rows: Rows, scales_vectors: bool, scales_rows: bool
+    ) -> tuple[Tensor, Tensor]:
+        norms = None
+        if scales_vectors:
+            norms = torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_min_(_SMALLEST_NORM)
+            vectors = vectors / norms
         mat = vectors.new_empty(len(vectors), len(rows))
         lengths = vectors.new_ones(len(rows))
         for places, part in rows.parts(vectors.dtype):
             torch.mm(vectors, part.t(), out=mat[:, places])
-            if is_scaled:
+            if scales_rows:
                 torch.linalg.vector_norm(part, dim=1, out=lengths[places])
-        if is_scaled:
+        if scales_rows:
             mat /= lengths.clamp_min_(_SMALLEST_NORM)
-        ctx.rows = rows
-        ctx.save_for_backward(lengths if is_scaled else None)
+        ctx.rows, ctx.scales_rows = rows, scales_rows
+        ctx.save_for_backward(vectors, norms, lengths)
         ctx.mark_non_differentiable(lengths)
         ctx.set_materialize_grads(False)
         return mat, lengths
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, of_mat: Tensor, _: None) -> tuple[Tensor, None, None]:
-        (lengths,) = ctx.saved_tensors
-        return ctx.rows.weighted_sum(of_mat if lengths is None else of_mat / lengths), None, None
+    def backward(ctx: Any, of_mat: Tensor, _: None) -> tuple[Tensor | None, ...]:
+        vectors, norms, lengths = ctx.saved_tensors
+        of_vectors = ctx.rows.weighted_sum(of_mat / lengths if ctx.scales_rows else of_mat)
+        if norms is not None:  # a change of length changes nothing
+            along = (of_vectors * vectors).sum(dim=1, keepdim=True)
+            of_vectors = torch.addcmul(of_vectors, vectors, along, value=-1).div_(norms)
+        return of_vectors, None, None, None

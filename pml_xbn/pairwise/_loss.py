@@ -158,7 +158,7 @@ def share_against(compared: Comparison) -> Share:
         pairs = pairs.listed(pairs.lists())
     if isinstance(loss, AngularLoss) or (is_smooth and pairs.triplets is None):
         parts = parts_by_pml(loss, leaf, distances.row_tensor, pairs)
-        return Share(loss, anchors, pairs.num_pairs(), parts, leaf)
+        return Share(loss, anchors, pairs, parts, leaf)
     mat = distances.measured(loss.distance)
     is_checked = hasattr(loss, "_assert_either_pos_or_neg")  # since PML 2.9
     if compared.given is not None and is_checked and loss.loss_method == loss.mat_based_loss:
@@ -167,9 +167,7 @@ def share_against(compared: Comparison) -> Share:
     def pull(gradient: Tensor) -> Tensor:
         return torch.autograd.grad(mat, leaf, gradient)[0]
 
-    return Share(
-        loss, anchors, pairs.num_pairs(), _parts(loss, mat.detach(), pairs, mat.requires_grad), mat, pull
-    )
+    return Share(loss, anchors, pairs, _parts(loss, mat.detach(), pairs, mat.requires_grad), mat, pull)
 
 
 def _parts(loss: Any, mat: Tensor, pairs: Pairs, is_differentiated: bool) -> Iterator[Part]:

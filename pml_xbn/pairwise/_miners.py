@@ -29,13 +29,10 @@ def mined(miner: Any, distances: Distances, pairs: Pairs) -> Pairs:
     with torch.no_grad():
         miner.reset_stats()
         chosen = MINERS[type(miner)](miner, distances.measured(miner.distance), pairs)
-    # It counts what it has chosen.
-    num_positive, num_negative = chosen.num_pairs().tolist()
-    miner.output_assertion(
-        [range(num_positive)] * 3
-        if chosen.is_of_triplets
-        else [range(num_positive)] * 2 + [range(num_negative)] * 2
-    )
+    chosen = chosen._replace(is_all=False).counted()
+    assert chosen.numbers is not None
+    positives, negatives = (range(number) for number in chosen.numbers)
+    miner.output_assertion([positives] * 3 if chosen.is_of_triplets else [positives] * 2 + [negatives] * 2)
     return chosen
 
 

@@ -19,9 +19,11 @@ class OverRows:
 
     def count(self, counts: Tensor) -> Tensor:
         """Returns how many pairs count, int64."""
-        if counts.dtype == torch.bool:  # which a CPU sums slowly
-            return counts.view(torch.uint8).sum(dim=1)
         return counts.sum(dim=1)
+
+    def any(self, mask: Tensor) -> Tensor:
+        """Returns whether any pair counts."""
+        return mask.any(dim=1)
 
     def max(self, values: Tensor, mask: Tensor) -> Tensor:
         """Returns the largest of the values that count; -inf where none does."""

@@ -25,6 +25,8 @@ class Pairs(NamedTuple):
         over_rows: reductions over the rows.
         triplets: which positives of an anchor go with which of its negatives, as three index tensors.
         window: the same, unlisted. If neither is there, a loss of triplets combines all with all.
+        is_all: whether these are all pairs.
+        numbers: how many positive and negative pairs there are; None: not counted.
     """
 
     positive: Tensor
@@ -35,6 +37,8 @@ class Pairs(NamedTuple):
     over_rows: OverRows
     triplets: IndicesTuple | None = None
     window: Window | None = None
+    is_all: bool = False
+    numbers: tuple[int, int] | None = None
 
     @classmethod
     def all(
@@ -51,7 +55,7 @@ class Pairs(NamedTuple):
         negative = ~positive
         if own_rows is not None:
             positive = over_rows.leave_out(positive, own_rows)
-        return cls(positive, negative, labels, row_labels, own_rows, over_rows)
+        return cls(positive, negative, labels, row_labels, own_rows, over_rows, is_all=True)
 
     def listed(self, lists: IndicesTuple) -> Pairs:
         """Returns the pairs, four index tensors, or triplets, three of them, in the place of these."""
@@ -60,7 +64,14 @@ class Pairs(NamedTuple):
         for count, places in zip(counts, halves, strict=True):
             count.index_put_(places, count.new_ones(()), accumulate=True)
         triplets = lists if len(lists) == 3 else None
-        return self._replace(positive=counts[0], negative=counts[1], triplets=triplets, window=None)
+        return self._replace(
+            positive=counts[0],
+            negative=counts[1],
+            triplets=triplets,
+            window=None,
+            is_all=False,
+            numbers=(len(lists[0]), len(lists[-1])),
+        )
 
     def and_given(self, given: IndicesTuple | None) -> Pairs:
         """Returns these pairs, and those that the caller has given besides."""
@@ -69,7 +80,8 @@ class Pairs(NamedTuple):
         if self.is_of_triplets:
             return self.listed(appended(self.lists(), given, self.labels))
         also = self.listed(lmu.convert_to_pairs(given, self.labels))
-        return also._replace(positive=also.positive + self.positive, negative=also.negative + self.negative)
+        positive, negative = also.positive + self.positive, also.negative + self.negative
+        return also._replace(positive=positive, negative=negative, numbers=None)
 
     def lists(self) -> IndicesTuple:
         """Returns index tensors as PML's miners do, four of pairs or three of triplets."""
@@ -95,9 +107,12 @@ class Pairs(NamedTuple):
         """Whether triplets have been chosen, and not pairs."""
         return self.triplets is not None or self.window is not None
 
-    def num_pairs(self) -> Tensor:
-        """Returns how many positive and negative pairs there are, ``(2,)``."""
-        return torch.stack([self.over_rows.count(x).sum() for x in (self.positive, self.negative)])
+    def counted(self) -> Pairs:
+        """Returns these pairs with their numbers, for which a GPU has to wait."""
+        if self.numbers is not None:
+            return self
+        num_positive, num_negative = torch.stack([self.over_rows.count(x).sum() for x in self[:2]]).tolist()
+        return self._replace(numbers=(num_positive, num_negative))
 
     def at(self, anchors: slice) -> Pairs:
         """Returns the pairs of some anchors, not of triplets that are listed."""

@@ -65,9 +65,8 @@ class Elements(NamedTuple):
             count = torch.tensor(values.numel(), device=values.device)
         else:
             is_mask = counts.dtype == torch.bool
-            values = torch.where(
-                counts if is_mask else counts > 0, values, 0
-            )  # NaN, too, that does not count
+            # What does not count may be NaN.
+            values = values.masked_fill(~counts if is_mask else counts == 0, 0)
             if values.ndim == 2:
                 values, count = over_rows.sum(values, counts), over_rows.count(counts).sum()
             else:

@@ -10,6 +10,7 @@ from pytorch_metric_learning.losses import GenericPairLoss
 from torch import Tensor
 
 from ._forms import FORMS
+from ._pairs import Pairs
 from ._plain import learned_tensors
 from ._reducers import Fraction, rules_of
 
@@ -34,7 +35,7 @@ class Share:
     Args:
         loss: one of PML's.
         anchors: ``(a, d)``.
-        num_pairs: how many positive and negative pairs there are, ``(2,)``; default none.
+        pairs: those that the terms are of; default none.
         parts: all terms; each part is forgotten when its gradient is known.
         whole: what the terms are computed from, the anchors or a matrix.
         pull: makes of a gradient with respect to the whole that with respect to the anchors.
@@ -44,13 +45,12 @@ class Share:
         self,
         loss: Any,
         anchors: Tensor,
-        num_pairs: Tensor | None = None,
+        pairs: Pairs | None = None,
         parts: Iterable[Part] = (),
         whole: Tensor | None = None,
         pull: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        self._loss, self._anchors, self._pull = loss, anchors, pull
-        self._num_pairs = torch.zeros(2, device=anchors.device) if num_pairs is None else num_pairs
+        self._loss, self._anchors, self._pairs, self._pull = loss, anchors, pairs, pull
         self._rules = list((rules_of(loss) or {}).values())
         self._learned = learned_tensors(loss) if torch.is_grad_enabled() else []
         self._sums: list[Tensor] = []
@@ -91,16 +91,22 @@ class Share:
 
     def value(self) -> Tensor:
         """Returns the loss, if there are no other anchors."""
-        return self._attached(self._sums, self._divisors(self._counts, self._num_pairs))
+        pairs = self._pairs
+        assert pairs is not None
+        is_zero: bool | Tensor = False
+        if not pairs.is_all or pairs.positive.numel() <= 2 * len(self._anchors) + 2:
+            numbers = pairs.counted().numbers
+            assert numbers is not None
+            is_zero = _is_zero(self._loss, *numbers)
+        elif FORMS[type(self._loss)].needs_both_kinds:  # without positive pairs there are no terms anyway
+            is_zero = ~pairs.over_rows.any(pairs.negative).any()
+        return self._attached(self._sums, self._counts, is_zero)
 
     def numbers(self) -> Tensor:
         """Returns what the other ranks have to know, ``(2k + 2,)``, float64."""
-        numbers = (
-            torch.stack(self._sums).double(),
-            torch.stack(self._counts).double(),
-            self._num_pairs.double(),
-        )
-        return torch.cat(numbers)
+        num_pairs = (0, 0) if self._pairs is None else self._pairs.counted().numbers
+        numbers = [*self._sums, *self._counts, *self._anchors.new_tensor(num_pairs, dtype=torch.float64)]
+        return torch.stack([number.double() for number in numbers])
 
     def value_of_ranks(self, of_ranks: Tensor) -> Tensor:
         """Returns the loss of all ranks; the mean of its gradients on the ranks is that of a single process.
@@ -109,27 +115,23 @@ class Share:
             of_ranks: the numbers of all ranks, ``(ranks, 2k + 2)``, float64.
         """
         k, device = len(self._rules), self._anchors.device
-        sums, counts, num_pairs = of_ranks.sum(dim=0).to(device).split([k, k, 2])
-        divisors = self._divisors(list(counts), num_pairs)
-        return self._attached(list(sums), divisors, num_ranks=len(of_ranks))
+        sums, counts, num_pairs = of_ranks.sum(dim=0).split([k, k, 2])
+        is_zero = _is_zero(self._loss, *num_pairs.tolist())
+        return self._attached(
+            list(sums.to(device)), list(counts.to(device)), is_zero, num_ranks=len(of_ranks)
+        )
 
-    def _divisors(self, counts: list[Tensor], num_pairs: Tensor) -> list[Tensor]:
-        """Returns what the sums are divided by; infinity where PML's loss is zero by their number."""
-        is_zero = None
-        if isinstance(self._loss, GenericPairLoss):
-            is_zero = num_pairs.amax() <= 1
-        if FORMS[type(self._loss)].needs_both_kinds:
-            lacks_one = num_pairs.amin() == 0
-            is_zero = lacks_one if is_zero is None else is_zero | lacks_one
-        divisors = []
-        for count, rule in zip(counts, self._rules, strict=True):
-            count = torch.ones_like(count) if rule.divisor == "one" else count.clamp_min(1)
-            divisor = count.to(torch.promote_types(count.dtype, self._sums[0].dtype))
-            divisors.append(divisor if is_zero is None else divisor.masked_fill(is_zero, torch.inf))
-        return divisors
-
-    def _attached(self, sums: list[Tensor], divisors: list[Tensor], num_ranks: int = 1) -> Tensor:
+    def _attached(
+        self, sums: list[Tensor], counts: list[Tensor], is_zero: bool | Tensor, num_ranks: int = 1
+    ) -> Tensor:
         """Returns the sum of the quotients with its gradients, which are all that its graph keeps."""
+        divisors = [
+            torch.ones_like(count) if rule.divisor == "one" else count.clamp_min(1)
+            for count, rule in zip(counts, self._rules, strict=True)
+        ]
+        if is_zero is not False:
+            zero = torch.as_tensor(is_zero, device=self._anchors.device)
+            divisors = [torch.where(zero, torch.inf, divisor) for divisor in divisors]
         value: Tensor = _divided(sums, divisors).to(self._sums[0].dtype)
         inputs = [self._anchors, *self._learned]
         if any(x.requires_grad for x in inputs) and torch.is_grad_enabled():
@@ -139,16 +141,23 @@ class Share:
             known = [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, gradients, strict=True)]
             if num_ranks > 1:
                 known = [num_ranks * gradient for gradient in known]
-            value = _KnownGradient.apply(value, known, *inputs)
+            value = _KnownGradient.apply((value, known), *inputs)
         if self._loss.embedding_regularizer:
             value = value + self._loss.embedding_regularization_loss(self._anchors)["losses"]
         return value
 
 
+def _is_zero(loss: Any, num_positive: float, num_negative: float) -> bool:
+    """Returns whether PML's loss of so many pairs is zero without a look at them."""
+    if isinstance(loss, GenericPairLoss) and max(num_positive, num_negative) <= 1:
+        return True
+    return FORMS[type(loss)].needs_both_kinds and min(num_positive, num_negative) == 0
+
+
 def _divided(terms: Iterable[Any], divisors: list[Tensor]) -> Any:
     """Returns the sum of the quotients of the terms that are not None."""
     quotients = [
-        term / divisor.to(term.dtype)
+        (term / divisor).to(term.dtype)
         for term, divisor in zip(terms, divisors, strict=True)
         if term is not None
     ]
@@ -159,11 +168,12 @@ class _KnownGradient(torch.autograd.Function):
     """A loss whose gradients are known; they cannot be differentiated again."""
 
     @staticmethod
-    def forward(ctx: Any, loss: Tensor, gradients: list[Tensor], *_: Tensor) -> Tensor:
+    def forward(ctx: Any, known: tuple[Tensor, list[Tensor]], *_: Tensor) -> Tensor:
+        value, gradients = known
         ctx.save_for_backward(*gradients)
-        return loss.clone()
+        return value
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, of_loss: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, *(of_loss * gradient for gradient in ctx.saved_tensors)
+        return None, *(of_loss * gradient for gradient in ctx.saved_tensors)
