@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from benchmarks.demo.settings import Settings
 from benchmarks.demo.task import GlyphsData
 from benchmarks.engine import checkpoint
+from benchmarks.engine.efficientnet import LateStages, load_network
 from benchmarks.engine.emoji import load_emoji
+from benchmarks.engine.emoji_features import COPIES, load_features
 from benchmarks.engine.history import History, Row
 from benchmarks.engine.labelled_images import LabelledImages
 from benchmarks.engine.run import Run
@@ -143,6 +146,28 @@ class EmojiData(GlyphsData):
         return train, test
 
 
+class PretrainedData(EmojiData):
+    """Features of Emoji, and the last stages of the network that they come from."""
+
+    def _halves(self) -> tuple[LabelledImages, LabelledImages]:
+        train, test = (
+            load_features(self._root, split, self.settings.classes, "early") for split in ("train", "test")
+        )
+        return train, test._replace(images=test.images[:, 0])
+
+    def distorted(self, places: Tensor, generator: torch.Generator) -> Tensor:
+        """One of the copies of each image."""
+        copies = torch.randint(COPIES, (len(places),), generator=generator)
+        return self.train.images[places, copies]
+
+    def network(self) -> nn.Module:
+        return LateStages(load_network(), self.settings.embedding_size)
+
+    def loss_and_miner(self) -> tuple[nn.Module, nn.Module | None]:
+        """No miner: in a small batch of a pretrained network no negative is within its margin."""
+        return super().loss_and_miner()[0], None
+
+
 def _data(
     case: Case, classes: int | None, emoji: Path = EMOJI_ROOT, is_warm_start: bool = False
 ) -> GlyphsData:
@@ -158,6 +183,8 @@ def _data(
         distortion=MILDER if case.is_from_random_weights else 1.0,
         classes=classes,
     )
+    if budget.data == "pretrained":
+        return PretrainedData(settings, emoji, budget.side)
     if budget.data == "emoji":
         return EmojiData(settings, emoji, budget.side)
     return GlyphsData(settings, torch.device("cpu"))
