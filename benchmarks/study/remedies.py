@@ -20,7 +20,7 @@ _WARMUP = 1000  # steps, as in Cross-Batch Memory
 
 
 class WarmedUp(StudyTask):
-    """The memory is filled after some steps without it (Cross-Batch Memory, §3.3): a thousand, or an epoch."""
+    """The memory is filled after a thousand steps or an epoch without it (Cross-Batch Memory, §3.3)."""
 
     def __init__(self, data: GlyphsData, method: str, *args: Any, is_short: bool = False) -> None:
         self.warmup = len(data.batches) if is_short else _WARMUP

@@ -1,17 +1,17 @@
 """Queries and documents, each to be found by the other: does a memory help two towers?
 
 Two networks are trained with a memory each (`TwoTowerMemory`), and tested on classes that neither has seen:
-Recall@1 of the documents that a query finds, and of the queries that a document finds. The data are images of
-characters and their Unicode names (``glyphs``), Emoji and their names in one and in ten languages, and the words
-of WordNet and their definitions; with ``frozen-`` before it, both networks have done all their learning before,
-and only projectors train. All methods share seed, weights and batches.
+Recall@1 of the documents that a query finds, and of the queries that a document finds. The data are images
+of characters and their Unicode names (``glyphs``), Emoji and their names in one and in ten languages, and
+the words of WordNet and their definitions; with ``frozen-`` before it, only projectors train, on features of
+texts that are given. All methods share seed, weights and batches.
 
     python -m benchmarks.two_towers
     python -m benchmarks.two_towers --data definitions --epochs 20 --constant-rate --batch-size 128
     python -m benchmarks.two_towers --seeds          (writes the tables anew)
 
-Writes ``two_towers.csv``, to which it adds a line per run, and the page ``two_towers.md`` that follows from it.
-A run that the CSV holds is not repeated.
+Writes ``two_towers.csv``, to which it adds a line per run, and the page ``two_towers.md`` that follows from
+it. A run that the CSV holds is not repeated.
 """
 
 from __future__ import annotations

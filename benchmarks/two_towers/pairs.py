@@ -72,7 +72,11 @@ def load_pairs(data: str, root: Path, classes: int | None = None) -> tuple[Pairs
     kind = data.removeprefix("frozen-")
     if kind == "glyphs":
         return _glyphs("train", classes), _glyphs("test", classes)
-    load = _definitions if kind == "definitions" else partial(_names, LANGUAGES if kind == "names-10" else LANGUAGES[:1])
+    load = (
+        _definitions
+        if kind == "definitions"
+        else partial(_names, LANGUAGES if kind == "names-10" else LANGUAGES[:1])
+    )
     train, test = (load(root, split, classes) for split in ("train", "test"))
     return _as_pairs(train, test, is_frozen=data != kind)
 
@@ -170,16 +174,23 @@ def _check(path: Path, package: str) -> None:
 
 
 def _as_pairs(train: _Texts, test: _Texts, is_frozen: bool) -> tuple[Pairs, Pairs]:
-    sides = []
-    for side in ("queries", "documents"):
-        first, second = getattr(train, side), getattr(test, side)
-        if isinstance(first, list):
-            both = latent_semantics(first, second) if is_frozen else (hashed(first), hashed(second))
-            first, second = both
-        tower: Tower = partial(Projector, first.shape[-1]) if first.is_floating_point() else Bag
-        sides.append((first, second, tower))
-    towers = sides[0][2], sides[1][2]
-    return tuple(  # type: ignore[return-value]
-        Pairs(sides[0][i], sides[1][i], texts.query_labels, texts.document_labels, texts.pairs, towers)
-        for i, texts in enumerate((train, test))
+    queries = _numbers(train.queries, test.queries, is_frozen)
+    documents = _numbers(train.documents, test.documents, is_frozen)
+    towers = _tower(queries[0]), _tower(documents[0])
+    labels = ((texts.query_labels, texts.document_labels, texts.pairs) for texts in (train, test))
+    first, second = (
+        Pairs(*inputs, *of_split, towers)
+        for inputs, of_split in zip(zip(queries, documents, strict=True), labels, strict=True)
     )
+    return first, second
+
+
+def _numbers(train: list[str] | Tensor, test: list[str] | Tensor, is_frozen: bool) -> tuple[Tensor, Tensor]:
+    if isinstance(train, Tensor) or isinstance(test, Tensor):
+        assert isinstance(train, Tensor) and isinstance(test, Tensor)
+        return train, test
+    return latent_semantics(train, test) if is_frozen else (hashed(train), hashed(test))
+
+
+def _tower(inputs: Tensor) -> Tower:
+    return partial(Projector, inputs.shape[-1]) if inputs.is_floating_point() else Bag

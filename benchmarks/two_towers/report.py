@@ -30,7 +30,8 @@ def experiments(folder: Path) -> dict[Experiment, Rows]:
 def gains(rows: Rows, baseline: str = BASELINE) -> dict[str, Difference]:
     """Recall@1 of both directions, the mean, of every method less the baseline's; intervals are pooled."""
     by_method = {
-        method: {int(row["seed"]): _both(row) for row in rows if row["method"] == method} for method in METHODS
+        method: {int(row["seed"]): _both(row) for row in rows if row["method"] == method}
+        for method in METHODS
     }
     found = {m: paired(values, by_method[baseline]) for m, values in by_method.items() if m != baseline}
     known = {method: difference for method, difference in found.items() if difference}
@@ -41,12 +42,12 @@ def write_report(folder: Path) -> str:
     """Writes the page beside the CSV file, and returns its text."""
     parts = [
         "# Queries and documents, each found by the other",
-        "Test Recall@1 in per cent after the last epoch, mean ± standard deviation over seeds. *To no memory*: the "
-        "mean of both directions, paired by seed, ± half the 95 % interval, whose standard deviation is pooled over "
-        "the comparisons of a table. *Last quarter*: what the last quarter of the epochs added to that mean, where it "
-        "was noted. *Staleness*: mean distance of stored documents, at unit length, from where the network would put "
-        "them now, before and after adaptation. Methods with a star add the loss within the batch. Written by "
-        "`python -m benchmarks.two_towers`.",
+        "Test Recall@1 in per cent after the last epoch, mean ± standard deviation over seeds. *To no "
+        "memory*: the mean of both directions, paired by seed, ± half the 95 % interval, whose standard "
+        "deviation is pooled over the comparisons of a table. *Last quarter*: what the last quarter of the "
+        "epochs added to that mean, where it was noted. *Staleness*: mean distance of stored documents, at "
+        "unit length, from where the network would put them now, before and after adaptation. Methods with a "
+        "star add the loss within the batch. Written by `python -m benchmarks.two_towers`.",
     ]
     for experiment, rows in experiments(folder).items():
         values = dict(experiment)

@@ -78,7 +78,9 @@ class TwoTowersTask(Task):
             "loss_fn": self.loss_fn,
         }
         self.measured, self.epochs = Measured(settings.diagnostics_every), settings.epochs
-        self.evaluate_every = max(1, settings.epochs // _EVALUATIONS) if settings.constant_rate else settings.epochs
+        self.evaluate_every = (
+            max(1, settings.epochs // _EVALUATIONS) if settings.constant_rate else settings.epochs
+        )
 
     @property
     def watched(self) -> nn.Module:
@@ -117,7 +119,7 @@ class TwoTowersTask(Task):
         return epochs % self.evaluate_every == 0
 
     def evaluate(self, logged: list[Row]) -> Evaluated:
-        """Recall@1 of the documents among which a query finds its own, and of the queries that a document finds."""
+        """Recall@1 of the documents that a query finds, and of the queries that a document finds."""
         test = self.test
         queries, documents = (embed(self.model[s], getattr(test, s)) for s in ("queries", "documents"))
         sides = (queries, test.query_labels), (documents, test.document_labels)

@@ -37,7 +37,9 @@ def hashed(texts: Sequence[str]) -> Tensor:
     """
     codes = torch.zeros(len(texts), _TOKENS, dtype=torch.int64)
     for row, text in zip(codes, texts, strict=True):
-        plain = "".join(c for c in unicodedata.normalize("NFKD", text.lower()) if not unicodedata.combining(c))
+        plain = "".join(
+            c for c in unicodedata.normalize("NFKD", text.lower()) if not unicodedata.combining(c)
+        )
         words = [f"<{word}>" for word in "".join(c if c.isalnum() else " " for c in plain).split()]
         parts = [word[i : i + 3] for word in words for i in range(len(word) - 2)]
         numbers = [zlib.crc32(token.encode()) % (_BUCKETS - 1) + 1 for token in (*words, *parts)][:_TOKENS]
@@ -46,7 +48,7 @@ def hashed(texts: Sequence[str]) -> Tensor:
 
 
 def latent_semantics(train: Sequence[str], test: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Returns (n, 256) unit vectors: the first singular vectors of tf-idf of parts of words, fit to ``train``."""
+    """Returns (n, 256) unit vectors: the first singular vectors of tf-idf of parts of words."""
     weights = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 4), min_df=3, max_features=30_000)
     counts = weights.fit_transform(train)
     svd = TruncatedSVD(min(_LSA_SIZE, min(counts.shape) - 1), n_iter=2, random_state=0)

@@ -10,6 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from benchmarks.study.converged import converged
+from benchmarks.study.emoji import emoji
+from benchmarks.study.first_steps import first_steps
+from benchmarks.study.proposed import memories, proposed
+from benchmarks.study.takeaways import losses, takeaways
 from scipy.stats import ttest_1samp
 
 from benchmarks.engine.accuracy import embed
@@ -24,12 +29,7 @@ from benchmarks.study import remedies
 from benchmarks.study import report as study_report
 from benchmarks.study import run as study_run
 from benchmarks.study.cases import Case
-from benchmarks.study.converged import converged
-from benchmarks.study.emoji import emoji
-from benchmarks.study.first_steps import first_steps
-from benchmarks.study.proposed import memories, proposed
 from benchmarks.study.remedies import REMEDIES, MomentumEncoded, OldestRefreshed, WarmedUp
-from benchmarks.study.takeaways import losses, takeaways
 from benchmarks.study.task import StudyTask
 from benchmarks.tuning.results import Tuning
 

@@ -10,13 +10,13 @@ import numpy as np
 import optuna
 import pytest
 import torch
+from benchmarks.study.prediction import tuned_cells
+from benchmarks.study.takeaways import alike
 from scipy.stats import ttest_1samp, ttest_rel
 
 from benchmarks.demo.settings import Settings as GlyphsSettings
 from benchmarks.engine.glyphs import load_glyphs
 from benchmarks.engine.results import read_csv, write_csv
-from benchmarks.study.prediction import tuned_cells
-from benchmarks.study.takeaways import alike
 from benchmarks.tuning import __main__ as tuning
 from benchmarks.tuning.report import tuned
 from benchmarks.tuning.results import METHODS, SEARCH, TESTS, Tuning

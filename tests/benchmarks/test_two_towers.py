@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.two_towers.name_net import LENGTH, NameNet, encode
 from comparisons import read_csv, run_until
 from torch.nn.functional import normalize
 from training_script import assert_equal
 
 from benchmarks.engine.run import Run
 from benchmarks.two_towers.__main__ import compare, main
-from benchmarks.two_towers.name_net import LENGTH, NameNet, encode
 from benchmarks.two_towers.report import NAME, write_report
 from benchmarks.two_towers.settings import METHODS, Settings
 from benchmarks.two_towers.task import Pairs, TwoTowersTask, load_pairs
