@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.engine.intervals import Difference
+from benchmarks.engine.intervals import Difference, paired
 from benchmarks.engine.results import markdown, spread
 from benchmarks.study.cases import BUDGETS, REGIMES, Budget
 from benchmarks.study.data import UNSTABLE, Setting, Study
@@ -26,8 +26,8 @@ _TITLES = {
 _HEAD = """# When a memory helps: the study
 
 Written by `python -m benchmarks.study --report` from the CSV files beside it, which `benchmarks.study`,
-`benchmarks.two_towers` and `benchmarks.tuning` write. All runs were on a CPU; {made} of {planned} planned runs
-of the study have been made, and the {timed} that noted it took {hours:.1f} hours of one core.
+`benchmarks.two_towers` and `benchmarks.tuning` write. All runs were on a CPU; {made} of {planned} planned
+runs of the study have been made, and the {timed} that noted it took {hours:.1f} hours of one core.
 
 Recall@1 and MAP@R, in per cent, are those after the last epoch, as mean ± standard deviation over seeds.
 Differences are in points and paired by seed; ± is half the 95 % interval of the mean by Student's t. Its
@@ -149,12 +149,12 @@ def _regime(study: Study, regime: str) -> str:
         late += [gain for name in names for gain in study.last_tenth(name, setting)]
     large = (512, 0.0, "batch", regime)
     if study.methods(large):
-        lines.append(_line(study, _NONE, large))
+        lines.append(_line(study, _NONE, large, compared_in=(64, 0.5, "batch", regime)))
     flat = ""
     if regime not in _SHORT and late:
         flat = (
-            f"The last tenth of the epochs added {fmean(late):+.1f} points on average, and more than {_LITTLE:g} "
-            f"in {sum(gain > _LITTLE for gain in late)} of {len(late)} runs; "
+            f"The last tenth of the epochs added {fmean(late):+.1f} points on average, and more than "
+            f"{_LITTLE:g} in {sum(gain > _LITTLE for gain in late)} of {len(late)} runs; "
             "the learning rate has fallen by then."
         )
     title = _TITLES.get(regime, regime[:1].upper() + regime[1:])
@@ -163,24 +163,20 @@ def _regime(study: Study, regime: str) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _line(study: Study, name: str, setting: Setting) -> list[str]:
+def _line(study: Study, name: str, setting: Setting, compared_in: Setting | None = None) -> list[str]:
     def values(figure: str) -> str:
         return spread(list(study.values(name, setting, figure).values()))
 
     def to(baseline: str, figure: str) -> str:
+        if compared_in:
+            theirs = study.values(baseline, compared_in, figure)
+            return _text(paired(study.values(name, setting, figure), theirs))
         return _text(study.differences(setting, baseline, figure).get(name))
 
     seeds = str(len(study.values(name, setting)))
-    cells = [values("recall_at_1"), to(_NONE, "recall_at_1"), to(_XBN, "recall_at_1")]
-    return [
-        _place(setting),
-        name,
-        seeds,
-        *cells,
-        values("map_at_r"),
-        to(_NONE, "map_at_r"),
-        values("cpu_minutes"),
-    ]
+    cells = [_place(setting), name, seeds, values("recall_at_1"), to(_NONE, "recall_at_1")]
+    cells += [to(_XBN, "recall_at_1"), values("map_at_r"), to(_NONE, "map_at_r"), values("cpu_minutes")]
+    return cells
 
 
 def _place(setting: Setting) -> str:

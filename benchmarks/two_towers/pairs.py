@@ -187,7 +187,8 @@ def _as_pairs(train: _Texts, test: _Texts, is_frozen: bool) -> tuple[Pairs, Pair
 
 def _numbers(train: list[str] | Tensor, test: list[str] | Tensor, is_frozen: bool) -> tuple[Tensor, Tensor]:
     if isinstance(train, Tensor) or isinstance(test, Tensor):
-        assert isinstance(train, Tensor) and isinstance(test, Tensor)
+        assert isinstance(train, Tensor)
+        assert isinstance(test, Tensor)
         return train, test
     return latent_semantics(train, test) if is_frozen else (hashed(train), hashed(test))
 
