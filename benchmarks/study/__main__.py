@@ -20,6 +20,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from benchmarks.engine.command_line import errors_in_one_line
 from benchmarks.engine.processes import in_processes
 from benchmarks.engine.results import RESULTS, append_csv, read_csv
 from benchmarks.engine.settings import Positive, among, check
@@ -87,7 +88,8 @@ def main() -> None:
             for case in cases()
             if case not in finished and case.regime in settings.regimes and case.name in settings.methods
         ]
-        run(todo[: at_most(settings.limit or len(todo))], settings)
+        with errors_in_one_line():
+            run(todo[: at_most(settings.limit or len(todo))], settings)
     write_report(settings.output)
     print(f"{settings.output / 'study.md'}, and its CSV files are written")
 

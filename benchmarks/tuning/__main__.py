@@ -70,6 +70,7 @@ def main() -> None:
         run = partial(in_processes, settings.jobs)
         test(settings, search(settings, run), run)
     write_report(settings.output)
+    print(f"{settings.output / 'study.md'}, its pictures and its CSV files are written")
 
 
 def search(settings: Settings, run: Runs) -> dict[str, Configuration]:

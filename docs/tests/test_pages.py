@@ -31,7 +31,7 @@ def test_there_are_three_notebooks_without_outputs() -> None:
         assert not [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")], path.name
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "examples/README.md"])
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "examples/README.md"])
 def test_links_between_files_of_the_repository_lead_somewhere(name: str) -> None:
     file = DOCS.parent / name
     links = re.findall(r"\]\(([^)\s]+)\)", file.read_text(encoding="utf-8"))

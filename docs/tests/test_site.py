@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -75,3 +76,13 @@ def test_every_page_is_in_the_menu(site: Path, pages: dict[Path, Page]) -> None:
     menu = {urlsplit(link).path for link in pages[site / "index.html"].links} | {"index.html"}
     made_by_sphinx = {"genindex.html", "search.html", "py-modindex.html"}
     assert {str(path.relative_to(site)) for path in pages} - made_by_sphinx <= menu
+
+
+def test_the_readme_links_to_pages_and_anchors_that_are_there(site: Path, pages: dict[Path, Page]) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    links = re.findall(r"^\[[^\]]+\]: https://OWNER.github.io/pml_xbn/(\S*)$", readme, re.MULTILINE)
+    assert len(links) > 10
+    for link in links:
+        parts = urlsplit(link)
+        page = pages[site / (parts.path or "index.html")]
+        assert parts.fragment in {"", *page.anchors}, link

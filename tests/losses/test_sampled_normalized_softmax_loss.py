@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from differences import gradient
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pytorch_metric_learning import losses
 from pytorch_metric_learning.distances import LpDistance
@@ -127,10 +127,12 @@ def test_the_subset_has_the_batchs_classes_and_the_size_of_the_share(
     num_classes: int, share: float, labels: list[int]
 ) -> None:
     labels = [label % num_classes for label in labels]
+    size = max(len(set(labels)), round(share * num_classes))
+    assume(size > 1)  # among one class alone the gradient, by which the subset is seen here, is 0
     loss_fn = SampledNormalizedSoftmaxLoss(num_classes, 4, temperature=1.0, share=share)
     classes = step(loss_fn, torch.randn(len(labels), 4), torch.tensor(labels))
-    assert len(set(classes)) == len(classes) == max(len(set(labels)), round(share * num_classes))
-    assert set(labels) <= set(classes) <= set(range(num_classes))
+    assert len(classes) == size
+    assert set(labels) <= set(classes)
 
 
 def test_every_other_class_is_drawn_as_often() -> None:
