@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from .._dtypes import widest
 from .._parts import rows_at_a_time
 from ..adapters.affine import Affine
 from ..adapters.moments import GroupSums, Moments, moments
+from ._sums import Sums
 
 # Stored rows of a larger root mean square are stored anew: float16 ends at 65504, and moments lose digits.
 _LARGEST_RMS = 64.0
@@ -27,28 +27,6 @@ _LEAST_FACTOR = 2.0**-64
 _LEAST_FACTOR_OF_FLOAT16 = 2.0**-10
 
 Overwritten = list[tuple[Tensor, "Tensor | slice", Tensor]]  # tensor, places, what was there
-
-
-class Sums(NamedTuple):
-    """Sums over stored rows u ``(k, d)`` and over u², ``(d,)`` each, in float64."""
-
-    first: Tensor
-    second: Tensor
-
-    @classmethod
-    def of(cls, stored: Tensor) -> Sums:
-        first = widest(stored.new_zeros(stored.shape[1]))
-        sums = cls(first, torch.zeros_like(first))
-        for part in stored.split(max(1, rows_at_a_time(stored) // 8)):
-            wide = widest(part)
-            sums = cls(sums.first + wide.sum(dim=0), sums.second + wide.square().sum(dim=0))
-        return sums
-
-    def exchanged(self, come: Tensor, gone: Tensor) -> Sums:
-        """Returns the sums after stored rows ``(k, d)`` have come in the place of others."""
-        come, gone = widest(come), widest(gone)
-        change = come - gone
-        return Sums(self.first + change.sum(dim=0), self.second + change.mul_(come + gone).sum(dim=0))
 
 
 @dataclass(frozen=True, eq=False)
