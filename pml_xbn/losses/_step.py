@@ -100,14 +100,15 @@ class Step(NamedTuple):
             self.update.check_ids(ids)
             batch = self.split(embeddings, labels, given, mask, ids)
             check_num_rows(len(batch.refs), memory_size)
-            rows = self.queue.on(batch.rows.device).rows  # which may be out of memory
-            if self.nonfinite == "ignore":
-                return batch, True
-            refusals, skip = self.hooks.refusals(batch.ref_labels), self.nonfinite == "skip"
-            if given is not None:
-                refusals.append(refused_indices(given, len(embeddings), embeddings.device))
-            is_out = rows.is_out_of_range()
-            is_storable, is_due = are_storable(embeddings, rows.dtype, refusals, is_out, skip=skip)
+            is_storable, is_due = True, False
+            if self.nonfinite != "ignore":
+                rows, device = self.queue.settled().rows, embeddings.device
+                refusals, skip = self.hooks.refusals(batch.ref_labels), self.nonfinite == "skip"
+                if given is not None:
+                    refusals.append(refused_indices(given, len(embeddings), device))
+                is_out = rows.is_out_of_range() if rows.stored.device == device else None
+                is_storable, is_due = are_storable(embeddings, rows.dtype, refusals, is_out, skip=skip)
+            self.queue.on(batch.rows.device)  # which may be out of memory
             if is_due:
                 self.queue.store_anew_after_step()
             return batch, is_storable

@@ -23,7 +23,8 @@ _LEAST_SHARE_OF_RMS = 2.0**-8
 # A smaller spread is none: a batch's over it is to stay within float32.
 _LEAST_STD = 2.0**-60
 # A map that makes rows equal shrinks them by this factor instead, so that rows to come can differ from them.
-_LEAST_FACTOR = 2.0**-64
+_LEAST_FACTOR = 2.0**-40
+_LEAST_SCALE = 2.0**-125
 _LEAST_FACTOR_OF_FLOAT16 = 2.0**-10
 
 Overwritten = list[tuple[Tensor, "Tensor | slice", Tensor]]  # tensor, places, what was there
@@ -184,8 +185,12 @@ class Rows:
         return replace(self, scale=scale, shift=shift, noise=noise, is_as_stored=False)
 
     def where_finite(self, before: Rows) -> Rows:
-        """Returns these rows, in dimensions in which their map holds NaN or inf with that of ``before``."""
+        """Returns these rows, in dimensions in which their map holds NaN or inf with that of ``before``.
+
+        A scale stays where a smaller one, after several batches without spread, would have rows overflow.
+        """
         scale, shift = Affine(self.scale, self.shift).where_finite(Affine(before.scale, before.shift))
+        scale = torch.where(scale.abs() < _LEAST_SCALE, before.scale, scale)
         return replace(self, scale=scale, shift=shift)
 
     def group_moments(self, slots: Tensor, num_groups: int) -> tuple[Tensor, Moments]:
@@ -247,8 +252,10 @@ class Rows:
         dtype = self.stored.dtype
         if self.is_as_stored:
             return values.to(dtype)
-        largest = torch.finfo(dtype).max
-        return (widest(values) - self.shift).div_(self.scale).clamp_(-largest, largest).to(dtype)
+        stored = (widest(values) - self.shift).div_(self.scale)
+        if dtype == torch.float16:
+            stored.clamp_(torch.finfo(dtype).min, torch.finfo(dtype).max)
+        return stored.to(dtype)
 
     def put(self, places: Tensor, values: Tensor, num_rows: int, *, is_whitened: bool) -> Rows:
         """Returns these rows with ``values`` ``(k, d)`` at the places ``(k,)``, of which n are occupied then.
