@@ -64,8 +64,8 @@ def _warning(found: dict[str, list[Row]]) -> str:
     full = sum(float(row["memory_share"]) == 1 for row in suited)
     return (
         f"{len(suited)} of {len(rows)} draws have SupConLoss, {full} of them with the full memory; the "
-        "defaults are not among the draws and do better. Read it as a search, not as methods that are tuned alike. "
-        "The parts by learning rate were chosen after it."
+        "defaults are not among the draws and do better. Read it as a search, not as methods that are "
+        "tuned alike. The parts by learning rate were chosen after it."
     )
 
 
