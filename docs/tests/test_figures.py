@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from statistics import fmean
 
@@ -12,16 +11,6 @@ from benchmarks.study.data import Study
 
 DOCS = Path(__file__).parents[1]
 RESULTS = DOCS.parent / "benchmarks" / "results"
-
-Row = dict[str, str]
-
-
-def rows_of(name: str, **values: str) -> list[Row]:
-    """Those of a table of results that have these values."""
-    with (RESULTS / name).open(encoding="utf-8", newline="") as file:
-        found = [row for row in csv.DictReader(file) if values.items() <= row.items()]
-    assert found, f"{name} has no row of {values}"
-    return found
 
 
 def words_of(page: Path) -> str:
@@ -57,17 +46,3 @@ def test_what_xbn_gains_in_long_runs(study: Study) -> None:
     words = words_of(DOCS / "which_variant.md")
     assert f"{to_none} points of Recall@1 above no memory, {to_stale} above a stale one" in words
     assert f"{to_published} above " in words
-
-
-def test_which_losses_are_slow() -> None:
-    def times_supcon(classes: str, **values: str) -> list[Row]:
-        table = "loss_cost_cpu.csv"
-        return rows_of(table, memory="XBNWrapper", rows="60000", classes=classes, **values)
-
-    (loss,) = times_supcon("n/10", loss="AngularLoss", miner="none")
-    (miner,) = times_supcon("n/10", miner="AngularMiner")
-    times = " and ".join(f"{float(row['times_supcon']):.1f}" for row in (loss, miner))
-    assert f"with ten rows to a class they take {times} times a step of `SupConLoss`" in words_of(
-        DOCS / "faq.md"
-    )
-    assert {row["outcome"] for row in times_supcon("10", loss="AngularLoss")} == {"over 8 s"}
