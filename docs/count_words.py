@@ -1,7 +1,7 @@
 """Counts the words of the README and of every page: ``python docs/count_words.py``.
 
-Whatever stands between spaces and holds a letter or a digit is a word: code, tables and links count, the bars of
-tables do not. The settings and commands of the papers' experiments (`LISTS`) are left out.
+Whatever stands between spaces and holds a letter or a digit is a word: code, tables and links count, the
+bars of tables do not. The settings and commands of the papers' experiments (`LISTS`) are left out.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ class Recorded(XBNWrapper):
 
     Attributes:
         made: the memory of the script.
-        calls: of every call in training the labels, how many rows the memory holds after it, and how often the optimizer
-            had stepped before it.
+        calls: of every call in training the labels, how many rows the memory holds after it, and how often
+            the optimizer had stepped before it.
         optimizer: the one that stepped last.
         num_steps: of the optimizer.
     """

@@ -7,7 +7,7 @@ from statistics import fmean
 
 import pytest
 
-from benchmarks.study.data import Study
+from benchmarks.study.data import Setting, Study
 
 DOCS = Path(__file__).parents[1]
 RESULTS = DOCS.parent / "benchmarks" / "results"
@@ -33,16 +33,18 @@ def test_the_first_table_of_the_readme(study: Study, method: str) -> None:
     assert f" | {cells} |" in words_of(DOCS.parent / "README.md")
 
 
+def figure(study: Study, setting: Setting, baseline: str) -> str:
+    gap = study.differences(setting, baseline)["xbn"]
+    return f"{gap.mean:.1f} ± {gap.half_width:.1f}"
+
+
 def test_what_a_warm_up_leaves(study: Study) -> None:
-    gap = study.difference("xbn", "xbm+warm-up", LONG, "recall_at_1")
-    assert gap is not None
-    figure = f"{gap.mean:.1f} ± {gap.half_width:.1f}"
-    assert f"it is {figure} below XBN" in words_of(DOCS.parent / "README.md")
+    glyphs, emoji = (figure(study, setting, "xbm+warm-up") for setting in (LONG, EMOJI))
+    words = words_of(DOCS.parent / "README.md")
+    assert f"it is {glyphs} below XBN on Glyphs, and {emoji} on Emoji" in words
 
 
 def test_what_xbn_gains_in_long_runs(study: Study) -> None:
-    gaps = [study.difference("xbn", other, LONG, "recall_at_1") for other in ("no-xbm", "xbm", "xbm+warm-up")]
-    to_none, to_stale, to_published = (f"{gap.mean:.1f} ± {gap.half_width:.1f}" for gap in gaps if gap)
+    glyphs, emoji = (figure(study, setting, "no-xbm") for setting in (LONG, EMOJI))
     words = words_of(DOCS / "which_variant.md")
-    assert f"{to_none} points of Recall@1 above no memory, {to_stale} above a stale one" in words
-    assert f"{to_published} above " in words
+    assert f"Glyphs +{glyphs}, Emoji +{emoji} points of Recall@1" in words
