@@ -11,7 +11,7 @@ import loss_worker
 import torch
 from torchrun import torchrun
 
-# Every so many of the 4,662 cases are run; 1 takes minutes.
+# Every so many of the 4,536 cases are run; 1 takes minutes.
 SHARE = int(os.environ.get("PML_XBN_RANK_CASES_SHARE", "12"))
 TIMEOUT = 1200 if SHARE == 1 else 300  # seconds, for a machine that is busy
 
