@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Callable
-from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -125,16 +123,8 @@ def inside_pmls_wrapper(
     return {**memory_of(memory), "losses": torch.stack(losses), "gradients": torch.stack(gradients)}
 
 
-def main(rank: int, world_size: int, folder: str) -> None:
-    warnings.simplefilter("error")
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/rendezvous",
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=60),
-    )
+def main(folder: Path) -> None:
+    rank, world_size = distributed.get_rank(), distributed.get_world_size()
     results: dict[str, Any] = {
         f"{name}, {'equal' if equal else 'unequal'}{', masked' if masked else ''}": train(
             make(make_loss(), D, M, gather_distributed=True, memory_dtype=torch.float64),
@@ -154,8 +144,4 @@ def main(rank: int, world_size: int, folder: str) -> None:
         for name, make in CLASSES.items():
             results[f"{name} inside, {masked}"] = inside_pmls_wrapper(make, rank, masked, delay=10**9)
             inside_pmls_wrapper(make, rank, masked)
-    torch.save(results, f"{folder}/rank{rank}.pt")
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    torch.save(results, folder / f"rank{rank}.pt")

@@ -1,4 +1,4 @@
-"""Trains the demo's task for 200 steps, as one of many ranks or alone, and saves the weights.
+"""Trains the demo's task for some steps, as one of many ranks or alone, and saves the weights.
 
 python glyphs_rank_worker.py FOLDER
 """
@@ -25,7 +25,7 @@ from benchmarks.engine.sync_batch_norm import synchronise_batch_norm
 from pml_xbn import AXBNWrapper, PerClassXBN, XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory, BatchLoss
 
-STEPS = 200
+STEPS = int(os.environ.get("PML_XBN_RANK_STEPS", "0"))
 MEMORIES: dict[str, type[AdaptiveCrossBatchMemory] | None] = {
     "no-xbm": None,
     "xbm": AdaptiveCrossBatchMemory,
@@ -37,7 +37,7 @@ DEVICE = torch.device("cpu")
 
 
 def train(data: GlyphsData, method: str) -> dict[str, Tensor]:
-    """The weights after 200 steps, in float64.
+    """The weights after these steps, in float64.
 
     In float32 rounding grows in training: one process, too, ends elsewhere by 0.07 when its batches are in
     another order.

@@ -12,6 +12,8 @@ import pytest
 import torch
 from torchrun import ENVIRONMENT, torchrun
 
+# Each step of it is a promise of tests/distributed.
+pytestmark = pytest.mark.skipif(glyphs_rank_worker.STEPS == 0, reason="minutes: tox -e thorough")
 WORKER = Path(glyphs_rank_worker.__file__)
 
 
