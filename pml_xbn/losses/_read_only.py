@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import Tensor, nn
 
@@ -29,3 +31,13 @@ def loss_against_stored(
     rows = Rows.of(values, len(values), values.dtype)
     labels = torch.cat([row_labels, batch.ref_labels])
     return loss_against(compared._replace(miner=lambda *_: lists, rows=rows, row_labels=labels))
+
+
+def warn_of_eval(anchors: Tensor) -> None:
+    """Warns of a loss that is wanted for training while an empty memory is in ``eval()`` mode."""
+    if torch.is_grad_enabled() and anchors.requires_grad:
+        warnings.warn(
+            "the memory is empty and in eval() mode, in which it stores nothing, so that the loss stays "
+            "0; to train, call train() on the loss after eval() on a module that holds it",
+            stacklevel=3,
+        )

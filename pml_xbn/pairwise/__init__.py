@@ -4,6 +4,7 @@ from ._indices import IndicesTuple, appended, drop_own_rows, mapped
 from ._loss import Comparison, can_be_shared, chosen_pairs, loss_against, loss_and_row_gradient, share_against
 from ._miners import Miner
 from ._over_rows import OverRows
+from ._plain import only_looks
 from ._reducers import check_reducers
 from ._share import Share
 from ._supported import check_supported
@@ -23,5 +24,6 @@ __all__ = [
     "loss_against",
     "loss_and_row_gradient",
     "mapped",
+    "only_looks",
     "share_against",
 ]

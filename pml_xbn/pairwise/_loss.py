@@ -19,7 +19,7 @@ from ._indices import IndicesTuple
 from ._miners import is_function_of_pairs, mined
 from ._over_rows import OverRows
 from ._pairs import Pairs
-from ._plain import is_plain
+from ._plain import is_plain, is_watched
 from ._reducers import rules_of
 from ._share import Part, Share
 
@@ -70,9 +70,20 @@ class Comparison(NamedTuple):
 def loss_against(compared: Comparison) -> Tensor:
     """Returns the loss of the anchors against the rows, a scalar if the loss's reducer returns one."""
     if is_sum_of_terms(compared.loss):
-        return share_against(compared).value()
+        value = share_against(compared).value()
+        if is_watched(compared.loss):
+            _show(compared)
+        return value
     distances = Distances(compared.anchors, compared.rows)
     return _value_by_pml(compared, distances, distances.row_tensor)
+
+
+def _show(compared: Comparison) -> None:
+    """Computes the loss by PML's code for hooks that only look, and leaves random numbers as they were."""
+    device = compared.anchors.device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        distances = Distances(compared.anchors, compared.rows)
+        _value_by_pml(compared, distances, distances.row_tensor)
 
 
 def loss_and_row_gradient(compared: Comparison) -> tuple[Tensor, Tensor]:
@@ -126,6 +137,7 @@ def can_be_shared(loss: Any, miner: Any) -> bool:
     """Returns whether every rank can compute the terms of its own anchors, without the others'."""
     return (
         is_sum_of_terms(loss)
+        and not is_watched(loss)
         and FORMS[type(loss)].is_by_anchor
         and (miner is None or is_function_of_pairs(miner))
         and all(type(part.distance) in _DISTANCES for part in (loss, miner) if part is not None)

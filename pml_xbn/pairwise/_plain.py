@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 _HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
 
 
 def is_plain(module: nn.Module, *, allow_stats: bool = False) -> bool:
-    """Returns whether the module and all inside it work as their classes say, and nobody looks at it.
+    """Returns whether the module and all inside it work as their classes say.
 
-    That is: no method was replaced, no hook is registered, and no statistics are collected.
+    That is: no method was replaced, no hook could change a result, and no statistics are collected.
     """
     if any(getattr(torch_module, f"_global_{name}") for name in _HOOKS):
         return False
-    return all(
+    return all(hasattr(hook, "only_looks") for hook in _hooks(module)) and all(
         not any(hasattr(type(part), name) for name in vars(part))
-        and not any(getattr(part, f"_{name}") for name in _HOOKS)
         and (allow_stats or not getattr(part, "collect_stats", False))
         for part in module.modules()
     )
+
+
+def only_looks(hook: Function) -> Function:
+    """Marks a hook of a loss that changes nothing: the loss is computed as without it, and then once more."""
+    hook.only_looks = True  # type: ignore[attr-defined]
+    return hook
+
+
+def is_watched(module: nn.Module) -> bool:
+    """Returns whether hooks that only look are registered on the module, or inside it."""
+    return any(hasattr(hook, "only_looks") for hook in _hooks(module))
+
+
+def _hooks(module: nn.Module) -> Iterator[Any]:
+    for part in module.modules():
+        for name in _HOOKS:
+            yield from getattr(part, f"_{name}").values()
 
 
 def learned_tensors(loss: nn.Module) -> list[Tensor]:
