@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .._tensor_checks import check_integers, check_mask
 from ..memory._batch import Batch
-from ._indices import IndicesTuple
+from ..pairwise import IndicesTuple
 from ._validation import check_embeddings, check_indices
 
 
