@@ -31,8 +31,9 @@ from benchmarks.engine.ranks import Ranks
 from benchmarks.engine.results import RESULTS
 from benchmarks.engine.trial import at_most
 from pml_xbn import XBNWrapper
-from pml_xbn.losses import _ranks as ranks
-from pml_xbn.losses._global_batch import Report
+from pml_xbn.distributed._collectives import gather_rows
+from pml_xbn.distributed._exchange import Exchange
+from pml_xbn.distributed._global_batch import Report
 
 DIM, GLOBAL_BATCH = 512, 64
 # NCALoss is the one that every rank computes for the anchors of all.
@@ -119,13 +120,13 @@ def measure_exchanges(device: torch.device, times: int) -> dict[str, float]:
     rows, labels = torch.zeros(size, DIM, device=device), torch.zeros(size, dtype=torch.int64, device=device)
 
     def exchange(numbers: int) -> None:
-        with ranks.Exchange(torch.zeros(numbers, dtype=torch.float64)).at_end():
+        with Exchange(numbers).at_end():
             pass
 
     calls: dict[str, Callable[[], object]] = {
-        "reports of the batches": lambda: exchange(len(Report())),
-        "rows": lambda: ranks.gather_rows(rows, sizes),
-        "labels": lambda: ranks.gather_rows(labels, sizes),
+        "reports of the batches": lambda: exchange(len(Report._fields)),
+        "rows": lambda: gather_rows(rows, sizes),
+        "labels": lambda: gather_rows(labels, sizes),
         "sums, counts and errors": lambda: exchange(4),  # of a loss of one part
     }
     for call in calls.values():

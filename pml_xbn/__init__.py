@@ -3,7 +3,7 @@
 from . import adapters, datasets, diagnostics, heads, losses
 from .losses import AXBNWrapper, PerClassXBN, SuperClassXBN, TwoTowerMemory, XBNWrapper
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 __all__ = [
     "AXBNWrapper",

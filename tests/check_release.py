@@ -1,50 +1,135 @@
-"""Installs each file in a folder of its own and imports it from there: ``check_release.py dist``.
+"""Checks what ``tox -e release`` has built: ``check_release.py dist [--publish]``.
 
-What it depends on is expected in the environment that runs it.
+Each file installs and imports, the sdist holds what it has to, and the wheel, in an environment with nothing
+else, does the README's swap. With ``--publish`` a placeholder in the metadata is an error.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tarfile
+import venv
+from email.message import Message
+from email.parser import Parser
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from zipfile import ZipFile
 
-IMPORTS = """
-import sys, torch, pml_xbn
-from pathlib import Path
+README = Path(__file__).parents[1] / "README.md"
+PLACEHOLDER = "OWNER"
+IN_SDIST = ("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "README.md", "pml_xbn/py.typed")
+# What stands around the README's swap in a user's code.
+BEFORE = """
+import torch
 from pytorch_metric_learning.losses import SupConLoss
+from pytorch_metric_learning.miners import PairMarginMiner
+
+loss, miner = SupConLoss(), PairMarginMiner()
+"""
+AFTER = """
+embeddings = torch.randn(8, 512, requires_grad=True)
+for step in range(2):
+    loss_fn(embeddings, torch.arange(8) % 4).backward()
+assert embeddings.grad.isfinite().all()
+assert loss_fn.num_rows == 16
+
+import sys
+from pathlib import Path
+import pml_xbn
 assert Path(pml_xbn.__file__).is_relative_to(sys.argv[1]), pml_xbn.__file__
-assert Path(pml_xbn.__file__).with_name("py.typed").exists()
-loss_fn = pml_xbn.XBNWrapper(SupConLoss(), embedding_size=4, memory_size=16)
-loss_fn(torch.randn(8, 4), torch.arange(8) % 2)
 print(pml_xbn.__version__)
 """
 
 
 def main() -> None:
-    files = sorted(Path(sys.argv[1]).iterdir())
+    folder, is_published = Path(sys.argv[1]), "--publish" in sys.argv
+    files = sorted(folder.iterdir())
     if [file.name.endswith((".whl", ".tar.gz")) for file in files] != [True, True]:
-        raise SystemExit(f"{sys.argv[1]} holds {[file.name for file in files]}: expected sdist and wheel")
+        raise SystemExit(f"{folder} holds {[file.name for file in files]}: expected sdist and wheel")
+    wheel, sdist = sorted(files, key=lambda file: file.suffix, reverse=True)
+    check_metadata(metadata_of(wheel), is_published)
+    check_contents(sdist)
     for file in files:
-        version = installed_version(file)
-        if version not in file.name:
-            raise SystemExit(f"{file.name} installs version {version}")
+        check_version(file, version_from_folder(file))
         print(f"{file.name}: installs and imports")
+    check_version(wheel, version_from_bare_environment(wheel))
+    print(f"{wheel.name}: does the README's swap in a bare environment")
 
 
-def installed_version(file: Path) -> str:
+def metadata_of(wheel: Path) -> Message:
+    with ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return Parser().parsestr(archive.read(name).decode())
+
+
+def check_metadata(metadata: Message, is_published: bool) -> None:
+    """Raises SystemExit where a field is missing, a link is relative, or a placeholder would be published."""
+    for field in ("Author", "License-Expression", "Project-URL", "Requires-Python", "Summary"):
+        if field not in metadata and not (field.startswith("License") and "License" in metadata):
+            raise SystemExit(f"the metadata lacks {field}: see setup.cfg")
+    description = str(metadata.get_payload())
+    if relative := re.findall(r"(?:\]\(|^\[[^\]]+\]: )((?!https?://|#)[^)\s]+)", description, re.MULTILINE):
+        raise SystemExit(f"a registry shows no relative links: {relative}")
+    placeholders = [name for name, value in metadata.items() if PLACEHOLDER in value]
+    placeholders += ["README.md"] if PLACEHOLDER in description else []
+    if is_published and placeholders:
+        where = ", ".join(dict.fromkeys(placeholders))
+        raise SystemExit(
+            f"{PLACEHOLDER} is a placeholder in {where}: put your name in its place (CONTRIBUTING.md)"
+        )
+
+
+def check_contents(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    if missing := set(IN_SDIST) - names:
+        raise SystemExit(f"{sdist.name} lacks {sorted(missing)}: see MANIFEST.in")
+
+
+def check_version(file: Path, installed: str) -> None:
+    if installed not in file.name:
+        raise SystemExit(f"{file.name} installs version {installed}")
+
+
+def swap() -> str:
+    """The lines that the README's first block adds, with what stands around them."""
+    added = re.findall(r"^\+(.*)$", README.read_text(encoding="utf-8"), re.MULTILINE)
+    return "\n".join([BEFORE, *added, AFTER])
+
+
+def version_from_folder(file: Path) -> str:
+    """Installs the file alone; its dependencies are those of the environment that runs this."""
     with TemporaryDirectory() as folder:
         target = str(Path(folder).resolve())
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", target]
         subprocess.run([*pip, str(file)], check=True)
-        imports = [sys.executable, "-c", IMPORTS, target]
-        environment = {**os.environ, "PYTHONPATH": target}
-        result = subprocess.run(
-            imports, check=True, capture_output=True, text=True, cwd=folder, env=environment
-        )
-    return result.stdout.strip()
+        return printed(sys.executable, target, PYTHONPATH=target)
+
+
+def version_from_bare_environment(wheel: Path) -> str:
+    """Installs the wheel with its dependencies, torch in the version of the environment that runs this."""
+    with TemporaryDirectory() as folder:
+        home = Path(folder).resolve()
+        venv.create(home, with_pip=True)
+        (python,) = (path for path in home.glob("[bS]*/python*") if path.stem == "python")
+        torch = f"torch=={version('torch').partition('+')[0]}"
+        pip = [str(python), "-m", "pip", "install", "--quiet", str(wheel), torch]
+        subprocess.run(pip, check=True)
+        return printed(str(python), str(home))
+
+
+def printed(python: str, folder: str, **variables: str) -> str:
+    """What the swap prints, run outside of the clone."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [python, "-W", "ignore", "-c", swap(), folder]
+    finished = subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, text=True, cwd=folder, env={**environment, **variables}
+    )
+    return finished.stdout.strip()
 
 
 if __name__ == "__main__":

@@ -16,15 +16,17 @@ from pathlib import Path
 from typing import Any
 
 ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-LIBRARIES = (  # those that are installed
+# What the processes of tests begin with, if it is installed; torch.testing needs torch.distributed.tensor.
+LIBRARIES = [
     *("torch", "torch.distributed.run", "torch.utils.tensorboard", "pytorch_metric_learning.losses"),
     *("timm", "torchvision", "faiss", "matplotlib.pyplot", "optuna", "scipy.stats", "tyro", "yaml"),
     *("accelerate", "lightning", "transformers.trainer", "sentence_transformers"),
-)
+    *("pml_xbn.losses", "torch.distributed.tensor"),
+]
 OURS = ("pml_xbn", "benchmarks")
 
 os.environ["OMP_NUM_THREADS"] = "1"  # which is read when torch is imported
-get_context("forkserver").set_forkserver_preload(list(LIBRARIES))
+get_context("forkserver").set_forkserver_preload(LIBRARIES)
 
 Call = Callable[..., None]
 Ended = subprocess.CompletedProcess[str]

@@ -9,10 +9,10 @@ from typing import Any
 
 import loss_worker
 import torch
-from torchrun import torchrun
+from on_ranks import on_ranks
 
-# Every so many of the 4,662 cases are run; 1 takes minutes.
-SHARE = int(os.environ.get("PML_XBN_RANK_CASES_SHARE", "12"))
+# Every so many of the 4,662 cases are run; a prime, so that all layouts and modes are among them.
+SHARE = int(os.environ.get("PML_XBN_RANK_CASES_SHARE", "61"))
 TIMEOUT = 1200 if SHARE == 1 else 300  # seconds, for a machine that is busy
 
 Results = list[dict[tuple[str, ...], dict[str, Any]]]
@@ -20,11 +20,9 @@ Results = list[dict[tuple[str, ...], dict[str, Any]]]
 
 def run(ranks: int, folder: Path) -> Results:
     """What every rank saw, by case."""
-    script = Path(loss_worker.__file__)
-    finished = torchrun(script, str(folder), str(SHARE), ranks=ranks, timeout=TIMEOUT)
-    assert finished.returncode == 0, finished.stderr
+    on_ranks(loss_worker.main, folder, SHARE, ranks=ranks, timeout=TIMEOUT)
     results = [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(ranks)]
-    assert len(results[0]) == len(range(0, len(list(loss_worker.cases())), SHARE))
+    assert len(results[0]) == len(loss_worker.cases_of(ranks, SHARE))
     # There is something to compare, though the first step has classes of one kind alone.
     gradients = [expected[1:].abs().max() for _, _, expected in expectations(results)]
     assert sum(gradient > 0 for gradient in gradients) > len(gradients) / 2

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Callable
-from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -93,47 +91,6 @@ def train(
     return history
 
 
-def message_of(call: Callable[[], Any]) -> str:
-    try:
-        call()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "no error"
-
-
-class FailingLoss(SupConLoss):
-    fails = False
-
-    def forward(self, *args: Any) -> Tensor:
-        if self.fails:
-            raise OSError("disk on fire")
-        return super().forward(*args)
-
-
-def failures(rank: int) -> dict[str, Any]:
-    """What every rank hears when one fails, and that the next step works for all."""
-    loss_fn = AXBNWrapper(FailingLoss(), D, M, measurement_noise=9.0, gather_distributed=True)
-    loss_fn(*batch_of(rank, 0, 4))
-    before = str(loss_fn.state_dict())
-    inputs, labels = batch_of(rank, 1, 4)
-    bad = inputs.clone()
-    if rank == 1:
-        bad[2] = float("nan")
-    heard = {
-        "nan": message_of(lambda: loss_fn(bad, labels)),
-        "shape": message_of(lambda: loss_fn(inputs[:, : 3 if rank == 0 else D], labels)),
-        "type": message_of(lambda: loss_fn(inputs if rank else None, labels)),
-        "too many": message_of(lambda: loss_fn(*batch_of(rank, 1, 10))),
-        "fill": message_of(lambda: loss_fn.fill_memory(bad, labels)),
-    }
-    loss_fn.loss.fails = rank == 0
-    heard["loss"] = message_of(lambda: loss_fn(inputs, labels))
-    loss_fn.loss.fails = False
-    unchanged = str(loss_fn.state_dict()) == before
-    loss_fn(inputs, labels)
-    return {"heard": heard, "unchanged": unchanged, "after": memory_of(loss_fn)}
-
-
 def skipped(rank: int) -> dict[str, Any]:
     loss_fn = XBNWrapper(SupConLoss(), D, M, gather_distributed=True, nonfinite="skip")
     loss_fn(*batch_of(rank, 0, 4))
@@ -166,16 +123,8 @@ def inside_pmls_wrapper(
     return {**memory_of(memory), "losses": torch.stack(losses), "gradients": torch.stack(gradients)}
 
 
-def main(rank: int, world_size: int, folder: str) -> None:
-    warnings.simplefilter("error")
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/rendezvous",
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=60),
-    )
+def main(folder: Path) -> None:
+    rank, world_size = distributed.get_rank(), distributed.get_world_size()
     results: dict[str, Any] = {
         f"{name}, {'equal' if equal else 'unequal'}{', masked' if masked else ''}": train(
             make(make_loss(), D, M, gather_distributed=True, memory_dtype=torch.float64),
@@ -188,7 +137,6 @@ def main(rank: int, world_size: int, folder: str) -> None:
         for equal in (True, False)
         for masked in (False, True)
     }
-    results["failures"] = failures(rank)
     results["skipped"] = skipped(rank)
     results["filled"] = filled(rank)
     for masked in (False, True):
@@ -196,8 +144,4 @@ def main(rank: int, world_size: int, folder: str) -> None:
         for name, make in CLASSES.items():
             results[f"{name} inside, {masked}"] = inside_pmls_wrapper(make, rank, masked, delay=10**9)
             inside_pmls_wrapper(make, rank, masked)
-    torch.save(results, f"{folder}/rank{rank}.pt")
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    torch.save(results, folder / f"rank{rank}.pt")

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
-from datetime import timedelta
 from typing import Any
 
-import pytest
 import torch
 from pytorch_metric_learning.losses import SupConLoss
 from pytorch_metric_learning.reducers import MeanReducer
@@ -17,19 +14,12 @@ from pml_xbn import AXBNWrapper, TwoTowerMemory
 D, M, STEPS, SIZES = 4, 17, 6, [3, 4]
 
 
-class Failing(SupConLoss):
-    fails = False
-
-    def forward(self, *args: Any) -> Tensor:
-        if self.fails:
-            raise OSError("disk on fire")
-        return super().forward(*args)
-
-
 def built(is_one_sided: bool, weight: float, **options: Any) -> TwoTowerMemory:
     names = ("document_memory", "query_memory")[: 1 if is_one_sided else 2]
     options |= {"batch_loss_weight": weight, "memory_dtype": torch.float64, "measurement_noise": 9.0}
-    return TwoTowerMemory(**{n: AXBNWrapper(Failing(reducer=MeanReducer()), D, M, **options) for n in names})
+    return TwoTowerMemory(
+        **{n: AXBNWrapper(SupConLoss(reducer=MeanReducer()), D, M, **options) for n in names}
+    )
 
 
 def inputs(step: int) -> tuple[Tensor, Tensor]:
@@ -60,32 +50,10 @@ def train(loss_fn: TwoTowerMemory, rank: int | None) -> list[list[Tensor]]:
     return history
 
 
-def check_failures(rank: int) -> None:
-    """An error of one rank, in either direction or in the input, is raised on all, and nothing is stored."""
-    loss_fn = built(False, 0.0, gather_distributed=True)
-    train(loss_fn, rank)
-    before = str(loss_fn.state_dict())
-    (queries, documents), labels = (x.split(SIZES, dim=-2 if x.ndim > 1 else 0)[rank] for x in inputs(9))
-    with pytest.raises((ValueError, RuntimeError), match="2 queries and" if rank else "rank 1 failed"):
-        loss_fn(queries[:2] if rank else queries, documents, labels)
-    for memory in loss_fn.children():
-        memory.loss.fails = rank == 0
-        with pytest.raises((OSError, RuntimeError), match="disk on fire"):
-            loss_fn(queries, documents, labels)
-        memory.loss.fails = False
-        assert str(loss_fn.state_dict()) == before
-    loss_fn(queries, documents, labels)
-
-
-if __name__ == "__main__":
-    warnings.simplefilter("error")
+def check() -> None:
     cases = [(False, 0.0), (False, 1.0), (True, 1.0)]
     alone = [train(built(*case), None) for case in cases]
-    distributed.init_process_group("gloo", timeout=timedelta(minutes=1))
     rank = distributed.get_rank()
     for case, expected in zip(cases, alone, strict=True):
         found = train(built(*case, gather_distributed=True), rank)
         torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
-    check_failures(rank)
-    if rank == 0:
-        print("memories, losses and gradients agree")

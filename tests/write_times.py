@@ -1,7 +1,7 @@
 """Writes the seconds of every environment and of the dearest tests into CONTRIBUTING.md.
 
-    .ci/run 2>&1 | tee runs/ci.log
-    python tests/write_times.py runs/ci.log
+.ci/run 2>&1 | tee runs/ci.log
+python tests/write_times.py runs/ci.log
 """
 
 from __future__ import annotations

@@ -1,34 +1,14 @@
-"""One call's input."""
+"""Checks of a call's input, and its parts."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._tensor_checks import check_integers, check_mask
+from ..memory._batch import Batch
 from ._indices import IndicesTuple
 from ._validation import check_embeddings, check_indices
-
-
-class Batch(NamedTuple):
-    """A call's input, split into what the loss is computed for and what is stored."""
-
-    anchors: Tensor  # (a, d), with gradient
-    anchor_labels: Tensor  # (a,)
-    refs: Tensor  # (b, d), what this rank stores, with gradient
-    ref_labels: Tensor  # (b,)
-    is_own: bool  # the anchors are the refs
-    given: IndicesTuple | None  # pairs or triplets, whose positives and negatives number refs
-    rows: Tensor  # (g, d), what all ranks store; on one rank the refs, detached
-    row_labels: Tensor  # (g,)
-    first_row: int  # where this rank's refs begin among the rows
-    ids: Tensor | None = None  # samples of the rows, (g,); None: of no row, on no rank
-
-    def own(self, batch_rows: Tensor) -> Tensor:
-        """Of the places ``(g,)`` of all ranks' rows, those of this rank's, ``(b,)``."""
-        return batch_rows[self.first_row : self.first_row + len(self.refs)]
 
 
 def split(
@@ -79,8 +59,3 @@ def split(
         first_row=0,
         ids=ids,
     )
-
-
-def zero_loss(batch: Batch) -> Tensor:
-    """What PML's losses return without pairs: zero, with a zero gradient."""
-    return (batch.anchors * 0).sum()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ..memory._batch import Batch, zero_loss
 from ..memory._rows import Rows
-from ._batch import Batch, zero_loss
 from ._cosines import Distances
 from ._indices import appended, mapped
 from ._pairs import Miner, chosen_pairs

@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from ..distributed._collectives import broadcast, same_draws
+from ..distributed._exchange import Exchange
+from ..distributed._global_batch import Report, batch_of_all_ranks
+from ..memory._batch import Batch, zero_loss
 from ..memory._queue import Contents
 from ..memory._update import Update
-from . import _ranks as ranks
-from ._batch import Batch, zero_loss
 from ._early_gradient import EarlyGradient
-from ._global_batch import Report, of_all_ranks
 from ._indices import drop_own_rows, mapped
 from ._seam import Comparison, can_be_shared, loss_against, loss_and_row_gradient, share_against
 from ._shares import share_of_nothing
@@ -78,10 +79,10 @@ class Step(NamedTuple):
             not is_warming_up and not self.update.is_by_gradient and can_be_shared(self.loss, self.miner)
         )
         # A rank computes its own anchors' terms, or where these depend on other anchors, those of all.
-        whole = of_all_ranks(batch, reports) if self.batch_loss_weight or not is_shared else batch
+        whole = batch_of_all_ranks(batch, reports) if self.batch_loss_weight or not is_shared else batch
         loss, gradient = batch.anchors.new_zeros(()), None
         share = share_of_nothing(self.loss, batch.anchors)
-        exchange, early = ranks.Exchange(share.numbers()), None
+        exchange, early = Exchange(len(share.numbers())), None
         with exchange.at_end():
             contents = store()
             if contents is not None and is_shared:
@@ -89,17 +90,18 @@ class Step(NamedTuple):
                 if compared is not None:
                     early = EarlyGradient(batch.anchors, self.loss)
                     share = share_against(compared._replace(anchors=early.leaf))
-                exchange.mine = share.numbers()
-            with ranks.same_draws(reports[0].seed, batch.rows.device):
+                exchange.numbers = share.numbers()
+            with same_draws(reports[0].seed, batch.rows.device):
                 if not is_shared:
                     loss, gradient = self.loss_of(whole, contents)
+                    check_scalar(loss, self.loss)
                 elif self.batch_loss_weight:
                     loss = self.batch_loss_weight * self._loss_alone(whole)
         if is_shared:
             against = share.loss_of_ranks(self.loss, exchange.of_ranks)
             loss = loss + (against if early is None else early.attached_to(against))
         # Every rank has computed it, in sums that a GPU may have rounded otherwise than the next one.
-        return loss, None if gradient is None else ranks.of_first_rank(gradient)
+        return loss, None if gradient is None else broadcast(gradient)
 
     def _loss_alone(self, batch: Batch) -> Tensor:
         return loss_of_batch(self.loss, self.miner, batch)

@@ -15,6 +15,9 @@ from torch.nn.functional import normalize
 from torch.utils.hooks import RemovableHandle
 
 from .._number_checks import check_integer, check_non_negative, check_one_of
+from ..distributed._collectives import is_distributed
+from ..distributed._global_batch import Report, gathered
+from ..memory._batch import Batch
 from ..memory._checkpoint import check_same_size, check_state, from_pml
 from ..memory._hooks import MemoryHook, MemoryHooks, made_buffers
 from ..memory._queue import Contents, Queue
@@ -22,11 +25,9 @@ from ..memory._rows import Rows
 from ..memory._samples import Placement, placement_of, with_samples
 from ..memory._storable import are_storable
 from ..memory._update import Update
-from . import _ranks as ranks
-from ._batch import Batch, split
+from ._batch import split
 from ._cosines import Distances
 from ._eager import eager
-from ._global_batch import Report, shared
 from ._indices import IndicesTuple, appended, mapped
 from ._pairs import Miner, chosen_pairs
 from ._read_only import loss_against_stored
@@ -232,7 +233,6 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             embeddings, labels, None, None, sample_ids, is_read_only=False
         )
         if is_storable:
-            self.queue.on(batch.rows.device)
             with self._transaction():
                 self._store(batch, is_adapted=False)
 
@@ -416,6 +416,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             self._update.check_ids(ids)
             batch = split_up()
             check_num_rows(len(batch.refs), self.memory_size)
+            self.queue.on(batch.rows.device)  # which may be out of memory
             if self.nonfinite == "ignore":
                 return batch, True
             refusals, skip = self._hooks.refusals(batch.ref_labels), self.nonfinite == "skip"
@@ -423,10 +424,11 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
                 refusals.append(refused_indices(given, len(embeddings), embeddings.device))
             return batch, are_storable(embeddings, dtype, refusals, skip=skip)
 
-        if not (self.gather_distributed and ranks.are_many()):
+        if not (self.gather_distributed and is_distributed()):
             batch, is_storable = checked()
             return batch, None, is_storable
-        batch, reports = shared(checked)
+        names = ("memory_size", "num_rows", "queue_idx", "num_calls")
+        batch, reports = gathered(checked, {name: getattr(self, name) for name in names})
         check_num_rows(len(batch.rows), self.memory_size)
         return batch, reports, all(report.is_storable for report in reports)
 

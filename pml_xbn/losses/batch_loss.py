@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import _ranks as ranks
-from ._batch import Batch, split, zero_loss
-from ._global_batch import of_all_ranks, shared
+from ..distributed._collectives import is_distributed, same_draws
+from ..distributed._exchange import Exchange
+from ..distributed._global_batch import batch_of_all_ranks, gathered
+from ..memory._batch import Batch, zero_loss
+from ._batch import split
 from ._indices import IndicesTuple, appended, mapped
 from ._pairs import Miner
 
@@ -54,14 +56,15 @@ class BatchLoss(nn.Module):
             indices_tuple: pairs or triplets within the batch, added to the miner's.
 
         Raises:
-            ValueError: input that does not fit.
+            ValueError: input that does not fit. With ``gather_distributed`` an error on one rank, of the
+                loss or the miner too, raises on all.
         """
-        is_alone = not (self.gather_distributed and ranks.are_many())
+        is_alone = not (self.gather_distributed and is_distributed())
         if is_alone or not (self.training and torch.is_grad_enabled()):
             return loss_of_batch(self.loss, self.miner, split(embeddings, labels, indices_tuple), ())
-        batch, reports = shared(lambda: (split(embeddings, labels, indices_tuple), True))
-        batch = of_all_ranks(batch, reports)
-        with ranks.same_draws(reports[0].seed, batch.rows.device):
+        batch, reports = gathered(lambda: (split(embeddings, labels, indices_tuple), True), state={})
+        batch = batch_of_all_ranks(batch, reports)
+        with Exchange().at_end(), same_draws(reports[0].seed, batch.rows.device):
             return loss_of_batch(self.loss, self.miner, batch, ())
 
 

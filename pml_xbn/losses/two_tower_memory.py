@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from .._tensor_checks import check_integers
-from . import _ranks as ranks
+from ..distributed._collectives import is_distributed
+from ..distributed._exchange import Exchange
 from ._eager import eager
 from ._validation import check_embeddings
 from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
@@ -105,17 +106,17 @@ class TwoTowerMemory(nn.Module):
                 the loss or the miner of either.
         """
         is_training = self.training and torch.is_grad_enabled()
-        is_shared = is_training and self.document_memory.gather_distributed and ranks.are_many()
-        with ranks.Exchange(torch.zeros(0)).at_end() if is_shared else nullcontext():
-            self._check(queries, documents, labels, is_training=is_training)
-            forth, back = torch.cat([queries, documents]), torch.cat([documents, queries])
-        labels = labels.repeat(2)
-        if sample_ids is not None:
-            sample_ids = sample_ids.repeat(2)
-        is_stored = torch.arange(len(labels)) >= len(queries)
+        is_shared = is_training and self.document_memory.gather_distributed and is_distributed()
         memories = self._memories()
-        for memory in memories:
-            memory.queue.on(forth.device)
+        with Exchange().at_end() if is_shared else nullcontext():
+            self._check(queries, documents, labels, sample_ids, is_training=is_training)
+            forth, back = torch.cat([queries, documents]), torch.cat([documents, queries])
+            labels = labels.repeat(2)
+            if sample_ids is not None:
+                sample_ids = sample_ids.repeat(2)
+            is_stored = torch.arange(len(labels)) >= len(queries)
+            for memory in memories:
+                memory.queue.on(forth.device)
         with ExitStack() as transactions:
             for memory in memories:
                 transactions.enter_context(memory._transaction())
@@ -129,7 +130,15 @@ class TwoTowerMemory(nn.Module):
     def _memories(self) -> list[AdaptiveCrossBatchMemory]:
         return [self.document_memory] + ([] if self.query_memory is None else [self.query_memory])
 
-    def _check(self, queries: Tensor, documents: Tensor, labels: Tensor, *, is_training: bool) -> None:
+    def _check(
+        self,
+        queries: Tensor,
+        documents: Tensor,
+        labels: Tensor,
+        sample_ids: Tensor | None,
+        *,
+        is_training: bool,
+    ) -> None:
         for embeddings in (queries, documents):
             check_embeddings(embeddings, self.document_memory.embedding_size)
         if len(queries) != len(documents):
@@ -137,7 +146,11 @@ class TwoTowerMemory(nn.Module):
                 f"there are {len(queries)} queries and {len(documents)} documents: pass a document for "
                 "every query"
             )
-        check_integers("labels", labels, len(queries), "one label per embedding")
+        check_integers("labels", labels, len(queries), "one label per pair")
+        if sample_ids is not None:
+            check_integers(
+                "sample_ids", sample_ids, len(queries), "one number per pair, -1 where there is none"
+            )
         has_no_loss = self.query_memory is None and not self.document_memory.batch_loss_weight
         if is_training and has_no_loss and documents.requires_grad:
             raise ValueError(

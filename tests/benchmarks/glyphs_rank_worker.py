@@ -1,16 +1,10 @@
-"""Checks batch normalization on many ranks, trains the demo's task as one of them, and saves the weights.
-
-python glyphs_rank_worker.py FOLDER
-"""
+"""Trains the demo's task for some steps, as one of many ranks or alone, and saves the weights."""
 
 from __future__ import annotations
 
 import os
-import sys
-from datetime import timedelta
 from pathlib import Path
 
-import batch_norm_worker
 import torch
 from pytorch_metric_learning.losses import SupConLoss
 from pytorch_metric_learning.miners import PairMarginMiner
@@ -53,10 +47,11 @@ def train(data: GlyphsData, method: str) -> dict[str, Tensor]:
     model = DistributedDataParallel(network) if is_many else network
     loss_fn = build_loss(data, method, is_many)
     optimizer = torch.optim.AdamW(model.parameters(), lr=data.settings.learning_rate)
-    batches = data.batches.epoch(0)
     for step in range(STEPS):
-        images = distort(data.train.images[batches[step]], generator_for(0, 0, step)).double()
-        labels = data.train.labels[batches[step]]
+        epoch, number = divmod(step, len(data.batches))
+        batch = data.batches.epoch(epoch)[number]
+        images = distort(data.train.images[batch], generator_for(0, 0, step)).double()
+        labels = data.train.labels[batch]
         optimizer.zero_grad()
         loss_fn(model(images.chunk(ranks)[rank]), labels.chunk(ranks)[rank]).backward()
         optimizer.step()
@@ -72,10 +67,6 @@ def build_loss(data: GlyphsData, method: str, is_many: bool) -> nn.Module:
     return memory(loss, setup.embedding_size, setup.memory_size, miner, **options)
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", timeout=timedelta(minutes=1))
-    batch_norm_worker.check_all(distributed.get_rank())
+def main(folder: Path) -> None:
     data = GlyphsData(SETTINGS)
-    weights = {method: train(data, method) for method in MEMORIES}
-    torch.save(weights, Path(sys.argv[1], f"{distributed.get_rank()}.pt"))
+    torch.save({method: train(data, method) for method in MEMORIES}, folder / f"{distributed.get_rank()}.pt")

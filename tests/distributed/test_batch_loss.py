@@ -1,23 +1,18 @@
 from __future__ import annotations
 
-from pathlib import Path
-
+import batch_loss_worker
 import pytest
 import torch
+from on_ranks import on_ranks
 from pytorch_metric_learning.losses import MultipleLosses, SupConLoss
 from pytorch_metric_learning.miners import PairMarginMiner
-from torchrun import torchrun
 
 from pml_xbn.losses import BatchLoss
-
-WORKER = Path(__file__).parents[1] / "batch_loss_worker.py"
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_many_ranks_have_loss_and_gradient_of_one_process(ranks: int) -> None:
-    finished = torchrun(WORKER, ranks=ranks)
-    assert finished.returncode == 0, finished.stderr
-    assert "losses and gradients agree" in finished.stdout
+    on_ranks(batch_loss_worker.check, ranks=ranks)
 
 
 def test_on_one_process_it_is_the_loss_of_the_miners_pairs() -> None:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
 from typing import Any
 
 import pytest
 import rank_worker
 import torch
+from on_ranks import on_ranks
 from rank_worker import CLASSES, D, M, batch_of, make_loss, train
-
-TIMEOUT = 150  # seconds, for a machine that is busy
 
 Results = list[dict[str, Any]]
 
@@ -21,79 +16,27 @@ Results = list[dict[str, Any]]
 @pytest.fixture(scope="module", params=[2, 3], ids=["2 ranks", "3 ranks"])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
     """What each of the ranks saw."""
-    world_size = request.param
     folder = tmp_path_factory.mktemp("ranks")
-    worker = rank_worker.__file__
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, worker, str(rank), str(world_size), str(folder)],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world_size)
-    ]
-    deadline = time.monotonic() + TIMEOUT
-    try:
-        errors = [p.communicate(timeout=max(1, deadline - time.monotonic()))[1] for p in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [p.returncode for p in processes] == [0] * world_size, "\n".join(errors)
-    return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(world_size)]
+    on_ranks(rank_worker.main, folder, ranks=request.param)
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(request.param)]
 
 
 RUNS = [(name, equal, masked) for name in CLASSES for equal in (True, False) for masked in (False, True)]
 
 
 @pytest.mark.parametrize(("name", "equal", "masked"), RUNS)
-def test_ranks_hold_the_memory_of_one_process(ranks: Results, name: str, equal: bool, masked: bool) -> None:
+def test_ranks_hold_the_memory_and_gradient_of_one_process(
+    ranks: Results, name: str, equal: bool, masked: bool
+) -> None:
     key = f"{name}, {'equal' if equal else 'unequal'}{', masked' if masked else ''}"
     loss_fn = CLASSES[name](make_loss(), D, M, memory_dtype=torch.float64)
     alone = train(loss_fn, None, len(ranks), equal, masked)
     for step, expected in enumerate(alone):
         first, *others = (rank[key][step] for rank in ranks)
-        for field in ("rows", "labels"):
+        for field in ("rows", "labels", "gradient"):
             assert all(torch.equal(first[field], other[field]) for other in others)
             torch.testing.assert_close(first[field], expected[field], rtol=1e-9, atol=1e-9)
         assert {rank[key][step]["queue_idx"] for rank in ranks} == {expected["queue_idx"]}
-
-
-@pytest.mark.parametrize(("name", "equal", "masked"), RUNS)
-def test_mean_gradient_is_that_of_one_process(ranks: Results, name: str, equal: bool, masked: bool) -> None:
-    key = f"{name}, {'equal' if equal else 'unequal'}{', masked' if masked else ''}"
-    loss_fn = CLASSES[name](make_loss(), D, M, memory_dtype=torch.float64)
-    alone = train(loss_fn, None, len(ranks), equal, masked)
-    for step, expected in enumerate(alone):
-        for rank in ranks:
-            gradient = rank[key][step]["gradient"]
-            torch.testing.assert_close(gradient, expected["gradient"], rtol=1e-9, atol=1e-9)
-
-
-def test_a_rank_that_raises_makes_all_raise_its_message(ranks: Results) -> None:
-    own = {
-        "nan": (1, "ValueError", "embeddings has NaN or inf in rows [2]"),
-        "shape": (0, "ValueError", "embeddings has shape (4, 3)"),
-        "type": (0, "TypeError", "embeddings is a NoneType"),
-        "fill": (1, "ValueError", "embeddings has NaN or inf in rows [2]"),
-        "loss": (0, "OSError", "disk on fire"),
-    }
-    for rank, results in enumerate(ranks):
-        heard = results["failures"]["heard"]
-        for case, (failing_rank, error, message) in own.items():
-            if rank == failing_rank:
-                assert heard[case].startswith(f"{error}: {message}")
-            else:
-                relayed = "ValueError" if error == "ValueError" else "RuntimeError"
-                start = f"{relayed}: rank {failing_rank} failed with {error}: {message}"
-                assert heard[case].startswith(start)
-        assert f"{10 * len(ranks)} rows to enqueue do not fit memory_size=17" in heard["too many"]
-
-
-def test_after_a_failure_all_go_on_as_if_it_had_not_been(ranks: Results) -> None:
-    assert all(rank["failures"]["unchanged"] for rank in ranks)
-    assert_same_memory([rank["failures"]["after"] for rank in ranks])
 
 
 def test_a_batch_that_one_rank_skips_is_stored_by_none(ranks: Results) -> None:

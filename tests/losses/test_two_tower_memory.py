@@ -5,26 +5,25 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import two_tower_worker
 from every_memory import EVERY, M, are_equal, state
 from float64 import Axbn, Xbn
+from on_ranks import on_ranks
 from pytorch_metric_learning.losses import ContrastiveLoss, CrossBatchMemory, NTXentLoss, SupConLoss
 from pytorch_metric_learning.miners import PairMarginMiner
 from pytorch_metric_learning.utils import common_functions as c_f
 from torch import Tensor, nn
 from torch.nn.functional import normalize
-from torchrun import torchrun
 
 from pml_xbn import AXBNWrapper, TwoTowerMemory, XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 
 D, BATCH_SIZE, TEMPERATURE = 4, 5, 0.2
-WORKER = Path(__file__).parents[1] / "two_tower_worker.py"
 
 
 def two_towers(kind: str = "xbn", *, is_one_sided: bool = False, **options: Any) -> TwoTowerMemory:
@@ -402,6 +401,4 @@ def test_memories_that_do_not_fit_are_refused() -> None:
 
 
 def test_two_ranks_are_one_process() -> None:
-    finished = torchrun(WORKER)
-    assert finished.returncode == 0, finished.stderr
-    assert "memories, losses and gradients agree" in finished.stdout
+    on_ranks(two_tower_worker.check)

@@ -1,0 +1,55 @@
+"""Collectives of torch.distributed, on the device that the backend wants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+
+def is_distributed() -> bool:
+    """Returns whether this process is one of several ranks."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def gather_rows(rows: Tensor, sizes: list[int]) -> Tensor:
+    """Returns the rows of all ranks in rank order, ``(sum(sizes), ...)``.
+
+    Args:
+        sizes: number of rows of every rank.
+    """
+    padded = rows.new_zeros(max(sizes), *rows.shape[1:], device=backend_device())
+    padded[: len(rows)] = rows
+    of_ranks = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(of_ranks, padded)
+    return torch.cat([x[:size] for x, size in zip(of_ranks, sizes, strict=True)]).to(rows.device)
+
+
+def broadcast(values: Tensor) -> Tensor:
+    """Returns the first rank's values on every rank."""
+    sent = values.to(backend_device()).contiguous()
+    dist.broadcast(sent, 0)
+    return sent.to(values.device)
+
+
+def first_row(sizes: list[int]) -> int:
+    """Returns the place of this rank's first row among the rows of all ranks."""
+    return sum(sizes[: dist.get_rank()])
+
+
+def backend_device() -> torch.device:
+    """Returns the device on which the backend sends tensors."""
+    if dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+@contextmanager
+def same_draws(seed: int, device: torch.device) -> Iterator[None]:
+    """Draws the same random numbers on all ranks in a block; the generators go on as if it had drawn none."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield

@@ -1,0 +1,163 @@
+"""The batch of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import reduce
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..memory._batch import Batch
+from ._collectives import first_row, gather_rows
+from ._exchange import Exchange
+
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+class Report(NamedTuple):
+    """What a rank tells the others of its batch."""
+
+    num_refs: int
+    num_anchors: int
+    dim: int
+    dtype: int  # place in _DTYPES
+    is_storable: bool
+    has_mask: bool
+    has_ids: bool
+    num_tensors: int  # of its indices_tuple: 3, 4, or 0 for none
+    num_positive: int  # entries of the first of these tensors
+    num_negative: int  # entries of the last
+    seed: int  # for draws that are the same on all ranks
+
+    @classmethod
+    def of_batch(cls, batch: Batch, is_storable: bool) -> Report:
+        given = batch.given or ()
+        return cls(
+            num_refs=len(batch.refs),
+            num_anchors=len(batch.anchors),
+            dim=batch.refs.shape[1],
+            dtype=_DTYPES.index(batch.refs.dtype),
+            is_storable=is_storable,
+            has_mask=not batch.is_own,
+            has_ids=batch.ids is not None,
+            num_tensors=len(given),
+            num_positive=len(given[0]) if given else 0,
+            num_negative=len(given[-1]) if given else 0,
+            seed=int(torch.randint(2**31, ())),
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        return self.num_refs == self.num_anchors == 0
+
+
+def gathered(make: Callable[[], tuple[Batch, bool]], state: Mapping[str, int]) -> tuple[Batch, list[Report]]:
+    """Returns this rank's batch with the rows that all ranks store, and the reports of all ranks.
+
+    Its embeddings are in the most precise of the ranks' dtypes.
+
+    Args:
+        make: returns this rank's batch, and whether it may be stored.
+        state: numbers that are to be equal on all ranks, by name.
+
+    Raises:
+        Exception: what ``make`` raises on one of the ranks, on all of them.
+        ValueError: on all ranks: their states differ, or their batches are of different kinds.
+    """
+    exchange = Exchange(len(Report._fields) + len(state))
+    with exchange.at_end():
+        batch, is_storable = make()
+        report = Report.of_batch(batch, is_storable)
+        exchange.numbers = torch.tensor([*report, *state.values()], dtype=torch.float64)
+    numbers = exchange.of_ranks.long().tolist()
+    reports = [Report(*of_rank[: len(Report._fields)]) for of_rank in numbers]
+    for name, *of_ranks in zip(state, *(of_rank[len(Report._fields) :] for of_rank in numbers), strict=True):
+        _check_equal(name, of_ranks, "build and load the memory alike on all ranks")
+    _check_kinds(reports)
+    batch, sizes = _of_one_kind(batch, reports), [report.num_refs for report in reports]
+    ids = None
+    if any(report.has_ids for report in reports):
+        own_ids = torch.full_like(batch.row_labels, -1) if batch.ids is None else batch.ids
+        ids = gather_rows(own_ids, sizes)
+    everything = batch._replace(
+        rows=gather_rows(batch.refs.detach(), sizes),
+        row_labels=gather_rows(batch.row_labels, sizes),
+        first_row=first_row(sizes),
+        ids=ids,
+    )
+    return everything, reports
+
+
+def _check_kinds(reports: list[Report]) -> None:
+    """Refuses batches that one process could not be given as one."""
+    _check_equal("embedding_size", [report.dim for report in reports], "embed alike on all ranks")
+    with_rows = [report for report in reports if not report.is_empty]
+    if len({report.has_mask for report in with_rows}) > 1:
+        masked = [rank for rank, report in enumerate(reports) if report.has_mask]
+        raise ValueError(f"enqueue_mask is given on ranks {masked} alone: pass it on all ranks, or on none")
+    if len({report.num_tensors for report in reports} - {0}) > 1:
+        raise ValueError("indices_tuple holds pairs on one rank and triplets on another: pass one of them")
+
+
+def _check_equal(name: str, of_ranks: list[int], remedy: str) -> None:
+    if len(set(of_ranks)) > 1:
+        raise ValueError(f"{name} is {of_ranks} on ranks 0 to {len(of_ranks) - 1}: {remedy}")
+
+
+def _of_one_kind(batch: Batch, reports: list[Report]) -> Batch:
+    """Returns this rank's batch in the dtype of all, and if it is empty with a mask or without as theirs."""
+    dtype = reduce(torch.promote_types, (_DTYPES[report.dtype] for report in reports))
+    refs = batch.refs.to(dtype)
+    anchors = refs if batch.anchors is batch.refs else batch.anchors.to(dtype)
+    is_own = not any(report.has_mask and not report.is_empty for report in reports)
+    return batch._replace(anchors=anchors, refs=refs, is_own=is_own)
+
+
+def batch_of_all_ranks(batch: Batch, reports: list[Report]) -> Batch:
+    """Returns the batch that a single process would have, given this rank's gathered one.
+
+    Only this rank's part of it has gradients. A loss of it is the same on all ranks, and the mean over ranks
+    of its gradients, of embeddings and of the loss's own parameters, is the gradient of a single process.
+    """
+    refs = _with_own(batch.rows, batch.refs, batch.first_row)
+    anchors, anchor_labels = refs, batch.row_labels
+    if not batch.is_own:
+        sizes = [report.num_anchors for report in reports]
+        anchors = _with_own(gather_rows(batch.anchors.detach(), sizes), batch.anchors, first_row(sizes))
+        anchor_labels = gather_rows(batch.anchor_labels, sizes)
+    return batch._replace(
+        anchors=anchors,
+        anchor_labels=anchor_labels,
+        refs=refs,
+        ref_labels=batch.row_labels,
+        given=_gathered_indices(batch, reports),
+        first_row=0,
+    )
+
+
+def _with_own(rows: Tensor, own: Tensor, first: int) -> Tensor:
+    """Returns ``rows`` with this rank's in their place.
+
+    Their gradient is multiplied by the number of ranks, since it is the only one of those that are averaged.
+    """
+    own = own.detach() + torch.distributed.get_world_size() * (own - own.detach())
+    return torch.cat([rows[:first], own, rows[first + len(own) :]])
+
+
+def _gathered_indices(batch: Batch, reports: list[Report]) -> tuple[Tensor, ...] | None:
+    """Returns the pairs or triplets that are given on all ranks, which number the batch of all."""
+    num_tensors = max(report.num_tensors for report in reports)
+    if num_tensors == 0:
+        return None
+    none = batch.row_labels.new_zeros(0)
+    given = batch.given or (none,) * num_tensors
+    of_positives = [report.num_positive for report in reports]
+    of_negatives = [report.num_negative for report in reports]
+    # Of pairs (anchor, positive, anchor, negative) the two halves have lengths of their own.
+    sizes = [of_positives] * 2 + [of_negatives] * 2 if num_tensors == 4 else [of_positives] * 3
+    return tuple(
+        gather_rows(numbers.to(none) + batch.first_row, of_ranks)
+        for numbers, of_ranks in zip(given, sizes, strict=True)
+    )

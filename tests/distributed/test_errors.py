@@ -1,0 +1,10 @@
+"""What one rank raises, all raise; and what ranks may bring unlike each other."""
+
+from __future__ import annotations
+
+import error_worker
+from on_ranks import on_ranks
+
+
+def test_an_error_of_one_rank_is_raised_on_all_and_dtypes_may_differ() -> None:
+    on_ranks(error_worker.check)

@@ -1,0 +1,236 @@
+"""Asserts that an error of one rank is raised on all, and that ranks may bring different dtypes."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from pytorch_metric_learning.losses import ContrastiveLoss, NCALoss, SupConLoss
+from pytorch_metric_learning.miners import BatchHardMiner
+from torch import Tensor, distributed, nn
+
+from pml_xbn import AXBNWrapper, TwoTowerMemory
+from pml_xbn.losses import BatchLoss
+
+D, M = 4, 40
+FLOAT, DOUBLE = torch.float32, torch.float64
+Call = Callable[[Any], object]
+Errors = Iterator[tuple[str, Call]]  # what is raised, and a call that raises it on one of two ranks
+
+
+class Troubled(nn.Module):
+    """A mixin of a loss or miner that raises, or returns no scalar, once it is told to."""
+
+    trouble: str | None = None
+
+    def forward(self, *args: Any) -> Any:
+        if self.trouble == "raises":
+            raise OSError("disk on fire")
+        result = super().forward(*args)
+        return result.repeat(2) if self.trouble == "returns two" else result
+
+
+class Loss(Troubled, SupConLoss):
+    pass
+
+
+class Miner(Troubled, BatchHardMiner):
+    pass
+
+
+def memory(loss: nn.Module, miner: nn.Module | None = None, **options: Any) -> AXBNWrapper:
+    return AXBNWrapper(loss, D, M, miner, measurement_noise=9.0, memory_dtype=DOUBLE, **options)
+
+
+def batch_of(rank: int, step: int = 0, size: int = 5, dtype: torch.dtype = DOUBLE) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randn(size, D, generator=generator).to(dtype), torch.arange(size) % 3
+
+
+# -- errors ------------------------------------------------------------------------------------------------
+
+
+def errors_of_memory(rank: int) -> Errors:
+    embeddings, labels = batch_of(rank, step=1)
+    mask, ids, pairs = labels == 0, torch.arange(5), (torch.tensor([0]), torch.tensor([3])) * 2
+    is_first, is_second = rank == 0, rank == 1
+    nan = embeddings.clone()
+    nan[2] = float("nan") if is_second else 0.0
+
+    def with_indices(*indices: Any) -> Call:
+        return lambda f: f(embeddings, labels, indices)
+
+    def with_mask(mask: Tensor | None, indices: Any = None) -> Call:
+        return lambda f: f(embeddings, labels, indices, mask)
+
+    def with_ids(ids: Any) -> Call:
+        return lambda f: f(embeddings, labels, sample_ids=ids)
+
+    def with_hook(f: Any) -> None:
+        handle = f.register_memory_hook(lambda memory, *_: memory[0, 4 if is_first else 0] * 0 + memory)
+        try:
+            f(embeddings, labels)
+        finally:
+            handle.remove()
+
+    def loaded_on_one(f: Any) -> None:
+        other = copy.deepcopy(f)
+        other.gather_distributed = False
+        if is_first:
+            other.fill_memory(embeddings, labels)
+        other.gather_distributed = True
+        other(embeddings, labels)
+
+    yield r"NaN or inf in rows \[2\]", lambda f: f(nan, labels)
+    yield r"NaN or inf in rows \[2\]", lambda f: f.fill_memory(nan, labels)
+    yield r"shape \(5, 3\)", lambda f: f(embeddings[:, : 3 if is_first else D], labels)
+    yield "embeddings is a NoneType", lambda f: f(None if is_first else embeddings, labels)
+    yield "labels is a list", lambda f: f(embeddings, labels.tolist() if is_second else labels)
+    yield "50 rows to enqueue do not fit memory_size=40", lambda f: f(*batch_of(rank, size=25))
+    yield r"enqueue_mask is given on ranks \[1\] alone", with_mask(mask if is_second else None)
+    yield r"given on ranks \[0\] alone", with_mask(*((mask,) if is_first else (None, pairs)))
+    yield "enqueue_mask has dtype torch.int32", with_mask(mask.int() if is_first else mask)
+    yield "pairs on one rank and triplets on another", with_indices(*pairs[: 3 + is_first])
+    yield "indices_tuple holds a list", with_indices(*(x.tolist() if is_second else x for x in pairs))
+    yield "numbers .7. for a batch of 5", with_indices(*(x + 4 * is_first for x in pairs))
+    yield "sample_ids is a list", with_ids(ids.tolist() if is_first else ids)
+    yield "samples in rows .* have another label", with_ids(ids * 0 if is_second else ids + 9)
+    yield r"num_rows is \[15, 10\] on ranks 0 to 1: build and load", loaded_on_one
+    yield "index 4 is out of bounds", with_hook
+
+
+MESSAGES = {"raises": "disk on fire", "returns two": "returned shape .2,.: give it a reducer"}
+
+
+def errors_of_parts(rank: int, *names: str, trouble: str = "raises") -> Errors:
+    """Of losses and miners, by their names as attributes."""
+    embeddings, labels = batch_of(rank, step=1)
+
+    def troubled(name: str, on: int) -> Call:
+        def call(f: Any) -> None:
+            part = operator.attrgetter(name)(f)
+            part.trouble = trouble if rank == on else None
+            try:
+                f(embeddings, *([embeddings] if isinstance(f, TwoTowerMemory) else []), labels)
+            finally:
+                part.trouble = None
+
+        return call
+
+    for name in names:
+        for on in (0, 1):
+            yield MESSAGES[trouble], troubled(name, on)
+
+
+def errors_of_batch_loss(rank: int) -> Errors:
+    embeddings, labels = batch_of(rank, step=1)
+    yield "embeddings is a NoneType", lambda f: f(None if rank else embeddings, labels)
+    yield r"embedding_size is \[4, 3\] on ranks 0 to 1", lambda f: f(embeddings[:, : D - rank], labels)
+
+
+def errors_of_two_towers(rank: int) -> Errors:
+    (queries, labels), (documents, _) = batch_of(rank, step=1), batch_of(rank, step=2)
+    ids = torch.arange(5) + 5 * rank
+    yield "2 queries and 5 documents", lambda f: f(queries[:2] if rank else queries, documents, labels)
+    yield "labels is a list", lambda f: f(queries, documents, labels.tolist() if rank else labels)
+    yield "sample_ids is a list", lambda f: f(queries, documents, labels, ids if rank else ids.tolist())
+    yield r"sample_ids has shape \(4,\)", lambda f: f(queries, documents, labels, ids[rank:])
+
+
+def check_errors(loss_fn: nn.Module, step: Callable[[], Tensor], errors: Errors) -> None:
+    """Every error is raised on both ranks and changes nothing, and the next steps succeed."""
+    step()
+    before = str(loss_fn.state_dict())
+    for message, call in errors:
+        with pytest.raises((ValueError, TypeError, RuntimeError, OSError, IndexError), match=message):
+            call(loss_fn)
+        assert str(loss_fn.state_dict()) == before, message
+    after = torch.stack([step().detach() for _ in range(2)])
+    of_first = after.clone()
+    distributed.broadcast(of_first, 0)
+    assert torch.equal(of_first, after)
+
+
+def check_all_errors(rank: int) -> None:
+    embeddings, labels = batch_of(rank)
+    options = {"gather_distributed": True}
+    loss_fn = memory(SupConLoss(), **options)  # of which a rank computes its own anchors
+    check_errors(loss_fn, lambda: loss_fn(embeddings, labels), errors_of_memory(rank))
+    whole = memory(Loss(), Miner(), **options)  # all anchors, as the classes are nobody's
+    parts = errors_of_parts(rank, "loss", "miner"), errors_of_parts(rank, "loss", trouble="returns two")
+    errors = itertools.chain(errors_of_memory(rank), *parts)
+    check_errors(whole, lambda: whole(embeddings, labels), errors)
+    batch = BatchLoss(Loss(), Miner(), **options)
+    errors = itertools.chain(errors_of_batch_loss(rank), errors_of_parts(rank, "loss", "miner"))
+    check_errors(batch, lambda: batch(embeddings, labels), errors)
+    memories = {f"{name}_memory": memory(Loss(), **options) for name in ("document", "query")}
+    towers = TwoTowerMemory(**memories)
+    of_losses = errors_of_parts(rank, "document_memory.loss", "query_memory.loss")
+    errors = itertools.chain(errors_of_two_towers(rank), of_losses)
+    check_errors(towers, lambda: towers(embeddings, embeddings, labels), errors)
+
+
+# -- kinds -------------------------------------------------------------------------------------------------
+
+# Of each rank: rows, dtype, and whether it passes an enqueue_mask.
+KINDS = {
+    "float64 and float32": [(5, DOUBLE, False), (4, FLOAT, False)],
+    "float32 and an empty float64": [(5, FLOAT, False), (0, DOUBLE, False)],
+    "float16 and bfloat16": [(5, torch.float16, False), (4, torch.bfloat16, False)],
+    "mask and an empty batch without": [(6, DOUBLE, True), (0, DOUBLE, False)],
+    "none and an empty batch with a mask": [(0, FLOAT, True), (5, DOUBLE, False)],
+    "mask of some and of all": [(6, DOUBLE, True), (1, DOUBLE, True)],
+}
+
+
+def losses_of(
+    loss_fn: nn.Module, kinds: list[tuple[int, torch.dtype, bool]], ranks: list[int]
+) -> list[Tensor]:
+    """Loss and mean gradient of two steps, as one rank, or as one process with the batches of all."""
+    values = []
+    is_masked = any(size and has_mask for size, _, has_mask in kinds)
+    factor = torch.ones(D, dtype=DOUBLE, requires_grad=True)
+    for step in range(2):
+        inputs, labels, masks = [], [], []
+        for rank in ranks:
+            size, dtype, has_mask = kinds[rank]
+            x, y = batch_of(rank, step, size, dtype)
+            inputs.append((x * factor).to(dtype))
+            labels.append(y)
+            masks.append(torch.arange(size) % 2 == 0 if has_mask or len(ranks) > 1 else None)
+        mask = None if masks[0] is None or (len(ranks) > 1 and not is_masked) else torch.cat(masks)
+        arguments = (torch.cat(inputs), torch.cat(labels))
+        loss = loss_fn(*arguments) if mask is None else loss_fn(*arguments, None, mask)
+        (gradient,) = torch.autograd.grad(loss, factor)
+        if len(ranks) == 1:
+            distributed.all_reduce(gradient)
+            gradient /= distributed.get_world_size()
+        values.append(torch.cat([loss.detach().double().view(1), gradient]))
+    return values
+
+
+def check_kinds(rank: int) -> None:
+    make: dict[str, Callable[..., nn.Module]] = {
+        "own anchors": lambda **options: memory(SupConLoss(), **options),
+        "all anchors": lambda **options: memory(NCALoss(), **options),
+        "batch": lambda **options: BatchLoss(ContrastiveLoss(), **options),
+    }
+    for name, build in make.items():
+        for kind, kinds in KINDS.items():
+            if name == "batch" and any(has_mask for *_, has_mask in kinds):
+                continue
+            found = losses_of(build(gather_distributed=True), kinds, [rank])
+            expected = losses_of(build(), kinds, [0, 1])
+            # Gradients of half precision are rounded on their way to the model.
+            tolerance = 1e-6 if all(dtype != DOUBLE for _, dtype, _ in kinds) else 1e-9
+            torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, msg=f"{name}, {kind}")
+
+
+def check() -> None:
+    check_all_errors(distributed.get_rank())
+    check_kinds(distributed.get_rank())

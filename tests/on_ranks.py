@@ -1,0 +1,60 @@
+"""Runs a function on many ranks of a gloo group, on the CPU."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from forked import LIBRARIES
+from torch import distributed, multiprocessing
+
+get_context("forkserver").set_forkserver_preload(LIBRARIES)
+
+
+def on_ranks(function: Callable[..., None], *arguments: Any, ranks: int = 2, timeout: float = 120) -> None:
+    """Calls ``function(*arguments)`` on every rank; its module is one that can be imported by name.
+
+    Raises:
+        Exception: that of the first rank that fails, with its traceback.
+        TimeoutError: it took longer than so many seconds; the ranks are killed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        context = multiprocessing.start_processes(
+            _on_rank, (ranks, folder, function, arguments), ranks, join=False, start_method="forkserver"
+        )
+        deadline = time.monotonic() + timeout
+        try:
+            while not context.join(timeout=1):
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{ranks} ranks took more than {timeout} s for {function.__name__}")
+        finally:
+            for process in context.processes:
+                process.kill()
+
+
+def _on_rank(
+    rank: int, ranks: int, folder: str, function: Callable[..., None], arguments: tuple[Any, ...]
+) -> None:
+    warnings.simplefilter("error")
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    distributed.init_process_group(
+        "gloo",
+        init_method=(Path(folder) / "rendezvous").as_uri(),
+        rank=rank,
+        world_size=ranks,
+        timeout=timedelta(seconds=60),
+    )
+    function(*arguments)
+    distributed.barrier()  # nobody leaves while another still listens
+    # Threads of a gloo group can outlive it: the interpreter's end was seen to abort.
+    os._exit(0)
