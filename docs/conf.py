@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pml_xbn
 
@@ -20,7 +21,6 @@ extensions = [
     "sphinx-mathjax-offline",  # the site needs no network
     "sphinx_copybutton",
     "myst_nb",
-    "extension.pml_form",
     "extension.written_files",
 ]
 exclude_patterns = ["_build", "reproducing.md"]  # the latter is a part of papers.md
@@ -61,3 +61,14 @@ html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
 copybutton_exclude = ".linenos, .gp, .go"
+
+
+def skip_fields_of_named_tuples(
+    app: Any, what: str, name: str, member: Any, skip: bool, options: Any
+) -> bool:
+    """Their signature lists them; of themselves they say 'Alias for field number 0'."""
+    return skip or type(member).__name__ == "_tuplegetter"
+
+
+def setup(app: Any) -> None:
+    app.connect("autodoc-skip-member", skip_fields_of_named_tuples)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 DOCS = Path(__file__).parent
+README = DOCS.parent / "README.md"
 LISTS = {"presets.md", "reproducing.md"}
 MOST_OF_README, MOST_OF_PAGES = 750, 11_000
 
@@ -26,4 +27,4 @@ if __name__ == "__main__":
     for name, words in pages.items():
         print(f"{words:6,}  {name}")
     print(f"{sum(pages.values()):6,}  docs, of {MOST_OF_PAGES:,}")
-    print(f"{words_of(DOCS.parent / 'README.md'):6,}  README.md, of {MOST_OF_README:,}")
+    print(f"{words_of(README):6,}  README.md, of {MOST_OF_README:,}")

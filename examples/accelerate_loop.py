@@ -11,44 +11,22 @@ epoch bit for bit. The images are Glyphs, which matplotlib draws.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from pytorch_metric_learning.losses import SupConLoss
-from pytorch_metric_learning.samplers import MPerClassSampler
 from pytorch_metric_learning.testers import BaseTester
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader
 
 from pml_xbn import XBNWrapper
 from pml_xbn.datasets import Glyphs
+from pml_xbn.training import ClassBatches
 
 BATCH_SIZE = 32  # of a rank
-
-
-class ClassBatches:
-    """Batches of eight classes by four images, the same in a resumed run: they depend on the epoch alone."""
-
-    batch_size, drop_last, epoch = BATCH_SIZE, True, 0
-
-    def __init__(self, labels: Tensor) -> None:
-        self.labels = labels
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return len(self.labels) // BATCH_SIZE
-
-    def __iter__(self) -> Iterator[list[int]]:
-        np.random.seed(self.epoch)  # PML's sampler draws from it, and shuffles what it holds: a new one
-        sampler = MPerClassSampler(self.labels, 4, BATCH_SIZE, len(self) * BATCH_SIZE)
-        yield from torch.tensor(list(sampler)).view(-1, BATCH_SIZE).tolist()
 
 
 def main() -> None:
@@ -64,6 +42,8 @@ def main() -> None:
         mixed_precision="bf16" if args.bf16 else "no",
         cpu=not torch.cuda.is_available(),
     )
+    if not torch.cuda.is_available():
+        torch.set_num_threads(1)  # a network this small gains nothing from more
     set_seed(0)
     dataset = Glyphs("train", transform=lambda image: image / 255)
     layers = [nn.Flatten(), nn.Linear(32 * 32, 256), nn.LayerNorm(256), nn.ReLU(), nn.Linear(256, 64)]
@@ -73,7 +53,7 @@ def main() -> None:
     model, optimizer, loader = accelerator.prepare(
         network,
         torch.optim.AdamW(network.parameters(), lr=1e-3),
-        DataLoader(dataset, batch_sampler=ClassBatches(dataset.labels)),
+        DataLoader(dataset, batch_sampler=ClassBatches(dataset.labels, m=4, batch_size=BATCH_SIZE)),
     )
     accelerator.register_for_checkpointing(loss_fn)  # save_state and load_state know it now
     saved = sorted(args.output.glob("epoch_*")) if args.resume else []

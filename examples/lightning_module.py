@@ -5,7 +5,7 @@ gather_distributed=True makes one memory of theirs. The images are Glyphs, which
 
     python examples/lightning_module.py --epochs 4
     python examples/lightning_module.py --epochs 8 --resume
-    torchrun --nproc_per_node=2 examples/lightning_module.py --devices 2
+    python examples/lightning_module.py --devices 2
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import lightning
-import numpy as np
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from pytorch_metric_learning.losses import SupConLoss
-from pytorch_metric_learning.samplers import MPerClassSampler
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 from pml_xbn import XBNWrapper
 from pml_xbn.datasets import Glyphs
+from pml_xbn.training import ClassBatches
 
 BATCH_SIZE = 32  # of all ranks
 
@@ -40,7 +39,7 @@ class Embedder(lightning.LightningModule):
         self.loss_fn = XBNWrapper(SupConLoss(temperature=0.1), 64, memory_size=1024, gather_distributed=True)
         self.calculator = AccuracyCalculator(("precision_at_1",), k=1, device=torch.device("cpu"))
 
-    def training_step(self, batch: tuple[Tensor, Tensor], number: int) -> Tensor:
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         images, labels = batch
         loss: Tensor = self.loss_fn(self.network(images), labels)
         return loss
@@ -51,14 +50,14 @@ class Embedder(lightning.LightningModule):
     def on_validation_epoch_start(self) -> None:
         self.seen: list[tuple[Tensor, Tensor]] = []
 
-    def validation_step(self, batch: tuple[Tensor, Tensor], number: int) -> None:
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         images, labels = batch
         self.seen.append((self.network(images).float().cpu(), labels.cpu()))
 
     def on_validation_epoch_end(self) -> None:
         embeddings, labels = (torch.cat(parts) for parts in zip(*self.seen, strict=True))
         recall_at_1 = self.calculator.get_accuracy(embeddings, labels)["precision_at_1"]
-        self.log("recall_at_1", recall_at_1, sync_dist=True)
+        self.log("recall_at_1", recall_at_1, rank_zero_only=True)
         self.print(f"epoch {self.current_epoch + 1}: Recall@1 {100 * recall_at_1:.1f}")
 
 
@@ -67,29 +66,32 @@ class GlyphBatches(lightning.LightningDataModule):
 
     def __init__(self) -> None:
         super().__init__()
+        self.allow_zero_length_dataloader_with_multiple_devices = True  # only the first rank validates
         self.train_set = Glyphs("train", transform=lambda image: image / 255)
         self.test_set = Glyphs("test", transform=lambda image: image / 255)
 
     def train_dataloader(self) -> DataLoader[Any]:
-        np.random.seed(self.trainer.current_epoch)  # PML's sampler draws from it
-        steps = len(self.train_set) // BATCH_SIZE
-        sampler = MPerClassSampler(self.train_set.labels, 4, BATCH_SIZE, steps * BATCH_SIZE)
-        of_ranks = torch.tensor(list(sampler)).view(steps, self.trainer.world_size, -1)
-        return DataLoader(self.train_set, batch_sampler=of_ranks[:, self.trainer.global_rank].tolist())
+        num_ranks, rank = self.trainer.world_size, self.trainer.global_rank
+        batches = ClassBatches(self.train_set.labels, 4, BATCH_SIZE, num_ranks=num_ranks, rank=rank)
+        batches.set_epoch(self.trainer.current_epoch)
+        return DataLoader(self.train_set, batch_sampler=batches)
 
     def val_dataloader(self) -> DataLoader[Any]:
-        return DataLoader(self.test_set, batch_size=256)
+        num_images = len(self.test_set) if self.trainer.is_global_zero else 0
+        return DataLoader(Subset(self.test_set, range(num_images)), batch_size=256)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--output", type=Path, default=Path("runs/lightning"))
-    parser.add_argument("--devices", type=int, default=1, help="as many as torchrun starts (default: 1)")
+    parser.add_argument("--devices", type=int, default=1, help="processes (default: 1)")
     parser.add_argument("--accumulate", type=int, default=1, help="batches per optimizer step (default: 1)")
     parser.add_argument("--bf16", action="store_true", help="mixed precision")
     parser.add_argument("--resume", action="store_true", help="from last.ckpt")
     args = parser.parse_args()
+    if not torch.cuda.is_available():
+        torch.set_num_threads(1)  # a network this small gains nothing from more
     lightning.seed_everything(0)
     trainer = lightning.Trainer(
         devices=args.devices,

@@ -20,7 +20,7 @@ from pytorch_metric_learning.losses import SupConLoss
 from pytorch_metric_learning.testers import BaseTester
 from pytorch_metric_learning.utils.inference import FaissKNN
 from torch import nn
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision import models, transforms
 from tqdm import tqdm
 
@@ -36,6 +36,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not torch.cuda.is_available():
+        torch.set_num_threads(1)  # a network this small gains nothing from more
     torch.manual_seed(0)
 
     query_encoder, train, gallery, test = glyphs() if args.glyphs else cifar10(args.root)
@@ -43,28 +45,40 @@ def main() -> None:
     key_encoder = copy.deepcopy(query_encoder).requires_grad_(False)
     loss_fn = XBNWrapper(SupConLoss(temperature=0.1), embedding_size=128, memory_size=4096).to(device)
     optimizer = torch.optim.SGD(query_encoder.parameters(), lr=0.03, momentum=0.9, weight_decay=1e-4)
-    loader = DataLoader(train, 128, shuffle=True, drop_last=True, num_workers=args.workers)
+    loader = DataLoader(Numbered(train), 128, shuffle=True, drop_last=True, num_workers=args.workers)
 
     for epoch in range(args.epochs):
         total = 0.0
-        for step, ((first, second), _) in enumerate(tqdm(loader, f"epoch {epoch + 1}")):
+        for (first, second), images in tqdm(loader, f"epoch {epoch + 1}"):
             with torch.no_grad():
                 for key, query in zip(key_encoder.parameters(), query_encoder.parameters(), strict=True):
                     key.lerp_(query, 0.01)  # the encoder of the keys follows that of the queries
                 keys = key_encoder(second.to(device))
             embeddings = torch.cat([query_encoder(first.to(device)), keys])
             is_key = torch.arange(len(embeddings), device=device) >= len(keys)
-            # Every image of every step is a class of its own: no key in the queue passes for a positive.
-            number = epoch * len(loader) + step
-            labels = torch.arange(len(keys), device=device).repeat(2) + number * len(keys)
+            # Every image is a class of its own, whose new key takes the place of its old one in the queue.
+            labels = images.to(device).repeat(2)
             optimizer.zero_grad()
-            loss = loss_fn(embeddings, labels, enqueue_mask=is_key)
+            loss = loss_fn(embeddings, labels, enqueue_mask=is_key, sample_ids=labels)
             loss.backward()
             optimizer.step()
             total += loss.item()
         accuracy = knn_accuracy(query_encoder, gallery, test, device)
         print(f"epoch {epoch + 1}: loss {total / len(loader):.3f}, kNN accuracy {100 * accuracy:.1f}")
         query_encoder.train()
+
+
+class Numbered(Dataset[Any]):
+    """The views of every image, and its number in place of its label."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, number: int) -> tuple[Any, int]:
+        return self.dataset[number][0], number
 
 
 def knn_accuracy(model: nn.Module, gallery: Any, test: Any, device: torch.device) -> float:

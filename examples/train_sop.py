@@ -1,10 +1,11 @@
 """ResNet-50 on Stanford Online Products, the script to copy for GPUs: torchrun, bfloat16, exact resume.
 
 All ranks share one batch and one memory. Every epoch and SIGTERM write last.pt into --output, from which
---resume goes on bit for bit; without one it starts afresh. --glyphs needs neither data nor a GPU.
+--resume goes on bit for bit; without one it starts afresh. --glyphs needs neither data nor a GPU. For data of
+your own return them from build(): images and labels by index, and all labels as .labels or .targets.
 
+    python examples/train_sop.py --glyphs --epochs 2
     torchrun --nproc_per_node=4 examples/train_sop.py --root data/sop --resume
-    torchrun --nproc_per_node=2 examples/train_sop.py --glyphs --epochs 2
 """
 
 import argparse
@@ -14,10 +15,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import timm
 import torch
-from pytorch_metric_learning import losses, miners, samplers, testers
+from pytorch_metric_learning import losses, miners, testers
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from torch import distributed, nn
 from torch.utils import data, tensorboard
@@ -26,6 +26,7 @@ from tqdm import tqdm
 
 from pml_xbn import XBNWrapper
 from pml_xbn.datasets import Glyphs, StanfordOnlineProducts
+from pml_xbn.training import ClassBatches
 
 
 def build(args: argparse.Namespace) -> tuple[Any, Any, Any]:
@@ -50,8 +51,16 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     steps, memory_size = len(train_set) // args.batch_size, len(train_set) // 2
     loss, miner = losses.SupConLoss(temperature=0.1), miners.PairMarginMiner(pos_margin=0.2, neg_margin=0.8)
     loss_fn = XBNWrapper(loss, network.num_classes, memory_size, miner, gather_distributed=True, warmup=steps)
-    optimizer = torch.optim.AdamW(model.parameters())
-    parts = {"network": network, "loss_fn": loss_fn.to(device), "optimizer": optimizer}
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3 if args.glyphs else 1e-4)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 15 * steps, gamma=0.33)
+    parts = {
+        "network": network,
+        "loss_fn": loss_fn.to(device),
+        "optimizer": optimizer,
+        "scheduler": scheduler,
+    }
+    all_labels = train_set.labels if hasattr(train_set, "labels") else train_set.targets
+    batches = ClassBatches(all_labels, 4, args.batch_size, num_ranks=world_size, rank=rank)
     tester = testers.BaseTester(batch_size=128, dataloader_num_workers=args.workers, data_device=device)
     calculator = AccuracyCalculator(include=("precision_at_1",), k=1, device=torch.device("cpu"))
     path, stop = args.output / "last.pt", torch.tensor(0)
@@ -63,14 +72,11 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     terminated: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: terminated.append(number))
     for epoch in range(first_epoch, args.epochs):
-        optimizer.param_groups[0]["lr"] = (1e-3 if args.glyphs else 1e-4) * 0.33 ** (epoch // 15)
-        np.random.seed(epoch)  # PML's sampler draws from it
-        sampler = samplers.MPerClassSampler(train_set.labels, 4, args.batch_size, steps * args.batch_size)
-        batches = torch.tensor(list(sampler)).view(steps, world_size, -1)[:, rank].tolist()
+        batches.set_epoch(epoch)
         torch.manual_seed(epoch * world_size + rank)  # the seeds of the workers are drawn from it
         loader = iter(data.DataLoader(train_set, batch_sampler=batches, num_workers=args.workers))
-        for _ in range(done % steps):
-            next(loader)  # what was seen before the checkpoint
+        for _ in range(done % steps):  # what was seen before the checkpoint
+            next(loader)
         for step in tqdm(range(done, steps), f"epoch {epoch + 1}", steps, initial=done, disable=rank > 0):
             images, labels = (tensor.to(device) for tensor in next(loader))
             torch.manual_seed((epoch * steps + step) * world_size + rank)  # if the model or the miner draws
@@ -79,6 +85,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            scheduler.step()
             if rank == 0:
                 board.add_scalar("loss", loss, epoch * steps + step)
             done, stop = step + 1, torch.tensor(len(terminated), device=device)
@@ -111,10 +118,12 @@ if __name__ == "__main__":
     parser.add_argument("--glyphs", action="store_true")
     parser.add_argument("--resume", action="store_true")
     args = parser.parse_args()
-    device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if torch.cuda.is_available() else "cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    if "RANK" not in os.environ:  # started without torchrun: one process
+        os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="localhost", MASTER_PORT="0")
+    on_gpu = torch.cuda.is_available()
+    device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if on_gpu else "cpu")
+    torch.cuda.set_device(device) if on_gpu else torch.set_num_threads(1)  # which is fastest for --glyphs
+    distributed.init_process_group("nccl" if on_gpu else "gloo")
     train(args, device)
     gc.collect()  # the model holds the process group in a cycle
     distributed.destroy_process_group()

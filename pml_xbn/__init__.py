@@ -1,6 +1,6 @@
 """Cross-batch memories for pytorch-metric-learning whose rows keep up with the model."""
 
-from . import adapters, datasets, diagnostics, heads, losses
+from . import adapters, datasets, diagnostics, heads, losses, training
 from .losses import AXBNWrapper, PerClassXBN, SuperClassXBN, TwoTowerMemory, XBNWrapper
 
 __version__ = "1.0.0"
@@ -16,4 +16,5 @@ __all__ = [
     "diagnostics",
     "heads",
     "losses",
+    "training",
 ]

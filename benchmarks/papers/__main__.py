@@ -29,7 +29,7 @@ from benchmarks.engine.run import progress_bar, quietly
 from benchmarks.papers.data import load_data
 from benchmarks.papers.model import name_of_weights
 from benchmarks.papers.presets import read_settings
-from benchmarks.papers.reproducing import paper_weights, same_experiments, table
+from benchmarks.papers.reproducing import paper_weights, parse_experiment, same_experiments, table
 from benchmarks.papers.results import result_table
 from benchmarks.papers.session import Session, draw
 from benchmarks.papers.settings import Settings
@@ -112,14 +112,24 @@ def _print_start(task: PapersTask, folder: Path) -> None:
 
 def _print_results(settings: Settings, results: list[Row]) -> None:
     same = same_experiments(settings)
+    weights = name_of_weights(settings)
     if not same:
-        print(result_table(results, {}, "", (name_of_weights(settings), "–")))
+        told = {"pretrained weights": (weights, "–"), "select": (settings.select, "–")}
+        print(result_table(results, {}, "", told))
         print("No table of the papers has these settings; --list shows those that are there.")
         return
     experiment, differences = same[0]
-    weights = (name_of_weights(settings), paper_weights(experiment))
-    print(result_table(results, experiment.figures, experiment.source, weights))
-    for other in [other for other, theirs in same[1:] if len(theirs) <= len(differences)]:
+    told = {
+        "pretrained weights": (weights, paper_weights(experiment)),
+        "select": (settings.select, parse_experiment(experiment).select),
+    }
+    paper = dict(experiment.figures)
+    others = [other for other, theirs in same[1:] if len(theirs) <= len(differences)]
+    for other in others:
+        for key, figure in other.figures.items():
+            paper.setdefault(key, f"{figure} ({other.source})")
+    print(result_table(results, paper, experiment.source, told))
+    for other in others:
         figures = ", ".join(other.figures.values()) or "a curve"
         print(f"Also there: {other.source} ({other.title}): {figures}")
     for difference in differences:

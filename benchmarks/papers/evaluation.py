@@ -10,6 +10,7 @@ from torch.nn.functional import normalize
 
 from benchmarks.engine.accuracy import retrieval_accuracy
 from benchmarks.engine.diagnostics import embedding_diagnostics
+from benchmarks.engine.history import Row
 from benchmarks.engine.keyed_items import Images, KeyedItems, load
 from benchmarks.engine.ranks import Ranks
 from benchmarks.engine.task import Evaluated
@@ -63,8 +64,6 @@ class Evaluation:
         recall_at = sorted({*_RECALL_AT, *_MORE_RECALL_AT.get(settings.dataset, ())})
         rows = [retrieval_accuracy(*search, recall_at=recall_at, nmi=nmi) for search in searches]
         percentages = {name: fmean(row[name] for row in rows) for name in rows[0]}
-        if not settings.diagnostics_every:
-            return Evaluated(percentages, {})
         # Separability is that of the features as the model returns them, as in SGSL's Table 5.
         diagnostics = embedding_diagnostics(queries, labels, data.queries.superclasses, features)
         return Evaluated(percentages, diagnostics)
@@ -90,6 +89,13 @@ class Evaluation:
                 parts.append(model(inputs.to(ranks.device)).float())
         model.train()
         return ranks.gather(torch.cat(parts))[: len(images)]
+
+
+def result_row(accuracy: Row, embeddings: Row) -> Row:
+    """The accuracies, and the figures of embeddings that papers have in tables, shares in per cent."""
+    scatter = {name: value for name, value in embeddings.items() if name.startswith("separability")}
+    shares = {name: 100 * value for name, value in embeddings.items() if name.startswith("superclass_within")}
+    return {**accuracy, **scatter, **shares}
 
 
 def signs(embeddings: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ class Item:
         paper: as experiments name it.
         place: Table 1, or Figures 8.1 to 8.23.
         what: which of their rows or curves.
-        runs: the table whose experiments have it, where that is another one; or `MOCO`.
+        runs: the tables whose experiments have it, where these are others, joined by "and"; or `MOCO`.
         where: what of these experiments has it, where that is not their result.
         reason: why no experiment repeats it.
     """
@@ -48,7 +48,7 @@ class Item:
         """Those whose source names the table or figure."""
         if self.reason:
             return []
-        wanted = {self.runs} if self.runs else set(self.places)
+        wanted = set(self.runs.split(" and ") if self.runs else self.places)
         return [
             experiment
             for experiment in EXPERIMENTS

@@ -10,9 +10,10 @@ from torch import nn
 
 from benchmarks.engine.methods import METHODS, MemorySetup
 from benchmarks.engine.methods import build_loss as build
+from benchmarks.papers.beside import NoLoss
 from benchmarks.papers.pml_parts import make_loss, make_miner
 from benchmarks.papers.settings import Settings
-from pml_xbn.losses import SampledNormalizedSoftmaxLoss, StopGradientSoftmaxLoss
+from pml_xbn.losses import BatchLoss, SampledNormalizedSoftmaxLoss, StopGradientSoftmaxLoss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,11 @@ class LossSetup(MemorySetup):
 
     num_classes: int
     world_size: int
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """The numbers that losses ask for, by PML's names."""
+        return {"num_classes": self.num_classes, "embedding_size": self.embedding_size}
 
 
 # Settings that a method's class takes under their own names.
@@ -85,12 +91,19 @@ def build_batch_loss(settings: Settings, setup: LossSetup) -> nn.Module:
     return _build("no-xbm", settings, setup)
 
 
+def build_beside(settings: Settings, setup: LossSetup) -> nn.Module:
+    """The loss that is added to the method's, of the batch of all ranks."""
+    if settings.beside == "none":
+        return NoLoss()
+    loss = make_loss(settings.beside, settings.beside_options, "--beside", **setup.known)
+    return BatchLoss(loss, gather_distributed=setup.world_size > 1)
+
+
 def has_memory(settings: Settings) -> bool:
     return METHODS.get(settings.method) is not None
 
 
 def _build(method: str, settings: Settings, setup: LossSetup, **options: Any) -> nn.Module:
-    known = {"num_classes": setup.num_classes, "embedding_size": setup.embedding_size}
-    loss = make_loss(settings.loss, settings.loss_options, **known)
+    loss = make_loss(settings.loss, settings.loss_options, **setup.known)
     miner = make_miner(settings.miner, settings.miner_options)
     return build(method, setup, loss, miner, gather_distributed=setup.world_size > 1, **options)

@@ -1,28 +1,31 @@
-"""Losses, miners, distances and reducers of PML, by name."""
+"""Losses, miners, distances and reducers by name: PML's, and the papers' that it lacks."""
 
 from __future__ import annotations
 
 import inspect
-from types import ModuleType
+from collections.abc import Mapping
 from typing import Any
 
 from pytorch_metric_learning import distances, losses, miners, reducers
 from pytorch_metric_learning.utils.common_functions import TorchInitWrapper
 from torch import nn
 
+from benchmarks.papers.beside import CenterContrastiveLoss, RingLoss
+
+_LOSSES = {**vars(losses), "CenterContrastiveLoss": CenterContrastiveLoss, "RingLoss": RingLoss}
 # Arguments whose values are the names of other parts.
-_NAMED_PARTS = {"distance": distances, "reducer": reducers}
+_NAMED_PARTS = {"distance": vars(distances), "reducer": vars(reducers)}
 # How weights of classes (d, C) start: as those of nn.Linear, uniform between ±1/√d.
 _FIRST_WEIGHTS = {"linear": TorchInitWrapper(nn.init.kaiming_uniform_, a=5**0.5, mode="fan_out")}
 
 
-def make_loss(name: str, options: dict[str, Any], **known: Any) -> nn.Module:
-    """A loss of PML; of ``known`` (num_classes, embedding_size) it gets what it asks for.
+def make_loss(name: str, options: dict[str, Any], flag: str = "--loss", **known: Any) -> nn.Module:
+    """A loss; of ``known`` (num_classes, embedding_size) it gets what it asks for.
 
     Raises:
         ValueError: there is no such loss, or it does not take the options.
     """
-    cls = _part("--loss", losses, name)
+    cls = _part(flag, _LOSSES, name)
     # Its bases' too, which *args and **kwargs go to.
     inits = [vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base)]
     asked = {parameter for init in inits for parameter in inspect.signature(init).parameters}
@@ -36,14 +39,14 @@ def make_miner(name: str, options: dict[str, Any]) -> nn.Module | None:
     Raises:
         ValueError: there is no such miner, or it does not take the options.
     """
-    return None if name == "none" else _make(_part("--miner", miners, name), options)
+    return None if name == "none" else _make(_part("--miner", vars(miners), name), options)
 
 
-def _part(what: str, module: ModuleType, name: str) -> Any:
-    names = sorted(key for key, value in vars(module).items() if inspect.isclass(value))
+def _part(what: str, parts: Mapping[str, Any], name: str) -> Any:
+    names = sorted(key for key, value in parts.items() if inspect.isclass(value))
     if name not in names:
         raise ValueError(f"{what} is {name!r}; choose one of {', '.join(names)}")
-    return getattr(module, name)
+    return parts[name]
 
 
 def _make(cls: Any, options: dict[str, Any]) -> Any:

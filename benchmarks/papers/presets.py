@@ -38,6 +38,7 @@ _XBM: dict[str, Any] = {
     "memory_warmup": 1000,
     "fill_memory": True,
     "batch_loss_weight": 1.0,
+    "select": "best-map",
     "warmup_epochs": 0,
     "optimizer": "adam",
     "weight_decay": 5e-4,
@@ -46,8 +47,6 @@ _XBM: dict[str, Any] = {
     "clip_gradient": 0.0,
     "mixed_precision": "no",
 }
-# The ratios R_M of its Table 7 are read as shares, not per cent: at 1 its SOP run is the 77.4 of Table 3,
-# which Table 2 gives for 100 %.
 _XBM_BY_DATASET: dict[str, dict[str, Any]] = {
     "sop": {"learning_rate": 3e-4, "decay_at": 24_000, "iterations": 34_000, "memory_ratio": 1.0},
     "in-shop": {"learning_rate": 3e-4, "decay_at": 24_000, "iterations": 34_000, "memory_ratio": 0.2},
@@ -72,6 +71,7 @@ _NORM_SOFTMAX: dict[str, Any] = {
     "augmentation": "crop",
     "batch_size": 75,
     "images_per_class": 5,
+    "select": "last",
     "warmup_epochs": 1,
     "warmup_learning_rate": 0.01,
     "epochs": 30,
@@ -133,7 +133,8 @@ _PRESETS: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
 }
 
 
-# Flags that only some values of another setting know: that setting, these values, the flags.
+# Flags that only some values of another setting know: that setting, these values, the flags. Glyphs, on which
+# every command can be tried, ignores those of other data sets.
 _ONLY_WITH: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("dataset", ("vehicle-id",), ("test_size", "gallery_draws")),
     ("dataset", ("deep-fashion2",), ("protocol",)),
@@ -170,7 +171,7 @@ def read_settings(arguments: Sequence[str] | None = None, description: str | Non
     settings, named = command_line.read(Settings, description, arguments, preset)
     for other, values, names in _ONLY_WITH:
         value, idle = getattr(settings, other), [name for name in names if name in named]
-        if idle and value not in values:
+        if idle and value not in (*values, "glyphs"):
             raise ValueError(
                 f"--{idle[0].replace('_', '-')} has no effect with --{other} {value}; "
                 f"it is of {' and '.join(values)}"

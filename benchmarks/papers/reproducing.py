@@ -24,7 +24,7 @@ _IDENTITY = (
     *("dataset", "test_size", "method", "head", "embedding_size", "batch_size", "binary", "images_per_class"),
     *("class_ratio", "gamma", "sgsl_start", "sgsl_weight", "memory_ratio", "remove_last_bn_relu"),
     *("update", "update_momentum", "update_learning_rate", "update_factor"),
-    *("mean_lambda", "std_lambda", "miner_options", "loss"),
+    *("mean_lambda", "std_lambda", "miner_options", "loss", "beside", "beside_options", "beside_weight"),
 )
 _NOT_COMPARED = ("seed", "nmi")
 
@@ -32,12 +32,13 @@ _INTRODUCTION = """\
 # The papers' experiments
 
 One command each. `python -m benchmarks.papers --list` prints this page, and `--list cub` the rows with that
-text. After a run the script prints its result beside the paper's figure. `--repeat 3` prints mean ± standard
-deviation over three seeds, `--resume` goes on with a run that was interrupted, and
+text. After a run the script prints its result beside the paper's figures, and which epoch it is of,
+the best or the last, as its paper has it (`--select`). `--repeat 3` prints mean ± standard deviation over
+three seeds, `--resume` goes on with a run that was interrupted, and
 `torchrun --nproc_per_node=N -m benchmarks.papers …` spreads a batch over N GPUs.
 
-The table has the figures printed in the papers, in per cent. None of these experiments has been run at full
-size by us. To try out one for which nothing is downloaded, end its command with
+The table has the figures printed in the papers, in per cent but for SGSL's Table 5. None of these
+experiments has been run at full size by us. To try out one, without a download, end its command with
 `--dataset glyphs --backbone resnet18 --no-pretrained`.
 
 [Presets](presets.md) has every value behind `--preset`, and where it comes from: a paper's section, its
@@ -50,6 +51,7 @@ that are released. XBM prints 32,550 and 37,183, which cannot be had. A query wi
 
 Where a paper draws a curve without printing its values there is no figure. The last two sections have the
 tables and figures whose numbers are those of other rows, or in the logs of their runs, and what is left out.
+The thesis does not say which data sets its Figures 5.1 to 5.12 are of; its text names four of the five.
 
 XBM's margins of the triplet and the MS loss are its code's. Its supplement's Tables 1 and 2 change one of
 two numbers, and Table 7 gives CUB and Cars both, m = 0.9 and α of 0.2 and 0.1: the rows of Tables 3 and 4
@@ -64,6 +66,11 @@ could not explain (§5.4.1): compare its figures with its own No-XBM. Its Table 
 margins of the miner nor the other λ. Assumed are the usual λμ = 0.5 and λσ = 1, and the wide margins of its
 Table 9.1, since its figures at these (84.8 to 91.7 about λμ = 0.5, and 85.0 at λσ = 1) lie far above the
 39.69 of its Table 5.13.
+
+SGSL's Table 3 does not give the weights and margins of the losses beside the softmax loss; those of its rows
+are assumed, and listed under [Presets](presets.md#sgsl). The thesis proposes the Center Contrastive Loss (Eq.
+3.4) for PC-XBN (§6.1.3) without trying it: `--method per-class --beside CenterContrastiveLoss` does, with
+assumed numbers.
 
 The AXBN paper and the thesis do not name their pretrained weights: their rows start from timm's default,
 `resnet50.a1_in1k` at present. Nor does the AXBN paper say which Swin its Table 4 has, nor with which weights.

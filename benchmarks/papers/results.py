@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from benchmarks.engine.results import markdown, spread
 
-NAMES = {"map_at_r": "MAP@R", "nmi": "NMI", "separability_criterion": "class separability"}
+NAMES = {
+    "map_at_r": "MAP@R",
+    "nmi": "NMI",
+    "separability_criterion": "class separability",
+    "separability_between": "scatter between classes",
+    "separability_within": "scatter within classes",
+}
 
 
 def metric_name(key: str) -> str:
@@ -15,21 +21,24 @@ def metric_name(key: str) -> str:
 
 
 def result_table(
-    results: Sequence[dict[str, float]], paper: dict[str, str], source: str, weights: tuple[str, str]
+    results: Sequence[dict[str, float]],
+    paper: Mapping[str, str],
+    source: str,
+    settings: Mapping[str, tuple[str, str]],
 ) -> str:
-    """A Markdown table with one row per metric.
+    """A Markdown table with one row per metric, then the epoch and settings.
 
     Args:
         results: one per run, of equal keys; percentages by metric.
         paper: the paper's figures by metric; empty where it has none.
         source: the paper's table.
-        weights: what the backbone started from, here and in the paper.
+        settings: by name, here and in the paper.
     """
     lines = [
-        [metric_name(key), spread([row[key] for row in results], ".2f"), paper.get(key, "–")]
-        for key in results[0]
+        [metric_name(key), spread([row[key] for row in results if key in row], ".2f"), paper.get(key, "–")]
+        for key in {**results[0], **paper}
         if key != "epoch"
     ]
     epochs = ", ".join(str(int(row["epoch"])) for row in results)
-    lines += [["best epoch", epochs, "–"], ["pretrained weights", *weights]]
+    lines += [["epoch", epochs, "–"], *([name, *values] for name, values in settings.items())]
     return markdown(["metric", "result", source if paper else "paper"], lines, ["metric"])

@@ -1,4 +1,4 @@
-"""A run with its folder: checkpoints, the best epoch, logs, the picture and the result."""
+"""A run with its folder: checkpoints, the selected epoch, logs, the picture and the result."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from benchmarks.engine.history import History, Row
 from benchmarks.engine.run import Progress, Run
 from benchmarks.engine.run_log import RunLog
 from benchmarks.engine.settings import identity as settings_of
+from benchmarks.papers.evaluation import result_row
 from benchmarks.papers.model import name_of_weights
 from benchmarks.papers.settings import Settings
 from benchmarks.papers.task import PapersTask
 
-_SELECTED_BY = "recall_at_1"
+# The largest of them selects the epoch; of equal ones the first.
+_SELECTED_BY = {"best-recall": "recall_at_1", "best-map": "map_at_r", "last": "epoch"}
 _PANELS = {"recall_at_1": ("Test accuracy", "Recall@1 (%)"), "loss": ("Loss", "mean over the epoch")}
 _REMEDY = "resume with the flags of the first run, or start anew in another --output"
 
@@ -30,8 +32,8 @@ def draw(histories: Mapping[str, History], settings: Settings, path: Path) -> No
 class Session:
     """Trains a task to its end, whatever interrupts it.
 
-    The folder holds ``last.pt``, the state after the last epoch or at the interruption; ``best.pt``, the
-    model of the best epoch; ``logs``; ``curves.png``; and in the end ``result.json``.
+    The folder holds ``last.pt``, the state after the last epoch or at the interruption; ``selected.pt``, the
+    model of the epoch that ``select`` names; ``logs``; ``curves.png``; and in the end ``result.json``.
 
     Args:
         task: what is trained.
@@ -43,8 +45,8 @@ class Session:
 
     def __init__(self, task: PapersTask, folder: Path) -> None:
         self.task, self.run, self.folder, self.ranks = task, Run(task), folder, task.ranks
-        self._last, self._best = folder / "last.pt", folder / "best.pt"
-        self.best: Row = {}
+        self._last, self._selected = folder / "last.pt", folder / "selected.pt"
+        self.selected: Row = {}
         if not self._last.exists():
             return
         if not task.settings.resume:
@@ -54,10 +56,10 @@ class Session:
         state = checkpoint.load(self._last, task.device)
         checkpoint.check_same(identity(task), state["identity"], self._last, _REMEDY)
         self.run.load_state_dict(state["run"])
-        self.best = state["best"]
+        self.selected = state["selected"]
 
     def train(self, progress: Progress, stop: Callable[[], bool]) -> Row | None:
-        """The accuracy of the best epoch, on the first rank; None if ``stop`` ended it before.
+        """The result of the selected epoch, on the first rank; None if ``stop`` ended it before.
 
         Args:
             progress: see `Run.train_epoch`.
@@ -75,7 +77,7 @@ class Session:
             log = RunLog(self.folder / "logs")
         while run.epoch < self.task.length.epochs:
             if run.train_epoch(progress, after_step):
-                self._keep_if_best()
+                self._keep_if_selected()
                 if log is not None:
                     print(run.line)
             self._save()
@@ -93,29 +95,31 @@ class Session:
             )
         return self._result()
 
-    def _keep_if_best(self) -> None:
+    def _keep_if_selected(self) -> None:
         if not (self.ranks.is_first and self.task.evaluates_after(self.run.epoch)):
             return
-        row = self.run.history.epochs[-1]
-        if not self.best or row[_SELECTED_BY] > self.best[_SELECTED_BY]:
-            self.best = dict(row)
+        history, by = self.run.history, _SELECTED_BY[self.task.settings.select]
+        row = history.epochs[-1]
+        if not self.selected or row[by] > self.selected[by]:
+            self.selected = result_row(row, history.diagnostics["embeddings"][-1])
             state = {"epoch": self.run.epoch, "model": self.task.model.state_dict()}
-            checkpoint.save(state, self._best)
+            checkpoint.save(state, self._selected)
 
     def _save(self) -> None:
         if self.ranks.is_first:
-            state = {"identity": identity(self.task), "run": self.run.state_dict(), "best": self.best}
+            state = {"identity": identity(self.task), "run": self.run.state_dict(), "selected": self.selected}
             checkpoint.save(state, self._last)
         self.ranks.wait()
 
     def _result(self) -> Row:
-        result = dict(self.best)
+        result = dict(self.selected)
         if self.task.settings.nmi:
-            best = checkpoint.load(self._best, self.ranks.device)
-            result.update(self.task.accuracy_of(best["model"]))
+            model = checkpoint.load(self._selected, self.ranks.device)["model"]
+            result.update(self.task.accuracy_of(model))
         result.pop("loss", None)
         if self.ranks.is_first:
-            told = {"pretrained_weights": name_of_weights(self.task.settings), **result}
+            settings = self.task.settings
+            told = {"pretrained_weights": name_of_weights(settings), "select": settings.select, **result}
             (self.folder / "result.json").write_text(json.dumps(told, indent=1) + "\n")
         return result
 

@@ -88,6 +88,9 @@ class Loss:
     update_learning_rate: NotNegative = 0.0  # gradient: α
     update_factor: Positive = 1  # batches that are stored in every iteration; one of them has the loss
     batch_loss_weight: NotNegative = 0.0  # weight of the batch's own loss beside it
+    beside: str = "none"  # a loss of the batch that is added to the method's: one that --loss takes, or none
+    beside_options: NamedValues = field(default_factory=dict)  # name=value arguments of it
+    beside_weight: NotNegative = 1.0  # its weight
     delay: Natural = 15  # delayed: epochs τ before rows are adapted
     momentum: NotNegative = 0.1  # ema: momentum of the batch moments
     mean_lambda: NotNegative = 0.5  # per-class, super-class: λμ
@@ -136,11 +139,13 @@ class Optimisation:
 
 @dataclass(frozen=True)
 class Testing:
-    """What is measured in the end."""
+    """What is measured, and which epoch is the result."""
 
+    select: Literal["best-recall", "best-map", "last"] = "best-recall"
+    """the epoch that is the result: that of the best test Recall@1, of the best MAP@R, or the last"""
     binary: bool = False  # evaluate the signs of the embeddings
     eval_every: Positive = 1  # epochs between evaluations; the last one is evaluated too
-    nmi: bool = True  # cluster the best epoch's embeddings and print NMI
+    nmi: bool = True  # cluster the selected epoch's embeddings and print NMI
 
 
 @dataclass(frozen=True)
@@ -160,7 +165,7 @@ class Running(common.Running):
     cpu: bool = False  # leave GPUs alone
     log_every: Positive = 20  # iterations between entries of the log
     checkpoint: Natural = 0  # save the state every so many iterations too, not after epochs alone
-    evaluate: Path | None = None  # train nothing: the accuracy of a best.pt or last.pt
+    evaluate: Path | None = None  # train nothing: the accuracy of a selected.pt or last.pt
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from benchmarks.engine.sync_batch_norm import synchronise_batch_norm
 from benchmarks.engine.task import Evaluated, Step, Task
 from benchmarks.papers.augmentation import build_transforms
 from benchmarks.papers.data import TaskData
-from benchmarks.papers.evaluation import Evaluation
+from benchmarks.papers.evaluation import Evaluation, result_row
 from benchmarks.papers.in_parts import InParts
 from benchmarks.papers.length import run_length
-from benchmarks.papers.methods import LossSetup, build_batch_loss, build_loss, has_memory
+from benchmarks.papers.methods import LossSetup, build_batch_loss, build_beside, build_loss, has_memory
 from benchmarks.papers.model import build_model, images_per_norm
 from benchmarks.papers.optimisation import (
     build_optimizer,
@@ -88,6 +88,7 @@ class PapersTask(Task):
         self._warmup_loss = self.loss_fn
         if has_memory(settings):
             self._warmup_loss = build_batch_loss(settings, setup).to(ranks.device)
+        self._beside = build_beside(settings, setup).to(ranks.device)
         self.model.to(ranks.device)
         if ranks.device.type == "cuda":
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, unused-ignore]
@@ -98,12 +99,12 @@ class PapersTask(Task):
         self._loader = Loader(self._items, settings.workers)
         self.evaluation = Evaluation(settings, data, transforms[1], ranks)
 
-        new = [*self.model.head.parameters(), *self._warmup_loss.parameters()]
+        new = [*self.model.head.parameters(), *self._warmup_loss.parameters(), *self._beside.parameters()]
         if self.length.warmup_epochs and not new:
             raise ValueError(
                 f"--head {settings.head} has nothing to train alone; pass --warmup-epochs 0 or another head"
             )
-        everything = [*self.model.parameters(), *self.loss_fn.parameters()]
+        everything = [p for part in (self.model, self.loss_fn, self._beside) for p in part.parameters()]
         self._warmup_optimizer = build_warmup_optimizer(settings, new) if new else None
         self._optimizer = build_optimizer(settings, everything)
         self._scaler = gradient_scaler(ranks.device.type == "cuda" and settings.mixed_precision == "fp16")
@@ -115,11 +116,13 @@ class PapersTask(Task):
         self._ranked_warmup_loss = (
             self._ranked_loss if self._warmup_loss is self.loss_fn else ranks.wrap(self._warmup_loss)
         )
+        self._ranked_beside = ranks.wrap(self._beside)
         self._losses = torch.zeros(2, device=ranks.device)  # their sum and number in this epoch
         self.parts = {
             "model": self.model,
             "loss_fn": self.loss_fn,
             "warmup_loss_fn": self._warmup_loss,
+            "beside": self._beside,
             "optimizer": self._optimizer,
             "scaler": self._scaler,
         }
@@ -185,18 +188,19 @@ class PapersTask(Task):
         keys = self._keys_of(step.epoch, step.number)
         own, besides = len(keys), self._keys_besides(step.epoch, step.number)
         for first in range(own, len(images), own):
-            part = slice(first, first + own)
-            self._store(images[part], labels[part], besides[first - own : first])
+            rows = slice(first, first + own)
+            self._store(images[rows], labels[rows], besides[first - own : first])
             diagnostics.forget_rows()
         images, labels = images[:own], labels[:own]
-        for parameter in (*self.model.parameters(), *loss_fn.parameters()):
-            parameter.grad = None
+        for part in (self.model, loss_fn, self._beside):
+            part.zero_grad()
         with ranks.autocast(settings.mixed_precision):
             embeddings = self._ranked_model(images)
         with nullcontext() if alone else diagnostics.watch(step):
             loss = loss_fn(embeddings, labels, **({} if alone else self._samples(keys)))
         if settings.loss_per_anchor:
             loss = loss / settings.batch_size
+        loss = loss + settings.beside_weight * self._ranked_beside(embeddings, labels)
         self._scaler.scale(loss).backward()
         self._scaler.unscale_(optimizer)
         clip_gradient(optimizer, settings.clip_gradient)
@@ -251,7 +255,7 @@ class PapersTask(Task):
     def accuracy_of(self, model_state: dict[str, Tensor]) -> Row:
         """The accuracy of the model of another epoch, with NMI; on the first rank."""
         self.model.load_state_dict(model_state)
-        return self.evaluation(self.model, nmi=True).accuracy
+        return result_row(*self.evaluation(self.model, nmi=True))
 
     @cached_property
     def _probe(self) -> Tensor:

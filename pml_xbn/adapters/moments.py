@@ -96,8 +96,13 @@ class GroupSums(NamedTuple):
             sums[1].index_add_(0, part_slots, wide * wide)
         return cls(count, *sums)
 
-    def moments(self) -> Moments:
-        """Returns moments ``(g, d)``; σ of fewer than two rows reads 0."""
+    def moments(self, noise: Tensor | float = 0.0) -> Moments:
+        """Returns moments ``(g, d)``; σ of fewer than two rows reads 0.
+
+        Args:
+            noise: a sum of squared distances from the mean that counts as 0, ``(d,)``.
+        """
         mean = self.first / self.num_rows.clamp(min=1)
-        squares = torch.addcmul(self.second, self.first, mean, value=-1).clamp_(min=0)
+        squares = torch.addcmul(self.second, self.first, mean, value=-1)
+        squares.mul_(squares > noise)
         return Moments(mean, squares.div_((self.num_rows - 1).clamp(min=1)).sqrt_())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytorch_metric_learning.losses import CrossBatchMemory
+from pytorch_metric_learning.losses import CrossBatchMemory, MultipleLosses
 from pytorch_metric_learning.reducers import PerAnchorReducer
 from torch import nn
 
@@ -27,6 +27,11 @@ def check_supported(loss: nn.Module) -> None:
     supported = CrossBatchMemory.supported_losses()
     names = {cls.__name__ for cls in type(loss).__mro__}
     name = type(loss).__name__
+    if isinstance(loss, MultipleLosses):
+        raise ValueError(
+            f"{name} cannot be used with a cross-batch memory: build a memory for each of its losses, and "
+            "add what they return"
+        )
     if names.isdisjoint(supported):
         raise ValueError(
             f"{name} cannot be used with a cross-batch memory: pass one of {', '.join(supported)}, "

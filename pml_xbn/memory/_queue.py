@@ -56,7 +56,7 @@ class Contents(NamedTuple):
             stored=move(rows.stored),
             scale=move(rows.scale),
             shift=move(rows.shift),
-            spread=move(rows.spread),
+            noise=move(rows.noise),
             sums=rows.sums and Sums(*map(move, rows.sums)),
         )
         newest, ids = (None if x is None else move(x) for x in (self.newest, self.ids))
@@ -230,7 +230,7 @@ def state_of(contents: Contents) -> dict[str, Tensor]:
         "rows": rows.stored,
         "labels": contents.labels,
         "ids": torch.full_like(contents.labels, -1) if ids is None else ids,
-        "map": torch.stack([rows.scale, rows.shift, rows.spread]),
+        "map": torch.stack([rows.scale, rows.shift, rows.noise]),
         "sums": torch.stack(sums),
         "numbers": torch.tensor(numbers),
     }
@@ -240,8 +240,8 @@ def _contents_of(state: dict[str, Tensor], dtype: torch.dtype) -> Contents:
     """Returns the contents that have this state."""
     _, num_calls, num_rows, position, is_as_stored, has_sums, num_replaced = state["numbers"].tolist()
     sums = Sums(*state["sums"]) if has_sums else None
-    scale, shift, spread = state["map"]
-    rows = Rows(state["rows"], num_rows, scale, shift, spread, sums, bool(is_as_stored))
+    scale, shift, noise = state["map"]
+    rows = Rows(state["rows"], num_rows, scale, shift, noise, sums, bool(is_as_stored))
     if rows.stored.dtype != dtype:  # which rounds otherwise, and has another range
         rows = Rows.of(rows.read(rows.dtype), len(rows.stored), dtype, is_whitened=not is_as_stored)
     known_ids = state["ids"] if (state["ids"] >= 0).any() else None

@@ -23,6 +23,9 @@ _LEAST_SHARE_OF_RMS = 2.0**-8
 # A smaller spread is none: a batch's over it is to stay within float32.
 _LEAST_STD = 2.0**-60
 _LARGEST_SCALE = 2.0**100
+# A map that makes rows equal shrinks them by this factor instead, so that rows to come can differ from them.
+_LEAST_FACTOR = 2.0**-64
+_LEAST_FACTOR_OF_FLOAT16 = 2.0**-10
 
 Overwritten = list[tuple[Tensor, "Tensor | slice", Tensor]]  # tensor, places, what was there
 
@@ -61,7 +64,7 @@ class Rows:
         num_rows: n, how many of the M places hold a row: the first ones.
         scale: a, ``(d,)`` float64, never zero.
         shift: b, ``(d,)`` float64.
-        spread: ``(d,)`` float64: 1, or 0 where the rows have become equal, so that u does not count.
+        noise: ``(d,)`` float64: sum of the squares of u that is left of rows which have been made equal.
         sums: over the stored rows, which moments follow from; None: not measured.
         is_as_stored: a = 1 and b = 0.
         is_due: the rows are to be stored anew by :meth:`settle`.
@@ -71,7 +74,7 @@ class Rows:
     num_rows: int
     scale: Tensor
     shift: Tensor
-    spread: Tensor
+    noise: Tensor
     sums: Sums | None = None
     is_as_stored: bool = True
     is_due: bool = False
@@ -82,7 +85,7 @@ class Rows:
         """Returns rows ``(n, d)``, stored as they are or whitened, as always in half precision."""
         ones = widest(values.new_ones(values.shape[1]))
         stored = values.new_zeros(num_places, values.shape[1], dtype=dtype)
-        rows = cls(stored, len(values), ones, torch.zeros_like(ones), ones)
+        rows = cls(stored, len(values), ones, torch.zeros_like(ones), torch.zeros_like(ones))
         if len(values) and (is_whitened or dtype.itemsize < 4):
             rows = replace(rows._beginning_with(values), sums=None)
         for part in _slices(len(values), rows_at_a_time(stored)):
@@ -93,7 +96,8 @@ class Rows:
         """Returns these rows with mean and σ of ``values`` for shift and scale."""
         wide = widest(values)
         mean, std = moments(wide) if len(wide) > 1 else Moments(wide[0], torch.zeros_like(wide[0]))
-        scale = torch.where(std > _LEAST_STD, self._fitting(mean, std), self.scale)
+        rms = (mean.square() + std.square()).mean().sqrt()
+        scale = torch.where(std > _LEAST_STD, self._fitting(mean, std), torch.where(rms > 0, rms, self.scale))
         scale, shift = Affine(scale, mean).where_finite(Affine(self.scale, self.shift))
         sums = Sums(torch.zeros_like(mean), torch.zeros_like(mean))
         return replace(self, scale=scale, shift=shift, sums=sums, is_as_stored=False)
@@ -117,7 +121,7 @@ class Rows:
 
     def _map(self) -> Affine:
         """From stored rows to rows as they are now."""
-        return Affine(self.scale * self.spread, self.shift)
+        return Affine(self.scale, self.shift)
 
     def parts(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
         """Yields the rows as they are now, in order; the tensor of a part may be overwritten by the next."""
@@ -176,25 +180,30 @@ class Rows:
         """Returns the moments of the rows as they are now, two or more, measured; they are not read."""
         assert self.sums is not None, "to be measured first"
         mean = self.sums.first / self.num_rows
-        squares = torch.addcmul(self.sums.second, self.sums.first, mean, value=-1).clamp_(min=0)
+        squares = torch.addcmul(self.sums.second, self.sums.first, mean, value=-1)
+        squares.mul_(squares > self.noise)
         return self._mapped(Moments(mean, squares.div_(max(self.num_rows - 1, 1)).sqrt_()))
 
     def _mapped(self, of_stored: Moments) -> Moments:
         """Returns the moments of rows as they are now; a spread that rounding makes of equal rows is zero."""
         scale, shift = self._map()
         mean = torch.addcmul(shift, of_stored.mean, scale)
-        of_rounding = of_stored.mean.abs().mul_(scale).mul_(max(torch.finfo(self.stored.dtype).eps, 1e-8))
+        size = of_stored.mean.abs()
+        if not self.is_as_stored:  # they were stored at a spread of 1
+            size = size.clamp_(min=1)
+        of_rounding = size.mul_(scale.abs()).mul_(max(torch.finfo(self.stored.dtype).eps, 1e-8))
         least_std = of_rounding.add_(mean.abs(), alpha=torch.finfo(mean.dtype).eps)
         return Moments(mean, of_stored.std * scale).without_rounding(least_std.mul_(8).clamp_(min=_LEAST_STD))
 
     def adapted(self, affine: Affine) -> Rows:
         """Returns the rows after a map of all of them."""
+        assert self.sums is not None, "to be measured first"
+        least = _LEAST_FACTOR_OF_FLOAT16 if self.stored.dtype == torch.float16 else _LEAST_FACTOR
+        are_equal = affine.scale.abs() < least
         scale, shift = affine.after(Affine(self.scale, self.shift))
-        # Rows that a map has made equal keep their scale, for rows to come.
-        least = shift.abs().mul_(8 * torch.finfo(shift.dtype).eps).clamp_(min=_LEAST_STD)
-        is_spread = scale.abs() > least
-        scale = torch.where(is_spread, scale, self.scale).clamp_(-_LARGEST_SCALE, _LARGEST_SCALE)
-        return replace(self, scale=scale, shift=shift, spread=self.spread * is_spread, is_as_stored=False)
+        scale = torch.where(are_equal, self.scale * least, scale).clamp_(-_LARGEST_SCALE, _LARGEST_SCALE)
+        noise = torch.where(are_equal, 4 * self.sums.second, self.noise)
+        return replace(self, scale=scale, shift=shift, noise=noise, is_as_stored=False)
 
     def where_finite(self, before: Rows) -> Rows:
         """Returns these rows, in dimensions in which their map holds NaN or inf with that of ``before``."""
@@ -205,7 +214,7 @@ class Rows:
         """Returns counts ``(g, 1)`` and moments ``(g, d)`` of the rows of every slot ``(n,)`` below g."""
         _, slots, stored = self._in_groups(slots, num_groups)
         sums = GroupSums.of(stored, slots, num_groups + 1)
-        mean, std = (x[:num_groups] for x in sums.moments())
+        mean, std = (x[:num_groups] for x in sums.moments(self.noise))
         return sums.num_rows[:num_groups], self._mapped(Moments(mean, std))
 
     def _in_groups(self, slots: Tensor, num_groups: int) -> tuple[Tensor | slice, Tensor, Tensor]:
@@ -260,10 +269,8 @@ class Rows:
         dtype = self.stored.dtype
         if self.is_as_stored:
             return values.to(dtype)
-        stored = (widest(values) - self.shift).div_(self.scale)
-        if dtype == torch.float16:
-            stored.clamp_(torch.finfo(dtype).min, torch.finfo(dtype).max)
-        return stored.to(dtype)
+        largest = torch.finfo(dtype).max
+        return (widest(values) - self.shift).div_(self.scale).clamp_(-largest, largest).to(dtype)
 
     def put(self, places: Tensor, values: Tensor, num_rows: int, *, is_whitened: bool) -> Rows:
         """Returns these rows with ``values`` ``(k, d)`` at the places ``(k,)``, of which n are occupied then.
@@ -299,8 +306,10 @@ class Rows:
         """Returns whether rows have to be stored anew, a 0-d bool tensor; None where sums are not kept."""
         if self.sums is None:
             return None
-        largest = self.spread * (self.num_rows * _LARGEST_RMS**2)
-        return ~(self.sums.second <= largest).all()
+        is_within = self.sums.second <= self.num_rows * _LARGEST_RMS**2
+        if self.stored.dtype == torch.float16:  # in which what is left of equal rows is not small enough
+            is_within &= self.noise == 0
+        return ~is_within.all()
 
     def settle(self) -> Rows:
         """Returns these rows after a step that has succeeded: stored anew, in place, if that is due."""
@@ -331,7 +340,7 @@ class Rows:
             self.stored[part] = of_stored.map(self.stored[part].to(self.dtype))
         # Measured and not computed: what they are off by would stay for ever.
         sums = Sums.of(self.stored[:n])
-        new = replace(self, scale=scale, shift=shift, spread=ones, sums=sums)
+        new = replace(self, scale=scale, shift=shift, noise=zeros, sums=sums)
         return replace(new, is_as_stored=False, is_due=False)
 
 

@@ -63,7 +63,12 @@ def test_every_method_trains_and_resumes_exactly(
 ) -> None:
     killed_run = tmp_path / "killed"
     flags = ["--method", method, "--memory-ratio", "0.2", "--no-nmi", "--epochs", "2"]
-    flags += {"delayed": ["--delay", "1"], "norm-softmax": ["--class-ratio", "0.5"]}.get(method, [])
+    flags += {
+        "delayed": ["--delay", "1"],
+        "norm-softmax": ["--class-ratio", "0.5"],
+        "per-class": ["--beside", "CenterContrastiveLoss"],
+        "sgsl": ["--beside", "RingLoss"],
+    }.get(method, [])
     with at_step(5, shutil.copytree, tmp_path / "whole", killed_run):  # in the second epoch with memory
         run_script(monkeypatch, tmp_path / "whole", *flags)
     whole = state_of(tmp_path / "whole")
@@ -73,7 +78,7 @@ def test_every_method_trains_and_resumes_exactly(
 
     run_script(monkeypatch, killed_run, *flags, "--resume")
     assert_equal(state_of(killed_run), whole)
-    assert_equal(state_of(killed_run, "best.pt"), state_of(tmp_path / "whole", "best.pt"))
+    assert_equal(state_of(killed_run, "selected.pt"), state_of(tmp_path / "whole", "selected.pt"))
     assert result_of(killed_run) == result_of(tmp_path / "whole")
     records = Path("seed-0", "logs", "records")
     names = sorted(path.name for path in (tmp_path / "whole" / records).glob("*.csv"))
@@ -148,7 +153,7 @@ def test_not_every_epoch_need_be_evaluated_and_a_checkpoint_can_be(
     assert ["Recall@1" in line for line in lines] == [False, True, False, True, True]
     assert all(line.endswith("images/s") for line in lines)
 
-    best = tmp_path / "seed-0" / "best.pt"
+    best = tmp_path / "seed-0" / "selected.pt"
     run_script(monkeypatch, tmp_path / "unused", *flags, "--evaluate", str(best))
     assert not (tmp_path / "unused").exists()
     printed = capsys.readouterr().out
@@ -255,19 +260,24 @@ def test_new_layers_train_alone_at_first() -> None:
     assert [row["learning_rate"] for row in run.history.steps] == [1e-3, 1e-3, 1e-4, 1e-4]
 
 
-def test_best_epoch_is_the_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    recalls = iter([3.0, 5.0, 5.0, 4.0])
+@pytest.mark.parametrize(("select", "epoch"), [("best-recall", 2), ("best-map", 3), ("last", 4)])
+def test_the_selected_epoch_is_the_result(
+    select: str, epoch: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    recalls, maps = iter([3.0, 5.0, 5.0, 4.0]), iter([1.0, 2.0, 3.0, 2.0])
 
     def scripted(evaluation: Evaluation, model: torch.nn.Module, *, nmi: bool = False) -> Evaluated:
-        return Evaluated({"recall_at_1": 0.0, "nmi": 77.0} if nmi else {"recall_at_1": next(recalls)}, {})
+        if nmi:
+            return Evaluated({"recall_at_1": 0.0, "nmi": 77.0}, {"superclass_within_1": 0.5})
+        return Evaluated({"recall_at_1": next(recalls), "map_at_r": next(maps)}, {"superclass_within_1": 0.1})
 
     monkeypatch.setattr(Evaluation, "__call__", scripted)
-    settings = read("--method", "no-xbm", "--epochs", "3")
+    settings = read("--method", "no-xbm", "--epochs", "3", "--select", select)
     run = Run(PapersTask(settings, load_data(settings), Ranks(cpu=True)))
     result = Session(run.task, tmp_path / "seed-0").train(quietly, lambda: False)
     assert result is not None
-    assert (result["epoch"], result["nmi"]) == (2, 77.0)
-    assert state_of(tmp_path, "best.pt")["epoch"] == 2
+    assert (result["epoch"], result["nmi"], result["superclass_within_1"]) == (epoch, 77.0, 50.0)
+    assert state_of(tmp_path, "selected.pt")["epoch"] == epoch
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -316,7 +326,7 @@ def test_diagnostics_leave_no_trace() -> None:
         train_quietly("--method", "axbn", "--diagnostics-every", every, dropout=0.5) for every in ("1", "0")
     )
     assert measured.history.diagnostics
-    assert not other.history.diagnostics
+    assert set(other.history.diagnostics) == {"embeddings"}
     assert (measured.history.epochs, measured.history.steps) == (other.history.epochs, other.history.steps)
     for part in ("model", "optimizer", "loss_fn"):
         assert_equal(measured.state_dict()[part], other.state_dict()[part])

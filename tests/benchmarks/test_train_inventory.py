@@ -44,9 +44,10 @@ def test_what_is_listed_is_run_or_has_a_reason(item: Item) -> None:
         assert table().count("| `moco` | MoCo + XBN |") == 2
         return
     assert bool(item.experiments) != bool(item.reason)
+    found = {place for experiment in item.experiments for place in places_of(experiment)}
+    assert set(item.runs.split(" and ") if item.runs else ()) <= found
     assert not (item.reason and (item.runs or item.where))
     if not item.runs and not item.reason:  # each of the places by itself
-        found = {place for experiment in item.experiments for place in places_of(experiment)}
         assert set(item.places) <= found
 
 

@@ -21,13 +21,15 @@ from benchmarks.engine.ranks import Ranks
 from benchmarks.engine.run import Run
 from benchmarks.papers.augmentation import build_transforms
 from benchmarks.papers.data import load_data
-from benchmarks.papers.methods import LossSetup, build_loss
+from benchmarks.papers.evaluation import result_row
+from benchmarks.papers.methods import LossSetup, build_beside, build_loss
 from benchmarks.papers.model import build_model, name_of_weights
 from benchmarks.papers.optimisation import build_optimizer, build_warmup_optimizer
+from benchmarks.papers.pml_parts import make_loss
 from benchmarks.papers.presets import read_settings
 from benchmarks.papers.settings import Settings
 from benchmarks.papers.task import PapersTask
-from pml_xbn.diagnostics import class_separability
+from pml_xbn.diagnostics import class_separability, superclass_neighbours
 
 
 def read(flags: str = "") -> Settings:
@@ -215,6 +217,73 @@ def test_the_gradient_is_that_of_the_divided_loss() -> None:
         torch.testing.assert_close(value, moved[1][name])
 
 
+def test_ring_loss_is_eq_4_about_the_norm_of_the_first_batch() -> None:
+    loss_fn = make_loss("RingLoss", {}, num_classes=5, embedding_size=3)
+    first, second, labels = torch.randn(8, 3), torch.randn(6, 3), torch.zeros(8)
+    norms = [np.linalg.norm(rows.double().numpy(), axis=1) for rows in (first, second)]
+    for rows, lengths in zip((first, second), norms, strict=True):
+        expected = ((lengths - norms[0].mean()) ** 2).sum() / (2 * len(rows))
+        assert loss_fn(rows, labels).item() == pytest.approx(expected, rel=1e-5)
+    loss_fn(second, labels).backward()
+    assert loss_fn.radius.grad.item() == pytest.approx(norms[0].mean() - norms[1].mean(), rel=1e-4)
+
+
+def test_center_contrastive_loss_is_eq_3_4() -> None:
+    options = {"scale": 3.0, "margin": 0.2, "centre_weight": 0.7}
+    loss_fn = make_loss("CenterContrastiveLoss", options, num_classes=5, embedding_size=3)
+    rows, labels = torch.randn(8, 3), torch.arange(8) % 5
+    (centres,) = (part.detach().double().numpy() for part in loss_fn.parameters())
+    total = 0.0
+    for row, y in zip(rows.double().numpy(), labels.tolist(), strict=True):
+        cosines = centres @ row / np.linalg.norm(centres, axis=1) / np.linalg.norm(row)
+        own = np.exp(3 * (cosines[y] - 0.2))
+        total -= np.log(own * np.exp(2 * 0.7 * cosines[y]) / (own + np.exp(3 * cosines).sum()))
+    assert loss_fn(rows, labels).item() == pytest.approx(total / 8, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("beside", "expected"),
+    [
+        (
+            "NormalizedSoftmaxLoss --beside-options temperature=1",
+            lambda rows, labels, weights: cross_entropy(normalize(rows) @ normalize(weights, dim=0), labels),
+        ),
+        (
+            "TripletMarginLoss --beside-options margin=0 smooth_loss=True",
+            lambda rows, labels, weights: torch.stack(
+                [
+                    torch.nn.functional.softplus((a - p).norm() - (a - n).norm())
+                    for i, a in enumerate(normalize(rows))
+                    for j, p in enumerate(normalize(rows))
+                    for k, n in enumerate(normalize(rows))
+                    if i != j and labels[i] == labels[j] != labels[k]
+                ]
+            ).mean(),
+        ),
+    ],
+    ids=["L2-Norm", "SoftMargin"],
+)
+def test_losses_beside_the_softmax_are_the_papers(beside: str, expected: Any) -> None:
+    setup = LossSetup(embedding_size=16, memory_size=8, num_classes=5, world_size=1)
+    loss_fn = build_beside(read(f"--method sgsl --beside {beside}"), setup)
+    rows, labels = torch.randn(8, 16), torch.arange(8) % 4
+    weights = next(loss_fn.parameters(), None)
+    torch.testing.assert_close(loss_fn(rows, labels), expected(rows, labels, weights))
+
+
+def test_a_loss_beside_is_added_and_trained_from_the_first_stage_on() -> None:
+    flags = "--method per-class --accumulate 1 --clip-gradient 0 --mixed-precision no"
+    alone, both = new_run(flags), new_run(f"{flags} --beside RingLoss --beside-weight 0.5")
+    for run in (alone, both):
+        run.train_epoch()
+    radius = both.task.parts["beside"].loss.radius
+    assert radius.item() > 0
+    assert radius.grad is not None
+    # In the first step the models are the same, and embeddings of unit length: R is 1, and the loss is 0.
+    first, second = (run.history.steps for run in (alone, both))
+    assert first[0]["loss"] == pytest.approx(second[0]["loss"], rel=1e-5)
+
+
 def test_separability_is_that_of_features_before_they_are_normalized() -> None:
     run = new_run("--preset sgsl --embedding-size 16")
     run.task.model.eval()
@@ -223,9 +292,15 @@ def test_separability_is_that_of_features_before_they_are_normalized() -> None:
         features = run.task.model(images)
     assert features.norm(dim=1).std() > 0.01
     expected = class_separability(features, run.task.data.queries.labels)
-    measured = run.task.evaluation(run.task.model).embeddings
+    measured = run.task.evaluation(run.task.model)
+    told = result_row(measured.accuracy, measured.embeddings)
     for name in ("criterion", "between", "within"):
-        assert measured[f"separability_{name}"] == pytest.approx(float(getattr(expected, name)), rel=1e-3)
+        assert told[f"separability_{name}"] == pytest.approx(float(getattr(expected, name)), rel=1e-3)
+    shares = superclass_neighbours(
+        normalize(features), run.task.data.queries.superclasses[run.task.data.queries.labels]
+    )
+    for k, share in enumerate(shares.tolist(), start=1):
+        assert told[f"superclass_within_{k}"] == pytest.approx(100 * share, rel=1e-6)
 
 
 def test_weights_come_from_a_file(tmp_path: Path) -> None:

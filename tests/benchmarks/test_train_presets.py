@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 CHOSEN = {
     *("dataset", "test_size", "limit_classes", "steps_per_epoch"),
     *("resize", "weights", "accumulate", "binary", "eval_every", "nmi", "seed"),
+    *("beside", "beside_options", "beside_weight"),
 }
 IS_SOURCE = re.compile(
     r"§\d|Tables? \d|Figure \d|Eq\. \d|Appendix [A-E\d]|Implementation Details|code: `|not stated: ours"

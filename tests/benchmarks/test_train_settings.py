@@ -73,12 +73,21 @@ def test_every_command_of_the_table_is_its_own_experiment(experiment: object) ->
     assert experiment in found
 
 
+def test_every_command_can_be_tried_on_glyphs() -> None:
+    trial = "--dataset glyphs --backbone resnet18 --no-pretrained"
+    assert trial in table()
+    commands = [e.arguments for e in EXPERIMENTS if e.dataset == "vehicle-id"]
+    for command in {frozenset(re.findall("--[a-z-]+", command)): command for command in commands}.values():
+        assert read(f"{command} {trial}").dataset == "glyphs"
+
+
 def test_every_metric_of_the_papers_is_measured() -> None:
     from benchmarks.papers.evaluation import _MORE_RECALL_AT, _RECALL_AT
 
     for experiment in EXPERIMENTS:
         measured = {*_RECALL_AT, *_MORE_RECALL_AT.get(experiment.dataset, ())}
-        logged = {"separability_criterion", *(f"superclass_within_{k}" for k in range(1, 6))}
+        logged = {f"separability_{name}" for name in ("between", "within", "criterion")}
+        logged |= {*(f"superclass_within_{k}" for k in range(1, 6))}
         names = {f"recall_at_{k}" for k in measured} | {"nmi"} | logged
         assert set(experiment.figures) <= names, experiment
 
@@ -326,9 +335,11 @@ def test_several_runs_have_a_mean_and_a_deviation() -> None:
     assert spread([81.234], ".2f") == "81.23"
     assert spread([80.0, 81.0, 82.0], ".2f") == "81.00 ± 1.00"
     rows = [{"epoch": 3, "recall_at_1": 50.0, "nmi": 90.0}, {"epoch": 4, "recall_at_1": 52.0, "nmi": 90.0}]
-    printed = result_table(rows, {"recall_at_1": "80.73 ± 0.30"}, "AXBN, Table 2", ("a.b", "not stated"))
+    settings = {"pretrained weights": ("a.b", "not stated")}
+    printed = result_table(rows, {"recall_at_1": "80.73 ± 0.30", "nmi": "7"}, "AXBN, Table 2", settings)
     assert "| Recall@1 | 51.00 ± 1.41 | 80.73 ± 0.30 |" in printed
-    assert "| NMI | 90.00 ± 0.00 | – |" in printed
+    assert "| NMI | 90.00 ± 0.00 | 7 |" in printed
+    assert "| epoch | 3, 4 | – |" in printed
     assert "| pretrained weights | a.b | not stated |" in printed
 
 
@@ -346,6 +357,29 @@ def test_other_pretrained_weights_are_a_difference_from_the_paper() -> None:
     assert differences == ["backbone='resnet50', theirs 'resnet50.tv_in1k'"]
     (experiment, _), *_ = same_experiments(read("--dataset sop"))
     assert paper_weights(experiment) == "not stated"
+
+
+@pytest.mark.parametrize(
+    ("flags", "row"),
+    [
+        ("--preset sgsl --dataset cub", "| class separability | 30.00 | 36.0 (SGSL, Table 5) |"),
+        ("--preset sgsl --dataset cub", "| scatter within classes | – | 12.7 (SGSL, Table 5) |"),
+        ("--preset sgsl --dataset cub", "| select | best-recall | best-recall |"),
+        (
+            "--preset thesis --dataset cifar100 --method xbn",
+            "| superclass@2 | – | 84.81 (Thesis, Table 5.16) |",
+        ),
+        ("--preset xbm --dataset sop --select last", "| select | last | best-map |"),
+        ("--preset xbm --dataset sop --select last", "in the paper: select='last', theirs 'best-map'"),
+    ],
+)
+def test_figures_of_all_its_tables_stand_beside_a_result(
+    flags: str, row: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    papers._print_results(
+        read(flags), [{"epoch": 1, "recall_at_1": 60.0, "separability_criterion": 30.0, "map_at_r": 1.0}]
+    )
+    assert row in capsys.readouterr().out
 
 
 def test_rows_that_a_run_repeats_as_well_are_named_beside_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,7 +49,7 @@ def state_of(output: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("name", SHORT)
 def test_a_script_is_one_page_and_imports_nothing_of_ours_but_the_package(name: str) -> None:
     text = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 120
+    assert len(text.splitlines()) <= 130
     tree = ast.parse(text)
     imported = {a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names}
     imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}

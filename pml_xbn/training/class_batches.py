@@ -1,0 +1,94 @@
+"""Batches of whole classes that depend on the epoch alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.data import Sampler
+
+from .._number_checks import check_integer
+
+
+class ClassBatches(Sampler[list[int]]):
+    """Batches of ``m`` images of each of ``batch_size / m`` classes, for ``DataLoader(batch_sampler=...)``.
+
+    They are a function of the seed and the epoch, so a resumed run draws the batches of the run that stopped.
+    PML's ``MPerClassSampler`` draws from NumPy's generator and depends on all epochs before. Call
+    :meth:`set_epoch` before each epoch; accelerate and the Hugging Face Trainer do.
+
+    Args:
+        labels: of all images, ``(n,)``.
+        m: images of a class in a batch. A class with fewer images repeats some.
+        batch_size: of all ranks.
+        num_batches: of an epoch; default ``n // batch_size``.
+        num_ranks: among which each batch is divided.
+        rank: whose part of the batches is drawn.
+        seed: of the draws.
+
+    Raises:
+        ValueError: a batch that is no multiple of ``m`` or ``num_ranks``, or that holds
+            more classes than there are.
+
+    Example:
+        >>> batches = ClassBatches([0, 0, 0, 1, 1, 1, 2, 2, 2], m=2, batch_size=4)
+        >>> batches.set_epoch(1)
+        >>> list(batches) == list(batches), len(batches)
+        (True, 2)
+    """
+
+    drop_last = True  # accelerate asks for it, and for batch_size
+
+    def __init__(
+        self,
+        labels: Tensor | Sequence[int],
+        m: int,
+        batch_size: int,
+        *,
+        num_batches: int | None = None,
+        num_ranks: int = 1,
+        rank: int = 0,
+        seed: int = 0,
+    ) -> None:
+        labels = torch.as_tensor(labels)
+        check_integer("m", m, at_least=1)
+        check_integer("batch_size", batch_size, at_least=1)
+        _, classes, counts = labels.unique(return_inverse=True, return_counts=True)
+        self.classes = classes.argsort(stable=True).split(counts.tolist())
+        if batch_size % m or batch_size % num_ranks:
+            raise ValueError(
+                f"batch_size {batch_size}: pass a multiple of m={m} and of num_ranks={num_ranks}"
+            )
+        if batch_size // m > len(self.classes):
+            raise ValueError(
+                f"batch_size {batch_size} with m={m} takes {batch_size // m} classes, but labels hold "
+                f"{len(self.classes)}: pass a larger m or a smaller batch_size"
+            )
+        self.m = m
+        self.batch_size = batch_size // num_ranks
+        self.num_batches = len(labels) // batch_size if num_batches is None else num_batches
+        self.rank = rank
+        self.seed = seed
+        self.epoch = 0
+        self._classes_of_batch = batch_size // m
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.num_batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        generator = torch.Generator().manual_seed((self.seed << 32) + self.epoch)
+        own = slice(self.rank * self.batch_size, (self.rank + 1) * self.batch_size)
+        for _ in range(self.num_batches):
+            chosen = torch.randperm(len(self.classes), generator=generator)[: self._classes_of_batch]
+            batch = torch.cat([self._drawn(self.classes[number], generator) for number in chosen.tolist()])
+            yield batch[own].tolist()
+
+    def _drawn(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """Returns ``m`` of the images, without repetition where there are enough."""
+        if len(images) < self.m:
+            return images[torch.randint(len(images), (self.m,), generator=generator)]
+        return images[torch.randperm(len(images), generator=generator)[: self.m]]

@@ -1,0 +1,55 @@
+"""The state of a loss in the checkpoints of the Hugging Face Trainer."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def keep_loss(loss_fn: nn.Module, name: str = "loss_fn.pt") -> Any:
+    """Returns a callback for the Hugging Face Trainer and sentence-transformers, which do not save the loss.
+
+    It writes the state of the loss into every checkpoint, and loads it when training is resumed from one. All
+    ranks hold the same memory with ``gather_distributed=True``, so the first rank writes.
+
+    Args:
+        loss_fn: the memory, or a module that holds it.
+        name: of the file in a checkpoint's folder.
+
+    Raises:
+        ImportError: transformers is not installed.
+
+    Warns:
+        UserWarning: the checkpoint that is resumed from has no such file, so the memory begins empty.
+    """
+    try:
+        from transformers import TrainerCallback
+    except ImportError as error:
+        raise ImportError("keep_loss needs transformers: pip install transformers") from error
+
+    def file_at(arguments: Any, state: Any) -> Path:
+        return Path(arguments.output_dir) / f"checkpoint-{state.global_step}" / name
+
+    class KeepLoss(TrainerCallback):
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.is_world_process_zero:
+                torch.save(loss_fn.state_dict(), file_at(args, state))
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 0:
+                return
+            file = file_at(args, state)
+            if file.exists():
+                loss_fn.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+            else:
+                warnings.warn(
+                    f"{file} is missing: training goes on from step {state.global_step} with the memory as "
+                    "it is, which is empty unless you have loaded it",
+                    stacklevel=2,
+                )
+
+    return KeepLoss()
