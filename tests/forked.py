@@ -32,12 +32,12 @@ Call = Callable[..., None]
 Ended = subprocess.CompletedProcess[str]
 
 
-def run_script(script: Path, *arguments: str, timeout: float = 300, **environment: str) -> Ended:
+def run_script(script: Path, *arguments: str, timeout: float = 600, **environment: str) -> Ended:
     """Runs a script alone."""
     return _run(_script, (script, arguments), [environment], timeout)
 
 
-def run_ranks(script: Path, *arguments: str, ranks: int = 2, timeout: float = 300) -> Ended:
+def run_ranks(script: Path, *arguments: str, ranks: int = 2, timeout: float = 600) -> Ended:
     """Runs a script on many ranks, with the variables of torchrun."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -52,7 +52,7 @@ def run_ranks(script: Path, *arguments: str, ranks: int = 2, timeout: float = 30
     return _run(_script, (script, arguments), environments, timeout)
 
 
-def run_command(command: str, folder: Path, timeout: float = 300, **environment: str) -> Ended:
+def run_command(command: str, folder: Path, timeout: float = 600, **environment: str) -> Ended:
     """Runs ``python -m …`` or ``torchrun …`` in a folder that holds the modules."""
     return _run(_command, (command, folder), [environment], timeout)
 
