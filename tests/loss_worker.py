@@ -46,7 +46,6 @@ MINERS: dict[str, Callable[[], nn.Module | None]] = {
 MORE_MINERS: dict[str, Callable[[], nn.Module]] = {
     "angular": miners.AngularMiner,
     "easy": lambda: miners.BatchEasyHardMiner("easy", "semihard"),
-    "hdc": miners.HDCMiner,
     "own": lambda: EveryOtherPair(),
     "triplet margin": miners.TripletMarginMiner,
 }

@@ -11,7 +11,7 @@ import loss_worker
 import torch
 from on_ranks import on_ranks
 
-# Every so many of the 4,662 cases are run; a prime, so that all layouts and modes are among them.
+# Every so many of the 4,536 cases are run; a prime, so that all layouts and modes are among them.
 SHARE = int(os.environ.get("PML_XBN_RANK_CASES_SHARE", "61"))
 TIMEOUT = 1200 if SHARE == 1 else 300  # seconds, for a machine that is busy
 

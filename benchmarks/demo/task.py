@@ -40,9 +40,7 @@ class GlyphsData:
         )
         size = len(self.train.images)
         probe = torch.randperm(size, generator=generator_for("probe"))[:_PROBE_SIZE]
-        self.probe = distort(
-            self.train.images[probe.to(self.device)], generator_for("probe distortion"), settings.distortion
-        )
+        self.probe = self.distorted(probe.to(self.device), generator_for("probe distortion"))
         self.memory_setup = MemorySetup(
             embedding_size=settings.embedding_size,
             memory_size=max(settings.batch_size, round(settings.memory_ratio * size)),
@@ -59,9 +57,20 @@ class GlyphsData:
     def images(self, epoch: int, step: int) -> Tensor:
         """The images of a batch under the distortion of their step."""
         batch = self.batches.epoch(epoch)[step].to(self.device)
-        settings = self.settings
-        generator = generator_for(settings.seed, epoch, step)
-        return distort(self.train.images[batch], generator, settings.distortion)
+        return self.distorted(batch, generator_for(self.settings.seed, epoch, step))
+
+    def distorted(self, places: Tensor, generator: torch.Generator) -> Tensor:
+        """Training images as a step sees them."""
+        return distort(self.train.images[places], generator, self.settings.distortion)
+
+    def network(self) -> nn.Module:
+        """The network before training."""
+        _, channels, side, _ = self.train.images.shape
+        return GlyphNet(self.settings.embedding_size, self.settings.norm, channels, side)
+
+    def loss_and_miner(self) -> tuple[nn.Module, nn.Module | None]:
+        """What a task has that is given no loss."""
+        return SupConLoss(temperature=0.1), PairMarginMiner(pos_margin=0.2, neg_margin=0.8)
 
 
 class GlyphsTask(Task):
@@ -70,7 +79,7 @@ class GlyphsTask(Task):
     Args:
         data: data and settings.
         method: a key of `METHODS`.
-        loss, miner: PML's; without a loss, SupConLoss and PairMarginMiner.
+        loss, miner: PML's; without a loss, those of the data.
         **options: of the memory.
     """
 
@@ -85,10 +94,9 @@ class GlyphsTask(Task):
         settings = data.settings
         self.data, self.device = data, data.device
         torch.manual_seed(seed_for(settings.seed, "weights"))
-        _, channels, side, _ = data.train.images.shape
-        self.model = GlyphNet(settings.embedding_size, settings.norm, channels, side).to(self.device)
+        self.model = data.network().to(self.device)
         if loss is None:
-            loss, miner = SupConLoss(temperature=0.1), PairMarginMiner(pos_margin=0.2, neg_margin=0.8)
+            loss, miner = data.loss_and_miner()
         self.loss_fn = build_loss(method, data.memory_setup, loss, miner, **options).to(self.device)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), settings.learning_rate, weight_decay=settings.weight_decay

@@ -50,18 +50,11 @@ def load_emoji(
         FileNotFoundError: a package is not in ``root``.
         ValueError: a package has another version.
     """
-    images: list[Tensor] = []
-    labels: list[int] = []
-    categories: list[str] = []
-    for emoji in _table(root):
-        files = [_folder(root, v) / emoji["image"] for v in VENDORS if emoji[f"has_img_{v}"]]
-        is_wanted = emoji["category"] != _SKIN_TONES and len(files) >= _FEWEST
-        if is_wanted and seed_for("emoji", emoji["unified"]) % 4 in SPLITS[split]:
-            labels += [len(categories)] * len(files)
-            categories.append(emoji["category"])
-            images += [_ink(file, side) for file in files]
-        if len(categories) == classes:
-            break
+    emoji = emoji_of(root, split)[:classes]
+    files = [[_folder(root, v) / one["image"] for v in VENDORS if one[f"has_img_{v}"]] for one in emoji]
+    images = [_ink(file, side) for of_class in files for file in of_class]
+    labels = [label for label, of_class in enumerate(files) for _ in of_class]
+    categories = [one["category"] for one in emoji]
     stacked = torch.stack(images)
     checksum = hashlib.sha256(stacked.numpy().tobytes()).hexdigest()[:16]
     if split != "train":
@@ -71,6 +64,21 @@ def load_emoji(
     return LabelledImages(
         stacked, torch.tensor(labels), superclasses, f"Emoji {checksum} ({VERSION})", checksum
     )
+
+
+def emoji_of(root: Path, split: str) -> list[dict[str, Any]]:
+    """What the packages say of every emoji that is a class of a split, in the order of labels.
+
+    Raises:
+        FileNotFoundError, ValueError: see `load_emoji`.
+    """
+    return [
+        emoji
+        for emoji in _table(root)
+        if emoji["category"] != _SKIN_TONES
+        and sum(emoji[f"has_img_{vendor}"] for vendor in VENDORS) >= _FEWEST
+        and seed_for("emoji", emoji["unified"]) % 4 in SPLITS[split]
+    ]
 
 
 def _table(root: Path) -> list[dict[str, Any]]:

@@ -3,13 +3,12 @@
     python -m benchmarks.study --regimes fast slow    (204 runs, three hours on two cores)
     python -m benchmarks.study --regimes "emoji, 60 epochs"    (on Emoji, whose images lie in --emoji)
     python -m benchmarks.study              (all runs)
-    python -m benchmarks.study --report     (rebuilds tables and pictures from the CSV files)
+    python -m benchmarks.study --report     (rebuilds the page from the CSV files)
 
 Writes ``study_runs.csv`` (one row per run) and ``study_epochs.csv`` (accuracy along the way) to
-``benchmarks/results``; of the short runs and those of 30 epochs on Glyphs also ``study_curves.csv`` (what the
-diagnostics measured along the way) and ``study_ages.csv`` (staleness by the age of the rows). The same line
-goes on where it was stopped: a run that ``study_runs.csv`` holds is not repeated, one that was under way goes
-on from the last epoch that it has saved.
+``benchmarks/results``, and the page. The same line goes on where it was stopped: a run that
+``study_runs.csv`` holds is not repeated, one that was under way goes on from the last epoch that it
+has saved.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from benchmarks.engine.processes import in_processes
 from benchmarks.engine.results import RESULTS, append_csv, read_csv
 from benchmarks.engine.settings import Positive, among, check
 from benchmarks.engine.trial import at_most
-from benchmarks.study.cases import BUDGETS, REGIMES, Case, cases
-from benchmarks.study.data import AGES, BY_EPOCH, CURVES, RUNS
+from benchmarks.study.cases import REGIMES, Case, cases
+from benchmarks.study.data import BY_EPOCH, RUNS
 from benchmarks.study.report import write_report
 from benchmarks.study.run import EMOJI_ROOT, checkpoint_path, train, train_warm_start, warm_start_path
 
@@ -61,9 +60,6 @@ def done(path: Path) -> set[Case]:
 def save(case: Case, outcome: dict[str, Any], folder: Path) -> None:
     """The run itself last: until it stands there, it is not done."""
     key = {name: str(value) for name, value in asdict(case).items()}
-    if case.regime not in BUDGETS:
-        append_csv([{**key, **row} for row in outcome["curve"]], folder / CURVES)
-        append_csv([{**key, **row} for row in outcome["ages"]], folder / AGES)
     append_csv([{**key, **row} for row in outcome["epochs"]], folder / BY_EPOCH)
     append_csv([{**key, **outcome["result"]}], folder / RUNS)
 
@@ -95,7 +91,7 @@ def main() -> None:
         with errors_in_one_line():
             run(todo[: at_most(settings.limit or len(todo))], settings)
     write_report(settings.output)
-    print(f"{settings.output / 'study.md'}, its pictures and its CSV files are written")
+    print(f"{settings.output / 'study.md'}, and its CSV files are written")
 
 
 if __name__ == "__main__":

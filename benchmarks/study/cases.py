@@ -54,13 +54,14 @@ class Budget:
     """Training from random weights on a data set for a number of epochs.
 
     Attributes:
-        data: the data set.
+        data: the data set; "pretrained" is Emoji with a network that begins with ImageNet weights, whose
+            early stages stay as they are.
         epochs: until the learning rate has fallen twice.
         side: of the images in pixels.
         rate: factor on the learning rate.
     """
 
-    data: Literal["glyphs", "emoji"]
+    data: Literal["glyphs", "emoji", "pretrained"]
     epochs: int
     side: int = 32
     rate: float = 1.0
@@ -78,6 +79,8 @@ MORE_EMOJI_SEEDS = (4, 5)
 EMOJI_METHODS = (
     *("xbm", "xbm+warm-up", "xbm-star", "xbn", "axbn", "centre", "xbm+momentum 0.99", "super-class"),
 )
+PRETRAINED_METHODS = ("xbm", "xbm+warm-up of an epoch", "xbm-star", "xbn", "xbm+momentum 0.99")
+PRETRAINED = tuple(Budget("pretrained", 4, rate=rate) for rate in (0.3, 0.1, 1.0))
 BUDGET_METHODS = ("xbm+warm-up", "xbm-star", "xbn")
 OTHER_EPOCHS = (30, 120, 240)
 OTHER_RATES = (0.5, 2.0)  # of batch 512
@@ -85,6 +88,7 @@ BUDGETS = {
     str(budget): budget
     for budget in (
         EMOJI,
+        *PRETRAINED,
         replace(EMOJI, side=64),
         *(Budget("emoji", epochs) for epochs in OTHER_EPOCHS),
         *(Budget("glyphs", epochs) for epochs in (60, *OTHER_EPOCHS[1:])),  # "converged" is that of 30
@@ -199,6 +203,10 @@ def cases() -> Iterator[Case]:
         for ratios in ((0.0, 0.5), (0.1, 1.0)):
             for seed in seeds:
                 yield from _of_budget(EMOJI, seed, ratios, EMOJI_METHODS)
+    for budget, batch_size, seed in product(PRETRAINED, (16, 64), EMOJI_SEEDS):
+        yield Case("no-xbm", 0, batch_size, 0.0, "batch", str(budget), seed)
+        for method in PRETRAINED_METHODS:
+            yield Case(method, 0, batch_size, 0.5, "batch", str(budget), seed)
     yield from _budget_curve("emoji", EMOJI_SEEDS, (60, *OTHER_EPOCHS))
     for seed in EMOJI_SEEDS:
         yield from _of_budget(replace(EMOJI, side=64), seed, (0.0, 0.5), EMOJI_METHODS)

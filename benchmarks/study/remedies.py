@@ -12,7 +12,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from benchmarks.demo.task import GlyphsData
 from benchmarks.engine.diagnostics import Diagnostics, StoredBatch
-from benchmarks.engine.distortion import distort
 from benchmarks.engine.randomness import generator_for
 from benchmarks.engine.task import Step
 from benchmarks.study.task import StudyTask
@@ -21,15 +20,16 @@ _WARMUP = 1000  # steps, as in Cross-Batch Memory
 
 
 class WarmedUp(StudyTask):
-    """The memory is filled after a thousand steps without it (Cross-Batch Memory, §3.3)."""
+    """The memory is filled after a thousand steps or an epoch without it (Cross-Batch Memory, §3.3)."""
 
-    def __init__(self, data: GlyphsData, method: str, *args: Any) -> None:
-        super().__init__(data, method, *args, warmup=_WARMUP)
+    def __init__(self, data: GlyphsData, method: str, *args: Any, is_short: bool = False) -> None:
+        self.warmup = len(data.batches) if is_short else _WARMUP
+        super().__init__(data, method, *args, warmup=self.warmup)
 
     def train_step(
         self, batch: tuple[Tensor, Tensor], step: Step, diagnostics: Diagnostics
     ) -> dict[str, Tensor]:
-        if step.total == _WARMUP:
+        if step.total == self.warmup:
             self._fill_memory()
             diagnostics.forget_rows()
         return super().train_step(batch, step, diagnostics)
@@ -42,8 +42,7 @@ class WarmedUp(StudyTask):
         generator = generator_for(settings.seed, "fill")
         order = torch.randperm(len(train.images), generator=generator)[: memory.memory_size]
         for part in order.split(settings.batch_size):
-            images = distort(train.images[part], generator, settings.distortion)
-            memory.fill_memory(self.model(images), train.labels[part])
+            memory.fill_memory(self.model(self.data.distorted(part, generator)), train.labels[part])
 
 
 class MomentumEncoded(StudyTask):
@@ -98,6 +97,7 @@ class OldestRefreshed(StudyTask):
 
 REMEDIES: dict[str, Callable[..., StudyTask]] = {
     "warm-up": WarmedUp,
+    "warm-up of an epoch": partial(WarmedUp, is_short=True),
     "momentum 0.9": partial(MomentumEncoded, momentum=0.9),
     "momentum 0.99": partial(MomentumEncoded, momentum=0.99),
     "oldest": OldestRefreshed,

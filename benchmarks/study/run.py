@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from benchmarks.demo.settings import Settings
 from benchmarks.demo.task import GlyphsData
 from benchmarks.engine import checkpoint
+from benchmarks.engine.efficientnet import LateStages, load_network
 from benchmarks.engine.emoji import load_emoji
+from benchmarks.engine.emoji_features import COPIES, load_features
 from benchmarks.engine.history import History, Row
 from benchmarks.engine.labelled_images import LabelledImages
 from benchmarks.engine.run import Run
@@ -48,7 +51,7 @@ def train_warm_start(case: Case, folder: Path, classes: int | None) -> None:
 
 
 def train(case: Case, folder: Path, classes: int | None, emoji: Path = EMOJI_ROOT) -> dict[str, Any]:
-    """One run: ``result`` is a row of its figures, ``curve`` and ``ages`` are rows of measurements.
+    """One run: ``result`` is a row of its figures, ``epochs`` are rows of accuracy along the way.
 
     Args:
         case: the run.
@@ -74,7 +77,7 @@ def train(case: Case, folder: Path, classes: int | None, emoji: Path = EMOJI_ROO
     if not task.evaluates_after(run.epoch):
         run.evaluate()
     cpu_seconds = time.process_time() - began
-    epochs, curve = run.history.epochs, _curve(run.history)
+    epochs = run.history.epochs
     numbers = dict(run.history.diagnostics["embeddings"][-1])
     del numbers["epoch"]
     result = {name: epochs[-1][name] for name in ("recall_at_1", "recall_at_10", "map_at_r")}
@@ -82,18 +85,12 @@ def train(case: Case, folder: Path, classes: int | None, emoji: Path = EMOJI_ROO
     result["drift"] = sum(row["drift"] for row in epochs) / len(epochs)
     result["minutes"] = sum(run.history.step_times) / 60
     result["cpu_minutes"] = cpu_seconds / 60
-    result |= _means(curve)
+    result |= _staleness(run.history)
     result |= {name: number for name, number in numbers.items() if not name.startswith("superclass")}
     result["superclass_nearest"] = numbers["superclass_within_1"]
-    drift = {row["step"]: row["drift"] for row in run.history.steps}
     return {
         "result": result,
-        "curve": [{"drift": drift.get(row["step"]), **row} for row in curve],
         "epochs": [{name: row[name] for name in _BY_EPOCH} for row in epochs],
-        "ages": [
-            {"age_from": 2**age, "rows": rows, "before": before / rows, "after": after / rows}
-            for age, (rows, before, after) in sorted(task.ages.items())
-        ],
     }
 
 
@@ -143,6 +140,28 @@ class EmojiData(GlyphsData):
         return train, test
 
 
+class PretrainedData(EmojiData):
+    """Features of Emoji, and the last stages of the network that they come from."""
+
+    def _halves(self) -> tuple[LabelledImages, LabelledImages]:
+        train, test = (
+            load_features(self._root, split, self.settings.classes, "early") for split in ("train", "test")
+        )
+        return train, test._replace(images=test.images[:, 0])
+
+    def distorted(self, places: Tensor, generator: torch.Generator) -> Tensor:
+        """One of the copies of each image."""
+        copies = torch.randint(COPIES, (len(places),), generator=generator)
+        return self.train.images[places, copies]
+
+    def network(self) -> nn.Module:
+        return LateStages(load_network(), self.settings.embedding_size)
+
+    def loss_and_miner(self) -> tuple[nn.Module, nn.Module | None]:
+        """No miner: in a small batch of a pretrained network no negative is within its margin."""
+        return super().loss_and_miner()[0], None
+
+
 def _data(
     case: Case, classes: int | None, emoji: Path = EMOJI_ROOT, is_warm_start: bool = False
 ) -> GlyphsData:
@@ -158,6 +177,8 @@ def _data(
         distortion=MILDER if case.is_from_random_weights else 1.0,
         classes=classes,
     )
+    if budget.data == "pretrained":
+        return PretrainedData(settings, emoji, budget.side)
     if budget.data == "emoji":
         return EmojiData(settings, emoji, budget.side)
     return GlyphsData(settings, torch.device("cpu"))
@@ -170,23 +191,8 @@ def _milestones(case: Case) -> list[int] | None:
     return [round(share * case.epochs[1]) for share in MILESTONES]
 
 
-def _curve(history: History) -> list[Row]:
-    """The measurements of the memory, a row for every step that has any."""
-    tables = (history.diagnostics.get(name, []) for name in ("staleness", "push", "valid_pairs"))
-    return [
-        {
-            "step": stale["step"],
-            "staleness_before": stale["before_mean"],
-            "staleness_after": stale["after_mean"],
-            **{f"push_{name}": value for name, value in push.items() if name != "step"},
-            **{f"valid_{name}": value for name, value in pairs.items() if name != "step"},
-        }
-        for stale, push, pairs in zip(*tables, strict=True)
-    ]
-
-
-def _means(curve: list[Row]) -> Row:
-    """Over the measured steps, but for the first, when the memory is empty."""
-    rows = curve[1:]
-    names = [name for name in rows[0] if name != "step"] if rows else []
-    return {name: sum(row[name] for row in rows) / len(rows) for name in names}
+def _staleness(history: History) -> Row:
+    """Means over the measured steps, but for the first, when the memory is empty."""
+    rows = history.diagnostics.get("staleness", [])[1:]
+    names = ("before", "after") if rows else ()
+    return {f"staleness_{name}": sum(row[f"{name}_mean"] for row in rows) / len(rows) for name in names}

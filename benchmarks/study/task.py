@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Any
 
 import torch
@@ -16,11 +15,10 @@ from benchmarks.engine.accuracy import embed
 from benchmarks.engine.diagnostics import Diagnostics, Measured, StoredBatch, embed_without_trace
 from benchmarks.engine.task import Step
 from benchmarks.study.cases import DECAY
-from pml_xbn.diagnostics import AdaptedStaleness
 
 
 class StudyTask(GlyphsTask):
-    """The demo's task, which sums up staleness by age, and may re-embed the whole memory.
+    """The demo's task, which may re-embed the whole memory.
 
     Args:
         data: data and settings.
@@ -47,8 +45,6 @@ class StudyTask(GlyphsTask):
             self.scheduler = self.parts["scheduler"] = MultiStepLR(self.optimizer, milestones, DECAY)
         every = data.settings.drift_every
         self.measured = Measured(every, anew_each_epoch=True, drift_over=(), whole_batches=True)
-        # Sums over the run of rows, staleness before and after adaptation, by powers of two of the age.
-        self.ages: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
 
     def train_step(
         self, batch: tuple[Tensor, Tensor], step: Step, diagnostics: Diagnostics
@@ -87,18 +83,3 @@ class StudyTask(GlyphsTask):
             images = self.data.images(*divmod(step, self.steps_per_epoch))[of_batch]
             rows[places] = embed_without_trace(self.model, images)
         memory.embedding_memory = rows
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "ages": dict(self.ages)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.ages.update(state["ages"])
-
-    def note_staleness(self, staleness: AdaptedStaleness) -> None:
-        before, after = staleness
-        of_age = zip(before.ages, before.rows_by_age, before.mean_by_age, after.mean_by_age, strict=True)
-        for age, rows, mean_before, mean_after in of_age:
-            sums = self.ages[int(age).bit_length() - 1]
-            for i, value in enumerate((rows, rows * mean_before, rows * mean_after)):
-                sums[i] += float(value)

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from statistics import median, quantiles, stdev
+from statistics import quantiles, stdev
 
-from matplotlib.figure import Figure
-
-from benchmarks.engine.figures import BLUE, GREY, ORANGE, YELLOW, plain
-from benchmarks.engine.results import spread
-from benchmarks.study.tables import table, text
+from benchmarks.engine.results import markdown, spread
 from benchmarks.tuning.results import METHODS, PARTS, Row, Tuning
 from benchmarks.tuning.space import CHOICES, LOGARITHMIC, RANGES
 
-_COLOURS = dict(zip(METHODS, (GREY, ORANGE, YELLOW, BLUE), strict=True))
 _NEAR = 2.0  # points of MAP@R
 
 
-def tuned(tuning: Tuning, folder: Path) -> str:
-    """The section, with its picture beside it; empty before the first run."""
+def tuned(tuning: Tuning) -> str:
+    """The section; empty before the first run."""
     found = {method: rows for method in METHODS if (rows := tuning.found(method))}
     if not found:
         return ""
-    draw_search(found, folder / "study_tuning.png")
     numbers = " to ".join(map(str, sorted({len(rows) for rows in found.values()})))
     tests = [_tested(tuning, method) for method in found if tuning.tested(method, "map_at_r")]
     minutes = sum(float(row["minutes"]) for row in (*tuning.search, *tuning.tests))
@@ -34,16 +27,20 @@ def tuned(tuning: Tuning, folder: Path) -> str:
         "the rest: the best, the median, the middle half and the standard deviation of a method's "
         f"configurations, how many are within {_NEAR:g} points of the best of all methods, and the "
         "difference to No-XBM, paired by configuration.",
-        table(
+        markdown(
             [
                 *("method", "best", "median", "middle half", "deviation", "near the best", "to No-XBM"),
                 *(f"to No-XBM, {part}" for part in PARTS),
             ],
             [_searched(tuning, found, method) for method in found],
+            ["method"],
         ),
-        "![Validation MAP@R of every configuration](study_tuning.png)",
         "The best of each:",
-        table(["method", *CHOICES, *RANGES], [_best(method, rows[0]) for method, rows in found.items()]),
+        markdown(
+            ["method", *CHOICES, *RANGES],
+            [_best(method, rows[0]) for method, rows in found.items()],
+            ["method", "loss"],
+        ),
     ]
     if tests:
         seeds = ", ".join(map(str, sorted({int(row["seed"]) for row in tuning.tests})))
@@ -55,7 +52,7 @@ def tuned(tuning: Tuning, folder: Path) -> str:
         parts += [
             f"Trained for three times as long on all training classes with the new seeds {seeds}, and tested "
             "once, on classes that the search has not seen; other runs of the study were scored on them:",
-            table(["method", *columns], tests),
+            markdown(["method", *columns], tests, ["method"]),
         ]
     return "\n\n".join([*parts, f"These runs took {minutes / 60:.1f} hours of training, each on one core."])
 
@@ -93,7 +90,7 @@ def _searched(tuning: Tuning, found: dict[str, list[Row]], method: str) -> list[
         f"{stdev(values):.1f}" if len(values) > 1 else "–",
         f"{sum(value >= best - _NEAR for value in values)} of {len(values)}",
         *(
-            "" if method == "no-xbm" else text(tuning.of_configurations(method, "no-xbm", *part))
+            "" if method == "no-xbm" else str(tuning.of_configurations(method, "no-xbm", *part) or "–")
             for part in ((), *((is_part,) for is_part in PARTS.values()))
         ),
     ]
@@ -118,26 +115,7 @@ def _tested(tuning: Tuning, method: str) -> list[str]:
         of_seeds = [value for _, value in sorted(tuning.tested(method, figure).items())]
         cells += [spread(of_seeds), ", ".join(f"{value:.1f}" for value in of_seeds)]
         cells += [
-            "" if method == other else text(tuning.difference(method, other, figure))
+            "" if method == other else str(tuning.difference(method, other, figure) or "–")
             for other in ("no-xbm", "xbm")
         ]
     return cells
-
-
-def draw_search(found: dict[str, list[Row]], path: Path) -> None:
-    """How easy is each method to get right? A dot for every configuration, a bar at the median."""
-    figure = Figure(figsize=(8, 3.6), layout="constrained")
-    panel = figure.subplots()
-    for place, (method, rows) in enumerate(reversed(found.items())):
-        values, colour = _validated(rows), _COLOURS[method]
-        panel.plot(
-            values, [place] * len(values), "o", color=colour, alpha=0.5, markersize=7, markeredgewidth=0
-        )
-        panel.plot([median(values)] * 2, [place - 0.3, place + 0.3], color=colour, linewidth=3)
-    panel.set_yticks(range(len(found)), list(reversed(found)))
-    panel.set(
-        title="How easy is each method to get right?",
-        xlabel="MAP@R on classes held out (%), a dot per configuration",
-    )
-    plain(panel, "x")
-    figure.savefig(path, dpi=130)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.engine.intervals import Difference, paired
 from benchmarks.engine.results import read_csv
-from benchmarks.study.data import Difference, paired
 from benchmarks.tuning.space import LOSSES
 
 METHODS = ("no-xbm", "xbm", "xbm-star", "xbn")

@@ -15,7 +15,6 @@ from benchmarks.engine.labelled_images import LabelledImages
 from benchmarks.engine.randomness import generator_for
 from benchmarks.engine.run import Run
 from benchmarks.study.cases import MILDER, MILESTONES
-from benchmarks.study.first_steps import first_steps
 from benchmarks.study.task import StudyTask
 from benchmarks.tuning.space import Configuration
 
@@ -43,7 +42,7 @@ class ValidationData(GlyphsData):
 def train(
     method: str, configuration: Configuration, seed: int, epochs: int, classes: int | None, is_search: bool
 ) -> Row:
-    """Trains, and returns the accuracy after the last epoch, the minutes, and what the first steps said.
+    """Trains, and returns the accuracy after the last epoch, and the minutes.
 
     Args:
         method: a key of `METHODS`.
@@ -81,5 +80,4 @@ def train(
     accuracy = run.history.epochs[-1]
     row = {name: accuracy[name] for name in ("recall_at_1", "map_at_r")}
     row["minutes"] = sum(run.history.step_times) / 60
-    found = first_steps(run.history.diagnostics)
-    return row if found is None else row | found._asdict()
+    return row

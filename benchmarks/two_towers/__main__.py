@@ -1,32 +1,37 @@
-"""Images of characters and their Unicode names, each to be found by the other: does a memory help two towers?
+"""Queries and documents, each to be found by the other: does a memory help two towers?
 
-A network for images and one for names are trained on half of the characters of Glyphs, with a memory each
-(`TwoTowerMemory`), and tested on the other half: Recall@1 of the names that an image finds, and of the images
-that a name finds. All methods share seed, weights and batches.
+Two networks are trained with a memory each (`TwoTowerMemory`), and tested on classes that neither has seen:
+Recall@1 of the documents that a query finds, and of the queries that a document finds. The data are images
+of characters and their Unicode names (``glyphs``), Emoji and their names in one and in ten languages, and
+the words of WordNet and their definitions; with ``frozen-`` before it, only projectors train, on features of
+texts that are given. All methods share seed, weights and batches.
 
     python -m benchmarks.two_towers
-    python -m benchmarks.two_towers --seeds 3 4 --epochs 8 --results runs/two_towers
-    python -m benchmarks.two_towers --seeds          (writes the table anew)
+    python -m benchmarks.two_towers --data definitions --epochs 20 --constant-rate --batch-size 128
+    python -m benchmarks.two_towers --seeds          (writes the tables anew)
 
-Writes ``two_towers_glyphs.csv``, to which it adds a line per run, and the table ``two_towers_glyphs.md`` that
-follows from it. A run that the CSV holds is replaced.
+Writes ``two_towers.csv``, to which it adds a line per run, and the page ``two_towers.md`` that follows from
+it. A run that the CSV holds is not repeated.
 """
 
 from __future__ import annotations
 
+import time
 from statistics import fmean
 
 import torch
 
 from benchmarks.engine.command_line import errors_in_one_line, read
-from benchmarks.engine.comparison import Comparison
 from benchmarks.engine.history import History, Row
-from benchmarks.engine.results import read_csv, write_csv
+from benchmarks.engine.results import append_csv, read_csv
 from benchmarks.engine.run import Run, progress_bar
 from benchmarks.engine.settings import identity
+from benchmarks.two_towers.pairs import load_pairs
 from benchmarks.two_towers.report import NAME, write_report
 from benchmarks.two_towers.settings import Settings
-from benchmarks.two_towers.task import Pairs, TwoTowersTask, load_pairs
+from benchmarks.two_towers.task import TwoTowersTask
+
+_LATE = 0.75  # share of the epochs behind which a curve is to be flat
 
 
 def main() -> None:
@@ -34,41 +39,34 @@ def main() -> None:
     torch.set_num_threads(1)
     with errors_in_one_line():
         settings, _ = read(Settings, __doc__)
-        for folder in (settings.output, settings.results):
-            folder.mkdir(parents=True, exist_ok=True)
-        train, test = (load_pairs(split, settings.classes) for split in ("train", "test"))
-    path = settings.results / f"{NAME}.csv"
-    for seed in settings.seeds:
-        with errors_in_one_line():
-            comparison = compare(settings, train, test, seed)
-            if settings.resume:
-                comparison.resume()
-        comparison.run(progress_bar, settings.output / f"logs_{seed}")
-        rows = {(row["method"], int(row["seed"])): row for row in read_csv(path)}
-        for method, history in comparison.histories.items():
-            figures = {name: str(value) for name, value in _summary(history).items()}
-            experiment = {name: str(value) for name, value in identity(settings).items()}
-            rows[method, seed] = {"method": method, "seed": str(seed), **experiment, **figures}
-        write_csv([rows[key] for key in sorted(rows)], path)
+        settings.results.mkdir(parents=True, exist_ok=True)
+        path = settings.results / f"{NAME}.csv"
+        runs = [
+            {"method": method, "seed": str(seed), **{k: str(v) for k, v in identity(settings).items()}}
+            for seed in settings.seeds
+            for method in settings.methods
+        ]
+        finished = [{name: row.get(name) for name in runs[0]} for row in read_csv(path)] if runs else []
+        todo = [run for run in runs if run not in finished]
+        halves = load_pairs(settings.data, settings.root, settings.classes) if todo else None
+    for row in todo:
+        assert halves is not None
+        run = Run(TwoTowersTask(settings, *halves, row["method"], int(row["seed"])))
+        began = time.process_time()
+        for _ in range(settings.epochs):
+            run.train_epoch(progress_bar)
+        minutes = {"cpu_minutes": (time.process_time() - began) / 60}
+        append_csv([{**row, **_summary(run.history), **minutes}], path)
     print(write_report(settings.results))
 
 
-def compare(settings: Settings, train: Pairs, test: Pairs, seed: int) -> Comparison:
-    """The comparison of one seed."""
-    return Comparison(
-        lambda method: Run(TwoTowersTask(settings, train, test, method, seed)),
-        settings.methods,
-        settings.epochs,
-        settings.output / f"checkpoint_{seed}.pt",
-        {**identity(settings), "seed": seed, "glyphs": train.checksum},
-        TwoTowersTask.device,
-    )
-
-
 def _summary(history: History) -> Row:
-    """Accuracy after the last epoch; of the memory of names, if there is one, mean staleness; minutes."""
+    """Accuracy after the last epoch and what its last quarter added; mean staleness of documents; minutes."""
     last, stale = history.epochs[-1], history.diagnostics.get("staleness", [])
-    summary = {name: last[name] for name in ("image_to_name", "name_to_image")}
+    summary = {name: last[name] for name in ("query_to_document", "document_to_query")}
+    early = [row for row in history.epochs if row["epoch"] <= _LATE * last["epoch"]]
+    if early:
+        summary["last_quarter"] = last["recall_at_1"] - early[-1]["recall_at_1"]
     for moment in ("before", "after"):
         values = [row[f"{moment}_mean"] for row in stale if row[f"{moment}_mean"]]  # but of an empty memory
         summary[f"staleness_{moment}"] = fmean(values) if values else float("nan")

@@ -12,17 +12,22 @@ from benchmarks.engine.settings import Natural, Positive, Share, check
 
 Method = Literal["no-memory", "stale", "stale-star", "adapted", "adapted-star"]
 METHODS = get_args(Method)
+Data = Literal[
+    "glyphs", "names", "names-10", "definitions", "frozen-names", "frozen-names-10", "frozen-definitions"
+]
 
 
 @dataclass(frozen=True)
 class Experiment:
     """What a result depends on."""
 
+    data: Data = "glyphs"  # which pairs; frozen: only projectors train
     epochs: Positive = 4  # epochs in all
     warmup_epochs: Natural = 1  # epochs of these without memory
     batch_size: Positive = 64  # pairs per step
-    memory_ratio: Share = 0.25  # rows in each memory as a share of the training images
+    memory_ratio: Share = 0.25  # rows in each memory as a share of the training pairs
     classes: Positive | None = None  # train and test on so many classes each
+    constant_rate: bool = False  # else the learning rate falls to 0 on half a cosine
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,7 @@ class Running(common.Running):
 
     methods: tuple[Method, ...] = METHODS  # what is compared
     seeds: tuple[int, ...] = (0, 1, 2)  # of weights, batches and distortion; none: write the table anew
+    root: Path = Path("data/emoji")  # folder of the packages of all data but glyphs
     output: Path = Path("runs/two_towers")  # folder of checkpoints and logs
     results: Path = RESULTS  # folder of the CSV file, the table and the picture
 
@@ -42,7 +48,7 @@ class Settings(Experiment, Running):
     Attributes:
         embedding_size: length of an embedding.
         temperature: of the loss.
-        learning_rate: of AdamW in the first epoch; it falls to 0 on half a cosine.
+        learning_rate: of AdamW in the first epoch; see ``constant_rate``.
     """
 
     embedding_size: int = 128

@@ -1,49 +1,30 @@
-"""Retrieval between images of characters and their names, trained by one method."""
+"""Retrieval between queries and documents, trained by one method."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 from pytorch_metric_learning.losses import SupConLoss
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LRScheduler
 
 from benchmarks.engine.accuracy import embed, retrieval_accuracy
 from benchmarks.engine.batches import EpochBatches
 from benchmarks.engine.diagnostics import Diagnostics, Measured, embed_without_trace
-from benchmarks.engine.distortion import distort
-from benchmarks.engine.glyph_net import GlyphNet
-from benchmarks.engine.glyphs import load_glyphs
 from benchmarks.engine.history import Row
 from benchmarks.engine.randomness import generator_for, seed_for
 from benchmarks.engine.task import Evaluated, Step, Task
-from benchmarks.two_towers.name_net import NameNet, encode
+from benchmarks.two_towers.pairs import Pairs, draw
 from benchmarks.two_towers.settings import Settings
 from pml_xbn import TwoTowerMemory, XBNWrapper
-from pml_xbn.datasets import Glyphs
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 
 _CPU = torch.device("cpu")
 _LOG_EVERY = 20  # steps
 _PROBE_SIZE = 64
+_EVALUATIONS = 10
 _NEVER = 2**31  # ends a warm-up
-
-
-class Pairs(NamedTuple):
-    """One half of Glyphs: images (N, 1, 32, 32), their labels (N,), and names by label (C, LENGTH)."""
-
-    images: Tensor
-    labels: Tensor
-    names: Tensor
-    checksum: str
-
-
-def load_pairs(split: str, classes: int | None) -> Pairs:
-    """The training images as they are, or the test images distorted, with the names of their classes."""
-    glyphs = load_glyphs(split, classes, _CPU)
-    names = encode(Glyphs(split).label_names[:classes])
-    return Pairs(glyphs.images, glyphs.labels, names, glyphs.checksum)
 
 
 def build_loss(method: str, settings: Settings, memory_size: int, steps_per_epoch: int) -> TwoTowerMemory:
@@ -67,10 +48,7 @@ def build_loss(method: str, settings: Settings, memory_size: int, steps_per_epoc
 
 
 class TwoTowersTask(Task):
-    """A network for images, one for names, and AdamW, with the loss of a method.
-
-    Images are the queries, their names the documents.
-    """
+    """A network for queries, one for documents, and AdamW, with the loss of a method."""
 
     loss_fn: TwoTowerMemory
     device = _CPU
@@ -79,16 +57,19 @@ class TwoTowersTask(Task):
     def __init__(self, settings: Settings, train: Pairs, test: Pairs, method: str, seed: int) -> None:
         self.train, self.test, self.seed = train, test, seed
         torch.manual_seed(seed_for(seed, "weights"))
-        self.model = nn.ModuleDict(
-            {"images": GlyphNet(settings.embedding_size), "names": NameNet(settings.embedding_size)}
-        )
-        self.epoch_batches = EpochBatches(train.labels, settings.batch_size, 0, seed)
+        sides = zip(("queries", "documents"), train.towers, strict=True)
+        self.model = nn.ModuleDict({side: tower(settings.embedding_size) for side, tower in sides})
+        labels = train.query_labels[train.pairs[:, 0]]
+        self.epoch_batches = EpochBatches(labels, settings.batch_size, 0, seed)
         self.steps_per_epoch, self.rows_per_step = len(self.epoch_batches), settings.batch_size
-        memory_size = max(settings.batch_size, round(settings.memory_ratio * len(train.images)))
+        memory_size = max(settings.batch_size, round(settings.memory_ratio * len(labels)))
         self.loss_fn = build_loss(method, settings, memory_size, self.steps_per_epoch)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=settings.learning_rate)
-        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(
-            self.optimizer, settings.epochs * self.steps_per_epoch
+        steps = settings.epochs * self.steps_per_epoch
+        self.scheduler: LRScheduler = (
+            ConstantLR(self.optimizer, 1.0)
+            if settings.constant_rate
+            else CosineAnnealingLR(self.optimizer, steps)
         )
         self.parts = {
             "model": self.model,
@@ -97,28 +78,37 @@ class TwoTowersTask(Task):
             "loss_fn": self.loss_fn,
         }
         self.measured, self.epochs = Measured(settings.diagnostics_every), settings.epochs
+        self.evaluate_every = (
+            max(1, settings.epochs // _EVALUATIONS) if settings.constant_rate else settings.epochs
+        )
 
     @property
     def watched(self) -> nn.Module:
-        """The memory of names."""
+        """The memory of documents."""
         return self.loss_fn.document_memory
 
-    def batches(self, epoch: int, first: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Distorted images of every step, and their labels."""
+    def batches(self, epoch: int, first: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Inputs of the queries and documents of every step, and their labels."""
         for step in range(first, self.steps_per_epoch):
-            batch = self.epoch_batches.epoch(epoch)[step]
+            queries, documents = self._places(epoch, step)
+            generator = generator_for(self.seed, epoch, step)
             yield (
-                distort(self.train.images[batch], generator_for(self.seed, epoch, step)),
-                self.train.labels[batch],
+                draw(self.train.queries, queries, generator),
+                draw(self.train.documents, documents, generator),
+                self.train.query_labels[queries],
             )
 
+    def _places(self, epoch: int, step: int) -> tuple[Tensor, Tensor]:
+        queries, documents = self.train.pairs[self.epoch_batches.epoch(epoch)[step]].T
+        return queries, documents
+
     def train_step(
-        self, batch: tuple[Tensor, Tensor], step: Step, diagnostics: Diagnostics
+        self, batch: tuple[Tensor, Tensor, Tensor], step: Step, diagnostics: Diagnostics
     ) -> dict[str, Tensor]:
-        images, labels = batch
-        queries, documents = self.model["images"](images), self.model["names"](self.train.names[labels])
+        queries, documents, labels = batch
+        embeddings = self.model["queries"](queries), self.model["documents"](documents)
         with diagnostics.watch(step):
-            loss = self.loss_fn(queries, documents, labels)
+            loss = self.loss_fn(*embeddings, labels)
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
@@ -126,23 +116,22 @@ class TwoTowersTask(Task):
         return {"loss": loss.detach()}
 
     def evaluates_after(self, epochs: int) -> bool:
-        return epochs == self.epochs
+        return epochs % self.evaluate_every == 0
 
     def evaluate(self, logged: list[Row]) -> Evaluated:
-        """Recall@1 of the names among which an image finds its own, and of the images that a name finds."""
+        """Recall@1 of the documents that a query finds, and of the queries that a document finds."""
         test = self.test
-        images, names = embed(self.model["images"], test.images), embed(self.model["names"], test.names)
-        sides = (images, test.labels), (names, torch.arange(len(names)))
+        queries, documents = (embed(self.model[s], getattr(test, s)) for s in ("queries", "documents"))
+        sides = (queries, test.query_labels), (documents, test.document_labels)
         forth, back = (retrieval_accuracy(*q, *g)["recall_at_1"] for q, g in (sides, sides[::-1]))
-        row = {"recall_at_1": (forth + back) / 2, "image_to_name": forth, "name_to_image": back}
+        row = {"recall_at_1": (forth + back) / 2, "query_to_document": forth, "document_to_query": back}
         return Evaluated(row, {})
 
     def embed_probe(self) -> Tensor:
-        return embed(self.model["names"], self.train.names[:_PROBE_SIZE])
+        return embed(self.model["documents"], self.train.documents[:_PROBE_SIZE])
 
     def embed_steps(self, steps: list[int]) -> Tensor:
-        """The names that earlier steps stored."""
-        places = [divmod(step, self.steps_per_epoch) for step in steps]
-        batches = [self.epoch_batches.epoch(epoch)[step] for epoch, step in places]
-        of_batches = [self.train.names[self.train.labels[batch]] for batch in batches]
-        return torch.cat([embed_without_trace(self.model["names"], names) for names in of_batches])
+        """The documents that earlier steps stored."""
+        places = [self._places(*divmod(step, self.steps_per_epoch))[1] for step in steps]
+        inputs = [self.train.documents[of_step] for of_step in places]
+        return torch.cat([embed_without_trace(self.model["documents"], batch) for batch in inputs])

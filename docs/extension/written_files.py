@@ -31,7 +31,6 @@ def write_files(_: Sphinx) -> None:
     draw_adaptation(WRITTEN)
     draw_step_cost(RESULTS / "step_cost_cpu.csv", WRITTEN)
     (WRITTEN / "demo.md").write_text(demo_table(RESULTS / "demo_glyphs.csv"))
-    (WRITTEN / "hundred_classes.md").write_text(demo_table(RESULTS / "demo_hundred_classes.csv"))
 
 
 def include_linked(_: Sphinx, page: str, source: list[str]) -> None:

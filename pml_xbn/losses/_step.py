@@ -1,41 +1,186 @@
-"""The loss of one step: of a batch against the memory that holds it, and alone."""
+"""One call of a memory: input is checked, rows are adapted and stored, and the loss is computed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
-from ..distributed._collectives import broadcast, same_draws
+from .._number_checks import check_integer, check_non_negative, check_one_of
+from ..distributed._collectives import broadcast, is_distributed, same_draws
 from ..distributed._exchange import Exchange
-from ..distributed._global_batch import Report, batch_of_all_ranks
+from ..distributed._global_batch import Report, batch_of_all_ranks, gathered
 from ..memory._batch import Batch, zero_loss
-from ..memory._queue import Contents
+from ..memory._hooks import MemoryHooks
+from ..memory._queue import Contents, Queue
+from ..memory._samples import placement_of, with_samples
+from ..memory._storable import are_storable
 from ..memory._update import Update
-from ._early_gradient import EarlyGradient
-from ._indices import drop_own_rows, mapped
-from ._seam import Comparison, can_be_shared, loss_against, loss_and_row_gradient, share_against
-from ._shares import share_of_nothing
-from ._validation import check_scalar
+from ..pairwise import (
+    Comparison,
+    IndicesTuple,
+    Share,
+    can_be_shared,
+    drop_own_rows,
+    loss_against,
+    loss_and_row_gradient,
+    mapped,
+    share_against,
+)
+from ._split import split
+from ._validation import check_num_rows, check_scalar, refused_indices
 from .batch_loss import loss_of_batch
 
 
 class Step(NamedTuple):
-    """What the loss of a step depends on, besides batch and memory.
+    """What a call depends on, besides its input.
 
     Attributes:
         loss, miner: the wrapped ones.
-        batch_loss_weight: see ``AdaptiveCrossBatchMemory``.
+        queue, hooks: those of the memory.
         update: what becomes of stored rows.
+        warmup, delay, batch_loss_weight, normalize_memory, gather_distributed, nonfinite: see
+            ``AdaptiveCrossBatchMemory``.
     """
 
     loss: Any
     miner: Any
-    batch_loss_weight: float
+    queue: Queue
+    hooks: MemoryHooks
     update: Update
+    warmup: int
+    delay: int
+    batch_loss_weight: float
+    normalize_memory: bool
+    gather_distributed: bool
+    nonfinite: str
 
-    def loss_of(self, batch: Batch, contents: Contents | None) -> tuple[Tensor, Tensor | None]:
+    def check(self) -> None:
+        """Raises a ValueError if an option is out of range."""
+        self.update.check()
+        check_integer("warmup", self.warmup, at_least=0)
+        check_integer("delay", self.delay, at_least=0)
+        check_non_negative("batch_loss_weight", self.batch_loss_weight)
+        check_one_of("nonfinite", self.nonfinite, ("raise", "skip", "ignore"))
+
+    def split(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        given: IndicesTuple | None,
+        mask: Tensor | None,
+        ids: Tensor | None,
+    ) -> Batch:
+        """Returns the batch; its embeddings take the rows' dtype if that is more precise."""
+        rows = self.queue.contents.rows
+        return split(embeddings, labels, given, mask, rows.stored.shape[1], rows.dtype, ids)
+
+    def validated(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        given: IndicesTuple | None = None,
+        mask: Tensor | None = None,
+        ids: Tensor | None = None,
+    ) -> tuple[Batch, list[Report] | None, bool]:
+        """Returns the batch, the reports of all ranks if there are many, and whether it may be stored.
+
+        Nothing has changed if this raises; on many ranks it raises on all of them.
+        """
+        if self.hooks.are_running:
+            raise RuntimeError(
+                "the memory was called from one of its own hooks: return the new rows from the hook, and "
+                "store others after the step"
+            )
+        memory_size = len(self.queue.contents.labels)
+
+        def checked() -> tuple[Batch, bool]:
+            self.update.check_ids(ids)
+            batch = self.split(embeddings, labels, given, mask, ids)
+            check_num_rows(len(batch.refs), memory_size)
+            is_storable = True
+            if self.nonfinite != "ignore":
+                refusals, dtype = self.hooks.refusals(batch.ref_labels), self.queue.contents.rows.dtype
+                if given is not None:
+                    refusals.append(refused_indices(given, len(embeddings), embeddings.device))
+                is_storable = are_storable(embeddings, dtype, refusals, skip=self.nonfinite == "skip")
+            self.queue.on(batch.rows.device)  # which may be out of memory
+            return batch, is_storable
+
+        if not (self.gather_distributed and is_distributed()):
+            batch, is_storable = checked()
+            return batch, None, is_storable
+        contents = self.queue.contents
+        state = {
+            "memory_size": memory_size,
+            "num_rows": len(contents.rows),
+            "queue_idx": contents.position,
+            "num_calls": contents.num_calls,
+        }
+        batch, reports = gathered(checked, state)
+        check_num_rows(len(batch.rows), memory_size)
+        return batch, reports, all(report.is_storable for report in reports)
+
+    def run(self, batch: Batch, reports: list[Report] | None) -> Tensor:
+        """Adapts the rows, stores the batch and returns the loss.
+
+        Args:
+            reports: those of all ranks; None on a single process.
+        """
+        if reports is None:
+            loss, gradient = self._loss(batch, self._stored(batch))
+        else:
+            loss, gradient = self._loss_on_ranks(batch, reports)
+        check_scalar(loss, self.loss)
+        contents = self.queue.contents
+        if gradient is not None:
+            rows = self.update.descended(contents.rows, gradient, self.nonfinite)
+            contents = contents._replace(rows=rows)
+        self.queue.contents = contents._replace(num_calls=contents.num_calls + 1)
+        return loss
+
+    # -- rows ------------------------------------------------------------------------------------------------
+
+    def store(self, batch: Batch, *, is_adapted: bool) -> Contents:
+        """Stores the batch in the place of the oldest rows or its samples' rows; adapts all rows before."""
+        contents, labels = self.queue.contents, batch.row_labels
+        rows = batch.rows.to(contents.rows.dtype)
+        placement = None if batch.ids is None else placement_of(contents, batch.ids, labels)
+        if is_adapted:
+            self.hooks.placement = placement
+            contents = self._adapted(contents, rows, labels)
+        is_whitened = self._adapts and self.hooks.have_adapters()
+        if batch.ids is None or placement is None:
+            contents = contents.put(rows, labels, is_whitened=is_whitened)
+        else:
+            stored = contents.rows.at(placement.stored_at, rows.dtype)
+            rows = self.update.averaged(rows, placement.returning, stored)
+            contents = with_samples(contents, placement, rows, labels, batch.ids, is_whitened=is_whitened)
+        self.queue.contents = contents
+        return contents
+
+    @torch.no_grad()
+    def _adapted(self, contents: Contents, batch: Tensor, batch_labels: Tensor) -> Contents:
+        arguments = contents.rows, contents.labels, batch, batch_labels
+        rows = self.hooks.adapted(*arguments, allow_nonfinite=self.nonfinite == "ignore")
+        if self.normalize_memory:
+            rows = rows.given(normalize(rows.read(batch.dtype)))
+        return contents._replace(rows=rows)
+
+    @property
+    def _adapts(self) -> bool:
+        return self.queue.contents.num_calls >= self.warmup + self.delay
+
+    def _stored(self, batch: Batch) -> Contents | None:
+        """Returns the memory that holds the batch, or None while it warms up."""
+        is_warming_up = self.queue.contents.num_calls < self.warmup
+        return None if is_warming_up else self.store(batch, is_adapted=self._adapts)
+
+    # -- loss ------------------------------------------------------------------------------------------------
+
+    def _loss(self, batch: Batch, contents: Contents | None) -> tuple[Tensor, Tensor | None]:
         """Returns the loss of the batch against the memory, which holds it, and alone.
 
         With the gradient with respect to the rows, if these are to take a step.
@@ -60,46 +205,34 @@ class Step(NamedTuple):
             loss = loss + self.batch_loss_weight * alone
         return loss, gradient
 
-    def loss_of_ranks(
-        self,
-        batch: Batch,
-        reports: list[Report],
-        store: Callable[[], Contents | None],
-        *,
-        is_warming_up: bool,
-    ) -> tuple[Tensor, Tensor | None]:
+    def _loss_on_ranks(self, batch: Batch, reports: list[Report]) -> tuple[Tensor, Tensor | None]:
         """Returns the loss of the batch of all ranks, with this rank's part of its gradient.
 
         And its gradient with respect to the rows, if these are to take a step.
-
-        Args:
-            store: adapts the memory and stores the batch; what it raises is raised on all ranks.
         """
+        is_warming_up = self.queue.contents.num_calls < self.warmup
         is_shared = (
             not is_warming_up and not self.update.is_by_gradient and can_be_shared(self.loss, self.miner)
         )
         # A rank computes its own anchors' terms, or where these depend on other anchors, those of all.
         whole = batch_of_all_ranks(batch, reports) if self.batch_loss_weight or not is_shared else batch
         loss, gradient = batch.anchors.new_zeros(()), None
-        share = share_of_nothing(self.loss, batch.anchors)
-        exchange, early = Exchange(len(share.numbers())), None
+        share = Share(self.loss, batch.anchors) if is_shared else None
+        exchange = Exchange(0 if share is None else len(share.numbers()))
         with exchange.at_end():
-            contents = store()
-            if contents is not None and is_shared:
-                compared = self._compared(batch, contents)
-                if compared is not None:
-                    early = EarlyGradient(batch.anchors, self.loss)
-                    share = share_against(compared._replace(anchors=early.leaf))
+            contents = self._stored(batch)
+            compared = None if contents is None or share is None else self._compared(batch, contents)
+            if compared is not None:
+                share = share_against(compared)
                 exchange.numbers = share.numbers()
             with same_draws(reports[0].seed, batch.rows.device):
                 if not is_shared:
-                    loss, gradient = self.loss_of(whole, contents)
+                    loss, gradient = self._loss(whole, contents)
                     check_scalar(loss, self.loss)
                 elif self.batch_loss_weight:
                     loss = self.batch_loss_weight * self._loss_alone(whole)
-        if is_shared:
-            against = share.loss_of_ranks(self.loss, exchange.of_ranks)
-            loss = loss + (against if early is None else early.attached_to(against))
+        if share is not None:
+            loss = loss + share.value_of_ranks(exchange.of_ranks)
         # Every rank has computed it, in sums that a GPU may have rounded otherwise than the next one.
         return loss, None if gradient is None else broadcast(gradient)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from .._number_checks import check_integer
 from .._tensor_checks import check_integers
-from ._indices import IndicesTuple
+from ..pairwise import IndicesTuple
 from ._validation import check_classes, check_embeddings
 
 

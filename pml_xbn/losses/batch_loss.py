@@ -11,9 +11,8 @@ from ..distributed._collectives import is_distributed, same_draws
 from ..distributed._exchange import Exchange
 from ..distributed._global_batch import batch_of_all_ranks, gathered
 from ..memory._batch import Batch, zero_loss
-from ._batch import split
-from ._indices import IndicesTuple, appended, mapped
-from ._pairs import Miner
+from ..pairwise import IndicesTuple, Miner, appended, mapped
+from ._split import split
 
 
 class BatchLoss(nn.Module):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NoReturn
 
+import torch
 from torch import nn
 
 from ..adapters import GroupMomentMatching
 from ..adapters.superclass_lookup import Superclasses
-from ._pairs import Miner
+from ..pairwise import Miner
 from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
 
 
@@ -19,10 +20,15 @@ class SuperClassXBN(AdaptiveCrossBatchMemory):
     Where a batch holds most superclasses, nearly all rows are stored anew: the memory keeps room for as many.
 
     Args:
-        loss, embedding_size, memory_size, miner: as PML's ``CrossBatchMemory``.
+        loss: one of PML's pair or triplet losses, computed between the batch and the memory.
+        embedding_size: number of dimensions d.
+        memory_size: number of rows M.
+        miner: chooses among the pairs of batch and memory; default all pairs.
         superclasses: label → superclass, a 1-D integer tensor or sequence indexed by label, or a dict.
         mean_lambda, std_lambda, normalize_absent: see :class:`~pml_xbn.adapters.GroupMomentMatching`.
-        **kwargs: see :class:`AdaptiveCrossBatchMemory`.
+        delay, warmup, batch_loss_weight, normalize_memory, gather_distributed, nonfinite, memory_dtype,
+            update, update_momentum, update_learning_rate, collect_stats: see
+            :class:`AdaptiveCrossBatchMemory`.
 
     Example:
         >>> import torch
@@ -42,9 +48,37 @@ class SuperClassXBN(AdaptiveCrossBatchMemory):
         mean_lambda: float = 0.5,
         std_lambda: float = 1.0,
         normalize_absent: bool = True,
-        **kwargs: Any,
+        delay: int = 0,
+        warmup: int = 0,
+        batch_loss_weight: float = 0.0,
+        normalize_memory: bool = False,
+        gather_distributed: bool = False,
+        nonfinite: str = "raise",
+        memory_dtype: torch.dtype = torch.float32,
+        update: str = "queue",
+        update_momentum: float = 0.0,
+        update_learning_rate: float = 0.0,
+        collect_stats: bool | None = None,
+        **unknown: NoReturn,
     ) -> None:
-        super().__init__(loss, embedding_size, memory_size, miner, **kwargs)
+        super().__init__(
+            loss,
+            embedding_size,
+            memory_size,
+            miner,
+            delay=delay,
+            warmup=warmup,
+            batch_loss_weight=batch_loss_weight,
+            normalize_memory=normalize_memory,
+            gather_distributed=gather_distributed,
+            nonfinite=nonfinite,
+            memory_dtype=memory_dtype,
+            update=update,
+            update_momentum=update_momentum,
+            update_learning_rate=update_learning_rate,
+            collect_stats=collect_stats,
+            **unknown,
+        )
         self.adapter = GroupMomentMatching(
             mean_lambda, std_lambda, normalize_absent, superclasses, collect_stats=self.collect_stats
         )

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from .._tensor_checks import check_integers
 from ..distributed._collectives import is_distributed
 from ..distributed._exchange import Exchange
+from ..memory._transaction import transaction
 from ._eager import eager
 from ._validation import check_embeddings
 from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
@@ -119,7 +120,7 @@ class TwoTowerMemory(nn.Module):
                 memory.queue.on(forth.device)
         with ExitStack() as transactions:
             for memory in memories:
-                transactions.enter_context(memory._transaction())
+                transactions.enter_context(transaction(memory.queue, memory._hooks))
             losses = [
                 memory(embeddings, labels, enqueue_mask=is_stored, sample_ids=sample_ids)
                 for memory, embeddings in zip(memories, (forth, back), strict=False)
@@ -172,6 +173,6 @@ class TwoTowerMemory(nn.Module):
             )
         with ExitStack() as transactions:
             for part, memory in zip(own, self._memories(), strict=True):
-                transactions.enter_context(memory._transaction())
+                transactions.enter_context(transaction(memory.queue, memory._hooks))
                 memory._load_from_state_dict(dict(state_dict), part, local_metadata, strict, [], [], [])
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *args)

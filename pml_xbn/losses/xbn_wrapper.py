@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NoReturn
 
+import torch
 from torch import nn
 
 from ..adapters import MomentMatching
-from ._pairs import Miner
+from ..pairwise import Miner
 from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
 
 
@@ -17,9 +18,14 @@ class XBNWrapper(AdaptiveCrossBatchMemory):
     Adaptive Cross Batch Normalization, Eq. 6. The one to start with.
 
     Args:
-        loss, embedding_size, memory_size, miner: as PML's ``CrossBatchMemory``.
+        loss: one of PML's pair or triplet losses, computed between the batch and the memory.
+        embedding_size: number of dimensions d.
+        memory_size: number of rows M.
+        miner: chooses among the pairs of batch and memory; default all pairs.
         match_std, momentum: see :class:`~pml_xbn.adapters.MomentMatching`.
-        **kwargs: see :class:`AdaptiveCrossBatchMemory`.
+        delay, warmup, batch_loss_weight, normalize_memory, gather_distributed, nonfinite, memory_dtype,
+            update, update_momentum, update_learning_rate, collect_stats: see
+            :class:`AdaptiveCrossBatchMemory`.
 
     Example:
         >>> import torch
@@ -39,8 +45,36 @@ class XBNWrapper(AdaptiveCrossBatchMemory):
         *,
         match_std: bool = True,
         momentum: float = 0.0,
-        **kwargs: Any,
+        delay: int = 0,
+        warmup: int = 0,
+        batch_loss_weight: float = 0.0,
+        normalize_memory: bool = False,
+        gather_distributed: bool = False,
+        nonfinite: str = "raise",
+        memory_dtype: torch.dtype = torch.float32,
+        update: str = "queue",
+        update_momentum: float = 0.0,
+        update_learning_rate: float = 0.0,
+        collect_stats: bool | None = None,
+        **unknown: NoReturn,
     ) -> None:
-        super().__init__(loss, embedding_size, memory_size, miner, **kwargs)
+        super().__init__(
+            loss,
+            embedding_size,
+            memory_size,
+            miner,
+            delay=delay,
+            warmup=warmup,
+            batch_loss_weight=batch_loss_weight,
+            normalize_memory=normalize_memory,
+            gather_distributed=gather_distributed,
+            nonfinite=nonfinite,
+            memory_dtype=memory_dtype,
+            update=update,
+            update_momentum=update_momentum,
+            update_learning_rate=update_learning_rate,
+            collect_stats=collect_stats,
+            **unknown,
+        )
         self.adapter = MomentMatching(match_std, momentum, collect_stats=self.collect_stats)
         self.register_memory_hook(self.adapter)

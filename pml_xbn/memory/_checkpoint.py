@@ -3,17 +3,48 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .._dtypes import at_least_float32
+from ._hooks import made_buffers
 from ._queue import Contents, Queue, state_of
 from ._rows import Rows
 
 
-def from_pml(state: dict[str, Any], prefix: str, memory: nn.Module, queue: Queue) -> None:
+@contextmanager
+def loading(
+    state: dict[str, Any],
+    prefix: str,
+    memory: nn.Module,
+    queue: Queue,
+    hooks: list[tuple[str, nn.Module]],
+    *,
+    is_whole: bool,
+) -> Iterator[None]:
+    """Checks a state before a block loads it, and turns one of PML's ``CrossBatchMemory`` into one of ours.
+
+    Args:
+        prefix: of the memory's own entries.
+        hooks: submodules that may lack buffers which the state holds.
+        is_whole: entries may neither be missing nor be of something else.
+    """
+    _from_pml(state, prefix, memory, queue)
+    stored = state.get(prefix + "queue.rows")
+    if stored is not None:
+        _check_same_size(stored, queue.contents.rows.stored)
+    with made_buffers([(prefix + name, hook) for name, hook in hooks], state):
+        # Of a state with no entry of the memory's, such as a backbone's weights, torch says what is missing.
+        is_strict = is_whole and any(key.startswith(prefix) for key in state)
+        _check_state(state, prefix, memory.state_dict(prefix=prefix, keep_vars=True), strict=is_strict)
+        yield
+
+
+def _from_pml(state: dict[str, Any], prefix: str, memory: nn.Module, queue: Queue) -> None:
     """Turns the entries of PML's ``CrossBatchMemory`` in a state into those of a memory with a queue.
 
     Args:
@@ -24,7 +55,7 @@ def from_pml(state: dict[str, Any], prefix: str, memory: nn.Module, queue: Queue
     labels = state.pop(prefix + "label_memory", None)
     if rows is None or labels is None:
         return
-    check_same_size(rows, queue.contents.rows.stored)
+    _check_same_size(rows, queue.contents.rows.stored)
     num_rows = _num_filled(rows)
     with torch.inference_mode(False):
         values = at_least_float32(rows.detach()[:num_rows].clone())
@@ -37,7 +68,7 @@ def from_pml(state: dict[str, Any], prefix: str, memory: nn.Module, queue: Queue
             state.setdefault(key, value)
 
 
-def check_same_size(stored: Tensor, own: Tensor) -> None:
+def _check_same_size(stored: Tensor, own: Tensor) -> None:
     """Raises a ValueError if a checkpoint's memory has another size than this one."""
     for axis, name in enumerate(("memory_size", "embedding_size")):
         if stored.ndim != 2 or stored.shape[axis] != own.shape[axis]:
@@ -47,7 +78,7 @@ def check_same_size(stored: Tensor, own: Tensor) -> None:
             )
 
 
-def check_state(state: dict[str, Any], prefix: str, own: dict[str, Any], *, strict: bool) -> None:
+def _check_state(state: dict[str, Any], prefix: str, own: dict[str, Any], *, strict: bool) -> None:
     """Raises an error, before anything is loaded, if a state is not that of a memory built like this one.
 
     Args:

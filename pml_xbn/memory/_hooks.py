@@ -15,6 +15,9 @@ from torch.utils.hooks import RemovableHandle
 
 from ..adapters.base_adapter import BaseAdapter, Refusal
 from ._rows import Rows
+from ._samples import Placement
+
+_PREFIX = "memory_hook_"
 
 MemoryHook = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor | None]
 
@@ -26,8 +29,11 @@ class MemoryHooks:
     """Hooks in order of registration.
 
     Attributes:
-        are_running: a hook is adapting the rows at the moment; who gives a failed step up makes it False.
+        are_running: a hook is adapting the rows at the moment; a transaction makes it False at its end.
+        placement: where the batch goes that the hooks see, if it has samples.
     """
+
+    placement: Placement | None = None
 
     def __init__(self) -> None:
         self._hooks: OrderedDict[int, MemoryHook] = OrderedDict()
@@ -41,8 +47,8 @@ class MemoryHooks:
         self.__dict__.update(state)
         RemovableHandle.next_id = max(RemovableHandle.next_id, *self._hooks, -1) + 1
 
-    def register(self, hook: MemoryHook, embedding_size: int) -> RemovableHandle:
-        """Adds a hook of a memory of rows of this size.
+    def register(self, hook: MemoryHook, memory: nn.Module, embedding_size: int) -> RemovableHandle:
+        """Adds a hook of a memory of rows of this size. A module becomes the memory's, if it is not yet.
 
         Raises:
             TypeError: it cannot be called.
@@ -63,7 +69,18 @@ class MemoryHooks:
             hook.set_embedding_size(embedding_size)
         handle = RemovableHandle(self._hooks)
         self._hooks[handle.id] = hook
+        if isinstance(hook, nn.Module) and all(hook is not module for module in memory.modules()):
+            numbers = [int(name.removeprefix(_PREFIX)) for name, _ in self.submodules(memory)]
+            memory.add_module(f"{_PREFIX}{max(numbers, default=-1) + 1}", hook)
         return handle
+
+    def submodules(self, memory: nn.Module) -> list[tuple[str, nn.Module]]:
+        """Returns the memory's modules that are there as hooks alone, and drops those that were removed."""
+        named = [(name, hook) for name, hook in memory.named_children() if name.startswith(_PREFIX)]
+        for name, hook in named:
+            if hook not in self:
+                delattr(memory, name)
+        return [(name, hook) for name, hook in named if hook in self]
 
     def refusals(self, labels: Tensor) -> list[Refusal]:
         """What the hooks that check labels have against these."""
@@ -94,6 +111,20 @@ class MemoryHooks:
                 rows = rows.given(_checked(new_values, values, hook, allow_nonfinite))
         self.are_running = False
         return rows
+
+    def returning_samples(self) -> tuple[Tensor, Tensor]:
+        """Returns where samples that the batch holds again are in memory, and in the batch, ``(r,)`` each.
+
+        Raises:
+            RuntimeError: no hook is running.
+        """
+        if not self.are_running:
+            raise RuntimeError(
+                "returning_samples is of the batch that hooks see: ask for it in a memory hook"
+            )
+        if self.placement is None:
+            return torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
+        return self.placement.stored_at, self.placement.returning
 
     def have_adapters(self) -> bool:
         """Whether one of them maps rows."""

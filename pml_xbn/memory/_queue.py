@@ -72,6 +72,7 @@ class Queue(nn.Module):
     """
 
     contents: Contents
+    is_in_transaction = False
 
     def __init__(self, memory_size: int, embedding_size: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -127,6 +128,19 @@ class Queue(nn.Module):
         if values.shape != shape:
             raise ValueError(f"embedding_memory of shape {tuple(values.shape)}: assign {tuple(shape)}")
         self._give(values, self.contents.position, len(self.contents.rows))
+
+    def assign_labels(self, labels: Tensor) -> None:
+        """Gives the rows other labels ``(M,)``.
+
+        Raises:
+            ValueError: another shape.
+        """
+        contents = self.settled()
+        if labels.shape != contents.labels.shape:
+            raise ValueError(
+                f"label_memory of shape {tuple(labels.shape)}: assign {tuple(contents.labels.shape)}"
+            )
+        self.contents = contents._replace(labels=labels.to(contents.labels))
 
     def resume_at(self, position: int, num_rows: int) -> None:
         """Makes ``position`` the place of the next row, and the first ``num_rows`` rows count."""

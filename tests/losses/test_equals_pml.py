@@ -144,25 +144,6 @@ def test_queue_holds_the_batch_where_it_says() -> None:
         assert torch.equal(ours.curr_batch_idx, rows)
 
 
-def test_create_indices_tuple_lists_all_pairs_but_those_of_a_row_with_itself() -> None:
-    """PML's names, which callers may use."""
-    ours = XBNWrapper(losses.ContrastiveLoss(), 6, 20, delay=FOREVER)
-    for _ in range(4):
-        embeddings, labels = torch.randn(8, 6), torch.randint(0, 4, (8,))
-        ours.add_to_memory(embeddings, labels, 8)
-        rows, row_labels = ours.embedding_memory[: ours.num_rows], ours.label_memory[: ours.num_rows]
-        a1, p, a2, n = ours.create_indices_tuple(embeddings, labels, rows, row_labels, None, True)
-        is_same = labels[:, None] == row_labels
-        is_negative = torch.zeros_like(is_same).index_put((a2, n), torch.tensor(True))
-        assert torch.equal(is_negative, ~is_same)
-        is_positive = torch.zeros_like(is_same).index_put((a1, p), torch.tensor(True))
-        is_same[torch.arange(8), ours.curr_batch_idx] = False
-        assert torch.equal(is_positive, is_same)
-        assert len(a1) + len(a2) == is_positive.sum() + is_negative.sum()
-        everything = ours.create_indices_tuple(embeddings, labels, rows, row_labels, None, False)
-        assert len(everything[0]) == len(a1) + 8
-
-
 def test_positional_arguments_are_pmls(device: torch.device) -> None:
     miner = miners.PairMarginMiner()
     ours = XBNWrapper(losses.SupConLoss(), 6, 20, miner)

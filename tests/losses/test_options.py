@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 from pytorch_metric_learning import losses, miners
 from torch import Tensor
 
-from pml_xbn import AXBNWrapper, XBNWrapper
+from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 
 D = 3
@@ -161,3 +163,37 @@ def test_settings_are_recordables() -> None:
     assert recorded["num_rows"] == 6
     assert recorded["delay"] == 4
     assert recorded["queue_idx"] == 6
+
+
+@pytest.mark.parametrize(
+    "cls", [AdaptiveCrossBatchMemory, XBNWrapper, AXBNWrapper, PerClassXBN, SuperClassXBN]
+)
+def test_keywords_are_explicit_and_a_misspelt_one_names_the_nearest(cls: type) -> None:
+    explicit = inspect.signature(cls).parameters
+    assert {"memory_dtype", "delay", "update_learning_rate", "collect_stats"} <= explicit.keys()
+    superclasses = {"superclasses": [0, 0, 0]} if cls is SuperClassXBN else {}
+    with pytest.raises(
+        TypeError, match=f"{cls.__name__} has no keyword 'memry_dtype': did you mean 'memory_dtype'"
+    ):
+        cls(contrastive(), D, 40, memry_dtype=torch.float16, **superclasses)
+
+
+def test_the_keywords_of_a_subclass_count_too() -> None:
+    class Mine(XBNWrapper):
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            super().__init__(*args, **kwargs)
+
+    with pytest.raises(TypeError, match="Mine has no keyword 'momentun': did you mean 'momentum'"):
+        Mine(contrastive(), D, momentun=0.9)
+
+
+def test_the_repr_shows_sizes_and_options() -> None:
+    shown = repr(XBNWrapper(contrastive(), D, 40, delay=7, memory_dtype=torch.bfloat16))
+    for text in (
+        "embedding_size=3",
+        "memory_size=40",
+        "delay=7",
+        "memory_dtype=torch.bfloat16",
+        "nonfinite=raise",
+    ):
+        assert text in shown

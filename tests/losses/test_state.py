@@ -240,33 +240,6 @@ def test_pmls_checkpoint_loads_into_every_dtype(kind: str, dtype: torch.dtype) -
     assert torch.isfinite(memory.embedding_memory).all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_queue_that_is_reset_as_pmls_is_holds_what_it_is_given(dtype: torch.dtype) -> None:
-    class Unlabelled(XBNWrapper):
-        def reset_queue(self) -> None:
-            self.register_buffer("embedding_memory", torch.zeros(self.memory_size, self.embedding_size))
-            self.register_buffer("label_memory", torch.full((self.memory_size,), -1))
-            self.has_been_filled = False
-            self.queue_idx = 0
-
-    memory, ordinary = (cls(SupConLoss(), D, M, memory_dtype=dtype) for cls in (Unlabelled, XBNWrapper))
-    for num_steps in (0, 1, 2, 3, 4):  # empty, partly filled and full
-        for number in range(num_steps):
-            torch.testing.assert_close(step(memory, number), step(ordinary, number), rtol=1e-4, atol=1e-5)
-        memory.embedding_memory.sum()  # a value that has been read is not to come back
-        memory.reset_queue()
-        ordinary.reset_queue()
-        assert memory.num_rows == memory.queue_idx == 0
-        assert not memory.embedding_memory.any()
-        assert memory.label_memory.unique().tolist() == [-1]
-        for number in range(7, 7 + num_steps):
-            torch.testing.assert_close(step(memory, number), step(ordinary, number), rtol=1e-4, atol=1e-5)
-        labels = ordinary.label_memory[: ordinary.num_rows].tolist()
-        assert memory.label_memory.tolist() == [*labels, *[-1] * (M - len(labels))]
-        memory.reset_queue()
-        ordinary.reset_queue()
-
-
 @pytest.mark.parametrize("name", ["create_indices_tuple", "add_to_memory"])
 def test_a_method_that_would_not_be_called_cannot_be_overridden(name: str) -> None:
     with pytest.raises(TypeError, match=f"Mine overrides {name}, which is not called"):

@@ -1,0 +1,65 @@
+"""Differences that are paired by seed, and their intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+from scipy.stats import t as student
+
+
+class Difference(NamedTuple):
+    """Of two methods, paired by seed.
+
+    Attributes:
+        gaps: one per seed; not empty.
+        pooled: standard deviation and degrees of freedom of the gaps of many comparisons; None for those of
+            this one alone.
+    """
+
+    gaps: list[float]
+    pooled: tuple[float, int] | None = None
+
+    def __str__(self) -> str:
+        interval = "one seed" if self.half_width is None else f"± {self.half_width:.1f}"
+        return f"{self.mean:+.1f} ({interval})"
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.gaps)
+
+    @property
+    def half_width(self) -> float | None:
+        """Of the 95 % interval of the mean (Student's t); None for a single seed."""
+        if len(self.gaps) == 1:
+            return None
+        deviation, degrees = self.pooled or (stdev(self.gaps), len(self.gaps) - 1)
+        return float(student.ppf(0.975, degrees) * deviation / len(self.gaps) ** 0.5)
+
+    @property
+    def sign(self) -> int:
+        """1 or -1 where the interval lies on one side of zero, else 0."""
+        if self.half_width is None or abs(self.mean) <= self.half_width:
+            return 0
+        return 1 if self.mean > 0 else -1
+
+
+def paired(ours: dict[int, float], theirs: dict[int, float]) -> Difference | None:
+    """The difference of two methods' values by seed; None where no seed has both."""
+    gaps = [value - theirs[seed] for seed, value in ours.items() if seed in theirs]
+    return Difference(gaps) if gaps else None
+
+
+def pool(differences: Iterable[Difference]) -> list[Difference]:
+    """The same differences, with one standard deviation for all: the root of the mean variance of their gaps.
+
+    Comparisons of one seed have no variance, and stay as they are.
+    """
+    all_of_them = list(differences)
+    squares = [(stdev(d.gaps) ** 2, len(d.gaps) - 1) for d in all_of_them if len(d.gaps) > 1]
+    degrees = sum(n for _, n in squares)
+    if not degrees:
+        return all_of_them
+    deviation = (sum(variance * n for variance, n in squares) / degrees) ** 0.5
+    return [d._replace(pooled=(deviation, degrees)) if len(d.gaps) > 1 else d for d in all_of_them]

@@ -1,0 +1,37 @@
+"""Keywords that a class does not know, and methods that it does not call."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from difflib import get_close_matches
+
+
+def refuse_keywords(cls: type, unknown: Mapping[str, object]) -> None:
+    """Raises a TypeError if there are unknown keywords, which names the nearest known one.
+
+    Example:
+        >>> from pml_xbn import XBNWrapper
+        >>> refuse_keywords(XBNWrapper, {"memory_sizee": 64})
+        Traceback (most recent call last):
+        TypeError: XBNWrapper has no keyword 'memory_sizee': did you mean 'memory_size'?
+    """
+    if not unknown:
+        return
+    initializers = [vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base)]
+    known = {name for function in initializers for name in inspect.signature(function).parameters}
+    known -= {"self", "args", "kwargs", "unknown"}
+    name = next(iter(unknown))
+    nearest = get_close_matches(name, known, n=1)
+    remedy = f"did you mean {nearest[0]!r}?" if nearest else f"pass some of {', '.join(sorted(known))}"
+    raise TypeError(f"{cls.__name__} has no keyword {name!r}: {remedy}")
+
+
+def refuse_overrides(cls: type, base: type, *names: str) -> None:
+    """Raises a TypeError if a class from outside of this package overrides methods of ``base``, in vain."""
+    for name in names:
+        if not getattr(cls, name).__module__.startswith((__package__, base.__module__)):
+            raise TypeError(
+                f"{cls.__name__} overrides {name}, which is not called: pass a miner, or register a "
+                "memory hook"
+            )

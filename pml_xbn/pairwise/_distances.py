@@ -1,0 +1,154 @@
+"""What PML's distances measure between anchors and rows, read off one matrix of products."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import torch
+from pytorch_metric_learning.distances import (
+    BaseDistance,
+    CosineSimilarity,
+    DotProductSimilarity,
+    LpDistance,
+    SNRDistance,
+)
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from ..memory._rows import Rows
+from ._plain import is_plain
+
+_SMALLEST_NORM = 1e-12  # what torch.nn.functional.normalize divides by at least
+_PAIRS_AT_ONCE = 2**14
+
+
+class Distances:
+    """Distances of anchors ``(a, d)`` to rows.
+
+    Each of PML's distances would scale a copy of all rows to unit length, and multiply it with the anchors.
+    Here the rows are read once, multiplied as they are, and the products divided by their lengths.
+    """
+
+    def __init__(self, anchors: Tensor, rows: Rows) -> None:
+        self.anchors, self.rows = anchors, rows
+        self._is_differentiated = torch.is_grad_enabled()
+        self._products: dict[bool, tuple[Tensor, Tensor]] = {}
+
+    def measured(self, distance: BaseDistance) -> Tensor:
+        """Returns what the distance measures, ``(a, n)``, with gradient; not to be written to."""
+        if not is_read_off_products(distance):
+            mat: Tensor = distance(self.anchors, self.row_tensor)
+            return mat
+        if isinstance(distance, LpDistance):
+            mat = self._euclidean()
+        elif isinstance(distance, SNRDistance):
+            mat = self._noise_to_signal(distance.normalize_embeddings)
+        else:
+            mat, _ = self._multiplied(distance.normalize_embeddings)
+        return mat if distance.power == 1 else mat**distance.power
+
+    @cached_property
+    def row_tensor(self) -> Tensor:
+        """The rows, ``(n, d)``, for PML's own code."""
+        return self.rows.read(self.anchors.dtype)
+
+    def _multiplied(self, is_normalized: bool) -> tuple[Tensor, Tensor]:
+        """Returns products with rows ``(a, n)``, or cosines, and lengths of the rows ``(n,)``."""
+        if is_normalized not in self._products:
+            # A miner may ask first, which takes no gradients; the loss asks next.
+            with torch.set_grad_enabled(self._is_differentiated):
+                products = _Products.apply(self.anchors, self.rows, is_normalized, is_normalized)
+            self._products[is_normalized] = products
+        return self._products[is_normalized]
+
+    def _euclidean(self) -> Tensor:
+        """Returns |v - r| of unit vectors, whose square is 2 - 2 v·r."""
+        cosines, lengths = self._multiplied(is_normalized=True)
+        # The squared length after scaling is 1, or 0 for a vector of zeros.
+        squared = torch.add((lengths > _SMALLEST_NORM).to(cosines), cosines, alpha=-2)
+        squared = squared + (
+            torch.linalg.vector_norm(self.anchors.detach(), dim=1, keepdim=True) > _SMALLEST_NORM
+        )
+        # Rounding hides which of the closest vectors are equal, and takes some below zero, where the root
+        # has no gradient.
+        eps = torch.finfo(squared.dtype).eps
+        equal = self._are_equal(squared.detach() < 16 * eps)
+        mat: Tensor = squared.clamp_min(eps).sqrt().masked_fill(equal, 0.0)
+        return mat
+
+    def _noise_to_signal(self, is_normalized: bool) -> Tensor:
+        """Returns the variance of the difference over that of the anchor."""
+        vectors = normalize(self.anchors) if is_normalized else self.anchors
+        vectors = vectors - vectors.mean(dim=1, keepdim=True)  # so that means of rows make no difference
+        products, lengths = _Products.apply(vectors, self.rows, False, is_normalized)
+        of_rows = torch.empty_like(lengths)
+        for places, part in self.rows.parts(vectors.dtype):
+            of_rows[places] = (part - part.mean(dim=1, keepdim=True)).square().sum(dim=1)
+        signal = vectors.square().sum(dim=1, keepdim=True)
+        noise = signal + of_rows / lengths.square() - 2 * products
+        equal = self._are_equal(noise.detach() < signal.detach() * torch.finfo(noise.dtype).eps ** 0.5)
+        mat: Tensor = (noise.clamp_min(0) / signal).masked_fill(equal, 0.0)
+        return mat
+
+    def _are_equal(self, allowed: Tensor) -> Tensor:
+        """Returns, in place, where an anchor and a row are the same vector, of the pairs allowed."""
+        anchors, candidates = self.anchors.detach(), allowed.nonzero()
+        equal = allowed.zero_()
+        for pairs in candidates.split(_PAIRS_AT_ONCE):
+            # One coordinate tells nearly all pairs apart, so that few need a look at all.
+            firsts = self.rows.column(0, pairs[:, 1], anchors.dtype)
+            of_anchors, of_rows = pairs[anchors[pairs[:, 0], 0] == firsts].unbind(dim=1)
+            rows = self.rows.at(of_rows, anchors.dtype)
+            equal[of_anchors, of_rows] = (anchors[of_anchors] == rows).all(dim=1)
+        return equal
+
+
+def is_read_off_products(distance: Any) -> bool:
+    """Returns whether the distance is one of PML's, unchanged, that needs products with the rows alone."""
+    if type(distance) is LpDistance and not distance.normalize_embeddings:
+        return False
+    kinds = (CosineSimilarity, DotProductSimilarity, LpDistance, SNRDistance)
+    return type(distance) in kinds and distance.p == 2 and is_plain(distance)
+
+
+class _Products(torch.autograd.Function):
+    """Products of vectors ``(a, d)`` with rows, either of them scaled to unit length or not.
+
+    Rows take no gradient.
+
+    Returns:
+        The matrix ``(a, n)``, and what the rows were divided by, ``(n,)``.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, vectors: Tensor, rows: Rows, scales_vectors: bool, scales_rows: bool
+    ) -> tuple[Tensor, Tensor]:
+        norms = None
+        if scales_vectors:
+            norms = torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_min_(_SMALLEST_NORM)
+            vectors = vectors / norms
+        mat = vectors.new_empty(len(vectors), len(rows))
+        lengths = vectors.new_ones(len(rows))
+        for places, part in rows.parts(vectors.dtype):
+            torch.mm(vectors, part.t(), out=mat[:, places])
+            if scales_rows:
+                torch.linalg.vector_norm(part, dim=1, out=lengths[places])
+        if scales_rows:
+            mat /= lengths.clamp_min_(_SMALLEST_NORM)
+        ctx.rows, ctx.scales_rows = rows, scales_rows
+        ctx.save_for_backward(vectors, norms, lengths)
+        ctx.mark_non_differentiable(lengths)
+        ctx.set_materialize_grads(False)
+        return mat, lengths
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, of_mat: Tensor, _: None) -> tuple[Tensor | None, ...]:
+        vectors, norms, lengths = ctx.saved_tensors
+        of_vectors = ctx.rows.weighted_sum(of_mat / lengths if ctx.scales_rows else of_mat)
+        if norms is not None:  # a change of length changes nothing
+            along = (of_vectors * vectors).sum(dim=1, keepdim=True)
+            of_vectors = torch.addcmul(of_vectors, vectors, along, value=-1).div_(norms)
+        return of_vectors, None, None, None

@@ -1,0 +1,239 @@
+"""PML's losses as functions of one matrix and two masks: a function each, and a line in ``FORMS``.
+
+A form returns, by the names of the loss's parts, the terms that PML hands its reducer. It is plain
+differentiable PyTorch, and sees more of an anchor than one pair through ``pairs.over_rows`` alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from pytorch_metric_learning import losses
+from torch import Tensor
+from torch.nn.functional import relu, softplus
+
+from .._dtypes import widest
+from ._pairs import Pairs, similarities
+from ._reducers import Elements, Reduced, Terms
+from ._triplets import Positives, TripletTerms
+
+
+def circle(loss: losses.CircleLoss, mat: Tensor, pairs: Pairs) -> dict[str, Terms]:
+    """https://arxiv.org/abs/2002.10857, Eq. 6"""
+    (positive, negative), weighing = pairs.masks(), mat.detach()
+    too_far = -loss.gamma * relu(loss.op - weighing) * (mat - loss.delta_p)
+    too_near = loss.gamma * relu(weighing - loss.on) * (mat - loss.delta_n)
+    has_both = (pairs.over_rows.count(positive) > 0) & (pairs.over_rows.count(negative) > 0)
+    log_sums = pairs.over_rows.log_sum_exp(too_far, positive) + pairs.over_rows.log_sum_exp(
+        too_near, negative
+    )
+    return {"loss": Elements(loss.soft_plus(log_sums).masked_fill(~has_both, 0))}
+
+
+def contrastive(loss: losses.ContrastiveLoss, mat: Tensor, pairs: Pairs) -> dict[str, Terms]:
+    """Hadsell et al., Dimensionality Reduction by Learning an Invariant Mapping, Eq. 4"""
+    margin = loss.distance.margin
+    too_far, too_near = relu(margin(mat, loss.pos_margin)), relu(margin(loss.neg_margin, mat))
+    return {"pos_loss": Elements(too_far, pairs.positive), "neg_loss": Elements(too_near, pairs.negative)}
+
+
+def generalized_lifted_structure(
+    loss: losses.GeneralizedLiftedStructureLoss, mat: Tensor, pairs: Pairs
+) -> dict[str, Terms]:
+    """https://arxiv.org/abs/1703.07737, page 4"""
+    margin, log_sum_exp, (positive, negative) = (
+        loss.distance.margin,
+        pairs.over_rows.log_sum_exp,
+        pairs.masks(),
+    )
+    too_far = _or_zero(log_sum_exp(margin(mat, loss.pos_margin), positive))
+    too_near = _or_zero(log_sum_exp(margin(loss.neg_margin, mat), negative))
+    return {"loss": Elements(relu(too_far + too_near))}
+
+
+def multi_similarity(loss: losses.MultiSimilarityLoss, mat: Tensor, pairs: Pairs) -> dict[str, Terms]:
+    """https://arxiv.org/abs/1904.06627"""
+    margin, log_sum_exp, (positive, negative) = (
+        loss.distance.margin,
+        pairs.over_rows.log_sum_exp,
+        pairs.masks(),
+    )
+    too_far = _log_one_plus_exp(log_sum_exp(loss.alpha * margin(mat, loss.base), positive))
+    too_near = _log_one_plus_exp(log_sum_exp(loss.beta * margin(loss.base, mat), negative))
+    return {"loss": Elements(too_far / loss.alpha + too_near / loss.beta)}
+
+
+def nca(loss: losses.NCALoss, mat: Tensor, pairs: Pairs) -> dict[str, Terms]:
+    """Goldberger et al., Neighbourhood Components Analysis, NIPS 2004
+
+    Of all rows, whichever have been chosen, the anchors' own copies included.
+    """
+    logits, over_rows = loss.softmax_scale * similarities(loss.distance, mat), pairs.over_rows
+    same = pairs.labels.unsqueeze(1) == pairs.row_labels
+    of_all = over_rows.log_sum_exp(logits, torch.ones_like(same))
+    terms = of_all - over_rows.log_sum_exp(logits, same)
+    # How often each anchor has been chosen, over how often the one was that has been chosen most.
+    numbers = over_rows.count(pairs.positive) + over_rows.count(pairs.negative)
+    weights = torch.where(numbers.max() > 0, widest(numbers) / numbers.max().clamp_min(1), 1).to(terms)
+    # PML's loss of a single anchor is zero.
+    return {"loss": Elements(terms * weights * (len(mat) > 1), over_rows.count(same) > 0)}
+
+
+def nt_xent(loss: losses.NTXentLoss, mat: Tensor, pairs: Pairs) -> dict[str, Terms]:
+    """https://arxiv.org/abs/1807.03748, Eq. 4"""
+    logits = similarities(loss.distance, mat) / loss.temperature
+    of_negatives = pairs.over_rows.log_sum_exp(logits, pairs.negative).unsqueeze(1)
+    return {"loss": Elements(_log_one_plus_exp(of_negatives - logits), pairs.positive)}
+
+
+def supcon(loss: losses.SupConLoss, mat: Tensor, pairs: Pairs) -> dict[str, Terms]:
+    """https://arxiv.org/abs/2004.11362, Eq. 2"""
+    logits, over_rows = similarities(loss.distance, mat) / loss.temperature, pairs.over_rows
+    positive, negative = pairs.masks()
+    num_positive = over_rows.count(positive)
+    of_positives = over_rows.sum(logits, positive) / num_positive.clamp_min(1)
+    of_all = over_rows.log_sum_exp(logits, positive | negative)
+    return {"loss": Elements((of_all - of_positives).masked_fill(num_positive == 0, 0))}
+
+
+def tuplet_margin(loss: losses.TupletMarginLoss, mat: Tensor, pairs: Pairs) -> dict[str, Terms]:
+    """Yu and Tao, Deep Metric Learning with Tuplet Margin Loss, ICCV 2019
+
+    With the angle's gradient taken for zero where it has none, at an angle of 0 or 180 degrees.
+    """
+    of_negatives = pairs.over_rows.log_sum_exp(loss.scale * mat, pairs.negative).unsqueeze(1)
+    squared_sines = (1 - mat) * (1 + mat)
+    has_gradient = squared_sines > 0
+    sines = torch.where(has_gradient, squared_sines, 1).sqrt() * has_gradient
+    slackened = math.cos(loss.margin) * mat + math.sin(loss.margin) * sines
+    return {"loss": Elements(_log_one_plus_exp(of_negatives - loss.scale * slackened), pairs.positive)}
+
+
+# -- losses of triplets ------------------------------------------------------------------------------------
+
+
+def triplet_margin(loss: losses.TripletMarginLoss, mat: Tensor, pairs: Pairs) -> dict[str, Terms]:
+    """https://arxiv.org/abs/1503.03832"""
+    mat = -similarities(loss.distance, mat)
+    return {"loss": _of_triplets(mat, mat + loss.margin, -mat, pairs, softplus if loss.smooth_loss else relu)}
+
+
+def margin(loss: losses.MarginLoss, mat: Tensor, pairs: Pairs) -> dict[str, Terms]:
+    """https://arxiv.org/abs/1706.07567"""
+    mat, beta = -similarities(loss.distance, mat), loss.beta.to(mat)
+    beta = beta.expand(len(mat)) if len(beta) == 1 else beta[pairs.labels]
+    boundary = -similarities(loss.distance, beta).unsqueeze(1)
+    too_far, too_near = relu(mat - boundary + loss.margin), relu(boundary - mat + loss.margin)
+    positive, negative = pairs.in_triplets()
+    divisor = (positive * (too_far > 0)).sum() + (negative * (too_near > 0)).sum()
+    terms = _of_triplets(mat, too_far, too_near, pairs)._replace(divisor=divisor)
+    parts: dict[str, Terms] = {"margin_loss": terms}
+    if loss.learn_beta and len(loss.beta) == 1:  # counts once and for all, if there are triplets
+        parts["beta_reg_loss"] = Reduced(beta[0] * loss.nu * positive.any())
+    elif loss.learn_beta:  # counts with every triplet
+        parts["beta_reg_loss"] = Elements(beta * loss.nu, positive.sum(dim=1), divisor=divisor)
+    else:
+        parts["beta_reg_loss"] = Reduced(mat.new_zeros(()))
+    return parts
+
+
+def _of_triplets(
+    mat: Tensor, x: Tensor, y: Tensor, pairs: Pairs, activation: Callable[[Tensor], Tensor] | None = None
+) -> Elements | TripletTerms:
+    """Returns the terms of x_p + y_n, of which a loss that is never below zero needs no activation."""
+    window = pairs.window
+    if window is not None and not Positives.of(mat, window.positive).are_ordered_by(window.mat):
+        pairs = pairs.listed(window.lists())
+    if pairs.triplets is None:
+        return TripletTerms(mat, x, y, *pairs[:2], pairs.window, is_positive=activation is None)
+    anchors, positives, negatives = pairs.triplets
+    terms = x[anchors, positives] + y[anchors, negatives]
+    return Elements(terms if activation is None else activation(terms), anchors=anchors)
+
+
+# -- losses of all anchors at once -------------------------------------------------------------------------
+
+
+def intra_pair_variance(loss: losses.IntraPairVarianceLoss, mat: Tensor, pairs: Pairs) -> dict[str, Terms]:
+    """Yu and Tao, Deep Metric Learning with Tuplet Margin Loss, ICCV 2019"""
+    is_inverted = loss.distance.is_inverted
+
+    def squared(counts: Tensor, eps: float, should_grow: bool) -> Elements:
+        mean = pairs.over_rows.sum(mat, counts).sum() / pairs.over_rows.count(counts).sum().clamp_min(1)
+        return Elements(relu(loss.variance_with_eps(mat, mean, eps, should_grow)) ** 2, counts)
+
+    return {
+        "pos_loss": squared(pairs.positive, loss.pos_eps, is_inverted),
+        "neg_loss": squared(pairs.negative, loss.neg_eps, not is_inverted),
+    }
+
+
+def lifted_structure(loss: losses.LiftedStructureLoss, mat: Tensor, pairs: Pairs) -> dict[str, Terms]:
+    """https://arxiv.org/abs/1511.06452, Eq. 4
+
+    Of every positive pair the negatives of both, where both are of the batch. A positive that is older is no
+    anchor, and has no negatives; PML has it take those of the anchor whose number in the batch happens to be
+    its own in memory.
+    """
+    margin = loss.distance.margin
+    of_negatives = pairs.over_rows.log_sum_exp(margin(loss.neg_margin, mat), pairs.negative)
+    totals = of_negatives.unsqueeze(1).expand_as(mat)
+    if pairs.own_rows is not None:
+        # Of the anchors of one sample the last is what is stored.
+        numbers = torch.arange(len(mat), device=mat.device)
+        anchor_of_row = torch.full_like(pairs.row_labels, -1)
+        anchor_of_row.scatter_reduce_(0, pairs.own_rows, numbers, "amax", include_self=False)
+        of_rows = of_negatives[anchor_of_row].masked_fill(anchor_of_row < 0, torch.finfo(mat.dtype).min)
+        totals = torch.logaddexp(totals, of_rows)
+    terms = relu(_or_zero(totals) + margin(mat, loss.pos_margin)) ** 2
+    return {"loss": Elements(terms / 2, pairs.positive)}  # every pair of the batch counts twice
+
+
+def _or_zero(log_sums: Tensor) -> Tensor:
+    """Returns 0 where there was nothing to sum."""
+    return log_sums.masked_fill(log_sums <= torch.finfo(log_sums.dtype).min / 2, 0)
+
+
+def _log_one_plus_exp(exponents: Tensor) -> Tensor:
+    """Returns log(1 + exp(x)) to the last digit; PyTorch's default takes x for it from 20 on."""
+    return softplus(exponents, threshold=40)
+
+
+class Form(NamedTuple):
+    """
+    Attributes:
+        terms: of ``(loss, mat, pairs)``, by the names of the loss's parts.
+        needs_both_kinds: the loss is zero unless there are positive and negative pairs.
+        is_column: PML hands its reducer a column of terms, ``(a, 1)``.
+        is_by_anchor: an anchor's terms depend on no other anchor.
+        has_divisor: the terms have one, for PML's DivisorReducer.
+    """
+
+    terms: Callable[[Any, Tensor, Pairs], dict[str, Terms]] | None
+    needs_both_kinds: bool = False
+    is_column: bool = False
+    is_by_anchor: bool = True
+    has_divisor: bool = False
+
+
+FORMS: dict[type, Form] = {
+    losses.AngularLoss: Form(None, needs_both_kinds=True, is_column=True),  # by PML's own code
+    losses.CircleLoss: Form(circle, is_column=True),
+    losses.ContrastiveLoss: Form(contrastive),
+    losses.GeneralizedLiftedStructureLoss: Form(generalized_lifted_structure, is_column=True),
+    losses.IntraPairVarianceLoss: Form(intra_pair_variance, is_by_anchor=False),
+    losses.LiftedStructureLoss: Form(
+        lifted_structure, needs_both_kinds=True, is_column=True, is_by_anchor=False
+    ),
+    losses.MarginLoss: Form(margin, has_divisor=True),
+    losses.MultiSimilarityLoss: Form(multi_similarity, is_column=True),
+    losses.NCALoss: Form(nca, is_by_anchor=False),
+    losses.NTXentLoss: Form(nt_xent, needs_both_kinds=True),
+    losses.SignalToNoiseRatioContrastiveLoss: Form(contrastive),
+    losses.SupConLoss: Form(supcon, needs_both_kinds=True),
+    losses.TripletMarginLoss: Form(triplet_margin),
+    losses.TupletMarginLoss: Form(tuplet_margin, needs_both_kinds=True, is_column=True),
+}

@@ -1,0 +1,195 @@
+"""The loss of anchors against stored rows: which way it is computed, and each of the ways."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from pytorch_metric_learning import distances as pml_distances
+from pytorch_metric_learning.distances import BaseDistance
+from pytorch_metric_learning.losses import AngularLoss, GenericPairLoss, MarginLoss, TripletMarginLoss
+from torch import Tensor
+
+from ..memory._rows import Rows
+from ._by_pml import parts_by_pml
+from ._distances import Distances
+from ._forms import FORMS
+from ._indices import IndicesTuple
+from ._miners import is_function_of_pairs, mined
+from ._over_rows import OverRows
+from ._pairs import Pairs
+from ._plain import is_plain, is_watched
+from ._reducers import rules_of
+from ._share import Part, Share
+
+# Several matrices of that size are to fit into a CPU's cache.
+_PAIRS_AT_ONCE = {"cpu": 2**19, "gpu": 2**24}
+
+# Of which the distance of an anchor does not depend on the others.
+_DISTANCES = (
+    pml_distances.CosineSimilarity,
+    pml_distances.DotProductSimilarity,
+    pml_distances.LpDistance,
+    pml_distances.SNRDistance,
+)
+
+
+class Comparison(NamedTuple):
+    """Anchors and rows, and the loss of them.
+
+    Attributes:
+        loss: any that a memory supports.
+        miner: chooses among the pairs; default all.
+        anchors: ``(a, d)``, with gradient; a > 0.
+        anchor_labels: ``(a,)``.
+        rows: ``(n, d)``; n > 0.
+        row_labels: ``(n,)``.
+        own_rows: row of every anchor's own copy, ``(a,)``, which it is not compared with; None where it has
+            none.
+        given: pairs or triplets of anchors and rows besides.
+        over_rows: reductions over the rows.
+    """
+
+    loss: Any
+    miner: Any
+    anchors: Tensor
+    anchor_labels: Tensor
+    rows: Rows
+    row_labels: Tensor
+    own_rows: Tensor | None = None
+    given: IndicesTuple | None = None
+    over_rows: OverRows = OverRows()
+
+    def chosen(self, distances: Distances) -> Pairs:
+        """Returns what the miner chooses of all pairs, and what is given besides."""
+        pairs = Pairs.all(self.anchor_labels, self.row_labels, self.own_rows, self.over_rows)
+        return mined(self.miner, distances, pairs).and_given(self.given)
+
+
+def loss_against(compared: Comparison) -> Tensor:
+    """Returns the loss of the anchors against the rows, a scalar if the loss's reducer returns one."""
+    if is_sum_of_terms(compared.loss):
+        value = share_against(compared).value()
+        if is_watched(compared.loss):
+            _show(compared)
+        return value
+    distances = Distances(compared.anchors, compared.rows)
+    return _value_by_pml(compared, distances, distances.row_tensor)
+
+
+def _show(compared: Comparison) -> None:
+    """Computes the loss by PML's code for hooks that only look, and leaves random numbers as they were."""
+    device = compared.anchors.device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        distances = Distances(compared.anchors, compared.rows)
+        _value_by_pml(compared, distances, distances.row_tensor)
+
+
+def loss_and_row_gradient(compared: Comparison) -> tuple[Tensor, Tensor]:
+    """Returns the loss, and its gradient with respect to the rows, ``(n, d)``."""
+    distances = Distances(compared.anchors, compared.rows)
+    leaf = distances.row_tensor.detach().requires_grad_()
+    value = _value_by_pml(compared, distances, leaf)
+    if not value.requires_grad:
+        return value, torch.zeros_like(leaf)
+    (gradient,) = torch.autograd.grad(
+        value, leaf, retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+    leaf.requires_grad_(False)  # the caller's backward pass leaves no gradient there
+    return value, gradient
+
+
+def chosen_pairs(compared: Comparison) -> IndicesTuple:
+    """Returns what the miner chooses as index tensors, pairs or triplets."""
+    return compared.chosen(Distances(compared.anchors, compared.rows)).lists()
+
+
+def _value_by_pml(compared: Comparison, distances: Distances, rows: Tensor) -> Tensor:
+    """Returns the loss by its own code, which gets index tensors and a tensor of rows."""
+    lists = compared.chosen(distances).lists()
+    value: Tensor = compared.loss(compared.anchors, compared.anchor_labels, lists, rows, compared.row_labels)
+    return value
+
+
+def is_sum_of_terms(loss: Any) -> bool:
+    """Returns whether the loss is one of PML's, unchanged, and nobody could tell that it is not called."""
+    if type(loss) not in FORMS or not is_plain(loss):
+        return False
+    if isinstance(loss, GenericPairLoss) and loss.loss_method not in (
+        loss.mat_based_loss,
+        loss.pair_based_loss,
+    ):
+        return False
+    is_of_triplets = isinstance(loss, (MarginLoss, TripletMarginLoss))
+    if is_of_triplets and type(loss.distance).margin is not BaseDistance.margin:
+        return False
+    rules, form = rules_of(loss), FORMS[type(loss)]
+    return rules is not None and not any(
+        # PML multiplies a column with a row of class weights.
+        (rule.class_weights is not None and form.is_column)
+        or (rule.divisor == "of loss" and not form.has_divisor)
+        for rule in rules.values()
+    )
+
+
+def can_be_shared(loss: Any, miner: Any) -> bool:
+    """Returns whether every rank can compute the terms of its own anchors, without the others'."""
+    return (
+        is_sum_of_terms(loss)
+        and not is_watched(loss)
+        and FORMS[type(loss)].is_by_anchor
+        and (miner is None or is_function_of_pairs(miner))
+        and all(type(part.distance) in _DISTANCES for part in (loss, miner) if part is not None)
+        # The same on all ranks, whatever their anchors.
+        and not getattr(loss, "learn_beta", False)
+        and not loss.embedding_regularizer
+    )
+
+
+def share_against(compared: Comparison) -> Share:
+    """Returns what the anchors add to a loss that :func:`is_sum_of_terms`."""
+    loss, anchors = compared.loss, compared.anchors
+    leaf = anchors.detach().requires_grad_(anchors.requires_grad and torch.is_grad_enabled())
+    distances = Distances(leaf, compared.rows)
+    pairs = compared.chosen(distances)
+    is_smooth = getattr(loss, "smooth_loss", False)
+    if is_smooth and pairs.window is not None:
+        pairs = pairs.listed(pairs.lists())
+    if isinstance(loss, AngularLoss) or (is_smooth and pairs.triplets is None):
+        parts = parts_by_pml(loss, leaf, distances.row_tensor, pairs)
+        return Share(loss, anchors, pairs, parts, leaf)
+    mat = distances.measured(loss.distance)
+    is_checked = hasattr(loss, "_assert_either_pos_or_neg")  # since PML 2.9
+    if compared.given is not None and is_checked and loss.loss_method == loss.mat_based_loss:
+        loss._assert_either_pos_or_neg(*pairs[:2])
+
+    def pull(gradient: Tensor) -> Tensor:
+        return torch.autograd.grad(mat, leaf, gradient)[0]
+
+    return Share(loss, anchors, pairs, _parts(loss, mat.detach(), pairs, mat.requires_grad), mat, pull)
+
+
+def _parts(loss: Any, mat: Tensor, pairs: Pairs, is_differentiated: bool) -> Iterator[Part]:
+    """Yields the terms of some anchors at a time, so that their matrices stay in a CPU's cache."""
+    form, rules = FORMS[type(loss)], rules_of(loss)
+    assert rules is not None
+
+    def part(mat: Tensor, pairs: Pairs, places: slice | None) -> Part:
+        leaf = mat.detach().requires_grad_(is_differentiated)
+        assert form.terms is not None
+        terms = form.terms(loss, leaf, pairs)
+        fractions = [
+            terms[name].fraction(rule, pairs.labels, pairs.over_rows) for name, rule in rules.items()
+        ]
+        return Part(fractions, leaf, places)
+
+    device = "cpu" if mat.device.type == "cpu" else "gpu"
+    at_once = max(1, _PAIRS_AT_ONCE[device] // max(1, mat.shape[1]))
+    is_by_anchor = form.is_by_anchor and not getattr(loss, "learn_beta", False)
+    if at_once >= len(mat) or not is_by_anchor or pairs.triplets is not None:
+        yield part(mat, pairs, None)
+        return
+    for first in range(0, len(mat), at_once):
+        places = slice(first, first + at_once)
+        yield part(mat[places], pairs.at(places), places)

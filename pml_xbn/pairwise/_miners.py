@@ -1,0 +1,152 @@
+"""What five of PML's miners choose, as functions of one matrix, and what all others do by their own code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+import torch
+from pytorch_metric_learning import miners
+from torch import Tensor
+
+from ._distances import Distances
+from ._indices import IndicesTuple, drop_own_rows, mapped
+from ._over_rows import OverRows
+from ._pairs import Pairs, similarities
+from ._plain import is_plain
+from ._triplets import Window
+
+Miner = Callable[[Tensor, Tensor, Tensor, Tensor], IndicesTuple]
+
+
+def mined(miner: Any, distances: Distances, pairs: Pairs) -> Pairs:
+    """Returns those of the pairs that the miner chooses, or all where there is none."""
+    if miner is None:
+        return pairs
+    if not is_function_of_pairs(miner):
+        return _mined_by_its_own_code(miner, distances, pairs)
+    with torch.no_grad():
+        miner.reset_stats()
+        chosen = MINERS[type(miner)](miner, distances.measured(miner.distance), pairs)
+    chosen = chosen._replace(is_all=False).counted()
+    assert chosen.numbers is not None
+    positives, negatives = (range(number) for number in chosen.numbers)
+    miner.output_assertion([positives] * 3 if chosen.is_of_triplets else [positives] * 2 + [negatives] * 2)
+    return chosen
+
+
+def is_function_of_pairs(miner: Any) -> bool:
+    """Returns whether the miner is one of the five, unchanged, and nobody would notice a call."""
+    # Its function keeps the statistics of two.
+    allow_stats = type(miner) is not miners.TripletMarginMiner
+    return type(miner) in MINERS and is_plain(miner, allow_stats=allow_stats)
+
+
+def _mined_by_its_own_code(miner: Any, distances: Distances, pairs: Pairs) -> Pairs:
+    """Own copies are dropped from what it has chosen, and what it chose in their stead is not known."""
+    own_rows = pairs.own_rows
+    lists = miner(distances.anchors, pairs.labels, distances.row_tensor, pairs.row_labels)
+    if isinstance(miner, miners.EmbeddingsAlreadyPackagedAsTriplets):  # which numbers the batch
+        lists = tuple(x.to(pairs.labels.device) for x in lists)
+        lists = tuple(x[:0] for x in lists) if own_rows is None else mapped(lists, own_rows)
+    if own_rows is not None:
+        lists = drop_own_rows(lists, own_rows)
+        if isinstance(miner, miners.BaseMiner):
+            miners.BaseMiner.output_assertion(miner, lists)  # counts them again
+    return pairs.listed(lists)
+
+
+def pair_margin(miner: miners.PairMarginMiner, mat: Tensor, pairs: Pairs) -> Pairs:
+    """Returns pairs beyond a margin."""
+    if miner.collect_stats:
+        miner.set_stats(mat[pairs.positive], mat[pairs.negative])
+    is_far, is_near = (torch.lt, torch.gt) if miner.distance.is_inverted else (torch.gt, torch.lt)
+    return pairs._replace(
+        positive=pairs.positive & is_far(mat, miner.pos_margin),
+        negative=pairs.negative & is_near(mat, miner.neg_margin),
+    )
+
+
+def multi_similarity(miner: miners.MultiSimilarityMiner, mat: Tensor, pairs: Pairs) -> Pairs:
+    """Returns pairs beyond the hardest of the other kind (https://arxiv.org/abs/1904.06627)."""
+    mat, over_rows = similarities(miner.distance, mat), pairs.over_rows
+    nearest_negative = over_rows.max(mat, pairs.negative).unsqueeze(1)
+    farthest_positive = over_rows.min(mat, pairs.positive).unsqueeze(1)
+    return pairs._replace(
+        positive=pairs.positive & (mat - miner.epsilon < nearest_negative),
+        negative=pairs.negative & (mat + miner.epsilon > farthest_positive),
+    )
+
+
+def batch_easy_hard(miner: miners.BatchEasyHardMiner, mat: Tensor, pairs: Pairs) -> Pairs:
+    """Returns of every anchor the nearest or farthest positive and negative (https://arxiv.org/abs/1904.04370)."""
+    near, (positive, negative) = similarities(miner.distance, mat), pairs[:2]
+    if miner.allowed_pos_range is not None:
+        positive = positive & _is_within(mat, *miner.allowed_pos_range)
+    if miner.allowed_neg_range is not None:
+        negative = negative & _is_within(mat, *miner.allowed_neg_range)
+    # Easy positives are the nearest, easy negatives the farthest; semihard ones are hard within bounds.
+    sign_of_positives = 1 if miner.pos_strategy == miner.EASY else -1
+    sign_of_negatives = -1 if miner.neg_strategy == miner.EASY else 1
+    if miner.pos_strategy == miner.SEMIHARD:
+        bound = _extreme(near, negative, sign_of_negatives)
+        positive = positive & (near > bound)
+    elif miner.neg_strategy == miner.SEMIHARD:
+        bound = _extreme(near, positive, sign_of_positives)
+        negative = negative & (near < bound)
+    chosen_positive = _one_each(near, positive, sign_of_positives)
+    chosen_negative = _one_each(near, negative, sign_of_negatives)
+    if miner.pos_strategy == miner.ALL:
+        chosen_positive = pairs.positive
+    if miner.neg_strategy == miner.ALL:
+        chosen_negative = pairs.negative
+    if miner.ALL not in (miner.pos_strategy, miner.neg_strategy):
+        has_both = chosen_positive.any(dim=1, keepdim=True) & chosen_negative.any(dim=1, keepdim=True)
+        chosen_positive, chosen_negative = chosen_positive & has_both, chosen_negative & has_both
+    if miner.collect_stats:
+        miner.set_stats(mat[chosen_positive], mat[chosen_negative])
+    return pairs._replace(positive=chosen_positive, negative=chosen_negative)
+
+
+def batch_hard(miner: miners.BatchHardMiner, mat: Tensor, pairs: Pairs) -> Pairs:
+    """Returns of every anchor the farthest positive with the nearest negative (https://arxiv.org/abs/1703.07737)."""
+    chosen = batch_easy_hard(miner, mat, pairs)
+    (anchors, positives), (_, negatives) = (mask.nonzero().unbind(dim=1) for mask in chosen[:2])
+    return chosen._replace(triplets=(anchors, positives, negatives))
+
+
+def triplet_margin(miner: miners.TripletMarginMiner, mat: Tensor, pairs: Pairs) -> Pairs:
+    """Returns triplets by how much farther away the negative is than the positive."""
+    low, high = {
+        "hard": (-inf, min(0.0, miner.margin)),
+        "semihard": (0.0, miner.margin),
+        "easy": (miner.margin, inf),
+    }.get(miner.type_of_triplets, (-inf, miner.margin))
+    window = Window(-similarities(miner.distance, mat), low, high, pairs.positive, pairs.negative)
+    positive, negative = window.num_triplets()
+    return pairs._replace(positive=positive, negative=negative, window=window)
+
+
+MINERS: dict[type, Callable[[Any, Tensor, Pairs], Pairs]] = {
+    miners.BatchEasyHardMiner: batch_easy_hard,
+    miners.BatchHardMiner: batch_hard,
+    miners.MultiSimilarityMiner: multi_similarity,
+    miners.PairMarginMiner: pair_margin,
+    miners.TripletMarginMiner: triplet_margin,
+}
+
+
+def _extreme(near: Tensor, mask: Tensor, sign: int) -> Tensor:
+    """Returns the largest of an anchor's similarities, or with sign -1 the least, ``(a, 1)``."""
+    return sign * OverRows().max(sign * near, mask).unsqueeze(1)
+
+
+def _one_each(near: Tensor, mask: Tensor, sign: int) -> Tensor:
+    """Returns the pair of every anchor with the largest similarity, or the least, ``(a, n)``."""
+    rows = (sign * near).masked_fill(~mask, -inf).argmax(dim=1, keepdim=True)
+    return torch.zeros_like(mask).scatter_(1, rows, mask.gather(1, rows))
+
+
+def _is_within(mat: Tensor, low: float, high: float) -> Tensor:
+    return (low <= mat) & (mat <= high)

@@ -1,0 +1,45 @@
+"""Reductions over the rows, through which alone a loss or miner sees more of an anchor than one pair."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class OverRows:
+    """Reductions of ``(a, n)`` to ``(a,)``.
+
+    ``counts`` says how often each pair counts, ``(a, n)``, bool or integers. A subclass may hold a part of
+    the rows on every rank, and merge what the ranks find.
+    """
+
+    def sum(self, values: Tensor, counts: Tensor) -> Tensor:
+        """Returns the sum of the values, each as often as it counts."""
+        return (values * counts).sum(dim=1)
+
+    def count(self, counts: Tensor) -> Tensor:
+        """Returns how many pairs count, int64."""
+        return counts.sum(dim=1)
+
+    def any(self, mask: Tensor) -> Tensor:
+        """Returns whether any pair counts."""
+        return mask.any(dim=1)
+
+    def max(self, values: Tensor, mask: Tensor) -> Tensor:
+        """Returns the largest of the values that count; -inf where none does."""
+        return values.masked_fill(~mask, -torch.inf).amax(dim=1)
+
+    def min(self, values: Tensor, mask: Tensor) -> Tensor:
+        """Returns the smallest of the values that count; inf where none does."""
+        return -self.max(-values, mask)
+
+    def log_sum_exp(self, values: Tensor, counts: Tensor) -> Tensor:
+        """Returns log Σ exp(values), with the least finite number where none counts."""
+        if counts.dtype != torch.bool:
+            values, counts = values + counts.to(values.dtype).clamp_min(1).log(), counts > 0
+        # Not -inf, of which the gradient is NaN where all of a row's values are.
+        return values.masked_fill(~counts, torch.finfo(values.dtype).min).logsumexp(dim=1)
+
+    def leave_out(self, mask: Tensor, own_rows: Tensor) -> Tensor:
+        """Returns the mask, in place, without the pairs of anchors and their own rows ``(a,)``."""
+        return mask.scatter_(1, own_rows.unsqueeze(1), False)

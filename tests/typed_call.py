@@ -1,0 +1,8 @@
+"""A user's lines, which mypy reads with the package: it finds the misspelt keyword, or says so here."""
+
+from pytorch_metric_learning.losses import SupConLoss
+
+from pml_xbn import XBNWrapper
+
+loss_fn = XBNWrapper(SupConLoss(), embedding_size=16, memory_size=64)
+misspelt = XBNWrapper(SupConLoss(), embedding_size=16, memory_sizee=64)  # type: ignore[arg-type]
