@@ -45,22 +45,21 @@ def outcome_of(rows: int = 100) -> dict[str, Any]:
     return loss_cost._measured(case, SETTINGS)
 
 
-def test_a_run_writes_csv_table_and_picture_and_a_second_one_runs_nothing(
+def test_a_run_writes_csv_and_tables_and_a_second_one_runs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = run(tmp_path, *TINY, "--jobs", "2", "--repeats", "2", "--miners", "usual")
+    rows = run(tmp_path, *TINY, "--jobs", "2", "--repeats", "2")
     assert {(row["memory"], row["miner"]) for row in rows} == {
-        (memory, "PairMarginMiner") for memory in loss_cost_case.MEMORIES
+        (memory, miner) for memory in loss_cost_case.MEMORIES for miner in ("none", "PairMarginMiner")
     }
     assert all(row["outcome"] == "fits" and float(row["times_supcon"]) > 0 for row in rows)
-    assert all(float(row["kept_negatives"]) >= 0 for row in rows)
+    assert all((row["kept_negatives"] == "") == (row["miner"] == "none") for row in rows)
     page = (tmp_path / "loss_cost_cpu.md").read_text()
-    assert "| 100 | 1 of 1 | 1 of 1 |" in page
-    assert f"| SupConLoss | PairMarginMiner | {float(rows[1]['ms']):.1f} |" in page
-    assert (tmp_path / "loss_cost_cpu.png").stat().st_size > 5_000
+    assert "| 100 | 2 of 2 | 2 of 2 |" in page
+    assert f"| SupConLoss | none | {float(rows[1]['ms']):.1f} |" in page
 
     monkeypatch.setattr(subprocess, "run", no_process)
-    assert run(tmp_path, *TINY, "--miners", "usual") == rows
+    assert run(tmp_path, *TINY) == rows
 
 
 @needs_limits
