@@ -97,8 +97,8 @@ def send(signal_number: signal.Signals) -> None:
 def test_ctrl_c_and_a_scheduler_are_obeyed_and_the_command_goes_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["--method", "axbn", "--steps-per-epoch", "3", "--no-nmi", "--accumulate", "2", "--resume"]
-    flags += ["--dropout", "0.5"]
+    flags = ["--method", "axbn", "--steps-per-epoch", "3", "--no-nmi", "--accumulate", "2"]
+    flags += ["--dropout", "0.5", "--resume"]
     run_script(monkeypatch, tmp_path / "whole", *flags)
     for step, number, place in ((2, signal.SIGINT, (0, 2)), (3, signal.SIGTERM, (1, 2))):
         with pytest.raises(SystemExit, match="130"), at_step(step, send, number):
