@@ -36,8 +36,8 @@ class Recorded(XBNWrapper):
 
     Attributes:
         made: the memory of the script.
-        calls: of every call the labels, how many rows the memory holds after it, and how often the optimizer
-            had stepped before it.
+        calls: of every call in training the labels, how many rows the memory holds after it, and how often
+            the optimizer had stepped before it.
         optimizer: the one that stepped last.
         num_steps: of the optimizer.
     """
@@ -53,6 +53,8 @@ class Recorded(XBNWrapper):
 
     def forward(self, embeddings: Tensor, labels: Tensor, *args: Any) -> Tensor:
         loss: Tensor = super().forward(embeddings, labels, *args)
+        if not torch.is_grad_enabled():  # an evaluation, which stores nothing
+            return loss
         numbers = {"num_rows": self.num_rows, "steps_before": Recorded.num_steps}
         self.calls.append({"labels": labels, "is_finite": bool(loss.isfinite()), **numbers})
         return loss

@@ -62,7 +62,7 @@ NamedValues = Annotated[
 class Running:
     """Where a run takes place and what it tells of itself: nothing that its result depends on."""
 
-    config: Path | None = None  # YAML whose keys are these flags; flags win
+    config: Path | None = None  # file of flags; those of the command line win
     resume: bool = False  # go on from the checkpoints in output
     diagnostics_every: Natural = 200
     """steps between entries of the logs on staleness, push, valid pairs and drift; 0: none"""

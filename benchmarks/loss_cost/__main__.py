@@ -8,7 +8,7 @@ a machine that slows down slows both.
     python -m benchmarks.loss_cost --jobs 2
     python -m benchmarks.loss_cost --jobs 2 --classes 10 --rows 60000 --memories XBNWrapper
 
-Writes ``loss_cost_<device>.csv``, ``.md`` and ``.png`` to ``benchmarks/results``. A case that the CSV holds
+Writes ``loss_cost_<device>.csv`` and ``.md`` to ``benchmarks/results``. A case that the CSV holds
 is not measured again; delete its line, or the file. Where a memory does not fit, or takes too long, larger
 ones are not tried.
 """
@@ -156,7 +156,7 @@ def main() -> None:
     finally:
         if results:
             write_report(results, path)
-    print(f"{path}, its table and its picture are written")
+    print(f"{path} and its table are written")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The results of the benchmark as CSV, tables and picture."""
+"""The results of the benchmark as CSV and tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 from benchmarks.engine.measuring import name_of
 from benchmarks.engine.results import markdown, read_csv, write_csv
 from benchmarks.loss_cost.case import OURS, PML
-from benchmarks.loss_cost.picture import draw
 
 FITS, NO_FIT = "fits", "does not fit"
 _KEY = ("memory", "loss", "miner", "classes", "rows")
@@ -36,16 +35,8 @@ def write(results: Results, path: Path) -> None:
 
 
 def write_report(results: Results, path: Path) -> None:
-    """Writes the tables and the picture beside the CSV."""
-    rows, picture = _sorted(results), path.with_suffix(".png")
-    path.with_suffix(".md").write_text(_page(rows, picture.name))
-    draw(_compared(rows) or rows, picture)
-
-
-def _compared(rows: list[Row]) -> list[Row]:
-    """Those of classes that both memories have been measured with."""
-    ours, pmls = ({row["classes"] for row in rows if row["memory"] == memory} for memory in (OURS, PML))
-    return [row for row in rows if row["classes"] in ours & pmls]
+    """Writes the tables beside the CSV."""
+    path.with_suffix(".md").write_text(_page(_sorted(results)))
 
 
 def _sorted(results: Results) -> list[Row]:
@@ -56,7 +47,7 @@ def _sorted(results: Results) -> list[Row]:
     )
 
 
-def _page(rows: list[Row], picture: str) -> str:
+def _page(rows: list[Row]) -> str:
     first, classes = rows[0], sorted({row["classes"] for row in rows}, reverse=True)
     device = name_of(torch.device(first["device"]))
     parts = [
@@ -68,7 +59,6 @@ def _page(rows: list[Row], picture: str) -> str:
         f"libraries take, and {_seconds(first)} for a step. Written by `benchmarks.loss_cost`.",
         "✗: does not fit. >: takes longer than that. Where a memory does not fit or takes too long, larger "
         "ones are not tried.",
-        f"![Which losses fit, and how long a step takes]({picture})",
         "## What fits",
         "How many of the losses, each without a miner and with its usual one, fit and are within the time:",
         _what_fits(rows, classes),

@@ -80,7 +80,7 @@ def read(arguments: list[str] | None = None) -> Settings:
         Settings,
         __doc__,
         arguments,
-        lambda given: {"epochs": 200} if given.get("dataset", "").startswith("cifar") else {},
+        lambda given: ["--epochs", "200"] if given.get("dataset", "").startswith("cifar") else [],
     )[0]
 
 

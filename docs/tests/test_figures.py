@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 
-from benchmarks.study.data import Study
+from benchmarks.study.data import Setting, Study
 
 DOCS = Path(__file__).parents[1]
 RESULTS = DOCS.parent / "benchmarks" / "results"
-
-Row = dict[str, str]
-
-
-def rows_of(name: str, **values: str) -> list[Row]:
-    """Those of a table of results that have these values."""
-    with (RESULTS / name).open(encoding="utf-8", newline="") as file:
-        found = [row for row in csv.DictReader(file) if values.items() <= row.items()]
-    assert found, f"{name} has no row of {values}"
-    return found
 
 
 def words_of(page: Path) -> str:
@@ -44,30 +33,18 @@ def test_the_first_table_of_the_readme(study: Study, method: str) -> None:
     assert f" | {cells} |" in words_of(DOCS.parent / "README.md")
 
 
+def figure(study: Study, setting: Setting, baseline: str) -> str:
+    gap = study.differences(setting, baseline)["xbn"]
+    return f"{gap.mean:.1f} ± {gap.half_width:.1f}"
+
+
 def test_what_a_warm_up_leaves(study: Study) -> None:
-    gap = study.difference("xbn", "xbm+warm-up", LONG, "recall_at_1")
-    assert gap is not None
-    figure = f"{gap.mean:.1f} ± {gap.half_width:.1f}"
-    assert f"it is {figure} below XBN" in words_of(DOCS.parent / "README.md")
+    glyphs, emoji = (figure(study, setting, "xbm+warm-up") for setting in (LONG, EMOJI))
+    words = words_of(DOCS.parent / "README.md")
+    assert f"it is {glyphs} below XBN on Glyphs, and {emoji} on Emoji" in words
 
 
 def test_what_xbn_gains_in_long_runs(study: Study) -> None:
-    gaps = [study.difference("xbn", other, LONG, "recall_at_1") for other in ("no-xbm", "xbm", "xbm+warm-up")]
-    to_none, to_stale, to_published = (f"{gap.mean:.1f} ± {gap.half_width:.1f}" for gap in gaps if gap)
+    glyphs, emoji = (figure(study, setting, "no-xbm") for setting in (LONG, EMOJI))
     words = words_of(DOCS / "which_variant.md")
-    assert f"{to_none} points of Recall@1 above no memory, {to_stale} above a stale one" in words
-    assert f"{to_published} above " in words
-
-
-def test_which_losses_are_slow() -> None:
-    def times_supcon(classes: str, **values: str) -> list[Row]:
-        table = "loss_cost_cpu.csv"
-        return rows_of(table, memory="XBNWrapper", rows="60000", classes=classes, **values)
-
-    (loss,) = times_supcon("n/10", loss="AngularLoss", miner="none")
-    (miner,) = times_supcon("n/10", miner="AngularMiner")
-    times = " and ".join(f"{float(row['times_supcon']):.1f}" for row in (loss, miner))
-    assert f"with ten rows to a class they take {times} times a step of `SupConLoss`" in words_of(
-        DOCS / "faq.md"
-    )
-    assert {row["outcome"] for row in times_supcon("10", loss="AngularLoss")} == {"over 8 s"}
+    assert f"Glyphs +{glyphs}, Emoji +{emoji} points of Recall@1" in words

@@ -7,6 +7,7 @@ import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 from types import ModuleType
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 import pml_xbn
 
-ROOMS = [room for room in vars(pml_xbn).values() if isinstance(room, ModuleType) and hasattr(room, "__all__")]
+ROOMS = [getattr(pml_xbn, name) for name in pml_xbn.__all__ if isinstance(getattr(pml_xbn, name), ModuleType)]
 
 
 def documented_names(site: Path) -> set[str]:
@@ -31,11 +32,6 @@ def public_members(cls: type) -> Iterator[tuple[str, Any]]:
         # What overrides a method of the base without a docstring of its own does what the base says.
         if is_one and not name.startswith("_") and member.__doc__:
             yield name, member
-
-
-def test_the_rooms_are_those_that_are_public() -> None:
-    assert {room.__name__.split(".")[-1] for room in ROOMS} <= set(pml_xbn.__all__)
-    assert len(ROOMS) >= 5
 
 
 def test_every_public_name_is_in_the_reference(site: Path) -> None:
@@ -59,8 +55,8 @@ def documented_parameters(cls: type) -> set[str]:
     """Names under ``Args:`` in the docstring."""
     section = re.search(r"^Args:\n((?:(?: .*)?\n)+)", f"{inspect.getdoc(cls)}\n", re.MULTILINE)
     assert section, f"the docstring of {cls.__name__} has no section Args"
-    entries = re.findall(r"^    (\S.*?):", section[1], re.MULTILINE)
-    return {name.strip(" *") for names in entries for name in names.split(",")}
+    entries = re.split(r"\n(?! )", dedent(section[1]).strip())
+    return {name.strip() for entry in entries for name in entry.partition(":")[0].split(",")}
 
 
 WITH_PARAMETERS = [
@@ -72,7 +68,9 @@ WITH_PARAMETERS = [
 
 @pytest.mark.parametrize("cls", WITH_PARAMETERS)
 def test_every_parameter_is_explained(cls: type) -> None:
-    assert set(inspect.signature(cls).parameters) - {"kwargs"} <= documented_parameters(cls)
+    parameters = inspect.signature(cls).parameters.values()
+    names = {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}
+    assert names <= documented_parameters(cls)
 
 
 def test_the_losses_begin_with_the_one_to_start_with() -> None:

@@ -45,7 +45,7 @@ def outcome_of(rows: int = 100) -> dict[str, Any]:
     return loss_cost._measured(case, SETTINGS)
 
 
-def test_a_run_writes_csv_table_and_picture_and_a_second_one_runs_nothing(
+def test_a_run_writes_csv_and_tables_and_a_second_one_runs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = run(tmp_path, *TINY, "--jobs", "2", "--repeats", "2")
@@ -57,7 +57,6 @@ def test_a_run_writes_csv_table_and_picture_and_a_second_one_runs_nothing(
     page = (tmp_path / "loss_cost_cpu.md").read_text()
     assert "| 100 | 2 of 2 | 2 of 2 |" in page
     assert f"| SupConLoss | none | {float(rows[1]['ms']):.1f} |" in page
-    assert (tmp_path / "loss_cost_cpu.png").stat().st_size > 5_000
 
     monkeypatch.setattr(subprocess, "run", no_process)
     assert run(tmp_path, *TINY) == rows
