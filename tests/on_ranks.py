@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from forked import LIBRARIES
 from torch import distributed, multiprocessing
 
-# Ranks are forked from a process that has imported this (torch.testing needs the last), and done no more.
-get_context("forkserver").set_forkserver_preload(["torch", "pml_xbn.losses", "torch.distributed.tensor"])
+get_context("forkserver").set_forkserver_preload(LIBRARIES)
 
 
 def on_ranks(function: Callable[..., None], *arguments: Any, ranks: int = 2, timeout: float = 120) -> None:

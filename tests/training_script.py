@@ -14,7 +14,7 @@ import torch
 TINY = [
     *("--cpu", "--dataset", "glyphs", "--limit-classes", "8", "--workers", "0"),
     *("--log-every", "1", "--diagnostics-every", "1"),
-    *("--backbone", "resnet18", "--no-pretrained", "--embedding-size", "16", "--batch-size", "8"),
+    *("--backbone", "test_resnet", "--no-pretrained", "--embedding-size", "16", "--batch-size", "8"),
     *("--warmup-epochs", "1", "--epochs", "1", "--steps-per-epoch", "2"),
 ]
 

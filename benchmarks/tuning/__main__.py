@@ -67,7 +67,7 @@ def main() -> None:
     if not settings.report:
         for folder in (settings.store.parent, settings.output):
             folder.mkdir(parents=True, exist_ok=True)
-        run = partial(in_processes, settings.jobs)
+        run = partial(in_processes, at_most(settings.jobs))
         test(settings, search(settings, run), run)
     write_report(settings.output)
     print(f"{settings.output / 'study.md'}, its pictures and its CSV files are written")

@@ -31,6 +31,24 @@ def test_there_are_three_notebooks_without_outputs() -> None:
         assert not [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")], path.name
 
 
+def test_tests_that_pages_name_are_there() -> None:
+    root = DOCS.parent
+    texts = [
+        path.read_text(encoding="utf-8") for path in [*PAGES, root / "README.md", root / "CONTRIBUTING.md"]
+    ]
+    named = re.findall(r"\b((?:docs/)?tests/[\w/]+\.py)|`(test_\w+?)(\.py)?`", "\n".join(texts))
+    paths = [path for folder in (root / "tests", DOCS / "tests") for path in folder.rglob("*.py")]
+    sources = "".join(path.read_text(encoding="utf-8") for path in paths)
+    assert len(named) > 10
+    for path, name, is_file in named:
+        if path:
+            assert (root / path).is_file(), path
+        elif is_file:
+            assert f"{name}.py" in {path.name for path in paths}, name
+        else:
+            assert f"def {name}(" in sources, name
+
+
 @pytest.mark.parametrize("name", ["CONTRIBUTING.md", "examples/README.md"])
 def test_links_between_files_of_the_repository_lead_somewhere(name: str) -> None:
     file = DOCS.parent / name

@@ -25,9 +25,9 @@ class AXBNWrapper(AdaptiveCrossBatchMemory):
         miner: chooses among the pairs of batch and memory; default all pairs.
         process_noise, measurement_noise, initial_variance, gain_update_interval: see
             :class:`~pml_xbn.adapters.KalmanMomentMatching`.
-        delay, warmup, batch_loss_weight, normalize_memory, gather_distributed, nonfinite, memory_dtype,
-            update, update_momentum, update_learning_rate, collect_stats: see
+        delay, warmup, batch_loss_weight, normalize_memory, gather_distributed: see
             :class:`AdaptiveCrossBatchMemory`.
+        nonfinite, memory_dtype, update, update_momentum, update_learning_rate, collect_stats: likewise.
 
     Example:
         >>> import torch

@@ -25,9 +25,9 @@ class PerClassXBN(AdaptiveCrossBatchMemory):
         memory_size: number of rows M.
         miner: chooses among the pairs of batch and memory; default all pairs.
         mean_lambda, std_lambda, normalize_absent: see :class:`~pml_xbn.adapters.GroupMomentMatching`.
-        delay, warmup, batch_loss_weight, normalize_memory, gather_distributed, nonfinite, memory_dtype,
-            update, update_momentum, update_learning_rate, collect_stats: see
+        delay, warmup, batch_loss_weight, normalize_memory, gather_distributed: see
             :class:`AdaptiveCrossBatchMemory`.
+        nonfinite, memory_dtype, update, update_momentum, update_learning_rate, collect_stats: likewise.
 
     Example:
         >>> import torch

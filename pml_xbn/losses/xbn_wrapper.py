@@ -23,9 +23,9 @@ class XBNWrapper(AdaptiveCrossBatchMemory):
         memory_size: number of rows M.
         miner: chooses among the pairs of batch and memory; default all pairs.
         match_std, momentum: see :class:`~pml_xbn.adapters.MomentMatching`.
-        delay, warmup, batch_loss_weight, normalize_memory, gather_distributed, nonfinite, memory_dtype,
-            update, update_momentum, update_learning_rate, collect_stats: see
+        delay, warmup, batch_loss_weight, normalize_memory, gather_distributed: see
             :class:`AdaptiveCrossBatchMemory`.
+        nonfinite, memory_dtype, update, update_momentum, update_learning_rate, collect_stats: likewise.
 
     Example:
         >>> import torch

@@ -20,7 +20,7 @@ from ..memory._rows import Rows
 from ._plain import is_plain
 
 _SMALLEST_NORM = 1e-12  # what torch.nn.functional.normalize divides by at least
-_PAIRS_AT_ONCE = 2**14
+_ROUNDING = 16  # a squared distance of that many eps is that of equal vectors
 
 
 class Distances:
@@ -70,12 +70,9 @@ class Distances:
         squared = squared + (
             torch.linalg.vector_norm(self.anchors.detach(), dim=1, keepdim=True) > _SMALLEST_NORM
         )
-        # Rounding hides which of the closest vectors are equal, and takes some below zero, where the root
-        # has no gradient.
         eps = torch.finfo(squared.dtype).eps
-        equal = self._are_equal(squared.detach() < 16 * eps)
-        mat: Tensor = squared.clamp_min(eps).sqrt().masked_fill(equal, 0.0)
-        return mat
+        mat: Tensor = squared.clamp_min(eps).sqrt()  # the root has no gradient at 0
+        return mat.masked_fill(squared.detach() < _ROUNDING * eps, 0.0)
 
     def _noise_to_signal(self, is_normalized: bool) -> Tensor:
         """Returns the variance of the difference over that of the anchor."""
@@ -87,21 +84,9 @@ class Distances:
             of_rows[places] = (part - part.mean(dim=1, keepdim=True)).square().sum(dim=1)
         signal = vectors.square().sum(dim=1, keepdim=True)
         noise = signal + of_rows / lengths.square() - 2 * products
-        equal = self._are_equal(noise.detach() < signal.detach() * torch.finfo(noise.dtype).eps ** 0.5)
-        mat: Tensor = (noise.clamp_min(0) / signal).masked_fill(equal, 0.0)
+        is_rounding = noise.detach() < signal.detach() * _ROUNDING * torch.finfo(noise.dtype).eps
+        mat: Tensor = (noise / signal).masked_fill(is_rounding, 0.0)
         return mat
-
-    def _are_equal(self, allowed: Tensor) -> Tensor:
-        """Returns, in place, where an anchor and a row are the same vector, of the pairs allowed."""
-        anchors, candidates = self.anchors.detach(), allowed.nonzero()
-        equal = allowed.zero_()
-        for pairs in candidates.split(_PAIRS_AT_ONCE):
-            # One coordinate tells nearly all pairs apart, so that few need a look at all.
-            firsts = self.rows.column(0, pairs[:, 1], anchors.dtype)
-            of_anchors, of_rows = pairs[anchors[pairs[:, 0], 0] == firsts].unbind(dim=1)
-            rows = self.rows.at(of_rows, anchors.dtype)
-            equal[of_anchors, of_rows] = (anchors[of_anchors] == rows).all(dim=1)
-        return equal
 
 
 def is_read_off_products(distance: Any) -> bool:

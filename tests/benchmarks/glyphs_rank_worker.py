@@ -1,13 +1,8 @@
-"""Trains the demo's task for some steps, as one of many ranks or alone, and saves the weights.
-
-python glyphs_rank_worker.py FOLDER
-"""
+"""Trains the demo's task for some steps, as one of many ranks or alone, and saves the weights."""
 
 from __future__ import annotations
 
 import os
-import sys
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -25,7 +20,8 @@ from benchmarks.engine.sync_batch_norm import synchronise_batch_norm
 from pml_xbn import AXBNWrapper, PerClassXBN, XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory, BatchLoss
 
-STEPS = int(os.environ.get("PML_XBN_RANK_STEPS", "0"))
+STEPS = int(os.environ.get("PML_XBN_RANK_STEPS", "20"))
+SETTINGS = Settings(classes=100, memory_ratio=0.5, batch_size=64)  # the memory is full after 13 steps
 MEMORIES: dict[str, type[AdaptiveCrossBatchMemory] | None] = {
     "no-xbm": None,
     "xbm": AdaptiveCrossBatchMemory,
@@ -37,7 +33,7 @@ DEVICE = torch.device("cpu")
 
 
 def train(data: GlyphsData, method: str) -> dict[str, Tensor]:
-    """The weights after these steps, in float64.
+    """The weights after all steps, in float64.
 
     In float32 rounding grows in training: one process, too, ends elsewhere by 0.07 when its batches are in
     another order.
@@ -51,10 +47,11 @@ def train(data: GlyphsData, method: str) -> dict[str, Tensor]:
     model = DistributedDataParallel(network) if is_many else network
     loss_fn = build_loss(data, method, is_many)
     optimizer = torch.optim.AdamW(model.parameters(), lr=data.settings.learning_rate)
-    batches = data.batches.epoch(0)
     for step in range(STEPS):
-        images = distort(data.train.images[batches[step]], generator_for(0, 0, step)).double()
-        labels = data.train.labels[batches[step]]
+        epoch, number = divmod(step, len(data.batches))
+        batch = data.batches.epoch(epoch)[number]
+        images = distort(data.train.images[batch], generator_for(0, 0, step)).double()
+        labels = data.train.labels[batch]
         optimizer.zero_grad()
         loss_fn(model(images.chunk(ranks)[rank]), labels.chunk(ranks)[rank]).backward()
         optimizer.step()
@@ -70,11 +67,6 @@ def build_loss(data: GlyphsData, method: str, is_many: bool) -> nn.Module:
     return memory(loss, setup.embedding_size, setup.memory_size, miner, **options)
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    if "RANK" in os.environ:
-        distributed.init_process_group("gloo", timeout=timedelta(minutes=1))
-    data = GlyphsData(Settings(), DEVICE)
-    weights = {method: train(data, method) for method in MEMORIES}
-    rank = os.environ.get("RANK", "alone")
-    torch.save(weights, Path(sys.argv[1], f"{rank}.pt"))
+def main(folder: Path) -> None:
+    data = GlyphsData(SETTINGS)
+    torch.save({method: train(data, method) for method in MEMORIES}, folder / f"{distributed.get_rank()}.pt")

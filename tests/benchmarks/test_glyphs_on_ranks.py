@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import batch_norm_worker
 import glyphs_rank_worker
 import pytest
 import torch
-from torchrun import ENVIRONMENT, torchrun
+from on_ranks import on_ranks
 
-# Each step of it is a promise of tests/distributed.
-pytestmark = pytest.mark.skipif(glyphs_rank_worker.STEPS == 0, reason="minutes: tox -e thorough")
-WORKER = Path(glyphs_rank_worker.__file__)
+from benchmarks.demo.task import GlyphsData
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("weights")
-    command = [sys.executable, str(WORKER), str(folder)]
-    alone = subprocess.Popen(command, env={**os.environ, **ENVIRONMENT})
-    try:
-        ranks = torchrun(WORKER, str(folder), timeout=400)
-        assert ranks.returncode == 0, ranks.stderr
-        assert alone.wait(timeout=400) == 0
-    finally:
-        alone.kill()
+    on_ranks(glyphs_rank_worker.main, folder, timeout=400)
     return folder
 
 
 @pytest.mark.parametrize("method", glyphs_rank_worker.MEMORIES)
 def test_two_ranks_end_with_the_weights_of_one_process(folder: Path, method: str) -> None:
-    alone, *ranks = (
-        torch.load(folder / f"{name}.pt", weights_only=True)[method] for name in ("alone", "0", "1")
-    )
-    for weights in ranks:
+    alone = glyphs_rank_worker.train(GlyphsData(glyphs_rank_worker.SETTINGS), method)
+    for rank in (0, 1):
+        weights = torch.load(folder / f"{rank}.pt", weights_only=True)[method]
         assert weights.keys() == alone.keys()
         for name, expected in alone.items():
             torch.testing.assert_close(weights[name], expected, rtol=1e-8, atol=1e-8)
+
+
+def test_two_ranks_normalize_by_the_batch_of_both() -> None:
+    on_ranks(batch_norm_worker.check_all)

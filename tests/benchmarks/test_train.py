@@ -4,15 +4,15 @@ import os
 import shutil
 import signal
 import sqlite3
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 import tiny_datasets
 import torch
+from at_step import after_each_step, at_step
 from comparisons import read_csv
 from torch._dynamo.utils import counters
 from training_script import (
@@ -57,24 +57,11 @@ def read(*flags: str) -> Settings:
     return read_settings([*TINY, *flags])
 
 
-@pytest.fixture
-def killed_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """What a kill leaves on disk after the second epoch of a run, the first one with memory."""
-    left, save = tmp_path / "killed", Session._save
-
-    def save_and_copy(session: Session) -> None:
-        save(session)
-        if session.run.epoch == 2 and session.folder.parent != left:
-            shutil.copytree(session.folder, left / session.folder.name)
-
-    monkeypatch.setattr(Session, "_save", save_and_copy)
-    return left  # type: ignore[return-value]
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_and_resumes_exactly(
-    method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, killed_run: Path
+    method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    killed_run = tmp_path / "killed"
     flags = ["--method", method, "--memory-ratio", "0.2", "--no-nmi", "--epochs", "2"]
     flags += {
         "delayed": ["--delay", "1"],
@@ -82,7 +69,8 @@ def test_every_method_trains_and_resumes_exactly(
         "per-class": ["--beside", "CenterContrastiveLoss"],
         "sgsl": ["--beside", "RingLoss"],
     }.get(method, [])
-    run_script(monkeypatch, tmp_path / "whole", *flags)
+    with at_step(5, shutil.copytree, tmp_path / "whole", killed_run):  # in the second epoch with memory
+        run_script(monkeypatch, tmp_path / "whole", *flags)
     whole = state_of(tmp_path / "whole")
     assert state_of(killed_run)["run"]["epoch"] == 2
     assert whole["run"]["epoch"] == 3
@@ -102,90 +90,56 @@ def test_every_method_trains_and_resumes_exactly(
         assert texts[0] == texts[1]
 
 
-def interrupt_at(
-    monkeypatch: pytest.MonkeyPatch, epoch: int, step: int, by: signal.Signals = signal.SIGINT
-) -> None:
-    train_step = Run._train_step
-
-    def train_step_and_interrupt(run: Run, *batch: Any) -> None:
-        train_step(run, *batch)
-        if (run.epoch, run.step) == (epoch, step):
-            os.kill(os.getpid(), by)
-
-    monkeypatch.setattr(Run, "_train_step", train_step_and_interrupt)
+def send(signal_number: signal.Signals) -> None:
+    os.kill(os.getpid(), signal_number)
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(
+def test_ctrl_c_and_a_scheduler_are_obeyed_and_the_command_goes_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = [
-        "--method",
-        "axbn",
-        "--steps-per-epoch",
-        "3",
-        "--no-nmi",
-        "--accumulate",
-        "2",
-        "--dropout",
-        "0.5",
-    ]
+    flags = ["--method", "axbn", "--steps-per-epoch", "3", "--no-nmi", "--accumulate", "2"]
+    flags += ["--dropout", "0.5", "--resume"]
     run_script(monkeypatch, tmp_path / "whole", *flags)
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, epoch=1, step=1)
-        with pytest.raises(SystemExit) as stopped:
-            run_script(patch, tmp_path / "stopped", *flags)
-    assert stopped.value.code == 130
-    printed = capsys.readouterr().out.splitlines()[-1]
-    assert printed.startswith(
-        f"stopped, and saved in {tmp_path / 'stopped'}; to go on: python -m benchmarks.papers"
-    )
-    assert printed.endswith("--resume")
-    state = state_of(tmp_path / "stopped")["run"]
-    assert (state["epoch"], state["step"]) == (1, 2)
-
-    run_script(monkeypatch, tmp_path / "stopped", *flags, "--resume")
+    for step, number, place in ((2, signal.SIGINT, (0, 2)), (3, signal.SIGTERM, (1, 2))):
+        with pytest.raises(SystemExit, match="130"), at_step(step, send, number):
+            run_script(monkeypatch, tmp_path / "stopped", *flags)
+        state = state_of(tmp_path / "stopped")["run"]
+        assert (state["epoch"], state["step"]) == place
+        printed = capsys.readouterr().out.splitlines()[-1]
+        assert printed.startswith(
+            f"stopped, and saved in {tmp_path / 'stopped'}; to go on: python -m benchmarks.papers"
+        )
+        assert printed.endswith("--resume")
+    run_script(monkeypatch, tmp_path / "stopped", *flags)
     assert_equal(state_of(tmp_path / "stopped"), state_of(tmp_path / "whole"))
     assert result_of(tmp_path / "stopped") == result_of(tmp_path / "whole")
 
 
-def test_scheduler_is_obeyed_and_the_same_command_goes_on(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    flags = ["--method", "xbn", "--steps-per-epoch", "3", "--no-nmi", "--resume"]
-    run_script(monkeypatch, tmp_path / "whole", *flags)
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, epoch=1, step=1, by=signal.SIGTERM)
-        with pytest.raises(SystemExit):
-            run_script(patch, tmp_path / "stopped", *flags)
-    run_script(monkeypatch, tmp_path / "stopped", *flags)
-    assert_equal(state_of(tmp_path / "stopped"), state_of(tmp_path / "whole"))
-
-
 def test_a_compiled_run_goes_on_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     parts = "1" if torch.__version__.startswith("2.1.") else "2"  # it compiles the second pass otherwise
-    flags = ["--backbone", "test_resnet", "--method", "xbn", "--no-nmi", "--accumulate", parts, "--resume"]
+    flags = ["--method", "xbn", "--no-nmi", "--accumulate", parts, "--resume"]
     run_script(monkeypatch, tmp_path / "whole", *flags)
     counters.clear()
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, epoch=1, step=0)
-        with pytest.raises(SystemExit):
-            run_script(patch, tmp_path / "stopped", *flags, "--compile", "eager")
+    with pytest.raises(SystemExit), at_step(3, send, signal.SIGINT):
+        run_script(monkeypatch, tmp_path / "stopped", *flags, "--compile", "eager")
     assert counters["stats"]["unique_graphs"] > 0
     run_script(monkeypatch, tmp_path / "stopped", *flags)
     assert_equal(state_of(tmp_path / "stopped"), state_of(tmp_path / "whole"))
 
 
 def test_state_is_saved_every_so_many_steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    places, save = [], Session._save
+    places = {}
 
-    def note_and_save(session: Session) -> None:
-        places.append((session.run.epoch, session.run.step))
-        save(session)
+    def note(step: int) -> None:
+        if (tmp_path / "seed-0" / "last.pt").exists():
+            run = state_of(tmp_path)["run"]
+            places[step] = (run["epoch"], run["step"])
 
-    monkeypatch.setattr(Session, "_save", note_and_save)
     flags = ["--method", "no-xbm", "--steps-per-epoch", "5", "--no-nmi", "--checkpoint", "2"]
-    run_script(monkeypatch, tmp_path, *flags)
-    assert places == [(0, 2), (0, 4), (1, 0), (1, 2), (1, 4), (2, 0)]
+    with after_each_step(note):
+        run_script(monkeypatch, tmp_path, *flags)
+    first, second = [(0, 2), (0, 2), (0, 4)], [(1, 0), (1, 0), (1, 2), (1, 2), (1, 4)]
+    assert places == dict(enumerate(first + second, start=3))
 
 
 def test_not_every_epoch_need_be_evaluated_and_a_checkpoint_can_be(
@@ -274,7 +228,7 @@ def test_repeated_runs_print_mean_and_deviation_and_leave_everything_on_disk(
         ("--loss SupCon", "--loss is 'SupCon'; choose one of"),
         ("--batch-size 10", "batch_size is 10; it must be a positive multiple of 4"),
         ("--batch-size 64", "8 classes .* do not fill a batch of 64"),
-        ("--head bn-neck --embedding-size 512", "nothing to train alone"),
+        ("--backbone resnet18 --head bn-neck --embedding-size 512", "nothing to train alone"),
         ("--head gem --pooling max", "--pooling is max, and --head gem pools by itself"),
         ("--backbone resnet18.a9_in1k", "'resnet18.a9_in1k': .*resnet18.a1_in1k"),
         ("--weights absent.pth", "--weights is absent.pth, beside --no-pretrained"),
@@ -367,10 +321,9 @@ def train_quietly(*flags: str, dropout: float = 0.0) -> Run:
     return run
 
 
-@pytest.mark.parametrize("method", ["xbm", "axbn"])
-def test_diagnostics_leave_no_trace(method: str) -> None:
+def test_diagnostics_leave_no_trace() -> None:
     measured, other = (
-        train_quietly("--method", method, "--diagnostics-every", every, dropout=0.5) for every in ("1", "0")
+        train_quietly("--method", "axbn", "--diagnostics-every", every, dropout=0.5) for every in ("1", "0")
     )
     assert measured.history.diagnostics
     assert set(other.history.diagnostics) == {"embeddings"}
@@ -382,7 +335,7 @@ def test_diagnostics_leave_no_trace(method: str) -> None:
 @pytest.mark.parametrize("parts", ["1", "2"])
 def test_images_are_embedded_as_they_were_when_they_were_stored(parts: str) -> None:
     """Or a model that does not learn would have stale rows."""
-    rest = ["--backbone", "test_resnet", "--accumulate", parts]
+    rest = ["--accumulate", parts]
     rest += ["--learning-rate", "0", "--warmup-learning-rate", "0"]
     rows = train_quietly("--method", "xbm", *rest, dropout=0.5).history.diagnostics["staleness"]
     assert [row["step"] for row in rows] == [3, 4, 5, 6, 7, 8]  # none before there is a memory

@@ -22,7 +22,7 @@ FEATURES = 6
 
 def train_in_float64(accumulate: int, monkeypatch: pytest.MonkeyPatch, *flags: str) -> dict[str, Tensor]:
     """All that a run trains and stores; its batch normalization is frozen."""
-    rest = ["--freeze-bn", "--backbone", "test_resnet", "--image-size", "16", "--diagnostics-every", "0"]
+    rest = ["--freeze-bn", "--image-size", "16", "--diagnostics-every", "0"]
     settings = read_settings([*TINY, *rest, "--epochs", "2", "--accumulate", str(accumulate), *flags])
     with monkeypatch.context() as patch:
         # The memory keeps float32 or less unless it is told.

@@ -309,7 +309,7 @@ def test_weights_come_from_a_file(tmp_path: Path) -> None:
     old = {key: value for key, value in source.state_dict().items() if "num_batches" not in key}
     torch.save(old, tmp_path / "old.pth")
     for name in ("weights.pth", "old.pth"):
-        settings = read(f"--pretrained --weights {tmp_path / name}")
+        settings = read(f"--backbone resnet18 --pretrained --weights {tmp_path / name}")
         backbone = build_model(settings, num_calls=1)[0].backbone
         assert all(torch.equal(value, source.state_dict()[key]) for key, value in backbone.named_parameters())
         assert name_of_weights(settings) == f"resnet18 from {tmp_path / name}"
@@ -327,7 +327,7 @@ def test_a_file_without_the_weights_is_refused(tmp_path: Path) -> None:
         (larger, "resnet18"),
     ):
         with pytest.raises(ValueError, match=f"--weights is {file}, .*{message}"):
-            build_model(read(f"--pretrained --weights {file}"), num_calls=1)
+            build_model(read(f"--backbone resnet18 --pretrained --weights {file}"), num_calls=1)
 
 
 def test_without_a_network_the_error_says_what_to_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,7 +357,7 @@ def test_every_result_names_its_weights(
 ) -> None:
     run_script(monkeypatch, tmp_path, "--method", "no-xbm", "--no-nmi")
     printed = capsys.readouterr().out
-    assert printed.startswith("no-xbm on glyphs, seed 0, resnet18, untrained: ")
-    assert "| pretrained weights | resnet18, untrained | – |" in printed
+    assert printed.startswith("no-xbm on glyphs, seed 0, test_resnet, untrained: ")
+    assert "| pretrained weights | test_resnet, untrained | – |" in printed
     result = json.loads((tmp_path / "seed-0" / "result.json").read_text())
-    assert result["pretrained_weights"] == "resnet18, untrained"
+    assert result["pretrained_weights"] == "test_resnet, untrained"

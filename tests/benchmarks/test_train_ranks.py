@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torchrun import torchrun
+from forked import run_ranks
 from training_script import TINY, assert_equal, has_timm, result_of, run_script, state_of
 
 WORKER = Path(__file__).with_name("training_rank_worker.py")
@@ -16,7 +16,7 @@ def test_two_ranks_train_stop_together_and_resume_exactly(
 ) -> None:
     flags = ["--method", "axbn", "--memory-ratio", "0.2", "--no-nmi", "--images-per-class", "2"]
     flags = [*flags, "--limit-classes", "7"]  # 83 test images, an odd number
-    finished = torchrun(WORKER, str(tmp_path), *TINY, *flags)
+    finished = run_ranks(WORKER, str(tmp_path), *TINY, *flags)
     assert finished.returncode == 0, finished.stderr
     assert "on 2 × cpu" in finished.stdout
     assert finished.stdout.count("| Recall@1 |") == 5
@@ -32,7 +32,7 @@ def test_two_ranks_train_stop_together_and_resume_exactly(
         assert_equal(whole[part], unwatched[part])
     run_script(monkeypatch, tmp_path / "alone", *flags)
     assert_has_the_losses_of_one_process(tmp_path)
-    run_script(monkeypatch, tmp_path / "frozen", *flags, "--backbone", "test_resnet", "--freeze-bn")
+    run_script(monkeypatch, tmp_path / "frozen", *flags, "--freeze-bn")
     parts, whole = (state_of(tmp_path / name)["run"] for name in ("in-parts", "frozen"))
     for name, value in whole["model"].items():
         torch.testing.assert_close(parts["model"][name], value, rtol=1e-4, atol=1e-4, msg=name)

@@ -50,5 +50,5 @@ if __name__ == "__main__":
     run("stopped", "--resume")
     run("unwatched", "--diagnostics-every", "0")
     run("own-norms", "--no-sync-bn", "--epochs", "1")
-    run("in-parts", "--backbone", "test_resnet", "--freeze-bn", "--accumulate", "2")
+    run("in-parts", "--freeze-bn", "--accumulate", "2")
     leave_process_group()

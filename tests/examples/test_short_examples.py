@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from forked import run_ranks
 from script_on_few_glyphs import FewGlyphs
-from torchrun import torchrun
 from training_script import assert_equal, has_timm
 
 import pml_xbn.datasets
@@ -29,7 +29,6 @@ LIBRARIES = {
     *("pml_xbn", "pytorch_metric_learning", "torch", "torchvision", "timm", "numpy", "tqdm"),
     *sys.stdlib_module_names,
 }
-TRAIN_SOP = ["--glyphs", "--epochs", "2", "--batch-size", "32", "--workers", "1"]
 
 
 @pytest.fixture
@@ -40,12 +39,6 @@ def few_glyphs(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> None:
     monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
-
-
-def train_sop(output: Path, *arguments: str) -> int:
-    worker, script = TESTS / "script_on_few_glyphs.py", EXAMPLES / "train_sop.py"
-    finished = torchrun(worker, str(script), *TRAIN_SOP, "--output", str(output), *arguments)
-    return finished.returncode
 
 
 def state_of(output: Path) -> dict[str, Any]:
@@ -114,31 +107,25 @@ def test_an_adapter_of_ones_own_is_checked_and_trained_with(
     assert adapter.end_lineno - adapter.lineno + 1 < 10
 
 
-def test_two_processes_hold_equal_memories() -> None:
-    finished = torchrun(EXAMPLES / "distributed.py", "--epochs", "2", "--steps", "5")
+@pytest.fixture(scope="module")
+def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """What examples on two ranks write and print."""
+    if not has_timm():
+        pytest.skip("timm cannot be imported")
+    folder = tmp_path_factory.mktemp("ranks")
+    finished = run_ranks(TESTS / "examples_on_ranks.py", str(EXAMPLES), str(folder))
     assert finished.returncode == 0, finished.stderr
-    assert finished.stdout.count("equal memories") == 2
+    return folder, finished.stdout
 
 
-@pytest.mark.skipif(not has_timm(), reason="timm cannot be imported")
-def test_a_run_that_is_killed_and_resumed_ends_as_a_whole_one(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    assert train_sop(tmp_path / "whole", "--resume") == 0  # which starts afresh
-    whole = state_of(tmp_path / "whole")
-    steps = whole["done"]
-    assert (whole["epoch"], steps > 3) == (1, True)
-    assert list((tmp_path / "whole").glob("events.*"))
+def test_two_processes_hold_equal_memories(on_ranks: tuple[Path, str]) -> None:
+    assert on_ranks[1].count("equal memories") == 2
 
-    # All ranks are killed, and later one is told to end, both in the middle of an epoch.
-    monkeypatch.setenv("SIGNAL_AT", f"SIGKILL:ALL:{steps + 2}")
-    assert train_sop(tmp_path / "stopped") != 0
-    left = state_of(tmp_path / "stopped")
-    assert (left["epoch"], left["done"]) == (0, steps)
-    monkeypatch.setenv("SIGNAL_AT", "SIGTERM:1:2")
-    assert train_sop(tmp_path / "stopped", "--resume") == 0
-    left = state_of(tmp_path / "stopped")
-    assert (left["epoch"], left["done"]) == (1, 2)
-    monkeypatch.delenv("SIGNAL_AT")
-    assert train_sop(tmp_path / "stopped", "--resume") == 0
-    assert_equal(state_of(tmp_path / "stopped"), whole)
+
+def test_a_run_that_is_killed_and_resumed_ends_as_a_whole_one(on_ranks: tuple[Path, str]) -> None:
+    folder, _ = on_ranks
+    whole, terminated, resumed = (state_of(folder / name) for name in ("whole", "terminated", "stopped"))
+    assert (whole["epoch"], whole["done"] > 3) == (1, True)
+    assert list((folder / "whole").glob("events.*"))
+    assert (terminated["epoch"], terminated["done"]) == (1, 2)
+    assert_equal(resumed, whole)

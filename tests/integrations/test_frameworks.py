@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torchrun import ENVIRONMENT, torchrun
+from forked import run_ranks, run_script
 from training_script import assert_equal
 
 for framework in ("accelerate", "lightning", "record_keeper", "sentence_transformers", "transformers"):
@@ -58,11 +55,10 @@ class Stopped(NamedTuple):
 
 def run(name: str, folder: Path, *arguments: str, **environment: str) -> int:
     """The exit code of an example in a process of its own, which writes its end into ``folder``."""
-    command = [sys.executable, str(WORKER), str(folder), str(EXAMPLES / f"{name}.py"), *arguments]
-    variables = {**os.environ, **ENVIRONMENT, **OFFLINE, **environment}
-    finished = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=TIMEOUT)
-    assert finished.returncode <= 0, finished.stderr
-    return finished.returncode
+    script = str(EXAMPLES / f"{name}.py")
+    ended = run_script(WORKER, str(folder), script, *arguments, timeout=TIMEOUT, **OFFLINE, **environment)
+    assert ended.returncode <= 0, ended.stderr
+    return ended.returncode
 
 
 def end_of(folder: Path, rank: int = 0) -> dict[str, Any]:
@@ -104,7 +100,7 @@ def test_two_processes_hold_equal_memories(
     arguments = ["--epochs", "1", "--output", str(tmp_path / "output")]
     arguments += ["--devices", "2"] if name == "lightning_module" else []
     script = str(EXAMPLES / f"{name}.py")
-    finished = torchrun(WORKER, str(tmp_path), script, *arguments, timeout=TIMEOUT)
+    finished = run_ranks(WORKER, str(tmp_path), script, *arguments, timeout=TIMEOUT)
     assert finished.returncode == 0, finished.stderr
     ranks = [end_of(tmp_path, rank) for rank in (0, 1)]
     for part in ("weights", "memory"):

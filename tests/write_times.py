@@ -1,0 +1,41 @@
+"""Writes the seconds of every environment and of the dearest tests into CONTRIBUTING.md.
+
+.ci/run 2>&1 | tee runs/ci.log
+python tests/write_times.py runs/ci.log
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"
+BEGIN, END = "<!-- times: python tests/write_times.py -->", "<!-- end of times -->"
+DEAREST = 20
+# Lines of tox, `  py: OK (12.34=setup[…]+cmd[…] seconds)`, and of pytest --durations, `1.23s call  tests/…`.
+ENVIRONMENT = re.compile(r"^ *([\w-]+): OK \(([\d.]+)", re.MULTILINE)
+TEST = re.compile(r"^([\d.]+)s (?:setup|call|teardown) +(\S.*?) *$", re.MULTILINE)
+
+
+def table(head: str, seconds: dict[str, float]) -> str:
+    lines = [f"| `{name}` | {value:.0f} |" for name, value in seconds.items()]
+    return "\n".join([f"| {head} | Seconds |", "|:--|--:|", *lines])
+
+
+def tables(log: str) -> str:
+    environments = {name: float(seconds) for name, seconds in ENVIRONMENT.findall(log)}
+    tests: Counter[str] = Counter()
+    for seconds, name in TEST.findall(log):
+        tests[name.removeprefix("tests/").replace("|", r"\|")] += float(seconds)
+    together = {**environments, "all": sum(environments.values())}
+    return f"{table('Environment', together)}\n\n{table('Test', dict(tests.most_common(DEAREST)))}"
+
+
+if __name__ == "__main__":
+    page = PAGE.read_text(encoding="utf-8")
+    before, _, rest = page.partition(BEGIN)
+    after = rest.partition(END)[2]
+    log = "".join(Path(name).read_text(encoding="utf-8") for name in sys.argv[1:])
+    PAGE.write_text(f"{before}{BEGIN}\n\n{tables(log)}\n\n{END}{after}", encoding="utf-8")
