@@ -150,4 +150,15 @@ class BaseAdapter(nn.Module):
         of_memory: Moments,
         target: Moments,
     ) -> AnyRows:
-        return rows.adapted(self.map(of_memory, target))
+        affine = self.map(of_memory, target)
+        if not isinstance(affine, Affine):
+            raise TypeError(
+                f"{type(self).__name__}.map returned a {type(affine).__name__}: return Affine(scale, shift), "
+                "of which the memory makes scale * z + shift of every row z"
+            )
+        if any(x.shape != of_memory.mean.shape for x in affine):
+            raise ValueError(
+                f"{type(self).__name__}.map returned shapes {[tuple(x.shape) for x in affine]}: return a "
+                f"scale and a shift of shape {tuple(of_memory.mean.shape)}, one number per dimension"
+            )
+        return rows.adapted(affine)

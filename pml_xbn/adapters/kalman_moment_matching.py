@@ -28,7 +28,7 @@ class KalmanMomentMatching(FilteredMoments):
 
     With the paper's q = 1 and r = 0.01, K is at least 0.99 for a batch of one row and 0.999 from ten
     rows on: the filter then does nothing that :class:`MomentMatching` does not do. K depends on r/q
-    alone once settled; r/q = \|B\| settles at K ≈ 0.62. Raise ``measurement_noise`` to smooth.
+    alone once settled; r/q = \|B\| settles at K ≈ 0.62. A larger ``measurement_noise`` smooths more.
 
     Args:
         process_noise: q, variance by which the data set's moments move between updates.

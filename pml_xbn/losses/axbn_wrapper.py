@@ -16,7 +16,7 @@ class AXBNWrapper(AdaptiveCrossBatchMemory):
     """A cross-batch memory whose rows take a Kalman filter's estimate of the data set's mean and σ.
 
     Adaptive Cross Batch Normalization, Algorithm 1. With its default noises it is all but XBN: K ≥ 0.999
-    from ten rows a batch on. Raise ``measurement_noise`` to smooth over small batches.
+    from ten rows a batch on. A larger ``measurement_noise`` smooths over more batches.
 
     Args:
         loss: one of PML's pair or triplet losses, computed between the batch and the memory.

@@ -60,6 +60,11 @@ class MemoryHooks:
                 "(memory, memory_labels, batch, batch_labels)"
             )
         if isinstance(hook, BaseAdapter):
+            if type(hook).forward is not BaseAdapter.forward:
+                raise TypeError(
+                    f"{type(hook).__name__} overrides forward, which a memory never calls: override map, or "
+                    "derive it from torch.nn.Module"
+                )
             others = _HOOKS_OF.get(hook, lambda: None)()
             if others is not None and others is not self and hook in others:
                 raise ValueError(

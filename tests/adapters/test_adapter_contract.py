@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +13,12 @@ from every_adapter import ADAPTERS
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from pytorch_metric_learning.losses import ContrastiveLoss
 from torch import Tensor, nn
 
 from pml_xbn.adapters import (
+    Affine,
+    BaseAdapter,
     GroupMomentMatching,
     KalmanMomentMatching,
     MomentMatching,
@@ -23,6 +27,7 @@ from pml_xbn.adapters import (
     match_moments,
     moments,
 )
+from pml_xbn.losses import AdaptiveCrossBatchMemory
 
 
 @pytest.fixture(params=ADAPTERS)
@@ -217,3 +222,39 @@ def test_half_precision_rows_have_float32_moments() -> None:
     torch.testing.assert_close(identity, rows)
     shifted = match_moments(rows, moments(rows), Moments(torch.ones(2), torch.ones(2)))
     assert shifted.dtype == torch.float16
+
+
+class ReturnsRows(BaseAdapter):
+    def map(self, memory: Moments, target: Moments) -> Any:
+        return target.mean - memory.mean
+
+
+class ReturnsOneScale(BaseAdapter):
+    def map(self, memory: Moments, target: Moments) -> Affine:
+        return Affine(torch.tensor(2.0), target.mean)
+
+
+class OverridesForward(BaseAdapter):
+    def forward(self, *args: Any) -> Any:
+        return args[0]
+
+
+@pytest.mark.parametrize(
+    ("adapter", "message"),
+    [
+        (ReturnsRows(), "returned a Tensor: return Affine"),
+        (ReturnsOneScale(), "one number per dimension"),
+        (OverridesForward(), "overrides forward"),
+    ],
+)
+def test_an_adapter_that_is_no_map_is_refused_with_words(adapter: BaseAdapter, message: str) -> None:
+    memory = AdaptiveCrossBatchMemory(ContrastiveLoss(), 4, 8)
+    embeddings, labels = torch.randn(4, 4), torch.arange(4) % 2
+    memory(embeddings, labels)
+
+    def adapt() -> None:
+        memory.register_memory_hook(adapter)
+        memory(embeddings, labels)
+
+    with pytest.raises((TypeError, ValueError), match=message):
+        adapt()
