@@ -15,6 +15,7 @@ from pytorch_metric_learning.miners import BatchHardMiner
 from torch import Tensor, distributed, nn
 
 from pml_xbn import AXBNWrapper, TwoTowerMemory
+from pml_xbn.adapters import Affine, BaseAdapter, Moments
 from pml_xbn.losses import BatchLoss
 
 D, M = 4, 40
@@ -56,20 +57,38 @@ def batch_of(rank: int, step: int = 0, size: int = 5, dtype: torch.dtype = DOUBL
 
 
 def errors_of_memory(rank: int) -> Errors:
+    """Of every memory, whether its rows are on all ranks or spread over them."""
     embeddings, labels = batch_of(rank, step=1)
-    mask, ids, pairs = labels == 0, torch.arange(5), (torch.tensor([0]), torch.tensor([3])) * 2
+    mask, ids = labels == 0, torch.arange(5)
     is_first, is_second = rank == 0, rank == 1
     nan = embeddings.clone()
     nan[2] = float("nan") if is_second else 0.0
 
-    def with_indices(*indices: Any) -> Call:
-        return lambda f: f(embeddings, labels, indices)
-
-    def with_mask(mask: Tensor | None, indices: Any = None) -> Call:
-        return lambda f: f(embeddings, labels, indices, mask)
+    def with_mask(mask: Tensor | None) -> Call:
+        return lambda f: f(embeddings, labels, None, mask)
 
     def with_ids(ids: Any) -> Call:
         return lambda f: f(embeddings, labels, sample_ids=ids)
+
+    yield r"NaN or inf in rows \[2\]", lambda f: f(nan, labels)
+    yield r"NaN or inf in rows \[2\]", lambda f: f.fill_memory(nan, labels)
+    yield r"shape \(5, 3\)", lambda f: f(embeddings[:, : 3 if is_first else D], labels)
+    yield "embeddings is a NoneType", lambda f: f(None if is_first else embeddings, labels)
+    yield "labels is a list", lambda f: f(embeddings, labels.tolist() if is_second else labels)
+    yield "50 rows to enqueue do not fit memory_size=40", lambda f: f(*batch_of(rank, size=25))
+    yield r"enqueue_mask is given on ranks \[1\] alone", with_mask(mask if is_second else None)
+    yield "enqueue_mask has dtype torch.int32", with_mask(mask.int() if is_first else mask)
+    yield "sample_ids is a list", with_ids(ids.tolist() if is_first else ids)
+    yield "samples in rows .* have another label", with_ids(ids * 0 if is_second else ids + 9)
+
+
+def errors_of_copies(rank: int) -> Errors:
+    """Of a memory whose rows are on all ranks: given pairs, hooks, and ranks that differ."""
+    embeddings, labels = batch_of(rank, step=1)
+    pairs, is_first, is_second = (torch.tensor([0]), torch.tensor([3])) * 2, rank == 0, rank == 1
+
+    def with_indices(*indices: Any) -> Call:
+        return lambda f: f(embeddings, labels, indices)
 
     def with_hook(f: Any) -> None:
         handle = f.register_memory_hook(lambda memory, *_: memory[0, 4 if is_first else 0] * 0 + memory)
@@ -86,22 +105,43 @@ def errors_of_memory(rank: int) -> Errors:
         other.gather_distributed = True
         other(embeddings, labels)
 
-    yield r"NaN or inf in rows \[2\]", lambda f: f(nan, labels)
-    yield r"NaN or inf in rows \[2\]", lambda f: f.fill_memory(nan, labels)
-    yield r"shape \(5, 3\)", lambda f: f(embeddings[:, : 3 if is_first else D], labels)
-    yield "embeddings is a NoneType", lambda f: f(None if is_first else embeddings, labels)
-    yield "labels is a list", lambda f: f(embeddings, labels.tolist() if is_second else labels)
-    yield "50 rows to enqueue do not fit memory_size=40", lambda f: f(*batch_of(rank, size=25))
-    yield r"enqueue_mask is given on ranks \[1\] alone", with_mask(mask if is_second else None)
-    yield r"given on ranks \[0\] alone", with_mask(*((mask,) if is_first else (None, pairs)))
-    yield "enqueue_mask has dtype torch.int32", with_mask(mask.int() if is_first else mask)
+    given = (None, labels == 0) if is_first else (pairs, None)
+    yield r"given on ranks \[0\] alone", lambda f: f(embeddings, labels, *given)
     yield "pairs on one rank and triplets on another", with_indices(*pairs[: 3 + is_first])
     yield "indices_tuple holds a list", with_indices(*(x.tolist() if is_second else x for x in pairs))
     yield "numbers .7. for a batch of 5", with_indices(*(x + 4 * is_first for x in pairs))
-    yield "sample_ids is a list", with_ids(ids.tolist() if is_first else ids)
-    yield "samples in rows .* have another label", with_ids(ids * 0 if is_second else ids + 9)
     yield r"num_rows is \[15, 10\] on ranks 0 to 1: build and load", loaded_on_one
     yield "index 4 is out of bounds", with_hook
+
+
+class Adapter(BaseAdapter):
+    def map(self, memory: Moments, target: Moments) -> Affine:
+        if distributed.get_rank() == 1:
+            raise OSError("disk on fire")
+        return memory.to(target)
+
+
+def errors_of_shards(rank: int) -> Errors:
+    """Of a memory whose rows are spread over the ranks."""
+    embeddings, labels = batch_of(rank, step=1)
+    pairs = (torch.tensor([0]), torch.tensor([3])) * 2
+
+    def with_adapter(f: Any) -> None:
+        handle = f.register_memory_hook(Adapter())
+        try:
+            f(embeddings, labels)
+        finally:
+            handle.remove()
+
+    def in_eval_on_one(f: Any) -> None:
+        try:
+            f.train(rank == 0)(embeddings, labels)
+        finally:
+            f.train()
+
+    yield "pass a miner, or use gather_dist", lambda f: f(embeddings, labels, None if rank else pairs)
+    yield "disk on fire", with_adapter
+    yield r"training is \[1, 0\] on ranks 0 to 1", in_eval_on_one
 
 
 MESSAGES = {"raises": "disk on fire", "returns two": "returned shape .2,.: give it a reducer"}
@@ -160,10 +200,14 @@ def check_all_errors(rank: int) -> None:
     embeddings, labels = batch_of(rank)
     options = {"gather_distributed": True}
     loss_fn = memory(SupConLoss(), **options)  # of which a rank computes its own anchors
-    check_errors(loss_fn, lambda: loss_fn(embeddings, labels), errors_of_memory(rank))
+    errors = itertools.chain(errors_of_memory(rank), errors_of_copies(rank))
+    check_errors(loss_fn, lambda: loss_fn(embeddings, labels), errors)
+    spread = memory(SupConLoss(), shard_distributed=True)
+    errors = itertools.chain(errors_of_memory(rank), errors_of_shards(rank))
+    check_errors(spread, lambda: spread(embeddings, labels), errors)
     whole = memory(Loss(), Miner(), **options)  # all anchors, as the classes are nobody's
     parts = errors_of_parts(rank, "loss", "miner"), errors_of_parts(rank, "loss", trouble="returns two")
-    errors = itertools.chain(errors_of_memory(rank), *parts)
+    errors = itertools.chain(errors_of_memory(rank), errors_of_copies(rank), *parts)
     check_errors(whole, lambda: whole(embeddings, labels), errors)
     batch = BatchLoss(Loss(), Miner(), **options)
     errors = itertools.chain(errors_of_batch_loss(rank), errors_of_parts(rank, "loss", "miner"))

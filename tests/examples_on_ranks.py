@@ -1,4 +1,4 @@
-"""One rank of the examples for torchrun: distributed.py, and train_sop.py whole, stopped, killed and resumed.
+"""One rank of the examples on ranks: distributed.py, sharded.py, train_sop.py whole, stopped and resumed.
 
 python examples_on_ranks.py EXAMPLES OUTPUT
 """
@@ -50,6 +50,7 @@ if __name__ == "__main__":
     # The ranks stay together from one script to the next.
     distributed.init_process_group = distributed.destroy_process_group = lambda *_: None
     run("distributed.py", "--epochs", "2", "--steps", "5")
+    run("sharded.py", "--steps", "4", "--memory-size", "100", "--folder", str(OUTPUT / "sharded"))
     # What a kill in the second epoch leaves; from there one rank is told to end, and all go on to the end.
     with at_step(len(FewGlyphs("train")) // BATCH_SIZE + 2, keep, "whole", "stopped"):
         train_sop("whole")

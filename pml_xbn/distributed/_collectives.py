@@ -35,6 +35,33 @@ def broadcast(values: Tensor) -> Tensor:
     return sent.to(values.device)
 
 
+def all_reduced(values: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+    """Returns what the values of all ranks reduce to, without gradient."""
+    result = values.detach().to(backend_device(), copy=True).contiguous()
+    dist.all_reduce(result, op)
+    return result.to(values.device)
+
+
+def reduce_scattered(rows: Tensor, sizes: list[int]) -> Tensor:
+    """Returns this rank's rows of the sum over ranks of ``rows``, ``(sizes[rank], ...)``.
+
+    Args:
+        rows: ``(sum(sizes), ...)``, in rank order.
+        sizes: number of rows of every rank.
+    """
+    padded = rows.new_zeros(len(sizes), max(sizes), *rows.shape[1:], device=backend_device())
+    for rank, part in enumerate(rows.split(sizes)):
+        padded[rank, : len(part)] = part
+    if dist.get_backend() == "nccl":
+        summed = torch.empty_like(padded[0])
+        dist.reduce_scatter_tensor(summed, padded)
+    else:  # which gloo lacks in some releases
+        of_ranks = torch.empty_like(padded)
+        dist.all_to_all_single(of_ranks, padded)
+        summed = of_ranks.sum(dim=0)
+    return summed[: sizes[dist.get_rank()]].to(rows.device)
+
+
 def first_row(sizes: list[int]) -> int:
     """Returns the place of this rank's first row among the rows of all ranks."""
     return sum(sizes[: dist.get_rank()])

@@ -12,6 +12,8 @@ from .._number_checks import check_integer, check_non_negative, check_one_of
 from ..distributed._collectives import broadcast, is_distributed, same_draws
 from ..distributed._exchange import Exchange
 from ..distributed._global_batch import Report, batch_of_all_ranks, gathered
+from ..distributed._sharded_loss import sharded_loss
+from ..distributed._sharded_rows import ShardedRows
 from ..memory._batch import Batch, zero_loss
 from ..memory._hooks import MemoryHooks
 from ..memory._queue import Contents, Queue
@@ -29,6 +31,8 @@ from ..pairwise import (
     mapped,
     share_against,
 )
+from ._read_only import loss_against_stored
+from ._sharding import check_sharded
 from ._split import split
 from ._validation import check_num_rows, check_scalar, refused_indices
 from .batch_loss import loss_of_batch
@@ -41,8 +45,8 @@ class Step(NamedTuple):
         loss, miner: the wrapped ones.
         queue, hooks: those of the memory.
         update: what becomes of stored rows.
-        warmup, delay, batch_loss_weight, normalize_memory, gather_distributed, nonfinite: see
-            ``AdaptiveCrossBatchMemory``.
+        warmup, delay, batch_loss_weight, normalize_memory, gather_distributed, shard_distributed, nonfinite:
+            see ``AdaptiveCrossBatchMemory``.
     """
 
     loss: Any
@@ -55,6 +59,7 @@ class Step(NamedTuple):
     batch_loss_weight: float
     normalize_memory: bool
     gather_distributed: bool
+    shard_distributed: bool
     nonfinite: str
 
     def check(self) -> None:
@@ -64,6 +69,19 @@ class Step(NamedTuple):
         check_integer("delay", self.delay, at_least=0)
         check_non_negative("batch_loss_weight", self.batch_loss_weight)
         check_one_of("nonfinite", self.nonfinite, ("raise", "skip", "ignore"))
+        if self.shard_distributed:
+            check_sharded(
+                self.loss,
+                self.miner,
+                gather_distributed=self.gather_distributed,
+                normalize_memory=self.normalize_memory,
+                update=self.update.kind,
+            )
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether other ranks hold some of the rows."""
+        return isinstance(self.queue.contents.rows, ShardedRows)
 
     def split(
         self,
@@ -84,19 +102,33 @@ class Step(NamedTuple):
         given: IndicesTuple | None = None,
         mask: Tensor | None = None,
         ids: Tensor | None = None,
+        *,
+        is_read_only: bool = False,
     ) -> tuple[Batch, list[Report] | None, bool]:
         """Returns the batch, the reports of all ranks if there are many, and whether it may be stored.
 
         Nothing has changed if this raises; on many ranks it raises on all of them.
+
+        Args:
+            is_read_only: the batch may not be stored, and its values are not checked.
         """
+        if is_read_only and not self.is_sharded:
+            return self.split(embeddings, labels, given, mask, ids), None, False
         if self.hooks.are_running:
             raise RuntimeError(
                 "the memory was called from one of its own hooks: return the new rows from the hook, and "
                 "store others after the step"
             )
-        memory_size = len(self.queue.contents.labels)
+        contents = self.queue.contents
+        memory_size = contents.rows.num_places
 
         def checked() -> tuple[Batch, bool]:
+            if given is not None and self.is_sharded:
+                raise ValueError(
+                    "indices_tuple with shard_distributed=True: pass a miner, or use gather_distributed"
+                )
+            if is_read_only:
+                return self.split(embeddings, labels, given, mask, ids), False
             self.update.check_ids(ids)
             batch = self.split(embeddings, labels, given, mask, ids)
             check_num_rows(len(batch.refs), memory_size)
@@ -113,15 +145,15 @@ class Step(NamedTuple):
                 self.queue.store_anew_after_step()
             return batch, is_storable
 
-        if not (self.gather_distributed and is_distributed()):
+        if not (self.is_sharded or (self.gather_distributed and is_distributed())):
             batch, is_storable = checked()
             return batch, None, is_storable
-        contents = self.queue.contents
         state = {
             "memory_size": memory_size,
             "num_rows": len(contents.rows),
             "queue_idx": contents.position,
             "num_calls": contents.num_calls,
+            "training": not is_read_only,
         }
         batch, reports = gathered(checked, state)
         check_num_rows(len(batch.rows), memory_size)
@@ -135,6 +167,8 @@ class Step(NamedTuple):
         """
         if reports is None:
             loss, gradient = self._loss(batch, self._stored(batch))
+        elif self.is_sharded:
+            loss, gradient = self._loss_on_shards(batch, reports), None
         else:
             loss, gradient = self._loss_on_ranks(batch, reports)
         check_scalar(loss, self.loss)
@@ -159,8 +193,9 @@ class Step(NamedTuple):
         if batch.ids is None or placement is None:
             contents = contents.put(rows, labels, is_whitened=is_whitened)
         else:
-            stored = contents.rows.at(placement.stored_at, rows.dtype)
-            rows = self.update.averaged(rows, placement.returning, stored)
+            if self.update.kind != "queue":
+                stored = contents.rows.at(placement.stored_at, rows.dtype)
+                rows = self.update.averaged(rows, placement.returning, stored)
             contents = with_samples(contents, placement, rows, labels, batch.ids, is_whitened=is_whitened)
         self.queue.contents = contents
         return contents
@@ -208,6 +243,26 @@ class Step(NamedTuple):
                 check_scalar(value, self.loss)
             loss = loss + self.batch_loss_weight * alone
         return loss, gradient
+
+    def _loss_on_shards(self, batch: Batch, reports: list[Report]) -> Tensor:
+        """Returns the loss of the batch of all ranks against rows that are spread over them."""
+        whole, alone = batch_of_all_ranks(batch, reports), batch.anchors.new_zeros(())
+        with Exchange().at_end():
+            contents = self._stored(batch)
+            if contents is None or self.batch_loss_weight:
+                alone = self._loss_alone(whole)
+        if contents is None:
+            return alone
+        against = sharded_loss(self.loss, self.miner, batch, reports, contents)
+        return against + self.batch_loss_weight * alone
+
+    def read_only(self, batch: Batch, reports: list[Report] | None) -> Tensor:
+        """Returns the loss of a batch that is not stored."""
+        contents = self.queue.contents
+        if reports is not None and self.is_sharded:
+            contents = contents._replace(newest=None)
+            return sharded_loss(self.loss, self.miner, batch, reports, contents)
+        return loss_against_stored(self.loss, self.miner, batch, contents.rows, contents.labels)
 
     def _loss_on_ranks(self, batch: Batch, reports: list[Report]) -> tuple[Tensor, Tensor | None]:
         """Returns the loss of the batch of all ranks, with this rank's part of its gradient.

@@ -11,19 +11,24 @@ from torch.utils.hooks import RemovableHandle
 
 from .._keywords import refuse_keywords, refuse_overrides
 from .._number_checks import check_integer, check_one_of
+from ..distributed._collectives import is_distributed
+from ..distributed._sharded_rows import ShardedRows
 from ..memory._checkpoint import loading
 from ..memory._hooks import MemoryHook, MemoryHooks
 from ..memory._queue import Queue
+from ..memory._rows import Rows
 from ..memory._transaction import transaction
 from ..memory._update import Update
 from ..pairwise import IndicesTuple, Miner, check_reducers, check_supported
 from ._eager import eager
-from ._read_only import loss_against_stored, warn_of_eval
+from ._read_only import warn_of_eval
+from ._sharding import check_sharded_hook
 from ._step import Step
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _SIZES = ["embedding_size", "memory_size", "memory_dtype"]
-_OPTIONS = ["warmup", "delay", "batch_loss_weight", "normalize_memory", "gather_distributed", "nonfinite"]
+_OPTIONS = ["warmup", "delay", "batch_loss_weight", "normalize_memory", "gather_distributed"]
+_OPTIONS += ["shard_distributed", "nonfinite"]
 _UPDATE = ["update", "update_momentum", "update_learning_rate"]
 
 
@@ -52,6 +57,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             then holds the same memory and adapts it to the moments of the global batch. The loss, and the
             mean over ranks of its gradients, which ``DistributedDataParallel`` takes, are those of a single
             process with the batch of all ranks. Not to be combined with ``DistributedLossWrapper``.
+        shard_distributed: the same, of rows that are spread over the ranks, each of which stores its part of
+            ``memory_size``; see docs/distributed.md for the losses and miners that work.
         nonfinite: what to do with a batch that holds NaN or inf: ``"raise"`` a ValueError, ``"skip"``
             storing it, or ``"ignore"`` it. The last spares a GPU one wait for the host per call.
         memory_dtype: dtype in which rows are stored, any floating one. Losses are computed in float32, this
@@ -100,6 +107,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         batch_loss_weight: float = 0.0,
         normalize_memory: bool = False,
         gather_distributed: bool = False,
+        shard_distributed: bool = False,
         nonfinite: str = "raise",
         memory_dtype: torch.dtype = torch.float32,
         update: str = "queue",
@@ -118,12 +126,14 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         # What reset_queue needs, which runs inside super().__init__.
         self.memory_dtype = memory_dtype
         self._hooks = MemoryHooks()
+        self._kind_of_rows = ShardedRows if shard_distributed and is_distributed() else Rows
         super().__init__(loss, embedding_size, memory_size, miner, collect_stats=collect_stats)
         self.delay = delay
         self.warmup = warmup
         self.batch_loss_weight = batch_loss_weight
         self.normalize_memory = normalize_memory
         self.gather_distributed = gather_distributed
+        self.shard_distributed = shard_distributed
         self.nonfinite = nonfinite
         self.update = update
         self.update_momentum = update_momentum
@@ -169,18 +179,14 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         step = self._step()
         arguments = embeddings, labels, indices_tuple, enqueue_mask, sample_ids
         is_storable = self.training and torch.is_grad_enabled()
-        if is_storable:
-            batch, reports, is_storable = step.validated(*arguments)
-        else:
-            batch, reports = step.split(*arguments), None
-            if self.num_rows == 0 and not self.training:
-                warn_of_eval(batch.anchors)
-        stored = self.queue.on(batch.rows.device)
+        batch, reports, is_storable = step.validated(*arguments, is_read_only=not is_storable)
+        if self.num_rows == 0 and not self.training:
+            warn_of_eval(batch.anchors)
+        self.queue.on(batch.rows.device)
         # Autocast would have distances in half precision.
         with torch.autocast(batch.rows.device.type, enabled=False):
             if not is_storable:
-                row_labels = stored.labels[: self.num_rows]
-                return loss_against_stored(self.loss, self.miner, batch, stored.rows, row_labels)
+                return step.read_only(batch, reports)
             with transaction(self.queue, self._hooks):
                 return step.run(batch, reports)
 
@@ -226,6 +232,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         Raises:
             TypeError: the hook cannot be called.
         """
+        if self.shard_distributed:
+            check_sharded_hook(hook)
         return self._hooks.register(hook, self, self.embedding_size)
 
     @property
@@ -247,7 +255,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         if hasattr(self, "queue"):
             self.queue.reset(*sizes)
         else:
-            self.queue = Queue(*sizes)
+            self.queue = Queue(*sizes, self._kind_of_rows)
 
     @property
     def embedding_memory(self) -> Tensor:

@@ -26,7 +26,7 @@ class SuperClassXBN(AdaptiveCrossBatchMemory):
         miner: chooses among the pairs of batch and memory; default all pairs.
         superclasses: label → superclass, a 1-D integer tensor or sequence indexed by label, or a dict.
         mean_lambda, std_lambda, normalize_absent: see :class:`~pml_xbn.adapters.GroupMomentMatching`.
-        delay, warmup, batch_loss_weight, normalize_memory, gather_distributed: see
+        delay, warmup, batch_loss_weight, normalize_memory, gather_distributed, shard_distributed: see
             :class:`AdaptiveCrossBatchMemory`.
         nonfinite, memory_dtype, update, update_momentum, update_learning_rate, collect_stats: likewise.
 
@@ -53,6 +53,7 @@ class SuperClassXBN(AdaptiveCrossBatchMemory):
         batch_loss_weight: float = 0.0,
         normalize_memory: bool = False,
         gather_distributed: bool = False,
+        shard_distributed: bool = False,
         nonfinite: str = "raise",
         memory_dtype: torch.dtype = torch.float32,
         update: str = "queue",
@@ -71,6 +72,7 @@ class SuperClassXBN(AdaptiveCrossBatchMemory):
             batch_loss_weight=batch_loss_weight,
             normalize_memory=normalize_memory,
             gather_distributed=gather_distributed,
+            shard_distributed=shard_distributed,
             nonfinite=nonfinite,
             memory_dtype=memory_dtype,
             update=update,

@@ -48,7 +48,7 @@ class TwoTowerMemory(nn.Module):
 
     Raises:
         TypeError: a memory is not an :class:`AdaptiveCrossBatchMemory`.
-        ValueError: one memory for both, or two that differ in ``embedding_size`` or ``gather_distributed``.
+        ValueError: one memory for both, or two that differ in size, or in how ranks share them.
 
     Example:
         >>> from pytorch_metric_learning.losses import SupConLoss
@@ -77,7 +77,8 @@ class TwoTowerMemory(nn.Module):
                 raise TypeError(f"{name} is a {type(memory).__name__}: pass a memory such as XBNWrapper")
         if query_memory is document_memory:
             raise ValueError("query_memory is the document_memory: build one for each tower")
-        for name in ("embedding_size", "gather_distributed") if query_memory is not None else ():
+        names = ("embedding_size", "gather_distributed", "shard_distributed")
+        for name in names if query_memory is not None else ():
             of_documents, of_queries = getattr(document_memory, name), getattr(query_memory, name)
             if of_documents != of_queries:
                 raise ValueError(
@@ -107,9 +108,12 @@ class TwoTowerMemory(nn.Module):
                 the loss or the miner of either.
         """
         is_training = self.training and torch.is_grad_enabled()
-        is_shared = is_training and self.document_memory.gather_distributed and is_distributed()
         memories = self._memories()
-        with Exchange().at_end() if is_shared else nullcontext():
+        # Copies are read by every rank on its own, shards by all ranks together.
+        is_joint = self.document_memory.shard_distributed or (
+            is_training and self.document_memory.gather_distributed
+        )
+        with Exchange().at_end() if is_joint and is_distributed() else nullcontext():
             self._check(queries, documents, labels, sample_ids, is_training=is_training)
             forth, back = torch.cat([queries, documents]), torch.cat([documents, queries])
             labels = labels.repeat(2)

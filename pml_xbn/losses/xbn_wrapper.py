@@ -23,7 +23,7 @@ class XBNWrapper(AdaptiveCrossBatchMemory):
         memory_size: number of rows M.
         miner: chooses among the pairs of batch and memory; default all pairs.
         match_std, momentum: see :class:`~pml_xbn.adapters.MomentMatching`.
-        delay, warmup, batch_loss_weight, normalize_memory, gather_distributed: see
+        delay, warmup, batch_loss_weight, normalize_memory, gather_distributed, shard_distributed: see
             :class:`AdaptiveCrossBatchMemory`.
         nonfinite, memory_dtype, update, update_momentum, update_learning_rate, collect_stats: likewise.
 
@@ -50,6 +50,7 @@ class XBNWrapper(AdaptiveCrossBatchMemory):
         batch_loss_weight: float = 0.0,
         normalize_memory: bool = False,
         gather_distributed: bool = False,
+        shard_distributed: bool = False,
         nonfinite: str = "raise",
         memory_dtype: torch.dtype = torch.float32,
         update: str = "queue",
@@ -68,6 +69,7 @@ class XBNWrapper(AdaptiveCrossBatchMemory):
             batch_loss_weight=batch_loss_weight,
             normalize_memory=normalize_memory,
             gather_distributed=gather_distributed,
+            shard_distributed=shard_distributed,
             nonfinite=nonfinite,
             memory_dtype=memory_dtype,
             update=update,

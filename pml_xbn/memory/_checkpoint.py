@@ -36,7 +36,7 @@ def loading(
     _from_pml(state, prefix, memory, queue)
     stored = state.get(prefix + "queue.rows")
     if stored is not None:
-        _check_same_size(stored, queue.contents.rows.stored)
+        _check_same_size(stored, queue.contents.rows)
     with made_buffers([(prefix + name, hook) for name, hook in hooks], state):
         # Of a state with no entry of the memory's, such as a backbone's weights, torch says what is missing.
         is_strict = is_whole and any(key.startswith(prefix) for key in state)
@@ -55,7 +55,7 @@ def _from_pml(state: dict[str, Any], prefix: str, memory: nn.Module, queue: Queu
     labels = state.pop(prefix + "label_memory", None)
     if rows is None or labels is None:
         return
-    _check_same_size(rows, queue.contents.rows.stored)
+    _check_same_size(rows, queue.contents.rows)
     num_rows = _num_filled(rows)
     with torch.inference_mode(False):
         values = at_least_float32(rows.detach()[:num_rows].clone())
@@ -68,13 +68,14 @@ def _from_pml(state: dict[str, Any], prefix: str, memory: nn.Module, queue: Queu
             state.setdefault(key, value)
 
 
-def _check_same_size(stored: Tensor, own: Tensor) -> None:
+def _check_same_size(stored: Tensor, rows: Rows) -> None:
     """Raises a ValueError if a checkpoint's memory has another size than this one."""
+    own = rows.num_places, rows.stored.shape[1]
     for axis, name in enumerate(("memory_size", "embedding_size")):
-        if stored.ndim != 2 or stored.shape[axis] != own.shape[axis]:
+        if stored.ndim != 2 or stored.shape[axis] != own[axis]:
             raise ValueError(
-                f"the checkpoint's memory has shape {tuple(stored.shape)}, this one {tuple(own.shape)}: "
-                f"build it with {name}={stored.shape[axis]}, not {own.shape[axis]}"
+                f"the checkpoint's memory has shape {tuple(stored.shape)}, this one {own}: "
+                f"build it with {name}={stored.shape[axis]}, not {own[axis]}"
             )
 
 

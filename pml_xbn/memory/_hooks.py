@@ -105,7 +105,7 @@ class MemoryHooks:
         for hook in tuple(self._hooks.values()):  # one may remove itself
             if isinstance(hook, BaseAdapter):
                 before = rows.measured() if len(rows) > 1 else rows
-                rows = hook.adapt(before, labels[: len(rows)], batch, batch_labels)
+                rows = hook.adapt(before, labels[: rows.num_rows], batch, batch_labels)
                 if allow_nonfinite and rows is not before:
                     rows = rows.where_finite(before)
                 continue

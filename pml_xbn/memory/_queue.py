@@ -13,6 +13,7 @@ from .._dtypes import at_least_float32
 from ._rows import Rows
 from ._sums import Sums
 
+_OF_PLACES = ("rows", "labels", "ids")  # the tensors of the state that have an entry of every place
 _VERSION = 4  # of the state
 
 
@@ -33,14 +34,16 @@ class Contents(NamedTuple):
         Args:
             is_whitened: see :meth:`Rows.put`.
         """
-        size, end = len(self.labels), self.position + len(rows)
+        size, end = self.rows.num_places, self.position + len(rows)
         places = torch.arange(self.position, end, device=rows.device)
         if end > size:
             places %= size
-        new_labels, new_ids = self.labels.index_copy(0, places, labels), self.ids
+        held, numbers = self.rows.held(places)
+        new_labels, new_ids = self.labels.index_copy(0, held, labels[numbers]), self.ids
         if new_ids is not None or ids is not None:
             new_ids = torch.full_like(new_labels, -1) if new_ids is None else new_ids
-            new_ids = new_ids.index_copy(0, places, torch.full_like(labels, -1) if ids is None else ids)
+            ids = torch.full_like(labels, -1) if ids is None else ids
+            new_ids = new_ids.index_copy(0, held, ids[numbers])
         num_rows = max(len(self.rows), min(end, size))
         new_rows = self.rows.put(places, rows, num_rows, is_whitened=is_whitened)
         if end >= size:  # a turn
@@ -75,22 +78,24 @@ class Queue(nn.Module):
     contents: Contents
     is_in_transaction = False
 
-    def __init__(self, memory_size: int, embedding_size: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, memory_size: int, embedding_size: int, dtype: torch.dtype, kind: type[Rows] = Rows
+    ) -> None:
         super().__init__()
         self.dtype = dtype
         # The value that was read last: of which contents, and how often it had been written to.
         self._read: tuple[Contents, Tensor, int] | None = None
         with torch.inference_mode(False):
-            rows = Rows.of(torch.zeros(0, embedding_size), memory_size, dtype)
-            self.contents = Contents(rows, torch.zeros(memory_size, dtype=torch.int64))
+            rows = kind.empty(memory_size, embedding_size, dtype)
+            self.contents = Contents(rows, torch.zeros(len(rows.stored), dtype=torch.int64))
 
     def reset(self, memory_size: int, embedding_size: int, dtype: torch.dtype) -> None:
         """Empties the queue, to store so many rows of this size and dtype. Calls stay counted."""
         self.dtype = dtype
         old, self._read = self.contents, None
         with torch.inference_mode(False):
-            none = old.rows.scale.new_zeros(0, embedding_size, dtype=torch.float32)
-            rows, labels = Rows.of(none, memory_size, dtype), old.labels.new_zeros(memory_size)
+            rows = type(old.rows).empty(memory_size, embedding_size, dtype, old.labels.device)
+            labels = old.labels.new_zeros(len(rows.stored))
         self.contents = Contents(rows, labels, old.newest, old.num_calls)
 
     # -- the rows as a value ---------------------------------------------------------------------------------
@@ -101,7 +106,7 @@ class Queue(nn.Module):
         if self._read is None:
             with torch.inference_mode(False), torch.no_grad():
                 values = at_least_float32(torch.zeros_like(contents.rows.stored))
-                values[: len(contents.rows)] = contents.rows.read(values.dtype)
+                values[: contents.rows.num_rows] = contents.rows.read(values.dtype)
             self._read = contents, values, values._version
         return self._read[1]
 
@@ -150,6 +155,8 @@ class Queue(nn.Module):
             self._give(self.read(), position, num_rows)
 
     def _give(self, values: Tensor, position: int, num_rows: int) -> None:
+        if type(self.contents.rows) is not Rows:
+            raise RuntimeError("rows that are spread over ranks cannot be assigned: call fill_memory")
         with torch.inference_mode(False), torch.no_grad():
             rows = Rows.of(values[:num_rows].detach().clone(), len(values), self.dtype)
             labels, ids = self.contents.labels.to(values.device), self.contents.ids
@@ -183,7 +190,7 @@ class Queue(nn.Module):
     def settle(self) -> None:
         """Stores rows anew after a step that has succeeded, if that is due."""
         contents = self.contents
-        is_due = contents.rows.is_due or contents.num_replaced >= len(contents.labels)
+        is_due = contents.rows.is_due or contents.num_replaced >= contents.rows.num_places
         rows = replace(contents.rows, is_due=is_due).settle()
         if rows is not contents.rows:
             num_replaced = 0 if is_due else contents.num_replaced
@@ -197,7 +204,11 @@ class Queue(nn.Module):
     # -- state -----------------------------------------------------------------------------------------------
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        state = state_of(self.settled())
+        contents = self.settled()
+        if not keep_vars:
+            self.contents = contents = contents._replace(rows=contents.rows.to_save())
+        state = state_of(contents)
+        state |= {name: contents.rows.as_saved(state[name]) for name in _OF_PLACES}
         # The state stays what it is when the run goes on.
         destination.update({prefix + name: x if keep_vars else x.clone() for name, x in state.items()})
 
@@ -217,8 +228,10 @@ class Queue(nn.Module):
             return
         device = self.contents.labels.device
         with torch.inference_mode(False):
-            state = {name: _copy_on(device, state_dict[prefix + name]) for name in names}
-            self.contents = _contents_of(state, self.dtype)
+            state = {name: state_dict[prefix + name] for name in names}
+            state |= {name: self.contents.rows.as_stored(state[name]) for name in _OF_PLACES}
+            state = {name: _copy_on(device, values) for name, values in state.items()}
+            self.contents = _contents_of(state, self.dtype, self.contents.rows)
         self._read = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -255,12 +268,12 @@ def state_of(contents: Contents) -> dict[str, Tensor]:
     }
 
 
-def _contents_of(state: dict[str, Tensor], dtype: torch.dtype) -> Contents:
+def _contents_of(state: dict[str, Tensor], dtype: torch.dtype, like: Rows) -> Contents:
     """Returns the contents that have this state."""
     _, num_calls, num_rows, position, is_as_stored, has_sums, num_replaced = state["numbers"].tolist()
     sums = Sums(*state["sums"]) if has_sums else None
     scale, shift, noise = state["map"]
-    rows = Rows(state["rows"], num_rows, scale, shift, noise, sums, bool(is_as_stored))
+    rows = like.restored(state["rows"], num_rows, scale, shift, noise, sums, bool(is_as_stored))
     if rows.stored.dtype != dtype:  # which rounds otherwise, and has another range
         rows = Rows.of(rows.read(rows.dtype), len(rows.stored), dtype, is_whitened=not is_as_stored)
     known_ids = state["ids"] if (state["ids"] >= 0).any() else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from ..adapters.moments import GroupSums, Moments, moments
 from ._sums import Sums
 
 # Stored rows of a larger root mean square are stored anew: float16 ends at 65504, and moments lose digits.
-_LARGEST_RMS = 64.0
+LARGEST_RMS = 64.0
 # In float16, a dimension begins with at least this share of the rows' root mean square as its scale, so that
 # rows fit which come to a dimension in which all are nearly equal.
 _LEAST_SHARE_OF_RMS = 2.0**-8
@@ -27,6 +28,7 @@ _LEAST_FACTOR = 2.0**-40
 _LEAST_SCALE = 2.0**-125
 _LEAST_FACTOR_OF_FLOAT16 = 2.0**-10
 
+Self = TypeVar("Self", bound="Rows")
 Overwritten = list[tuple[Tensor, "Tensor | slice", Tensor]]  # tensor, places, what was there
 
 
@@ -59,6 +61,37 @@ class Rows:
     overwritten: Overwritten = field(default_factory=list)
 
     @classmethod
+    def empty(
+        cls, num_places: int, embedding_size: int, dtype: torch.dtype, device: torch.device | None = None
+    ) -> Rows:
+        """Returns places without a row yet."""
+        return cls.of(torch.zeros(0, embedding_size, device=device), num_places, dtype)
+
+    def restored(
+        self: Self,
+        stored: Tensor,
+        num_rows: int,
+        scale: Tensor,
+        shift: Tensor,
+        noise: Tensor,
+        sums: Sums | None,
+        is_as_stored: bool,
+    ) -> Self:
+        """Returns rows of a saved state, in the places of these."""
+        return replace(
+            self,
+            stored=stored,
+            num_rows=num_rows,
+            scale=scale,
+            shift=shift,
+            noise=noise,
+            sums=sums,
+            is_as_stored=is_as_stored,
+            is_due=False,
+            overwritten=[],
+        )
+
+    @classmethod
     def of(cls, values: Tensor, num_places: int, dtype: torch.dtype, *, is_whitened: bool = False) -> Rows:
         """Returns rows ``(n, d)``, stored as they are or whitened, as always in half precision."""
         ones = widest(values.new_ones(values.shape[1]))
@@ -70,7 +103,7 @@ class Rows:
             stored[part] = rows.to_store(values[part])
         return rows
 
-    def _beginning_with(self, values: Tensor) -> Rows:
+    def _beginning_with(self: Self, values: Tensor) -> Self:
         """Returns these rows with mean and σ of ``values`` for shift and scale."""
         wide = widest(values)
         mean, std = moments(wide) if len(wide) > 1 else Moments(wide[0], torch.zeros_like(wide[0]))
@@ -91,6 +124,31 @@ class Rows:
 
     def __len__(self) -> int:
         return self.num_rows
+
+    @property
+    def num_places(self) -> int:
+        """M, on all ranks together."""
+        return len(self.stored)
+
+    def held(self, places: Tensor) -> tuple[Tensor, Tensor | slice]:
+        """Returns where the rows of these places ``(k,)`` are stored here, and which of the k they are."""
+        return places, slice(None)
+
+    def to_save(self: Self) -> Self:
+        """Returns these rows with sums that the saved state has, to the bit."""
+        return self
+
+    def as_saved(self, values: Tensor) -> Tensor:
+        """Returns one of the state's tensors of all places, given what is stored of it here."""
+        return values
+
+    def as_stored(self, saved: Tensor) -> Tensor:
+        """Returns what is stored here, given one of the state's tensors of all places."""
+        return saved
+
+    def everywhere(self, places: Tensor) -> Tensor:
+        """Returns places ``(k,)`` as all ranks count them, found on any of them; -1 where on none."""
+        return places
 
     @property
     def dtype(self) -> torch.dtype:
@@ -148,7 +206,7 @@ class Rows:
 
     # -- moments and maps ------------------------------------------------------------------------------------
 
-    def measured(self) -> Rows:
+    def measured(self: Self) -> Self:
         """Returns these rows with their sums; once measured, rows are to be stored whitened."""
         if self.sums is not None:
             return self
@@ -156,11 +214,16 @@ class Rows:
 
     def moments(self) -> Moments:
         """Returns the moments of the rows as they are now, two or more, measured; they are not read."""
-        assert self.sums is not None, "to be measured first"
-        mean = self.sums.first / self.num_rows
-        squares = torch.addcmul(self.sums.second, self.sums.first, mean, value=-1)
+        num_rows, sums = self._totals()
+        mean = sums.first / num_rows
+        squares = torch.addcmul(sums.second, sums.first, mean, value=-1)
         squares.mul_(squares > self.noise)
-        return self._mapped(Moments(mean, squares.div_(max(self.num_rows - 1, 1)).sqrt_()))
+        return self._mapped(Moments(mean, squares.div_(max(num_rows - 1, 1)).sqrt_()))
+
+    def _totals(self) -> tuple[int, Sums]:
+        """Returns how many rows there are, and the sums over them."""
+        assert self.sums is not None, "to be measured first"
+        return self.num_rows, self.sums
 
     def _mapped(self, of_stored: Moments) -> Moments:
         """Returns the moments of rows as they are now; a spread that rounding makes of equal rows is zero."""
@@ -174,17 +237,17 @@ class Rows:
         least_std = (mean.abs() * roundings[0]).addcmul_(size, scale, value=roundings[1])
         return Moments(mean, of_stored.std * scale).without_rounding(least_std)
 
-    def adapted(self, affine: Affine) -> Rows:
+    def adapted(self: Self, affine: Affine) -> Self:
         """Returns the rows after a map of all of them."""
-        assert self.sums is not None, "to be measured first"
+        _, sums = self._totals()
         least = _LEAST_FACTOR_OF_FLOAT16 if self.stored.dtype == torch.float16 else _LEAST_FACTOR
         are_equal = affine.scale.abs() < least
         shift = torch.addcmul(affine.shift, self.shift, affine.scale)
         scale = self.scale * affine.scale.masked_fill(are_equal, least)
-        noise = torch.where(are_equal, 2 * self.sums.second, self.noise)
+        noise = torch.where(are_equal, 2 * sums.second, self.noise)
         return replace(self, scale=scale, shift=shift, noise=noise, is_as_stored=False)
 
-    def where_finite(self, before: Rows) -> Rows:
+    def where_finite(self: Self, before: Rows) -> Self:
         """Returns these rows, in dimensions in which their map holds NaN or inf with that of ``before``.
 
         A scale stays where a smaller one, after several batches without spread, would have rows overflow.
@@ -196,9 +259,12 @@ class Rows:
     def group_moments(self, slots: Tensor, num_groups: int) -> tuple[Tensor, Moments]:
         """Returns counts ``(g, 1)`` and moments ``(g, d)`` of the rows of every slot ``(n,)`` below g."""
         _, slots, stored = self._in_groups(slots, num_groups)
-        sums = GroupSums.of(stored, slots, num_groups + 1)
+        sums = self._sums_of_groups(stored, slots, num_groups + 1)
         mean, std = (x[:num_groups] for x in sums.moments(self.noise))
         return sums.num_rows[:num_groups], self._mapped(Moments(mean, std))
+
+    def _sums_of_groups(self, stored: Tensor, slots: Tensor, num_slots: int) -> GroupSums:
+        return GroupSums.of(stored, slots, num_slots)
 
     def _in_groups(self, slots: Tensor, num_groups: int) -> tuple[Tensor | slice, Tensor, Tensor]:
         """Returns places, slots and stored values of rows: on a CPU those of the groups, else all."""
@@ -210,8 +276,8 @@ class Rows:
         return slice(self.num_rows), slots, self.stored[: self.num_rows]
 
     def adapted_in_groups(
-        self, slots: Tensor, is_adapted: Tensor, of_group: Affine, of_others: Affine | None
-    ) -> Rows:
+        self: Self, slots: Tensor, is_adapted: Tensor, of_group: Affine, of_others: Affine | None
+    ) -> Self:
         """Returns the rows after a map of all of them, but the rows of some groups after one of their own.
 
         The rows of these groups are stored anew.
@@ -257,7 +323,7 @@ class Rows:
             stored.clamp_(torch.finfo(dtype).min, torch.finfo(dtype).max)
         return stored.to(dtype)
 
-    def put(self, places: Tensor, values: Tensor, num_rows: int, *, is_whitened: bool) -> Rows:
+    def put(self: Self, places: Tensor, values: Tensor, num_rows: int, *, is_whitened: bool) -> Self:
         """Returns these rows with ``values`` ``(k, d)`` at the places ``(k,)``, of which n are occupied then.
 
         Args:
@@ -266,12 +332,15 @@ class Rows:
         after = replace(self, num_rows=num_rows)
         if self.num_rows == 0 and len(values) and (is_whitened or self.stored.dtype.itemsize < 4):
             after = after._beginning_with(values)
-        come, gone = after.to_store(values), self.stored[places]
+        return after._overwritten_at(places, values)
+
+    def _overwritten_at(self: Self, places: Tensor, values: Tensor) -> Self:
+        come, gone = self.to_store(values), self.stored[places]
         self.overwritten.append((self.stored, places, gone))
         self.stored[places] = come
-        if after.sums is None:
-            return after
-        return replace(after, sums=after.sums.exchanged(come, gone))  # places without a row hold zeros
+        if self.sums is None:
+            return self
+        return replace(self, sums=self.sums.exchanged(come, gone))  # places without a row hold zeros
 
     def frozen(self) -> Rows:
         """Returns these rows in a tensor of their own, which no step writes to."""
@@ -291,22 +360,25 @@ class Rows:
         """Returns whether rows have to be stored anew, a 0-d bool tensor; None where sums are not kept."""
         if self.sums is None:
             return None
-        is_out = self.sums.second > self.num_rows * _LARGEST_RMS**2
+        is_out = self.sums.second > self.num_rows * LARGEST_RMS**2
         if self.stored.dtype == torch.float16:  # in which what is left of equal rows is not small enough
             is_out |= self.noise != 0
         return is_out.any()
 
-    def settle(self) -> Rows:
+    def settle(self: Self) -> Self:
         """Returns these rows after a step that has succeeded: stored anew, in place, if that is due."""
         self.overwritten.clear()
         if self.is_due and not self.is_as_stored:
             return self.stored_anew()
         return replace(self, is_due=False) if self.is_due else self
 
-    def stored_anew(self) -> Rows:
+    def stored_anew(self: Self) -> Self:
         """Returns these rows, whitened in place: a turn, after which u has mean 0 and σ 1."""
-        n, rows = self.num_rows, self.measured()
-        mean, std = rows.moments()
+        return self.measured()._stored_anew()
+
+    def _stored_anew(self: Self) -> Self:
+        n = self.num_rows
+        mean, std = self.moments()
         is_finite = torch.isfinite(mean + std)
         is_spread = is_finite & (std > 0)
         scale = torch.where(is_spread, self._fitting(mean, std), self.scale)

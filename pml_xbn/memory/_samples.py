@@ -48,8 +48,8 @@ def placement_of(contents: Contents, ids: Tensor, labels: Tensor) -> Placement:
             f"sample_ids names samples in rows {rows} of the batch that have another label further behind: "
             "give every sample one label, or every view of it an id of its own"
         )
-    stored_at = _places(contents.ids, ids)
-    num_places, is_stored = len(contents.labels), stored_at >= 0
+    stored_at = contents.rows.everywhere(_places(contents.ids, ids))
+    num_places, is_stored = contents.rows.num_places, stored_at >= 0
     # How many rows come to the queue until it gets there; those that it does get to come to it too.
     ahead = (stored_at - contents.position) % num_places
     waiting = ahead[kept & is_stored].sort().values
@@ -71,10 +71,11 @@ def with_samples(
     """Returns the contents with a batch ``(b, d)`` in the places that it has."""
     staying, coming = placement.staying, placement.coming
     at = placement.places[staying]
+    held, numbers = contents.rows.held(at)
     stored = contents.rows.put(at, rows[staying], len(contents.rows), is_whitened=is_whitened)
     contents = contents._replace(
         rows=stored,
-        labels=contents.labels.index_copy(0, at, labels[staying]),
+        labels=contents.labels.index_copy(0, held, labels[staying][numbers]),
         num_replaced=contents.num_replaced + len(staying),
     )
     contents = contents.put(rows[coming], labels[coming], is_whitened=is_whitened, ids=ids[coming])

@@ -114,8 +114,8 @@ class _Products(torch.autograd.Function):
         if scales_vectors:
             norms = torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_min_(_SMALLEST_NORM)
             vectors = vectors / norms
-        mat = vectors.new_empty(len(vectors), len(rows))
-        lengths = vectors.new_ones(len(rows))
+        mat = vectors.new_empty(len(vectors), rows.num_rows)
+        lengths = vectors.new_ones(rows.num_rows)
         for places, part in rows.parts(vectors.dtype):
             torch.mm(vectors, part.t(), out=mat[:, places])
             if scales_rows:

@@ -8,7 +8,14 @@ from typing import Any, NamedTuple
 import torch
 from pytorch_metric_learning import distances as pml_distances
 from pytorch_metric_learning.distances import BaseDistance
-from pytorch_metric_learning.losses import AngularLoss, GenericPairLoss, MarginLoss, TripletMarginLoss
+from pytorch_metric_learning.losses import (
+    AngularLoss,
+    GenericPairLoss,
+    LiftedStructureLoss,
+    MarginLoss,
+    TripletMarginLoss,
+)
+from pytorch_metric_learning.miners import MultiSimilarityMiner, PairMarginMiner
 from torch import Tensor
 
 from ..memory._rows import Rows
@@ -25,6 +32,12 @@ from ._share import Part, Share
 
 # Several matrices of that size are to fit into a CPU's cache.
 _PAIRS_AT_ONCE = {"cpu": 2**19, "gpu": 2**24}
+
+# Of which an anchor's terms follow from reductions over its rows.
+SHARDED_LOSSES = tuple(
+    kind for kind in FORMS if kind not in (AngularLoss, LiftedStructureLoss, MarginLoss, TripletMarginLoss)
+)
+SHARDED_MINERS = (PairMarginMiner, MultiSimilarityMiner)
 
 # Of which the distance of an anchor does not depend on the others.
 _DISTANCES = (
@@ -147,6 +160,18 @@ def can_be_shared(loss: Any, miner: Any) -> bool:
     )
 
 
+def can_be_sharded(loss: Any, miner: Any) -> bool:
+    """Returns whether the rows may be spread over ranks, all of which have all anchors."""
+    return (
+        is_sum_of_terms(loss)
+        and not is_watched(loss)
+        and type(loss) in SHARDED_LOSSES
+        and (miner is None or (is_function_of_pairs(miner) and type(miner) in SHARDED_MINERS))
+        and all(type(part.distance) in _DISTANCES for part in (loss, miner) if part is not None)
+        and not loss.embedding_regularizer
+    )
+
+
 def share_against(compared: Comparison) -> Share:
     """Returns what the anchors add to a loss that :func:`is_sum_of_terms`."""
     loss, anchors = compared.loss, compared.anchors
@@ -185,7 +210,7 @@ def _parts(loss: Any, mat: Tensor, pairs: Pairs, is_differentiated: bool) -> Ite
         return Part(fractions, leaf, places)
 
     device = "cpu" if mat.device.type == "cpu" else "gpu"
-    at_once = max(1, _PAIRS_AT_ONCE[device] // max(1, mat.shape[1]))
+    at_once = max(1, _PAIRS_AT_ONCE[device] // max(1, pairs.over_rows.most_rows(mat.shape[1])))
     is_by_anchor = form.is_by_anchor and not getattr(loss, "learn_beta", False)
     if at_once >= len(mat) or not is_by_anchor or pairs.triplets is not None:
         yield part(mat, pairs, None)

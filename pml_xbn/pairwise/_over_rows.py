@@ -40,6 +40,14 @@ class OverRows:
         # Not -inf, of which the gradient is NaN where all of a row's values are.
         return values.masked_fill(~counts, torch.finfo(values.dtype).min).logsumexp(dim=1)
 
+    def num_rows(self, num_held: int) -> int:
+        """Returns how many rows there are where this process holds so many."""
+        return num_held
+
+    def most_rows(self, num_held: int) -> int:
+        """Returns how many rows no process exceeds."""
+        return num_held
+
     def leave_out(self, mask: Tensor, own_rows: Tensor) -> Tensor:
         """Returns the mask, in place, without the pairs of anchors and their own rows ``(a,)``."""
         return mask.scatter_(1, own_rows.unsqueeze(1), False)

@@ -94,7 +94,8 @@ class Share:
         pairs = self._pairs
         assert pairs is not None
         is_zero: bool | Tensor = False
-        if not pairs.is_all or pairs.positive.numel() <= 2 * len(self._anchors) + 2:
+        num_rows = pairs.over_rows.num_rows(pairs.positive.shape[1])
+        if not pairs.is_all or len(self._anchors) * num_rows <= 2 * len(self._anchors) + 2:
             numbers = pairs.counted().numbers
             assert numbers is not None
             is_zero = _is_zero(self._loss, *numbers)
@@ -141,10 +142,16 @@ class Share:
             known = [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, gradients, strict=True)]
             if num_ranks > 1:
                 known = [num_ranks * gradient for gradient in known]
-            value = _KnownGradient.apply((value, known), *inputs)
+            value = attached(value, known, inputs)
         if self._loss.embedding_regularizer:
             value = value + self._loss.embedding_regularization_loss(self._anchors)["losses"]
         return value
+
+
+def attached(value: Tensor, gradients: list[Tensor], inputs: list[Tensor]) -> Tensor:
+    """Returns the value with known gradients, which are all that its graph keeps."""
+    result: Tensor = _KnownGradient.apply((value, gradients), *inputs)
+    return result
 
 
 def _is_zero(loss: Any, num_positive: float, num_negative: float) -> bool:

@@ -24,7 +24,7 @@ FRAMEWORKS = {  # of the examples that tests/integrations runs
     "pml_trainer": set(),
     "sentence_transformers_loss": {"datasets", "sentence_transformers", "tokenizers", "transformers"},
 }
-SHORT = ("swap", "train_sop", "moco", "distributed", "diagnose", "own_adapter", *FRAMEWORKS)
+SHORT = ("swap", "train_sop", "moco", "distributed", "sharded", "diagnose", "own_adapter", *FRAMEWORKS)
 LIBRARIES = {
     *("pml_xbn", "pytorch_metric_learning", "torch", "torchvision", "timm", "numpy", "tqdm"),
     *sys.stdlib_module_names,
@@ -120,6 +120,12 @@ def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 def test_two_processes_hold_equal_memories(on_ranks: tuple[Path, str]) -> None:
     assert on_ranks[1].count("equal memories") == 2
+
+
+def test_a_memory_is_spread_over_two_processes(on_ranks: tuple[Path, str]) -> None:
+    folder, printed = on_ranks
+    assert printed.count("100 rows, room for 50 of them here") == 2
+    assert (folder / "sharded" / ".metadata").exists()
 
 
 def test_a_run_that_is_killed_and_resumed_ends_as_a_whole_one(on_ranks: tuple[Path, str]) -> None:

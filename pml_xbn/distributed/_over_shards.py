@@ -1,0 +1,82 @@
+"""Reductions over rows that are spread over the ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from ..pairwise import OverRows
+from ._collectives import all_reduced
+
+
+class OverShards(OverRows):
+    """Reductions of ``(a, n)`` to ``(a,)``, of the same anchors on all ranks and of each rank's rows.
+
+    Every rank finds what a single process would. What is computed from it on every rank has a gradient on
+    every rank, and these add up, in the same way as the values do: gradients with respect to a rank's own
+    pairs are the number of ranks times those of a single process.
+
+    Args:
+        num_rows: of all ranks.
+        most_rows: rows that the rank with the most of them has room for.
+    """
+
+    def __init__(self, num_rows: int, most_rows: int) -> None:
+        self._num_rows, self._most_rows = num_rows, most_rows
+
+    def sum(self, values: Tensor, counts: Tensor) -> Tensor:
+        return _summed(super().sum(values, counts))
+
+    def count(self, counts: Tensor) -> Tensor:
+        return all_reduced(super().count(counts))
+
+    def any(self, mask: Tensor) -> Tensor:
+        return self.count(mask) > 0
+
+    def max(self, values: Tensor, mask: Tensor) -> Tensor:
+        values = values.detach()
+        if values.shape[1] == 0:
+            found = values.new_full((len(values),), -torch.inf)
+        else:
+            found = super().max(values, mask)
+        return all_reduced(found, dist.ReduceOp.MAX)
+
+    def log_sum_exp(self, values: Tensor, counts: Tensor) -> Tensor:
+        least = torch.finfo(values.dtype).min
+        largest = self.max(values, counts > 0).clamp_min(least)
+        # Masked before, as an exponential may overflow where a pair does not count.
+        exponents = (values - largest.unsqueeze(1)).masked_fill(counts == 0, -torch.inf)
+        total = self.sum(exponents.exp(), counts)
+        return torch.where(total > 0, total, 1).log() + largest
+
+    def leave_out(self, mask: Tensor, own_rows: Tensor) -> Tensor:
+        held = (own_rows >= 0).nonzero().squeeze(1)
+        mask[held, own_rows[held]] = False
+        return mask
+
+    def num_rows(self, num_held: int) -> int:
+        return self._num_rows
+
+    def most_rows(self, num_held: int) -> int:
+        return self._most_rows
+
+
+def _summed(values: Tensor) -> Tensor:
+    result: Tensor = _Sum.apply(values)
+    return result
+
+
+class _Sum(torch.autograd.Function):
+    """The sum over ranks; so is the gradient, which is computed within the forward pass of the loss."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        return all_reduced(values)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, of_result: Tensor) -> Tensor:
+        return all_reduced(of_result)

@@ -1,0 +1,128 @@
+"""Rows of which every rank holds some, with one map for all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from ..adapters.affine import Affine
+from ..adapters.moments import GroupSums
+from ..memory._rows import LARGEST_RMS, Rows
+from ..memory._sums import Sums
+from ._collectives import all_reduced
+from ._shard import Shard
+
+
+@dataclass(frozen=True, eq=False)
+class ShardedRows(Rows):
+    """This rank's rows of a memory that is spread over the ranks.
+
+    The map is the same on all ranks, as it follows from moments of all rows, of which the ranks add up their
+    sums. ``len()`` and :meth:`put` count rows and places of all ranks; what is stored, and ``num_rows``, are
+    this rank's. Methods that add up sums are called on all ranks.
+
+    Attributes:
+        shard: the places held.
+        num_total: rows of all ranks.
+        total: sums over the stored rows of all ranks; None: they have changed since they were added up.
+    """
+
+    shard: Shard = field(default_factory=lambda: Shard(0, 0, 0))
+    num_total: int = 0
+    total: Sums | None = None
+
+    @classmethod
+    def empty(
+        cls, num_places: int, embedding_size: int, dtype: torch.dtype, device: torch.device | None = None
+    ) -> ShardedRows:
+        shard = Shard.of_this_rank(num_places)
+        rows = Rows.empty(shard.size, embedding_size, dtype, device)
+        return cls(rows.stored, 0, rows.scale, rows.shift, rows.noise, shard=shard)
+
+    def restored(self, stored: Tensor, num_rows: int, *args: Any) -> ShardedRows:
+        own = super().restored(stored, self.shard.num_held(num_rows), *args)
+        return replace(own, num_total=num_rows).to_save()
+
+    def to_save(self) -> ShardedRows:
+        # Another number of ranks has other shards, so a checkpoint holds no sums of them.
+        sums = None if self.sums is None else Sums.of(self.stored[: self.num_rows])
+        return replace(self, sums=sums, total=None)
+
+    def as_saved(self, values: Tensor) -> Tensor:
+        """Returns a DTensor, which ``torch.distributed.checkpoint`` can load on another number of ranks."""
+        from torch.distributed.device_mesh import DeviceMesh
+        from torch.distributed.tensor import DTensor
+        from torch.distributed.tensor import Shard as SplitAlong
+
+        assert dist.group.WORLD is not None
+        mesh = DeviceMesh.from_group(dist.group.WORLD, values.device.type)
+        shape = torch.Size([self.num_places, *values.shape[1:]])
+        return DTensor.from_local(
+            values, mesh, [SplitAlong(0)], run_check=False, shape=shape, stride=values.stride()
+        )
+
+    def as_stored(self, saved: Tensor) -> Tensor:
+        from torch.distributed.tensor import DTensor
+
+        if isinstance(saved, DTensor):
+            return saved.to_local()
+        return saved[self.shard.first : self.shard.first + self.shard.size]
+
+    def __len__(self) -> int:
+        return self.num_total
+
+    @property
+    def num_places(self) -> int:
+        return self.shard.num_places
+
+    @property
+    def most_places(self) -> int:
+        """How many places the rank with the most of them holds."""
+        return -(-self.num_places // dist.get_world_size())
+
+    def held(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        return self.shard.held(places)
+
+    def everywhere(self, places: Tensor) -> Tensor:
+        found = torch.where(places < 0, places, places + self.shard.first)
+        return all_reduced(found, dist.ReduceOp.MAX)
+
+    def measured(self) -> ShardedRows:
+        rows = super().measured()
+        if rows.total is not None:
+            return rows
+        assert rows.sums is not None
+        total = Sums(*all_reduced(torch.stack(rows.sums)))
+        is_out = bool((total.second > self.num_total * LARGEST_RMS**2).any())
+        if self.stored.dtype == torch.float16:
+            is_out |= bool((self.noise != 0).any())
+        return replace(rows, total=total, is_due=rows.is_due or is_out)
+
+    def _totals(self) -> tuple[int, Sums]:
+        assert self.total is not None, "to be measured first"
+        return self.num_total, self.total
+
+    def _sums_of_groups(self, stored: Tensor, slots: Tensor, num_slots: int) -> GroupSums:
+        return GroupSums(*map(all_reduced, super()._sums_of_groups(stored, slots, num_slots)))
+
+    def adapted_in_groups(
+        self, slots: Tensor, is_adapted: Tensor, of_group: Affine, of_others: Affine | None
+    ) -> ShardedRows:
+        return replace(super().adapted_in_groups(slots, is_adapted, of_group, of_others), total=None)
+
+    def put(self, places: Tensor, values: Tensor, num_rows: int, *, is_whitened: bool) -> ShardedRows:
+        after = replace(self, num_rows=self.shard.num_held(num_rows), num_total=num_rows, total=None)
+        if self.num_total == 0 and len(values) and (is_whitened or self.stored.dtype.itemsize < 4):
+            after = after._beginning_with(values)
+        places, numbers = self.held(places)
+        return after._overwritten_at(places, values[numbers])
+
+    def is_out_of_range(self) -> None:
+        """Is seen when the rows are measured, alike on all ranks."""
+
+    def stored_anew(self) -> ShardedRows:
+        return replace(self.measured()._stored_anew(), total=None)

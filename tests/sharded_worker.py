@@ -1,0 +1,212 @@
+"""Asserts that a memory that is spread over the ranks is that of one process."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from loss_worker import MARGINS
+from pytorch_metric_learning import losses, miners, reducers
+from torch import Tensor, distributed, nn
+from torch.distributed import checkpoint
+
+from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
+from pml_xbn.pairwise import SHARDED_LOSSES
+
+D = 4
+MINERS: dict[str, Callable[[], nn.Module | None]] = {
+    "none": lambda: None,
+    "pair margin": lambda: miners.PairMarginMiner(**MARGINS),
+    "multi-similarity": miners.MultiSimilarityMiner,
+}
+CLASSES: dict[str, Callable[..., Any]] = {
+    "XBN": XBNWrapper,
+    "AXBN": lambda *a, **kw: AXBNWrapper(*a, measurement_noise=20.0, gain_update_interval=2, **kw),
+    "PC-XBN": PerClassXBN,
+    "SC-XBN": lambda *a, **kw: SuperClassXBN(*a, superclasses=[0, 0, 1], **kw),
+}
+LAYOUTS: dict[str, Callable[[int, int], list[int]]] = {
+    "equal": lambda ranks, step: [3] * ranks,
+    "unequal": lambda ranks, step: [1 + (2 * (rank + step)) % 5 for rank in range(ranks)],
+    "one empty": lambda ranks, step: [0 if rank == step % ranks else 2 + step % 3 for rank in range(ranks)],
+}
+
+
+def batch_of(rank: int, step: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    inputs = torch.randn(size, D, dtype=torch.float64, generator=generator) + step
+    return (
+        inputs,
+        torch.randint(3, (size,), generator=generator),
+        torch.randint(-1, 18, (size,), generator=generator),
+    )
+
+
+def train(
+    loss_fn: Any, layout: str, steps: int, *, ranks: list[int], is_masked: bool, has_ids: bool
+) -> Iterator[list[Tensor]]:
+    """Yields loss, mean gradient, rows, labels and samples of all steps."""
+    torch.manual_seed(0)
+    model = nn.Linear(D, D, bias=False).double()
+    is_rank = loss_fn.shard_distributed
+    for step in range(steps):
+        sizes = LAYOUTS[layout](distributed.get_world_size(), step)
+        inputs, labels, ids = map(torch.cat, zip(*(batch_of(r, step, sizes[r]) for r in ranks), strict=True))
+        mask = torch.cat([torch.arange(sizes[r]) % 2 == 1 for r in ranks]) if is_masked else None
+        model.zero_grad()
+        if has_ids:
+            ids, labels = ids, ids % 3
+        loss = loss_fn(model(inputs), labels, None, mask, sample_ids=ids if has_ids else None)
+        loss.backward()
+        gradient = model.weight.grad.clone()
+        memory = [loss_fn.embedding_memory, loss_fn.label_memory, loss_fn.id_memory]
+        if is_rank:
+            distributed.all_reduce(gradient)
+            gradient /= distributed.get_world_size()
+            memory = [of_all_shards(x) for x in memory]
+        yield [loss.detach(), gradient, *(x.clone() for x in memory)]
+        assert loss_fn.num_rows <= loss_fn.memory_size
+
+
+def of_all_shards(values: Tensor) -> Tensor:
+    shards: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(shards, values)
+    return torch.cat(shards)
+
+
+def check_equal(build: Callable[..., Any], layout: str, steps: int, **options: bool) -> None:
+    rank, size = distributed.get_rank(), distributed.get_world_size()
+    mine, alone = build(shard_distributed=True), build()
+    found = train(mine, layout, steps, ranks=[rank], **options)
+    expected = train(alone, layout, steps, ranks=list(range(size)), **options)
+    for pair in zip(found, expected, strict=True):
+        for one, other in zip(*pair, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
+        assert (mine.queue_idx, mine.num_rows) == (alone.queue_idx, alone.num_rows)
+
+
+def built(kind: Any, miner: str, **options: Any) -> XBNWrapper:
+    return XBNWrapper(kind().double(), D, 17, MINERS[miner](), memory_dtype=torch.float64, **options)
+
+
+def check_losses(share: int) -> None:
+    """Every share-th combination of a loss, a miner, a layout of the batch, and a mask or none."""
+    cases = itertools.product(SHARDED_LOSSES, MINERS, LAYOUTS, (False, True))
+    for kind, miner, layout, is_masked in itertools.islice(cases, 0, None, share):
+        check_equal(partial(built, kind, miner), layout, 3, is_masked=is_masked, has_ids=False)
+
+
+def check_memories(share: int) -> None:
+    """Every class through fill, wraps and turns, with samples and without; some batches exceed a shard."""
+    cases = itertools.product(CLASSES, (17, 18), LAYOUTS)
+    for number, (name, size, layout) in enumerate(itertools.islice(cases, 0, None, share)):
+        loss = losses.SupConLoss(reducer=reducers.MeanReducer())
+        build = partial(CLASSES[name], loss, D, size, memory_dtype=torch.float64)
+        check_equal(build, layout, 10, is_masked=False, has_ids=number % 2 == 0)
+
+
+def check_many_steps(steps: int) -> None:
+    """Errors of rounding do not add up."""
+    build = partial(built, losses.SupConLoss, "multi-similarity")
+    check_equal(build, "unequal", steps, is_masked=False, has_ids=True)
+
+
+def check_state(folder: Path) -> None:
+    """A state goes on bit for bit, and a checkpoint is loaded by all ranks together."""
+    build = partial(CLASSES["AXBN"], losses.SupConLoss(), D, 17, memory_dtype=torch.float64)
+    first = build(shard_distributed=True)
+    rank = distributed.get_rank()
+    for _ in train(first, "unequal", 7, ranks=[rank], is_masked=False, has_ids=True):
+        pass
+    checkpoint.save({"loss": first.state_dict()}, checkpoint_id=folder)
+    second = build(shard_distributed=True)
+    state = {"loss": second.state_dict()}
+    checkpoint.load(state, checkpoint_id=folder)
+    second.load_state_dict(state["loss"])
+    values = [
+        list(train(loss_fn, "unequal", 7, ranks=[rank], is_masked=False, has_ids=True))
+        for loss_fn in (first, second)
+    ]
+    for one, other in zip(*values, strict=True):
+        assert all(map(torch.equal, one, other))
+    torch.save(of_all_shards(first.embedding_memory), folder / "rows.pt")
+    checkpoint.save({"loss": first.state_dict()}, checkpoint_id=folder / "last")
+
+
+def check_state_of_other_ranks(folder: Path) -> None:
+    """A checkpoint of another number of ranks has the same rows."""
+    loss_fn = CLASSES["AXBN"](losses.SupConLoss(), D, 17, memory_dtype=torch.float64, shard_distributed=True)
+    state = {"loss": loss_fn.state_dict()}
+    checkpoint.load(state, checkpoint_id=folder / "last")
+    loss_fn.load_state_dict(state["loss"])
+    assert torch.equal(of_all_shards(loss_fn.embedding_memory), torch.load(folder / "rows.pt"))
+    for _ in train(loss_fn, "equal", 3, ranks=[distributed.get_rank()], is_masked=False, has_ids=True):
+        pass
+
+
+def check_half_precision() -> None:
+    """Half precision is within rounding of one process, under autocast too."""
+    for dtype in (torch.float16, torch.bfloat16):
+        build = partial(XBNWrapper, losses.SupConLoss(), D, 17, memory_dtype=dtype)
+        mine, alone = build(shard_distributed=True), build()
+        rank, size = distributed.get_rank(), distributed.get_world_size()
+        for step in range(8):
+            parts = [batch_of(r, step, 3 + r)[:2] for r in range(size)]
+            with torch.autocast("cpu"):
+                one, other = (
+                    loss_fn(torch.cat([x for x, _ in own]).to(dtype), torch.cat([y for _, y in own]))
+                    for loss_fn, own in ((mine, parts[rank : rank + 1]), (alone, parts))
+                )
+            torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
+        rows = of_all_shards(mine.embedding_memory)
+        torch.testing.assert_close(rows, alone.embedding_memory, rtol=2e-2, atol=2e-2)
+
+
+# -- bytes -------------------------------------------------------------------------------------------------
+
+
+def check_bytes() -> None:
+    """What a rank sends and receives does not grow with the memory, and is what the docs say."""
+    dim, size, ranks = 512, 32, distributed.get_world_size()
+    found = [bytes_of_a_step(dim, size, memory_size) for memory_size in (400, 4000)]
+    of_batch = (ranks - 1) * size * (8 * dim + 8)
+    assert found[0] == found[1]
+    assert found[0] <= 1.2 * of_batch + 150 * ranks * size + 16 * 1024, found
+    assert found[0] >= of_batch
+
+
+def bytes_of_a_step(dim: int, size: int, memory_size: int) -> int:
+    """Counts the bytes of rows that come and of sums that go, and those that are reduced."""
+    loss_fn = XBNWrapper(losses.SupConLoss(), dim, memory_size, shard_distributed=True)
+    count, others = 0, distributed.get_world_size() - 1
+
+    def counted(name: str, factor: float) -> Callable[..., Any]:
+        collective = getattr(distributed, name)
+
+        def call(first: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal count
+            tensor = first[0] if isinstance(first, list) else first
+            count += round(factor * tensor.nbytes)
+            return collective(first, *args, **kwargs)
+
+        return call
+
+    ranks = others + 1
+    factors = {"all_gather": others, "all_reduce": 1, "all_to_all_single": others / ranks}
+    with ExitStack() as patches:
+        for step in range(4):
+            inputs = torch.randn(size, dim, requires_grad=True)
+            if step == 3:
+                for name, factor in factors.items():
+                    patches.enter_context(patch.object(distributed, name, counted(name, factor)))
+            loss = loss_fn(inputs, torch.arange(size) % 4)
+            before = count
+            loss.backward()
+            assert count == before  # nothing in the backward pass
+    return count
