@@ -19,7 +19,7 @@ from torch import distributed
 
 import pml_xbn.datasets
 
-EXAMPLES, OUTPUT = map(Path, sys.argv[1:])
+EXAMPLES = OUTPUT = Path()
 BATCH_SIZE = 32
 
 
@@ -44,6 +44,7 @@ def end_second_rank() -> None:
 
 
 if __name__ == "__main__":
+    EXAMPLES, OUTPUT = map(Path, sys.argv[1:])
     torch.set_num_threads(1)
     pml_xbn.datasets.Glyphs = FewGlyphs  # type: ignore[misc]
     distributed.init_process_group("gloo")

@@ -4,5 +4,9 @@ from pytorch_metric_learning.losses import SupConLoss
 
 from pml_xbn import XBNWrapper
 
-loss_fn = XBNWrapper(SupConLoss(), embedding_size=16, memory_size=64)
-misspelt = XBNWrapper(SupConLoss(), embedding_size=16, memory_sizee=64)  # type: ignore[arg-type]
+
+def build() -> tuple[XBNWrapper, XBNWrapper]:
+    return (
+        XBNWrapper(SupConLoss(), embedding_size=16, memory_size=64),
+        XBNWrapper(SupConLoss(), embedding_size=16, memory_sizee=64),  # type: ignore[arg-type]
+    )

@@ -157,7 +157,7 @@ def test_result_of_vehicles_names_the_draws(
     flags = ["--dataset", "vehicle-id", "--root", str(tmp_path), "--image-size", "32", "--no-nmi"]
     run_script(monkeypatch, tmp_path / "out", *flags, "--gallery-draws", "2")
     assert "12 queries in a gallery of 4, drawn 2 times" in capsys.readouterr().out
-    assert set(result_of(tmp_path / "out")) == {"epoch", "recall_at_1", "map_at_r"}
+    assert {"epoch", "recall_at_1", "map_at_r"} <= set(result_of(tmp_path / "out"))
 
 
 def transform(image: PillowImage) -> torch.Tensor:
@@ -201,5 +201,6 @@ def test_queries_are_searched_for_in_the_gallery(
     run_script(monkeypatch, tmp_path / "out", *flags, "--binary", "--no-nmi")
     assert "16 training images of 4 classes, 4 queries in a gallery of 8" in capsys.readouterr().out
     result = result_of(tmp_path / "out")
-    assert set(result) == {"epoch", "recall_at_1", "map_at_r"}  # a gallery of 8 has no 10 neighbours
+    assert "map_at_r" in result
+    assert "recall_at_10" not in result  # a gallery of 8 has no 10 neighbours
     assert result["recall_at_1"] in (0, 25, 50, 75, 100)

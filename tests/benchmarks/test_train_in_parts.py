@@ -30,7 +30,7 @@ def train_in_float64(accumulate: int, monkeypatch: pytest.MonkeyPatch, *flags: s
         patch.setattr(
             AdaptiveCrossBatchMemory,
             "__init__",
-            lambda *args, **options: init(*args, **options, memory_dtype=torch.float64),
+            lambda *args, **options: init(*args, **options | {"memory_dtype": torch.float64}),
         )
         task = PapersTask(settings, load_data(settings), Ranks(cpu=True))
     for part in (task.model, task.loss_fn, task._warmup_loss):
