@@ -205,8 +205,9 @@ class Queue(nn.Module):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         contents = self.settled()
-        if not keep_vars:
-            self.contents = contents = contents._replace(rows=contents.rows.to_save())
+        rows = contents.rows if keep_vars else contents.rows.to_save()
+        if rows is not contents.rows:
+            self.contents = contents = contents._replace(rows=rows)
         state = state_of(contents)
         state |= {name: contents.rows.as_saved(state[name]) for name in _OF_PLACES}
         # The state stays what it is when the run goes on.
