@@ -24,7 +24,7 @@ def tuned(tuning: Tuning) -> str:
         f"without and with a warm-up: {_space()}. XBM has no loss of the batch, XBM* has it, of XBN it is "
         "drawn. Each draw is trained on two thirds of the training classes and judged on the rest; the five "
         "best of a method again with three more seeds; the best of these for longer on all training classes, "
-        "and tested once, on classes that nothing was ever scored on. Differences of the search are paired "
+        "and tested once, on classes that no run was scored on before. Differences of the search are paired "
         "by draw. The subgroups stand in `benchmarks/tuning/subgroups.json`, written before the first run.",
         markdown(
             ["method", "defaults", "median", "best", "best again", "XBN to it, all", *SUBGROUPS],
