@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 from loss_worker import MARGINS
 from pytorch_metric_learning import distances, losses, miners, reducers
@@ -151,6 +153,9 @@ def check_state(folder: Path) -> None:
     rank = distributed.get_rank()
     for _ in train(first, "unequal", 7, ranks=[rank], is_masked=False, has_ids=True):
         pass
+    before_2_5 = patch.dict(sys.modules, {"torch.distributed.tensor": None})
+    with before_2_5, pytest.raises(RuntimeError, match=r"update to torch 2\.5, or pass gather_distributed"):
+        first.state_dict()
     checkpoint.save({"loss": first.state_dict()}, checkpoint_id=folder)
     second = build(shard_distributed=True)
     state = {"loss": second.state_dict()}

@@ -54,6 +54,7 @@ class ShardedRows(Rows):
 
     def as_saved(self, values: Tensor) -> Tensor:
         """Returns a DTensor, which ``torch.distributed.checkpoint`` can load on another number of ranks."""
+        _check_torch()
         from torch.distributed.device_mesh import DeviceMesh
         from torch.distributed.tensor import DTensor
         from torch.distributed.tensor import Shard as SplitAlong
@@ -66,6 +67,7 @@ class ShardedRows(Rows):
         )
 
     def as_stored(self, saved: Tensor) -> Tensor:
+        _check_torch()
         from torch.distributed.tensor import DTensor
 
         if isinstance(saved, DTensor):
@@ -126,3 +128,13 @@ class ShardedRows(Rows):
 
     def stored_anew(self) -> ShardedRows:
         return replace(self.measured()._stored_anew(), total=None)
+
+
+def _check_torch() -> None:
+    try:
+        from torch.distributed.tensor import DTensor  # noqa: F401
+    except ImportError as error:
+        raise RuntimeError(
+            f"torch {torch.__version__} saves no memory with shard_distributed=True: update to torch 2.5, "
+            "or pass gather_distributed=True"
+        ) from error
