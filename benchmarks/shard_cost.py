@@ -133,7 +133,7 @@ def main(
     if "RANK" in os.environ and memory != "both":
         measure(memory, rows[0], batch, steps)
         return
-    sizes = (10_000,) if quick else rows[: at_most(len(rows))]
+    sizes = (10_000,) if quick else [at_most(size, 10_000) for size in rows[: at_most(len(rows))]]
     print(
         write_report(
             [line(size, batch, steps) for size in sizes],

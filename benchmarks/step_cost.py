@@ -204,6 +204,7 @@ def main(
     if place.type == "cuda":
         columns = {**COLUMNS, "pml_waits": "PML's host waits", "ours_waits": "our host waits"}
     text = ""
+    grid = (tuple(at_most(size, 8_192) for size in grid[0]), *grid[1:])
     cases, pairs = [Case(*values) for values in itertools.product(*grid)], at_most(pairs)
     bar = tqdm(cases[: at_most(len(cases))], unit="case")
     for case in bar:

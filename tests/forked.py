@@ -25,7 +25,8 @@ LIBRARIES = [
 ]
 OURS = ("pml_xbn", "benchmarks")
 
-os.environ["OMP_NUM_THREADS"] = "1"  # which is read when torch is imported
+# Which are read when torch and huggingface_hub are imported.
+os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 get_context("forkserver").set_forkserver_preload(LIBRARIES)
 
 Call = Callable[..., None]

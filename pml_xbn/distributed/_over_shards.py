@@ -74,8 +74,9 @@ class OverShards(OverRows):
     def num_rows(self, num_held: int) -> int:
         return self._num_rows
 
-    def most_rows(self, num_held: int) -> int:
-        return self._most_rows
+    def anchors_at_once(self, num_held: int, num_pairs: int) -> int:
+        # Of more anchors, so that ranks wait for each other less often.
+        return max(4, super().anchors_at_once(self._most_rows, num_pairs))
 
 
 def _summed(values: Tensor) -> Tensor:

@@ -215,7 +215,7 @@ def _parts(loss: Any, mat: Tensor, pairs: Pairs, is_differentiated: bool) -> Ite
         return Part(fractions, leaf, places)
 
     device = "cpu" if mat.device.type == "cpu" else "gpu"
-    at_once = max(1, _PAIRS_AT_ONCE[device] // max(1, pairs.over_rows.most_rows(mat.shape[1])))
+    at_once = pairs.over_rows.anchors_at_once(mat.shape[1], _PAIRS_AT_ONCE[device])
     is_by_anchor = form.is_by_anchor and not getattr(loss, "learn_beta", False)
     if at_once >= len(mat) or not is_by_anchor or pairs.triplets is not None:
         yield part(mat, pairs, None)

@@ -51,9 +51,9 @@ class OverRows:
         """Returns how many rows there are where this process holds so many."""
         return num_held
 
-    def most_rows(self, num_held: int) -> int:
-        """Returns how many rows no process exceeds."""
-        return num_held
+    def anchors_at_once(self, num_held: int, num_pairs: int) -> int:
+        """Returns of how many anchors about so many pairs are, on each process that holds as many rows."""
+        return max(1, num_pairs // max(1, num_held))
 
     def leave_out(self, mask: Tensor, own_rows: Tensor) -> Tensor:
         """Returns the mask, in place, without the pairs of anchors and their own rows ``(a,)``."""

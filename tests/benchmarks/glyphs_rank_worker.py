@@ -19,10 +19,9 @@ from benchmarks.engine.randomness import generator_for
 from pml_xbn import AXBNWrapper, PerClassXBN, XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory, BatchLoss
 
-STEPS = int(os.environ.get("PML_XBN_RANK_STEPS", "20"))
-SETTINGS = Settings(
-    classes=100, memory_ratio=0.5, batch_size=64, norm="group"
-)  # the memory is full after 13 steps
+STEPS = int(os.environ.get("PML_XBN_RANK_STEPS", "12"))
+# The memory is full after 7 steps.
+SETTINGS = Settings(classes=50, memory_ratio=0.5, batch_size=32, norm="group")
 MEMORIES: dict[str, type[AdaptiveCrossBatchMemory] | None] = {
     "no-xbm": None,
     "xbm": AdaptiveCrossBatchMemory,
