@@ -36,7 +36,8 @@ class OverShards(OverRows):
         return all_reduced(super().count(counts))
 
     def any(self, mask: Tensor) -> Tensor:
-        return self.count(mask) > 0
+        # Not counted, for which a CPU would make int64 of the mask.
+        return all_reduced(super().any(mask).long(), dist.ReduceOp.MAX) > 0
 
     def max(self, values: Tensor, mask: Tensor) -> Tensor:
         values = values.detach()
