@@ -33,8 +33,8 @@ class OverShards(OverRows):
     def count(self, counts: Tensor) -> Tensor:
         return all_reduced(super().count(counts))
 
-    def any(self, mask: Tensor) -> Tensor:
-        return self.count(mask) > 0
+    def total(self, counts: Tensor) -> Tensor:
+        return all_reduced(super().total(counts))
 
     def max(self, values: Tensor, mask: Tensor) -> Tensor:
         values = values.detach()

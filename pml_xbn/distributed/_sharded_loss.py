@@ -40,9 +40,8 @@ def sharded_loss(loss: Any, miner: Any, batch: Batch, reports: list[Report], con
     if len(anchors) == 0 or len(rows) == 0:
         return (batch.anchors * 0).sum()
     leaf = anchors.detach().requires_grad_(torch.is_grad_enabled())
-    row_labels = contents.labels[: rows.num_rows]
     over_rows = OverShards(len(rows), rows.most_places)
-    compared = Comparison(loss, miner, leaf, labels, rows, row_labels, own_rows, None, over_rows)
+    compared = Comparison(loss, miner, leaf, labels, rows, contents.row_labels, own_rows, None, over_rows)
     value = share_against(compared).value()
     if not torch.is_grad_enabled():
         return value

@@ -202,7 +202,7 @@ class Step(NamedTuple):
 
     @torch.no_grad()
     def _adapted(self, contents: Contents, batch: Tensor, batch_labels: Tensor) -> Contents:
-        arguments = contents.rows, contents.labels, batch, batch_labels
+        arguments = contents.rows, contents.row_labels, batch, batch_labels
         rows = self.hooks.adapted(*arguments, allow_nonfinite=self.nonfinite == "ignore")
         if self.normalize_memory:
             rows = rows.given(normalize(rows.read(batch.dtype)))
@@ -262,7 +262,7 @@ class Step(NamedTuple):
         if reports is not None and self.is_sharded:
             contents = contents._replace(newest=None)
             return sharded_loss(self.loss, self.miner, batch, reports, contents)
-        return loss_against_stored(self.loss, self.miner, batch, contents.rows, contents.labels)
+        return loss_against_stored(self.loss, self.miner, batch, contents.rows, contents.row_labels)
 
     def _loss_on_ranks(self, batch: Batch, reports: list[Report]) -> tuple[Tensor, Tensor | None]:
         """Returns the loss of the batch of all ranks, with this rank's part of its gradient.
@@ -309,4 +309,4 @@ class Step(NamedTuple):
             given = drop_own_rows(given, own_rows)
         anchors = batch.anchors, batch.anchor_labels
         own = own_rows if batch.is_own else None
-        return Comparison(self.loss, self.miner, *anchors, rows, contents.labels[: len(rows)], own, given)
+        return Comparison(self.loss, self.miner, *anchors, rows, contents.row_labels, own, given)

@@ -28,6 +28,12 @@ class Contents(NamedTuple):
     ids: Tensor | None = None  # samples of the rows, (M,) int64, -1 where there is none; None: nowhere
     num_replaced: int = 0  # rows that have taken the place of their sample's, since all were stored anew
 
+    @property
+    def row_labels(self) -> Tensor:
+        """Labels of the occupied rows, ``(n,)``."""
+        num_rows = self.rows.num_rows
+        return self.labels if num_rows == len(self.labels) else self.labels[:num_rows]
+
     def put(self, rows: Tensor, labels: Tensor, *, is_whitened: bool, ids: Tensor | None = None) -> Contents:
         """Returns the contents with rows ``(b, d)``, at most M, in the place of the oldest ones.
 

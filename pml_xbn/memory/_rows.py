@@ -108,7 +108,9 @@ class Rows:
         wide = widest(values)
         mean, std = moments(wide) if len(wide) > 1 else Moments(wide[0], torch.zeros_like(wide[0]))
         rms = (mean.square() + std.square()).mean().sqrt()
-        scale = torch.where(std > _LEAST_STD, self._fitting(mean, std), torch.where(rms > 0, rms, self.scale))
+        scale = torch.where(
+            std > _LEAST_STD, self._fitting(mean, std), torch.where(rms > _LEAST_STD, rms, self.scale)
+        )
         scale, shift = Affine(scale, mean).where_finite(Affine(self.scale, self.shift))
         sums = Sums(torch.zeros_like(mean), torch.zeros_like(mean))
         return replace(self, scale=scale, shift=shift, sums=sums, is_as_stored=False)
@@ -182,14 +184,6 @@ class Rows:
         stored = self.stored[places].to(dtype)
         return stored if self.is_as_stored else self._map().map(stored)
 
-    def column(self, dimension: int, places: Tensor, dtype: torch.dtype) -> Tensor:
-        """Returns one coordinate of the rows at these places ``(k,)`` as they are now, ``(k,)``."""
-        chosen = slice(dimension, dimension + 1)
-        stored = self.stored[places, chosen].to(dtype)
-        if not self.is_as_stored:
-            stored = Affine(*(x[chosen] for x in self._map())).map(stored)
-        return stored.squeeze(1)
-
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Returns ``(a, d)``, the sum over j of ``weights[:, j]`` times row j."""
         if self.stored.dtype == weights.dtype:
@@ -227,15 +221,12 @@ class Rows:
 
     def _mapped(self, of_stored: Moments) -> Moments:
         """Returns the moments of rows as they are now; a spread that rounding makes of equal rows is zero."""
-        scale, shift = self._map()
-        mean = torch.addcmul(shift, of_stored.mean, scale)
-        size = of_stored.mean.abs()
+        least_std = of_stored.mean.abs()
         if not self.is_as_stored:  # they were stored at a spread of 1
-            size = size.clamp_(min=1)
-        roundings = 8 * torch.finfo(mean.dtype).eps, 8 * max(torch.finfo(self.stored.dtype).eps, 1e-8)
-        scale = scale.abs()
-        least_std = (mean.abs() * roundings[0]).addcmul_(size, scale, value=roundings[1])
-        return Moments(mean, of_stored.std * scale).without_rounding(least_std)
+            least_std.clamp_(min=1)
+        least_std.mul_(8 * max(torch.finfo(self.stored.dtype).eps, 1e-8))
+        mean, std = of_stored.without_rounding(least_std)
+        return Moments(torch.addcmul(self.shift, mean, self.scale), std * self.scale.abs())
 
     def adapted(self: Self, affine: Affine) -> Self:
         """Returns the rows after a map of all of them."""

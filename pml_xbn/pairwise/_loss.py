@@ -192,16 +192,16 @@ def share_against(compared: Comparison) -> Share:
     def pull(gradient: Tensor) -> Tensor:
         return torch.autograd.grad(mat, leaf, gradient)[0]
 
-    return Share(loss, anchors, pairs, _parts(loss, mat.detach(), pairs, mat.requires_grad), mat, pull)
+    return Share(loss, anchors, pairs, _parts(loss, mat, pairs), mat, pull)
 
 
-def _parts(loss: Any, mat: Tensor, pairs: Pairs, is_differentiated: bool) -> Iterator[Part]:
+def _parts(loss: Any, mat: Tensor, pairs: Pairs) -> Iterator[Part]:
     """Yields the terms of some anchors at a time, so that their matrices stay in a CPU's cache."""
     form, rules = FORMS[type(loss)], rules_of(loss)
     assert rules is not None
 
     def part(mat: Tensor, pairs: Pairs, places: slice | None) -> Part:
-        leaf = mat.detach().requires_grad_(is_differentiated)
+        leaf = mat.detach().requires_grad_(mat.requires_grad)
         assert form.terms is not None
         terms = form.terms(loss, leaf, pairs)
         fractions = [

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class OverRows:
-    """Reductions of ``(a, n)`` to ``(a,)``.
+    """Reductions of ``(a, n)`` to ``(a,)``, but for :meth:`total`.
 
     ``counts`` says how often each pair counts, ``(a, n)``, bool or integers. A subclass may hold a part of
     the rows on every rank, and merge what the ranks find.
@@ -21,9 +21,9 @@ class OverRows:
         """Returns how many pairs count, int64."""
         return counts.sum(dim=1)
 
-    def any(self, mask: Tensor) -> Tensor:
-        """Returns whether any pair counts."""
-        return mask.any(dim=1)
+    def total(self, counts: Tensor) -> Tensor:
+        """Returns how many pairs of all anchors count, a 0-d int64 tensor."""
+        return counts.sum()
 
     def max(self, values: Tensor, mask: Tensor) -> Tensor:
         """Returns the largest of the values that count; -inf where none does."""
