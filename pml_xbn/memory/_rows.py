@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from .._dtypes import widest
-from .._parts import rows_at_a_time
+from .._parts import rows_at_a_time, slices
 from ..adapters.affine import Affine
 from ..adapters.moments import GroupSums, Moments, moments
+from ._groups import mapped_in_groups, maps_of_stored, rows_in_groups
 from ._sums import Sums
 
 # Stored rows of a larger root mean square are stored anew: float16 ends at 65504, and moments lose digits.
@@ -67,29 +68,9 @@ class Rows:
         """Returns places without a row yet."""
         return cls.of(torch.zeros(0, embedding_size, device=device), num_places, dtype)
 
-    def restored(
-        self: Self,
-        stored: Tensor,
-        num_rows: int,
-        scale: Tensor,
-        shift: Tensor,
-        noise: Tensor,
-        sums: Sums | None,
-        is_as_stored: bool,
-    ) -> Self:
-        """Returns rows of a saved state, in the places of these."""
-        return replace(
-            self,
-            stored=stored,
-            num_rows=num_rows,
-            scale=scale,
-            shift=shift,
-            noise=noise,
-            sums=sums,
-            is_as_stored=is_as_stored,
-            is_due=False,
-            overwritten=[],
-        )
+    def restored(self: Self, num_rows: int, **saved: Any) -> Self:
+        """Returns rows of a saved state, some of the attributes, in the places of these."""
+        return replace(self, num_rows=num_rows, is_due=False, overwritten=[], **saved)
 
     @classmethod
     def of(cls, values: Tensor, num_places: int, dtype: torch.dtype, *, is_whitened: bool = False) -> Rows:
@@ -99,7 +80,7 @@ class Rows:
         rows = cls(stored, len(values), ones, torch.zeros_like(ones), torch.zeros_like(ones))
         if len(values) and (is_whitened or dtype.itemsize < 4):
             rows = replace(rows._beginning_with(values), sums=None)
-        for part in _slices(len(values), rows_at_a_time(stored)):
+        for part in slices(len(values), rows_at_a_time(stored)):
             stored[part] = rows.to_store(values[part])
         return rows
 
@@ -165,7 +146,7 @@ class Rows:
         """Yields the rows as they are now, in order; the tensor of a part may be overwritten by the next."""
         scale, shift = (x.to(dtype) for x in self._map())
         room: Tensor | None = None
-        for part in _slices(self.num_rows, rows_at_a_time(self.stored)):
+        for part in slices(self.num_rows, rows_at_a_time(self.stored)):
             stored = self.stored[part].to(dtype)
             if not self.is_as_stored:
                 room = torch.empty_like(stored) if room is None else room
@@ -190,7 +171,7 @@ class Rows:
             total = weights @ self.stored[: self.num_rows]
         else:
             total = weights.new_zeros(len(weights), self.stored.shape[1])
-            for part in _slices(self.num_rows, rows_at_a_time(self.stored)):
+            for part in slices(self.num_rows, rows_at_a_time(self.stored)):
                 total.addmm_(weights[:, part], self.stored[part].to(weights.dtype))
         if self.is_as_stored:
             return total
@@ -249,22 +230,13 @@ class Rows:
 
     def group_moments(self, slots: Tensor, num_groups: int) -> tuple[Tensor, Moments]:
         """Returns counts ``(g, 1)`` and moments ``(g, d)`` of the rows of every slot ``(n,)`` below g."""
-        _, slots, stored = self._in_groups(slots, num_groups)
+        _, slots, stored = rows_in_groups(self.stored[: self.num_rows], slots, num_groups)
         sums = self._sums_of_groups(stored, slots, num_groups + 1)
         mean, std = (x[:num_groups] for x in sums.moments(self.noise))
         return sums.num_rows[:num_groups], self._mapped(Moments(mean, std))
 
     def _sums_of_groups(self, stored: Tensor, slots: Tensor, num_slots: int) -> GroupSums:
         return GroupSums.of(stored, slots, num_slots)
-
-    def _in_groups(self, slots: Tensor, num_groups: int) -> tuple[Tensor | slice, Tensor, Tensor]:
-        """Returns places, slots and stored values of rows: on a CPU those of the groups, else all."""
-        if slots.device.type == "cpu":  # on a GPU, to count them would make it wait for the host
-            places = (slots < num_groups).nonzero().squeeze(1)
-            # They are copied: of many, that would take more time than a pass over all.
-            if 8 * len(places) < self.num_rows:
-                return places, slots[places], self.stored[places]
-        return slice(self.num_rows), slots, self.stored[: self.num_rows]
 
     def adapted_in_groups(
         self: Self, slots: Tensor, is_adapted: Tensor, of_group: Affine, of_others: Affine | None
@@ -280,25 +252,13 @@ class Rows:
             of_others: map of all other rows; None: they stay.
         """
         after = self if of_others is None else self.adapted(of_others)
-        places, slots, stored = self._in_groups(slots, len(is_adapted))
-        # From stored rows to where they are to be, and from there to where they are stored.
-        own = of_group.after(self._map())
-        scale = torch.where(is_adapted, own.scale / after.scale, 1.0)
-        shift = torch.where(is_adapted, (own.shift - after.shift) / after.scale, 0.0)
-        none = scale.new_zeros(1, scale.shape[1])
-        of_stored = Affine(
-            torch.cat([scale, none + 1]).to(self.dtype), torch.cat([shift, none]).to(self.dtype)
-        )
-        ones = torch.ones_like(of_stored.scale)
-        scale, shift = of_stored.where_finite(Affine(ones, ones - 1))
-        before = stored.clone() if isinstance(places, slice) else stored
+        of_stored = maps_of_stored(of_group.after(self._map()), after._map(), is_adapted)
+        places, slots, before = rows_in_groups(self.stored[: self.num_rows], slots, len(is_adapted))
+        before = before.clone() if isinstance(places, slice) else before
         self.overwritten.append((self.stored, places, before))
-        sums, largest = after.sums, torch.finfo(stored.dtype).max
-        for part in _slices(len(before), max(1, rows_at_a_time(stored) // 8)):
-            at = part if isinstance(places, slice) else places[part]
-            new = torch.addcmul(shift[slots[part]], before[part].to(scale.dtype), scale[slots[part]])
-            new = new.clamp_(-largest, largest).to(stored.dtype)
-            self.stored[at] = new
+        sums = after.sums
+        for part, new in mapped_in_groups(before, slots, of_stored, self.dtype):
+            self.stored[part if isinstance(places, slice) else places[part]] = new
             sums = sums and sums.exchanged(new, before[part])
         return replace(after, sums=sums, is_as_stored=False)
 
@@ -380,13 +340,9 @@ class Rows:
             torch.where(is_spread, self.scale / scale, torch.where(is_finite, zeros, ones)),
             torch.where(is_spread, (self.shift - shift) / scale, zeros),
         )
-        for part in _slices(n, rows_at_a_time(self.stored)):
+        for part in slices(n, rows_at_a_time(self.stored)):
             self.stored[part] = of_stored.map(self.stored[part].to(self.dtype))
         # Measured and not computed: what they are off by would stay for ever.
         sums = Sums.of(self.stored[:n])
         new = replace(self, scale=scale, shift=shift, noise=zeros, sums=sums)
         return replace(new, is_as_stored=False, is_due=False)
-
-
-def _slices(num_rows: int, at_a_time: int) -> Iterator[slice]:
-    return (slice(first, min(first + at_a_time, num_rows)) for first in range(0, num_rows, at_a_time))
