@@ -125,4 +125,4 @@ class ShardedRows(Rows):
         """Is seen when the rows are measured, alike on all ranks."""
 
     def stored_anew(self) -> ShardedRows:
-        return replace(self.measured()._stored_anew(), total=None)
+        return replace(super().stored_anew(), total=None)

@@ -12,18 +12,13 @@ from torch import Tensor
 from .._dtypes import widest
 from .._parts import rows_at_a_time, slices
 from ..adapters.affine import Affine
-from ..adapters.moments import GroupSums, Moments, moments
+from ..adapters.moments import GroupSums, Moments
 from ._groups import mapped_in_groups, maps_of_stored, rows_in_groups
+from ._scales import first_map, fitting_scale
 from ._sums import Sums
 
 # Stored rows of a larger root mean square are stored anew: float16 ends at 65504, and moments lose digits.
 LARGEST_RMS = 64.0
-# In float16, a dimension begins with at least this share of the rows' root mean square as its scale, so that
-# rows fit which come to a dimension in which all are nearly equal.
-_LEAST_SHARE_OF_RMS = 2.0**-8
-
-# A smaller spread is none: a batch's over it is to stay within float32.
-_LEAST_STD = 2.0**-60
 # A map that makes rows equal shrinks them by this factor instead, so that rows to come can differ from them.
 _LEAST_FACTOR = 2.0**-40
 _LEAST_SCALE = 2.0**-125
@@ -86,22 +81,9 @@ class Rows:
 
     def _beginning_with(self: Self, values: Tensor) -> Self:
         """Returns these rows with mean and σ of ``values`` for shift and scale."""
-        wide = widest(values)
-        mean, std = moments(wide) if len(wide) > 1 else Moments(wide[0], torch.zeros_like(wide[0]))
-        rms = (mean.square() + std.square()).mean().sqrt()
-        scale = torch.where(
-            std > _LEAST_STD, self._fitting(mean, std), torch.where(rms > _LEAST_STD, rms, self.scale)
-        )
-        scale, shift = Affine(scale, mean).where_finite(Affine(self.scale, self.shift))
-        sums = Sums(torch.zeros_like(mean), torch.zeros_like(mean))
+        scale, shift = first_map(values, self.stored.dtype)
+        sums = Sums(torch.zeros_like(shift), torch.zeros_like(shift))
         return replace(self, scale=scale, shift=shift, sums=sums, is_as_stored=False)
-
-    def _fitting(self, mean: Tensor, std: Tensor) -> Tensor:
-        """Returns a scale with which to store rows of these moments: σ, or in float16 a little more."""
-        if self.stored.dtype != torch.float16:
-            return std
-        rms = (mean.square() + std.square()).nan_to_num_(0, 0, 0).mean().sqrt()
-        return torch.maximum(std, _LEAST_SHARE_OF_RMS * rms)
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -293,10 +275,6 @@ class Rows:
             return self
         return replace(self, sums=self.sums.exchanged(come, gone))  # places without a row hold zeros
 
-    def frozen(self) -> Rows:
-        """Returns these rows in a tensor of their own, which no step writes to."""
-        return replace(self, stored=self.stored[: self.num_rows].clone(), overwritten=[])
-
     def given(self, values: Tensor) -> Rows:
         """Returns other rows ``(n, d)``, stored as they are, in the place of these."""
         return Rows.of(values, len(self.stored), self.stored.dtype)
@@ -325,14 +303,11 @@ class Rows:
 
     def stored_anew(self: Self) -> Self:
         """Returns these rows, whitened in place: a turn, after which u has mean 0 and σ 1."""
-        return self.measured()._stored_anew()
-
-    def _stored_anew(self: Self) -> Self:
         n = self.num_rows
-        mean, std = self.moments()
+        mean, std = self.measured().moments()
         is_finite = torch.isfinite(mean + std)
         is_spread = is_finite & (std > 0)
-        scale = torch.where(is_spread, self._fitting(mean, std), self.scale)
+        scale = torch.where(is_spread, fitting_scale(mean, std, self.stored.dtype), self.scale)
         shift = torch.where(is_finite, mean, self.shift)
         # Rows that have become equal are zeros, rows with NaN stay.
         zeros, ones = torch.zeros_like(scale), torch.ones_like(scale)
