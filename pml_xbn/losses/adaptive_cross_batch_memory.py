@@ -38,8 +38,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     Without hooks it is Cross-Batch Memory (https://arxiv.org/abs/1912.06798). Input is validated before
     anything changes, and nothing changes when a hook, the miner or the loss raises.
 
-    In ``eval()`` mode and where gradients are disabled the memory is read only: the loss is computed against
-    the stored rows, and nothing changes. An ``indices_tuple`` then compares within the batch itself.
+    In ``eval()`` mode and where gradients are disabled the memory is read only, and an ``indices_tuple``
+    compares within the batch itself.
 
     Args:
         loss: any loss of ``CrossBatchMemory.supported_losses()``, or a subclass of one.
@@ -53,10 +53,9 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         batch_loss_weight: adds that multiple of the wrapped loss on the batch alone (XBM* in Table 2 of
             Adaptive Cross Batch Normalization).
         normalize_memory: give the stored rows unit L2 norm after adaptation (thesis, §4.3.5).
-        gather_distributed: in a run of many ranks, store the rows of all of them, in rank order: every rank
-            then holds the same memory and adapts it to the moments of the global batch. The loss, and the
-            mean over ranks of its gradients, which ``DistributedDataParallel`` takes, are those of a single
-            process with the batch of all ranks. Not to be combined with ``DistributedLossWrapper``.
+        gather_distributed: in a run of many ranks, every rank stores the rows of all of them. The loss, and
+            the mean over ranks of its gradients, which ``DistributedDataParallel`` takes, are those of a
+            single process with the batch of all ranks. Not to be combined with ``DistributedLossWrapper``.
         shard_distributed: the same, of rows that are spread over the ranks, each of which stores its part of
             ``memory_size``; see docs/distributed.md for the losses and miners that work.
         nonfinite: what to do with a batch that holds NaN or inf: ``"raise"`` a ValueError, ``"skip"``
@@ -64,10 +63,9 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         memory_dtype: dtype in which rows are stored, any floating one. Losses are computed in float32, this
             dtype or the batch's, whichever is the most precise.
         update: what becomes of stored rows ṽ (Cross-Batch Memory, supplement §2). ``"queue"``: the new
-            row v of a sample that is stored already, by ``sample_ids``, takes the place of its old one.
-            ``"average"``: that place takes m ṽ + (1 − m) v at unit length. ``"gradient"``: as ``"queue"``,
-            or with m > 0 as ``"average"``, and after every loss L all rows take a step against its
-            gradient, ṽ − α ∂L/∂ṽ, at unit length, which costs a second backward pass of the loss.
+            row v of a stored sample, by ``sample_ids``, takes the place of its old one. ``"average"``: that
+            place takes m ṽ + (1 − m) v at unit length. ``"gradient"``: the same, and after every loss L all
+            rows take a step against its gradient, ṽ − α ∂L/∂ṽ, at unit length: a second backward pass.
         update_momentum: m, in [0, 1); 0.9 in the paper's best runs on CUB and Cars.
         update_learning_rate: α.
         collect_stats: record the hooks' numbers for PML's logging.
@@ -193,8 +191,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     def fill_memory(self, embeddings: Tensor, labels: Tensor, sample_ids: Tensor | None = None) -> None:
         """Stores rows without computing a loss or adapting what is there.
 
-        For instance randomly sampled training images, embedded with the warmed-up model (Cross-Batch Memory,
-        §3.3). With ``gather_distributed`` every rank brings rows, and all ranks store all of them.
+        For instance random training images, embedded with the warmed-up model (Cross-Batch Memory, §3.3).
 
         Args:
             embeddings, labels, sample_ids: as in :meth:`forward`; at most ``memory_size`` rows a call.
@@ -261,8 +258,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     def embedding_memory(self) -> Tensor:
         """The rows as they are now, ``(memory_size, d)``, with zeros behind the occupied ones.
 
-        It is made when it is asked for. What is assigned to it, or written into it before the next call, is
-        stored.
+        It is made when it is asked for. What is assigned to it, or written into it, is stored.
         """
         return self.queue.read()
 

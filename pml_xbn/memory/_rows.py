@@ -19,6 +19,8 @@ from ._sums import Sums
 
 # Stored rows of a larger root mean square are stored anew: float16 ends at 65504, and moments lose digits.
 LARGEST_RMS = 64.0
+# Below it rows are equal in float32: the scale to a batch from there would overflow.
+_LEAST_SIZE = 2.0**-40
 # A map that makes rows equal shrinks them by this factor instead, so that rows to come can differ from them.
 _LEAST_FACTOR = 2.0**-40
 _LEAST_SCALE = 2.0**-125
@@ -184,9 +186,8 @@ class Rows:
 
     def _mapped(self, of_stored: Moments) -> Moments:
         """Returns the moments of rows as they are now; a spread that rounding makes of equal rows is zero."""
-        least_std = of_stored.mean.abs()
-        if not self.is_as_stored:  # they were stored at a spread of 1
-            least_std.clamp_(min=1)
+        # Others than rows as they were given are stored at a spread of 1.
+        least_std = of_stored.mean.abs().clamp_(min=_LEAST_SIZE if self.is_as_stored else 1)
         least_std.mul_(8 * max(torch.finfo(self.stored.dtype).eps, 1e-8))
         mean, std = of_stored.without_rounding(least_std)
         return Moments(torch.addcmul(self.shift, mean, self.scale), std * self.scale.abs())
