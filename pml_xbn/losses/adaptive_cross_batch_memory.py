@@ -64,15 +64,14 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             dtype or the batch's, whichever is the most precise.
         update: what becomes of stored rows ṽ (Cross-Batch Memory, supplement §2). ``"queue"``: the new
             row v of a stored sample, by ``sample_ids``, takes the place of its old one. ``"average"``: that
-            place takes m ṽ + (1 − m) v at unit length. ``"gradient"``: the same, and after every loss L all
-            rows take a step against its gradient, ṽ − α ∂L/∂ṽ, at unit length: a second backward pass.
+            place takes m ṽ + (1 − m) v at unit length. ``"gradient"``: the same where m > 0, and after every
+            loss L all rows take a step against its gradient, ṽ − α ∂L/∂ṽ, to unit length, which costs time.
         update_momentum: m, in [0, 1); 0.9 in the paper's best runs on CUB and Cars.
         update_learning_rate: α.
         collect_stats: record the hooks' numbers for PML's logging.
 
     Raises:
-        ValueError: an unsupported loss, or a parameter out of range; ``gather_distributed`` with a reducer
-            that is not one of PML's; a number of the update that has no effect.
+        ValueError: an unsupported loss or reducer, a parameter out of range, or one without effect.
 
     Example:
         >>> from pytorch_metric_learning.losses import ContrastiveLoss
@@ -215,16 +214,13 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         return Step(self.loss, self.miner, self.queue, self._hooks, update, **options)
 
     def register_memory_hook(self, hook: MemoryHook) -> RemovableHandle:
-        """Registers a hook that adapts the stored rows.
+        """Registers a hook that adapts the stored rows; the returned handle's ``remove()`` takes it out again.
 
         It is called as ``hook(memory, memory_labels, batch, batch_labels)`` with the occupied rows
         ``(n, d)``, their labels ``(n,)``, and the detached rows about to be enqueued, ``(b, d)`` and
-        ``(b,)``; n and b may be 0. It returns the new rows, in the same number and order, or None to leave
-        them. It does not write to its input. Hooks run in order of registration. A hook that is a module
-        becomes a submodule: its state is part of the checkpoint, and is restored when a step fails.
-
-        Returns:
-            A handle whose ``remove()`` takes the hook out again.
+        ``(b,)``; n and b may be 0. It returns new rows, in number and order the same, or None to leave them.
+        Hooks run in order of registration. A hook that is a module becomes a submodule: its state is part of
+        the checkpoint, and is restored when a step fails.
 
         Raises:
             TypeError: the hook cannot be called.
@@ -237,8 +233,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     def returning_samples(self) -> tuple[Tensor, Tensor]:
         """Where in memory and where in the batch the samples are that the batch holds again, ``(r,)`` each.
 
-        For hooks, while they run: ``memory[in_memory]`` and ``batch[in_batch]`` are the old and the new
-        embeddings of the same samples. Of a sample that the batch holds more than once, it is the last one.
+        For hooks, while they run: ``memory[in_memory]`` and ``batch[in_batch]`` are old and new embeddings of
+        the same samples; of a sample that the batch holds more than once, the last.
 
         Raises:
             RuntimeError: no hook is running.
@@ -288,7 +284,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
     @property
     def num_calls(self) -> int:
-        """Number of calls that counted: those in training that were stored or warmed up."""
+        """Number of calls in training that were stored or warmed up."""
         return self.queue.contents.num_calls
 
     @property

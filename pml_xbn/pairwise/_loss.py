@@ -199,7 +199,8 @@ def share_against(compared: Comparison) -> Share:
 def _parts(loss: Any, mat: Tensor, pairs: Pairs) -> Iterator[Part]:
     """Yields the terms of some anchors at a time, so that their matrices stay in a CPU's cache."""
     form, rules = FORMS[type(loss)], rules_of(loss)
-    assert form.terms is not None and rules is not None
+    assert form.terms is not None
+    assert rules is not None
     device = "cpu" if mat.device.type == "cpu" else "gpu"
     at_once = max(1, _PAIRS_AT_ONCE[device] // max(1, pairs.over_rows.most_rows(mat.shape[1])))
     is_by_anchor = form.is_by_anchor and not getattr(loss, "learn_beta", False)
