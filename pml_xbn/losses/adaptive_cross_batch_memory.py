@@ -214,7 +214,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         return Step(self.loss, self.miner, self.queue, self._hooks, update, **options)
 
     def register_memory_hook(self, hook: MemoryHook) -> RemovableHandle:
-        """Registers a hook that adapts the stored rows; the returned handle's ``remove()`` takes it out again.
+        """Registers a hook that adapts the stored rows; the handle's ``remove()`` takes it out again.
 
         It is called as ``hook(memory, memory_labels, batch, batch_labels)`` with the occupied rows
         ``(n, d)``, their labels ``(n,)``, and the detached rows about to be enqueued, ``(b, d)`` and
