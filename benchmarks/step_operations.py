@@ -1,26 +1,28 @@
-"""Counts what a step of a memory consists of: operations, waits for the host, files, functions and depth.
+"""Counts what a step of a memory consists of: operations, waits for the host, files and functions.
 
 An operation is one that torch dispatches in the forward or backward pass, views included. A wait is an
-operation whose result the host has to know. The functions, files and depth are those of this package and of
+operation whose result the host has to know. The functions and files are those of this package and of
 pytorch-metric-learning in the forward pass.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
+import cProfile
+import pstats
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+import tyro
 from pytorch_metric_learning.losses import CrossBatchMemory, SupConLoss
 from pytorch_metric_learning.miners import PairMarginMiner
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.engine.results import markdown
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
 
 NUM_ROWS, BATCH_SIZE, DIM, NUM_CLASSES = 1024, 64, 512, 102
@@ -36,8 +38,6 @@ MEMORIES: dict[str, Callable[..., nn.Module]] = {
         *args, superclasses=[label % 10 for label in range(NUM_CLASSES)], **options
     ),
 }
-# All operations; those of the forward pass; those of a step without anchors, which adapts and stores.
-COLUMNS = ("operations", "forward", "memory", "waits", "files", "functions", "depth")
 
 
 class Operations(TorchDispatchMode):
@@ -62,34 +62,19 @@ class Lists(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class Calls:
-    """Notes the functions of both packages that are called while it is entered, and how deep."""
-
-    def __init__(self) -> None:
-        self.functions: set[tuple[str, str, int]] = set()
-        self.depth = self._depth = 0
-
-    def __enter__(self) -> Calls:
-        sys.setprofile(self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.setprofile(None)
-
-    def _note(self, frame: Any, event: str, _: Any) -> None:
-        if event not in ("call", "return") or not any(
-            f"/{x}/" in frame.f_code.co_filename for x in _PACKAGES
-        ):
-            return
-        self._depth += 1 if event == "call" else -1
-        if event == "call":
-            code = frame.f_code
-            self.functions.add((code.co_filename, code.co_name, code.co_firstlineno))
-            self.depth = max(self.depth, self._depth)
+def called_functions(call: Callable[[], object]) -> set[tuple[str, int, str]]:
+    """Returns file, line and name of the functions of both packages that a call runs."""
+    profile = cProfile.Profile()
+    profile.runcall(call)
+    functions = pstats.Stats(profile).stats  # type: ignore[attr-defined]
+    return {function for function in functions if any(f"/{name}/" in function[0] for name in _PACKAGES)}
 
 
 def counts(memory: nn.Module) -> dict[str, int]:
-    """Returns the counts of a step of a full memory, by the names of the columns."""
+    """Returns the counts of a step of a full memory.
+
+    ``memory`` counts a step without anchors, which adapts and stores.
+    """
     draw = torch.Generator().manual_seed(0)
 
     def batch() -> tuple[Tensor, Tensor]:
@@ -105,34 +90,34 @@ def counts(memory: nn.Module) -> dict[str, int]:
         loss.backward()
     with Operations() as without_loss:  # no anchors: rows are adapted and stored
         memory(*batch(), None, torch.ones(BATCH_SIZE, dtype=torch.bool))
-    with Calls() as calls:
-        memory(*batch())
+    functions = called_functions(lambda: memory(*batch()))
     num_forward, num_backward = (sum(mode.counts.values()) for mode in (forward, backward))
     return {
         "operations": num_forward + num_backward,
         "forward": num_forward,
         "memory": sum(without_loss.counts.values()),
         "waits": lists.count + sum(forward.counts[name] for name in _WAITS),
-        "files": len({file for file, *_ in calls.functions}),
-        "functions": len(calls.functions),
-        "depth": calls.depth,
+        "files": len({file for file, *_ in functions}),
+        "functions": len(functions),
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, help="also write the table to this file")
-    path = parser.parse_args().output
-    lines = [f"| Memory | Miner | {' | '.join(COLUMNS)} |", "|:--|:--|" + "--:|" * len(COLUMNS)]
+def main(output: Path | None = None) -> None:
+    """Counts for all memories, without and with a miner.
+
+    Args:
+        output: also write the table to this file.
+    """
+    lines = []
     for name, make in MEMORIES.items():
         for miner in (None, PairMarginMiner(0.5, 1.5)):
             found = counts(make(SupConLoss(), DIM, NUM_ROWS, miner=miner))
-            numbers = " | ".join(str(found[column]) for column in COLUMNS)
-            lines.append(f"| {name} | {'–' if miner is None else 'PairMargin'} | {numbers} |")
-    print("\n".join(lines))
-    if path:
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            lines.append([name, "PairMargin" if miner else "–", *map(str, found.values())])
+    text = markdown(["Memory", "Miner", *found], lines, ["Memory", "Miner"])
+    print(text)
+    if output:
+        output.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main, prog="python -m benchmarks.step_operations")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,13 +15,20 @@ from torch import Tensor, nn
 
 from .adapters.affine import Affine
 from .adapters.base_adapter import BaseAdapter
-from .adapters.moments import Moments
+from .adapters.moment_matching import MomentMatching
+from .adapters.moments import Moments, moments
 
 _D, _MEMORY_SIZE, _NUM_LABELS = 4, 20, 4
 _BATCH_SIZES = (5, 1, 2, 8, 3, 20, 1, 6, 2)
 
 
-def check_adapter(adapter: nn.Module, *, num_steps: int = 200, tolerance: float = 1e-4) -> None:
+def check_adapter(
+    adapter: nn.Module,
+    *,
+    num_steps: int = 200,
+    tolerance: float = 1e-4,
+    moments_after: Callable[[Moments, Moments], Moments] | None = None,
+) -> None:
     """Runs copies of an adapter through a memory, and against plain float64 rows.
 
     The data drifts, its mean lies tens of spreads from zero, and its batches have one row, two rows, as many
@@ -30,10 +39,15 @@ def check_adapter(adapter: nn.Module, *, num_steps: int = 200, tolerance: float 
     to a tensor that it held before: what it keeps has to be assigned, so that a step can be taken back.
     The state of half way, loaded into a new memory, has to continue bit for bit.
 
+    A map of a :class:`BaseAdapter` has to take the mean of the rows towards the mean that it adapts to. A map
+    of a :class:`MomentMatching` has to give the rows the moments that it adapts to.
+
     Args:
         adapter: a :class:`BaseAdapter`, or any module that is a memory hook. It is copied and left as it is.
         num_steps: how many batches, at least 2.
         tolerance: the largest difference allowed, as a share of the spread of the rows in the dimension.
+        moments_after: returns the moments that the adapted rows have to have, by their own before and those
+            that they are adapted to. Without an ``estimate`` the latter are the moments of the batch.
 
     Raises:
         AssertionError: the adapter fails; with the step, what was found, and what it may mean.
@@ -42,10 +56,15 @@ def check_adapter(adapter: nn.Module, *, num_steps: int = 200, tolerance: float 
         >>> class HalfWay(BaseAdapter):
         ...     def map(self, memory, target):
         ...         return Affine(torch.ones_like(memory.std), (target.mean - memory.mean) / 2)
-        >>> check_adapter(HalfWay())
+        >>> def half_way(memory, target):
+        ...     return Moments((memory.mean + target.mean) / 2, memory.std)
+        >>> check_adapter(HalfWay(), moments_after=half_way)
     """
+    if moments_after is None and isinstance(adapter, MomentMatching):
+        moments_after = functools.partial(_matched_moments, adapter.match_std)
+    check = _MomentCheck(moments_after, tolerance)
     memory, resumed = _memory_with(adapter), _memory_with(adapter)
-    replay = _Replay(_watched(copy.deepcopy(adapter)))
+    replay = _Replay(_watched(copy.deepcopy(adapter), check), check)
     if isinstance(replay.adapter, BaseAdapter):
         replay.adapter.set_embedding_size(_D)
     half_way = num_steps // 2
@@ -53,7 +72,8 @@ def check_adapter(adapter: nn.Module, *, num_steps: int = 200, tolerance: float 
         if step == half_way:
             _resume(resumed, memory.state_dict())
         before = _clones((batch, labels))
-        memory(batch, labels)
+        with _named_errors(step, memory.num_rows, len(batch)):
+            memory(batch, labels)
         _check(_are_equal((batch, labels), before), step, "the adapter has written to the batch")
         replay.step(batch.double(), labels, step)
         rows, row_labels = (x[: memory.num_rows] for x in (memory.embedding_memory, memory.label_memory))
@@ -71,11 +91,70 @@ def check_adapter(adapter: nn.Module, *, num_steps: int = 200, tolerance: float 
             )
 
 
+@contextmanager
+def _named_errors(step: int, num_rows: int, batch_size: int) -> Iterator[None]:
+    """Turns an error of the adapter into one that says what it was called with."""
+    try:
+        yield
+    except AssertionError as error:
+        raise AssertionError(f"step {step}: {error}") from error
+    except Exception as error:
+        remedy = "" if num_rows else ": hooks are first called without rows, (0, d), and return None then"
+        raise AssertionError(
+            f"step {step}: with {num_rows} rows in memory and {batch_size} in the batch it raised "
+            f"{type(error).__name__}: {error}{remedy}"
+        ) from error
+
+
+def _matched_moments(match_std: bool, memory: Moments, target: Moments) -> Moments:
+    has_target_std = (memory.std > 0) & match_std
+    return Moments(target.mean, torch.where(has_target_std, target.std, memory.std))
+
+
+class _MomentCheck:
+    """Compares the moments of adapted rows with those that are promised.
+
+    Args:
+        moments_after: returns the promised moments, given those before and the target; None promises nothing.
+        tolerance: the largest difference allowed, as a share of the target's spread.
+    """
+
+    def __init__(self, moments_after: Callable[[Moments, Moments], Moments] | None, tolerance: float) -> None:
+        self.moments_after, self.tolerance = moments_after, tolerance
+
+    def of_map(self, affine: Affine, memory: Moments, target: Moments) -> None:
+        """Checks a map, whose result has moments that follow from those before."""
+        found = Moments(affine.scale * memory.mean + affine.shift, affine.scale.abs() * memory.std)
+        before, after = ((x.mean - target.mean).norm() for x in (memory, found))
+        if after > before * (1 + self.tolerance):
+            raise AssertionError(
+                f"the map takes the mean of the rows away from the target: their distance was {before:.3g} "
+                f"and is {after:.3g}. scale * z + shift is applied to the rows of the memory, so "
+                "`memory.to(target)` is the map of XBN, and `target.to(memory)` is on the wrong side"
+            )
+        self.compare(found, memory, target)
+
+    def compare(self, found: Moments, memory: Moments, target: Moments) -> None:
+        """Checks the moments of the adapted rows."""
+        if self.moments_after is None:
+            return
+        for name, value, expected in zip(
+            found._fields, found, self.moments_after(memory, target), strict=True
+        ):
+            spread = target.std.clamp(min=1e-30) + torch.finfo(torch.float32).eps * target.mean.abs()
+            largest = ((value - expected).abs() / spread).max().item()
+            if not largest <= self.tolerance:
+                raise AssertionError(
+                    f"the {name} of the adapted rows differs from the promised one by {largest:.3g} of the "
+                    "target's spread: does the map scale before it shifts, scale * z + shift?"
+                )
+
+
 class _Replay:
     """A queue of rows in float64."""
 
-    def __init__(self, adapter: nn.Module) -> None:
-        self.adapter = adapter
+    def __init__(self, adapter: nn.Module, check: _MomentCheck) -> None:
+        self.adapter, self.check = adapter, check
         self.rows = torch.zeros(0, _D, dtype=torch.float64)
         self.labels: list[int] = []
         self.position = 0
@@ -87,8 +166,14 @@ class _Replay:
         inputs = self.rows.roll(-oldest, dims=0), memory_labels, batch, labels
         held = list(_tensors([vars(module) for module in self.adapter.modules()]))
         before, held_before = _clones(inputs), _clones(held)
-        with torch.no_grad():
+        with torch.no_grad(), _named_errors(step, len(self.rows), len(batch)):
             adapted = self.adapter(*inputs)
+            if (
+                adapted is not None
+                and not isinstance(self.adapter, BaseAdapter)
+                and min(map(len, inputs)) > 1
+            ):
+                self.check.compare(*map(moments, (adapted, inputs[0], batch)))
         _check(_are_equal(inputs, before), step, "the adapter has written to its input: return new tensors")
         _check(
             _are_equal(held, held_before),
@@ -115,21 +200,23 @@ def _memory_with(adapter: nn.Module) -> Any:
     from .losses import AdaptiveCrossBatchMemory
 
     memory = AdaptiveCrossBatchMemory(ContrastiveLoss(), _D, _MEMORY_SIZE)
-    memory.register_memory_hook(_watched(copy.deepcopy(adapter)))
+    memory.register_memory_hook(copy.deepcopy(adapter))
     return memory
 
 
-def _watched(adapter: nn.Module) -> nn.Module:
-    """The adapter with a map that fails if it writes to what it is given."""
+def _watched(adapter: nn.Module, check: _MomentCheck) -> nn.Module:
+    """Returns the adapter with a map that is checked, and that fails if it writes to its arguments."""
     if not isinstance(adapter, BaseAdapter):
         return adapter
-    of_adapter = adapter.map
+    adapter_map = adapter.map
 
     def checked(memory: Moments, target: Moments) -> Affine:
         before = _clones((*memory, *target))
-        affine = of_adapter(memory, target)
+        affine = adapter_map(memory, target)
         if not _are_equal((*memory, *target), before):
             raise AssertionError(f"{type(adapter).__name__}.map has written to the moments that it was given")
+        if isinstance(affine, Affine):
+            check.of_map(affine, memory, target)
         return affine
 
     adapter.map = checked  # type: ignore[method-assign]

@@ -12,11 +12,12 @@ from unittest.mock import patch
 
 import torch
 from loss_worker import MARGINS
-from pytorch_metric_learning import losses, miners, reducers
+from pytorch_metric_learning import distances, losses, miners, reducers
 from torch import Tensor, distributed, nn
 from torch.distributed import checkpoint
 
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
+from pml_xbn.losses import AdaptiveCrossBatchMemory
 from pml_xbn.pairwise import SHARDED_LOSSES
 
 D = 4
@@ -24,6 +25,10 @@ MINERS: dict[str, Callable[[], nn.Module | None]] = {
     "none": lambda: None,
     "pair margin": lambda: miners.PairMarginMiner(**MARGINS),
     "multi-similarity": miners.MultiSimilarityMiner,
+    "hard": miners.BatchHardMiner,
+    "easy, semihard": lambda: miners.BatchEasyHardMiner("easy", "semihard", allowed_pos_range=(-0.5, 0.99)),
+    "semihard, hard": lambda: miners.BatchEasyHardMiner("semihard", "hard"),
+    "all, easy": lambda: miners.BatchEasyHardMiner("all", "easy"),
 }
 CLASSES: dict[str, Callable[..., Any]] = {
     "XBN": XBNWrapper,
@@ -87,8 +92,12 @@ def check_equal(build: Callable[..., Any], layout: str, steps: int, **options: b
     expected = train(alone, layout, steps, ranks=list(range(size)), **options)
     for pair in zip(found, expected, strict=True):
         for one, other in zip(*pair, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
+            assert_close(one, other)
         assert (mine.queue_idx, mine.num_rows) == (alone.queue_idx, alone.num_rows)
+
+
+def assert_close(one: Tensor, other: Tensor) -> None:
+    torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
 
 
 def built(kind: Any, miner: str, **options: Any) -> XBNWrapper:
@@ -100,6 +109,24 @@ def check_losses(share: int) -> None:
     cases = itertools.product(SHARDED_LOSSES, MINERS, LAYOUTS, (False, True))
     for kind, miner, layout, is_masked in itertools.islice(cases, 0, None, share):
         check_equal(partial(built, kind, miner), layout, 3, is_masked=is_masked, has_ids=False)
+
+
+def check_ties() -> None:
+    """Many rows are equally similar to an anchor, on one rank and on many; the gradient tells them apart."""
+    distance, ranks = distances.DotProductSimilarity(normalize_embeddings=False), distributed.get_world_size()
+    loss = losses.ContrastiveLoss(50, -50, distance=distance)
+    for strategy in ("hard", "easy"):
+        miner = miners.BatchEasyHardMiner(strategy, strategy, distance=distance)
+        build = partial(AdaptiveCrossBatchMemory, loss, D, 17, miner, memory_dtype=torch.float64)
+        mine, alone, generator = build(shard_distributed=True), build(), torch.Generator().manual_seed(0)
+        for _ in range(6):
+            whole = torch.randint(-1, 2, (4 * ranks, D), generator=generator).double().requires_grad_()
+            own = whole.detach().chunk(ranks)[distributed.get_rank()].requires_grad_()
+            labels = torch.arange(4) % 2
+            values = mine(own, labels), alone(whole, labels.repeat(ranks))
+            assert_close(*values)
+            (of_own,), (of_whole,) = map(torch.autograd.grad, values, (own, whole))
+            assert_close(of_own / ranks, of_whole.chunk(ranks)[distributed.get_rank()])
 
 
 def check_memories(share: int) -> None:

@@ -5,8 +5,7 @@ process of its own whose memory is limited. Steps of ``SupConLoss`` are taken in
 a machine that slows down slows both.
 
     python -m benchmarks.loss_cost --losses SupConLoss ContrastiveLoss --rows 1024 60000
-    python -m benchmarks.loss_cost --jobs 2
-    python -m benchmarks.loss_cost --jobs 2 --classes 10 --rows 60000 --memories XBNWrapper
+    python -m benchmarks.loss_cost --classes 10 --rows 60000 --memories XBNWrapper
 
 Writes ``loss_cost_<device>.csv`` and ``.md`` to ``benchmarks/results``. A case that the CSV holds
 is not measured again; delete its line, or the file. Where a memory does not fit, or takes too long, larger
@@ -22,10 +21,8 @@ import re
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -33,11 +30,11 @@ import torch
 import tyro
 from tqdm import tqdm
 
-from benchmarks.engine.results import RESULTS
+from benchmarks.engine.results import RESULTS, read_csv, write_csv
 from benchmarks.engine.settings import Positive, among, check
 from benchmarks.engine.trial import at_most
 from benchmarks.loss_cost.case import LOSSES, Case, usual_miner
-from benchmarks.loss_cost.report import FITS, NO_FIT, Results, key_of, read, write, write_report
+from benchmarks.loss_cost.report import FITS, NO_FIT, Results, case_of, page
 
 _OUT_OF_MEMORY = re.compile(
     "MemoryError|out ?of ?memory|allocate memory|not enough memory|bad_alloc|size calculation overflowed",
@@ -57,8 +54,7 @@ class Settings:
     repeats: Positive = 5  # steps at most, after warm-up
     time_limit: float = 20  # seconds of one step
     memory_limit: float = 8  # GB beyond what the libraries take
-    jobs: Positive = 1  # cases at a time
-    threads: Positive = 1  # of each case
+    threads: Positive = 1
     device: str = "cuda" if torch.cuda.is_available() else "cpu"
     output: Path = RESULTS
 
@@ -66,64 +62,28 @@ class Settings:
         check(self)
 
 
-def planned(settings: Settings) -> Iterator[list[Case]]:
-    """Cases that differ in rows alone, ascending."""
+def planned(settings: Settings) -> Iterator[Case]:
+    """Yields the cases; those that differ in rows alone follow each other, the smallest first."""
     kinds = itertools.product(settings.losses, settings.miners, settings.classes, settings.memories)
     for loss, miner, classes, memory in kinds:
         name = usual_miner(loss) if miner == "usual" else miner
         rows = sorted(settings.rows)
-        yield [Case(memory, loss, name, classes, number) for number in rows[: at_most(len(rows))]]
+        for number in rows[: at_most(len(rows))]:
+            yield Case(loss, name, classes, memory, number)
 
 
-def run(
-    plan: list[list[Case]], conditions: dict[str, Any], jobs: int, results: Results, save: Callable[[], None]
-) -> None:
-    """Measures what ``results`` lacks, ``jobs`` cases at a time, and saves after each."""
-    bar = tqdm(
-        total=sum(key_of(asdict(case)) not in results for cases in plan for case in cases), unit="case"
-    )
-    lock, is_stopped = threading.Lock(), threading.Event()
-
-    def run_all(cases: list[Case]) -> None:
-        smaller: dict[str, str] = {}
-        for case in cases:
-            key = key_of(asdict(case))
-            if key not in results:
-                outcome = _inferred(smaller) or _measured(case, conditions)
-                if is_stopped.is_set():
-                    return
-                line = asdict(case) | conditions | outcome
-                with lock:
-                    results[key] = {name: str(value) for name, value in line.items()}
-                    save()
-                    bar.set_postfix_str(f"{case.memory}, {case.loss}, {case.miner}, {case.rows} rows")
-                    bar.update()
-            smaller = results[key]
-
-    with bar, ThreadPoolExecutor(jobs) as pool:
-        try:
-            for future in [pool.submit(run_all, cases) for cases in plan]:
-                future.result()
-        except BaseException:
-            is_stopped.set()
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-def _inferred(smaller: dict[str, str]) -> dict[str, Any] | None:
-    """The outcome of a case of which a smaller one was not to be had."""
-    if smaller.get("outcome", FITS) == FITS or smaller["outcome"].startswith("fails"):
-        return None
-    return {"outcome": smaller["outcome"], "as_with_rows": smaller.get("as_with_rows") or smaller["rows"]}
-
-
-def _measured(case: Case, conditions: dict[str, Any]) -> dict[str, Any]:
-    threads = str(conditions["threads"])
+def measured(case: Case, conditions: dict[str, Any]) -> dict[str, Any]:
+    """Measures a case in a process of its own, and returns the outcome, with the figures if it fits."""
     ended = subprocess.run(
-        [sys.executable, "-m", "benchmarks.loss_cost.case", json.dumps({"case": asdict(case)} | conditions)],
+        [
+            sys.executable,
+            "-m",
+            "benchmarks.loss_cost.case",
+            json.dumps({"case": case._asdict()} | conditions),
+        ],
         capture_output=True,
         text=True,
-        env=os.environ | {"OMP_NUM_THREADS": threads},
+        env=os.environ | {"OMP_NUM_THREADS": str(conditions["threads"])},
     )
     if ended.returncode == -signal.SIGINT:
         raise KeyboardInterrupt
@@ -140,6 +100,14 @@ def _measured(case: Case, conditions: dict[str, Any]) -> dict[str, Any]:
     return {"outcome": f"fails: {last[0][:200]}"}
 
 
+def _failure_of_smaller(case: Case, results: Results) -> dict[str, str] | None:
+    """Returns the outcome of a smaller memory that does not fit or takes too long, if there is one."""
+    for other, row in results.items():
+        if other[:-1] == case[:-1] and other.rows < case.rows and row["outcome"].startswith((NO_FIT, "over")):
+            return {"outcome": row["outcome"]}
+    return None
+
+
 def main() -> None:
     settings = tyro.cli(Settings, prog="python -m benchmarks.loss_cost", description=__doc__)
     conditions = {
@@ -150,12 +118,20 @@ def main() -> None:
         "memory_limit_gb": settings.memory_limit,
     }
     path = settings.output / f"loss_cost_{torch.device(settings.device).type}.csv"
-    results = read(path)
-    try:
-        run(list(planned(settings)), conditions, settings.jobs, results, lambda: write(results, path))
-    finally:
-        if results:
-            write_report(results, path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    results = {case_of(row): row for row in read_csv(path)}
+    bar = tqdm(list(planned(settings)), unit="case")
+    for case in bar:
+        bar.set_postfix_str(f"{case.memory}, {case.loss}, {case.miner}, {case.rows} rows")
+        if case not in results:
+            line = (
+                case._asdict()
+                | conditions
+                | (_failure_of_smaller(case, results) or measured(case, conditions))
+            )
+            results[case] = {name: str(value) for name, value in line.items()}
+            write_csv([results[case] for case in sorted(results)], path)
+    path.with_suffix(".md").write_text(page(results))
     print(f"{path} and its table are written")
 
 

@@ -6,9 +6,8 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pytorch_metric_learning import losses, miners
@@ -34,14 +33,13 @@ _OF_CLASS, _OF_ROW, _DIRECTIONS = 0.57, 0.6, 64
 _SHARE_OF_STEPS = 4  # all steps together take as long as the limit of one, over this
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """What a line of the results is of."""
 
-    memory: str
     loss: str
     miner: str
     classes: str
+    memory: str
     rows: int
 
 
@@ -66,8 +64,8 @@ class Data:
         labels = torch.randint(
             len(self._classes), (num_classes,), device=self._basis.device, generator=self._generator
         ).repeat_interleave(per_class)
-        of_rows = _OF_ROW * self._normal(len(labels), _DIRECTIONS) / _DIRECTIONS**0.5
-        parts = torch.nn.functional.pad(self._classes[labels] + of_rows, (1, 0), value=1.0)
+        row_parts = _OF_ROW * self._normal(len(labels), _DIRECTIONS) / _DIRECTIONS**0.5
+        parts = torch.nn.functional.pad(self._classes[labels] + row_parts, (1, 0), value=1.0)
         return torch.nn.functional.normalize(parts) @ self._basis, labels
 
     def _normal(self, *shape: int) -> Tensor:
@@ -93,21 +91,7 @@ class Subject:
         self.memory.loss, self.memory.miner = (self._supcon, None) if is_supcon else (self._loss, self._miner)
         embeddings, labels = self._data.draw(batch_size // IMAGES_PER_CLASS, IMAGES_PER_CLASS)
         embeddings.requires_grad_()
-        self._labels = labels
         return milliseconds(lambda: self.memory(embeddings, labels).backward(), self._device)
-
-    def kept(self) -> dict[str, float]:
-        """The shares of all positive and negative pairs, or of all triplets, that the miner kept at last."""
-        if self._miner is None:
-            return {}
-        same = (self._labels[:, None] == self.memory.label_memory).sum(dim=1).double()
-        positives, negatives = same - 1, len(self.memory.label_memory) - same
-        if hasattr(self._miner, "num_triplets"):
-            return {"kept_triplets": self._miner.num_triplets / float((positives * negatives).sum())}
-        return {
-            "kept_positives": self._miner.num_pos_pairs / float(positives.sum()),
-            "kept_negatives": self._miner.num_neg_pairs / float(negatives.sum()),
-        }
 
 
 def measure(
@@ -133,7 +117,7 @@ def measure(
     if elapsed < 1000:
         elapsed = step()
     peak = torch.cuda.max_memory_allocated() / 1e6 if device.type == "cuda" else peak_rss() - before
-    yield {"ms": elapsed, "peak_mb": peak, **subject.kept()}
+    yield {"ms": elapsed, "peak_mb": peak}
     # In turn, so that a machine that slows down slows both.
     step(is_supcon=True)
     affordable = int(1000 * time_limit / _SHARE_OF_STEPS / elapsed)

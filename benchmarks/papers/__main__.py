@@ -29,7 +29,7 @@ from benchmarks.engine.run import progress_bar, quietly
 from benchmarks.papers.data import load_data
 from benchmarks.papers.model import name_of_weights
 from benchmarks.papers.presets import read_settings
-from benchmarks.papers.reproducing import paper_weights, parse_experiment, same_experiments, table
+from benchmarks.papers.reproducing import same_experiments, table
 from benchmarks.papers.results import result_table
 from benchmarks.papers.session import Session, draw
 from benchmarks.papers.settings import Settings
@@ -120,8 +120,8 @@ def _print_results(settings: Settings, results: list[Row]) -> None:
         return
     experiment, differences = same[0]
     told = {
-        "pretrained weights": (weights, paper_weights(experiment)),
-        "select": (settings.select, parse_experiment(experiment).select),
+        "pretrained weights": (weights, experiment.weights),
+        "select": (settings.select, experiment.settings.select),
     }
     paper = dict(experiment.figures)
     others = [other for other, theirs in same[1:] if len(theirs) <= len(differences)]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from benchmarks.engine.results import read_csv
+from benchmarks.papers.inception import INCEPTIONS
+from benchmarks.papers.presets import read_settings
+from benchmarks.papers.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,17 @@ class Experiment:
     def arguments(self) -> str:
         """All flags of its command."""
         return f"--preset {self.flags} --dataset {self.dataset} --root data/{self.dataset}"
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The settings of its command."""
+        return read_settings(shlex.split(self.arguments))
+
+    @property
+    def weights(self) -> str:
+        """The pretrained weights; those that the paper does not name have no tag."""
+        backbone = self.settings.backbone
+        return backbone if "." in backbone or backbone in INCEPTIONS else "not stated"
 
 
 def _figures(text: str) -> dict[str, str]:

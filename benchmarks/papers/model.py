@@ -91,11 +91,11 @@ def build_model(settings: Settings, num_calls: int) -> tuple[EmbeddingModel, dic
     return model, resolve_data_config({}, model=backbone)
 
 
-def images_per_norm(settings: Settings, model: EmbeddingModel, world_size: int) -> int | None:
-    """Images whose moments batch normalization uses in training; None without any."""
+def images_per_norm(settings: Settings, model: EmbeddingModel, shares: int) -> int | None:
+    """Returns how many images batch normalization sees in training, or None if the model has none."""
     if not any(isinstance(module, _BatchNorm) and module.training for module in model.modules()):
         return None
-    return settings.batch_size // settings.accumulate // (1 if settings.sync_bn else world_size)
+    return settings.batch_size // settings.accumulate // shares
 
 
 def name_of_weights(settings: Settings) -> str:

@@ -161,7 +161,7 @@ class Running(common.Running):
     compile: str | None = None
     """backend of torch.compile for the backbone, such as inductor: faster steps after slow first ones;
     beside --accumulate it needs a newer torch than 2.1"""
-    sync_bn: bool = True  # on many ranks, batch normalization sees the batch (or part) of all
+    sync_bn: bool = True  # on many GPUs, batch normalization sees the batch (or part) of all
     cpu: bool = False  # leave GPUs alone
     log_every: Positive = 20  # iterations between entries of the log
     checkpoint: Natural = 0  # save the state every so many iterations too, not after epochs alone

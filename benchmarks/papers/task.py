@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from benchmarks.engine.batches import EpochBatches
@@ -17,7 +17,6 @@ from benchmarks.engine.history import Row
 from benchmarks.engine.keyed_items import Key, KeyedItems, Loader, load
 from benchmarks.engine.randomness import generator_for, seed_for
 from benchmarks.engine.ranks import Ranks
-from benchmarks.engine.sync_batch_norm import synchronise_batch_norm
 from benchmarks.engine.task import Evaluated, Step, Task
 from benchmarks.papers.augmentation import build_transforms
 from benchmarks.papers.data import TaskData
@@ -81,9 +80,10 @@ class PapersTask(Task):
         torch.manual_seed(seed_for(settings.seed, "weights"))
         self.model, data_config = build_model(settings, self.length.steps * settings.accumulate)
         self.model.train()
-        self.images_per_norm = images_per_norm(settings, self.model, ranks.world_size)
-        if self.images_per_norm is not None and settings.sync_bn and ranks.world_size > 1:
-            synchronise_batch_norm(self.model, ranks.device)
+        synchronises = settings.sync_bn and ranks.device.type == "cuda"  # PyTorch does it on GPUs alone
+        self.images_per_norm = images_per_norm(settings, self.model, 1 if synchronises else ranks.world_size)
+        if synchronises and ranks.world_size > 1:
+            nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
         self.loss_fn = build_loss(settings, setup).to(ranks.device)
         self._warmup_loss = self.loss_fn
         if has_memory(settings):

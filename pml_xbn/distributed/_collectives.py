@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+_OPS = (dist.ReduceOp.SUM, dist.ReduceOp.MAX)
+_DTYPES = (torch.float64, torch.float32, torch.int64)
+
 
 def is_distributed() -> bool:
     """Returns whether this process is one of several ranks."""
@@ -36,10 +39,30 @@ def broadcast(values: Tensor) -> Tensor:
 
 
 def all_reduced(values: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
-    """Returns what the values of all ranks reduce to, without gradient."""
+    """Returns what the values of all ranks reduce to, without gradient.
+
+    It is announced, so that a rank that has failed can take part without values of its own.
+    """
     result = values.detach().to(backend_device(), copy=True).contiguous()
+    _announced(1 + _OPS.index(op), _DTYPES.index(result.dtype), result.numel())
     dist.all_reduce(result, op)
     return result.to(values.device)
+
+
+def finish_reductions() -> None:
+    """Takes part in reductions of other ranks until none has any more; for a rank that has none itself."""
+    while True:
+        op, dtype, size = _announced(0, 0, 0).tolist()
+        if op == 0:
+            return
+        dist.all_reduce(torch.zeros(size, dtype=_DTYPES[dtype], device=backend_device()), _OPS[op - 1])
+
+
+def _announced(*reduction: int) -> Tensor:
+    """Returns the reduction that other ranks announce, while those without one announce zeros."""
+    numbers = torch.tensor(reduction, device=backend_device())
+    dist.all_reduce(numbers, dist.ReduceOp.MAX)
+    return numbers
 
 
 def reduce_scattered(rows: Tensor, sizes: list[int]) -> Tensor:

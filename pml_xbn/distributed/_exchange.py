@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from ._collectives import backend_device
+from ._collectives import backend_device, finish_reductions
 
 
 class Exchange:
@@ -18,12 +18,17 @@ class Exchange:
     Attributes:
         numbers: this rank's, ``(k,)``, float64; the block may set others, as many.
         of_ranks: those of every rank, ``(ranks, k)``, float64; set at the end of the block.
+
+    Args:
+        size: k.
+        has_reductions: whether the block calls :func:`all_reduced`, and nothing else that ranks do together.
     """
 
     of_ranks: Tensor
 
-    def __init__(self, size: int = 0) -> None:
+    def __init__(self, size: int = 0, *, has_reductions: bool = False) -> None:
         self.numbers = torch.zeros(size, dtype=torch.float64)
+        self._has_reductions = has_reductions
 
     @contextmanager
     def at_end(self) -> Iterator[None]:
@@ -38,6 +43,8 @@ class Exchange:
             yield
         except Exception as raised:
             error = raised
+        if self._has_reductions:
+            finish_reductions()
         report = torch.cat([torch.tensor([error is not None]), self.numbers.cpu()]).double()
         report = report.to(backend_device())
         reports = [torch.empty_like(report) for _ in range(dist.get_world_size())]

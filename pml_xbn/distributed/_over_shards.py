@@ -24,6 +24,8 @@ class OverShards(OverRows):
         most_rows: rows that the rank with the most of them has room for.
     """
 
+    are_all_held = False
+
     def __init__(self, num_rows: int, most_rows: int) -> None:
         self._num_rows, self._most_rows = num_rows, most_rows
 
@@ -43,6 +45,17 @@ class OverShards(OverRows):
         else:
             found = super().max(values, mask)
         return all_reduced(found, dist.ReduceOp.MAX)
+
+    def largest(self, values: Tensor, mask: Tensor) -> Tensor:
+        """Of equal ones on many ranks, the first rank's, which holds the first places of the queue."""
+        largest = self.max(values, mask)
+        if values.shape[1] == 0:
+            places = mask
+        else:
+            places = super().largest(values, mask) & (values == largest.unsqueeze(1))
+        number = torch.where(places.any(dim=1), -dist.get_rank(), -dist.get_world_size())
+        is_here = all_reduced(number, dist.ReduceOp.MAX) == number
+        return places & is_here.unsqueeze(1)
 
     def log_sum_exp(self, values: Tensor, counts: Tensor) -> Tensor:
         least = torch.finfo(values.dtype).min

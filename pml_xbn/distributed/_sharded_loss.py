@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,44 +10,69 @@ from torch import Tensor
 from ..memory._batch import Batch
 from ..memory._queue import Contents
 from ..pairwise import Comparison, attached, learned_tensors, share_against
-from ._collectives import gather_rows, reduce_scattered
+from ._collectives import reduce_scattered
 from ._global_batch import Report
 from ._over_shards import OverShards
 from ._sharded_rows import ShardedRows
 
 
-def sharded_loss(loss: Any, miner: Any, batch: Batch, reports: list[Report], contents: Contents) -> Tensor:
-    """Returns the loss of the batch of all ranks; the mean over ranks of its gradients is one process's.
+class PartOfLoss(NamedTuple):
+    """The loss, and the gradients of what one rank's rows add to it.
 
-    Every rank compares the anchors of all ranks with its own rows. The reductions over rows are merged, and
-    each rank gets the sum of the gradients of its own anchors, all before the loss is returned: nothing is
-    sent in the backward pass.
+    Attributes:
+        value: that of a single process.
+        of_anchors: with respect to the anchors of all ranks, ``(a, d)``.
+        learned: what else gets a gradient.
+        of_learned: with respect to these.
+    """
+
+    value: Tensor
+    of_anchors: Tensor
+    learned: list[Tensor]
+    of_learned: list[Tensor]
+
+    def of_all_ranks(self, batch: Batch, reports: list[Report]) -> Tensor:
+        """Returns the loss; the mean over ranks of its gradients is one process's. Called on all ranks.
+
+        Each rank gets the sum of the gradients of its own anchors: nothing is sent in the backward pass.
+
+        Args:
+            batch: this rank's.
+        """
+        if not torch.is_grad_enabled():
+            return self.value
+        sizes = [report.num_anchors for report in reports]
+        gradients = [reduce_scattered(self.of_anchors, sizes), *self.of_learned]
+        return attached(self.value, gradients, [batch.anchors, *self.learned])
+
+
+def part_of_loss(loss: Any, miner: Any, whole: Batch, contents: Contents) -> PartOfLoss:
+    """Returns what this rank's rows add to the loss of the anchors of all ranks.
+
+    Every rank compares them with its own rows, and the reductions over rows are merged.
 
     Args:
-        batch: this rank's gathered one.
-        contents: with the batch's places, if it is stored.
+        whole: the batch of all ranks.
+        contents: with the places of the batch's rows, if it is stored.
     """
-    rows, newest = contents.rows, contents.newest
+    rows, newest, own_rows = contents.rows, contents.newest, None
     assert isinstance(rows, ShardedRows)
-    sizes, own_rows = [report.num_anchors for report in reports], None
-    if batch.is_own:
-        anchors, labels = batch.rows, batch.row_labels
-        if newest is not None:
-            held, numbers = rows.held(newest)
-            own_rows = torch.full_like(newest, -1).index_copy(0, numbers, held)
-    else:
-        anchors, labels = (gather_rows(x.detach(), sizes) for x in (batch.anchors, batch.anchor_labels))
-    if len(anchors) == 0 or len(rows) == 0:
-        return (batch.anchors * 0).sum()
-    leaf = anchors.detach().requires_grad_(torch.is_grad_enabled())
+    leaf = whole.anchors.detach().requires_grad_(torch.is_grad_enabled())
+    learned = learned_tensors(loss) if torch.is_grad_enabled() else []
+    if len(leaf) == 0 or len(rows) == 0:
+        zeros = [torch.zeros_like(x) for x in (leaf, *learned)]
+        return PartOfLoss(leaf.new_zeros(()), zeros[0], learned, zeros[1:])
+    if whole.is_own and newest is not None:
+        held, numbers = rows.held(newest)
+        own_rows = torch.full_like(newest, -1).index_copy(0, numbers, held)
     over_rows = OverShards(len(rows), rows.most_places)
-    compared = Comparison(loss, miner, leaf, labels, rows, contents.row_labels, own_rows, None, over_rows)
+    compared = Comparison(
+        loss, miner, leaf, whole.anchor_labels, rows, contents.row_labels, own_rows, None, over_rows
+    )
     value = share_against(compared).value()
     if not torch.is_grad_enabled():
-        return value
-    learned = learned_tensors(loss)
+        return PartOfLoss(value, leaf, [], [])
     of_anchors, *of_learned = torch.autograd.grad(
         value, [leaf, *learned], allow_unused=True, materialize_grads=True
     )
-    gradients = [reduce_scattered(of_anchors, sizes), *of_learned]
-    return attached(value.detach(), gradients, [batch.anchors, *learned])
+    return PartOfLoss(value.detach(), of_anchors, learned, of_learned)

@@ -32,8 +32,8 @@ def check_sharded(
         )
         raise ValueError(
             f"shard_distributed=True with a {type(loss).__name__} and a {type(miner).__name__}: pass a loss "
-            f"of {losses}, without a regularizer, and no miner or one of {miners}, or pass "
-            "gather_distributed=True instead"
+            f"of {losses}, without a regularizer, and no miner or one of {miners}, without "
+            "statistics, or pass gather_distributed=True instead"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from .._number_checks import check_integer, check_non_negative, check_one_of
 from ..distributed._collectives import broadcast, is_distributed, same_draws
 from ..distributed._exchange import Exchange
 from ..distributed._global_batch import Report, batch_of_all_ranks, gathered
-from ..distributed._sharded_loss import sharded_loss
+from ..distributed._sharded_loss import part_of_loss
 from ..distributed._sharded_rows import ShardedRows
 from ..memory._batch import Batch, zero_loss
 from ..memory._hooks import MemoryHooks
@@ -181,6 +182,12 @@ class Step(NamedTuple):
 
     # -- rows ------------------------------------------------------------------------------------------------
 
+    def fill(self, batch: Batch, reports: list[Report] | None) -> None:
+        """Stores the batch, and adapts nothing."""
+        exchange = Exchange(has_reductions=self.is_sharded)
+        with nullcontext() if reports is None else exchange.at_end():
+            self.store(batch, is_adapted=False)
+
     def store(self, batch: Batch, *, is_adapted: bool) -> Contents:
         """Stores the batch in the place of the oldest rows or its samples' rows; adapts all rows before."""
         contents, labels = self.queue.contents, batch.row_labels
@@ -246,22 +253,25 @@ class Step(NamedTuple):
 
     def _loss_on_shards(self, batch: Batch, reports: list[Report]) -> Tensor:
         """Returns the loss of the batch of all ranks against rows that are spread over them."""
-        whole, alone = batch_of_all_ranks(batch, reports), batch.anchors.new_zeros(())
-        with Exchange().at_end():
+        whole, loss, part = batch_of_all_ranks(batch, reports), batch.anchors.new_zeros(()), None
+        with Exchange(has_reductions=True).at_end():
             contents = self._stored(batch)
-            if contents is None or self.batch_loss_weight:
-                alone = self._loss_alone(whole)
-        if contents is None:
-            return alone
-        against = sharded_loss(self.loss, self.miner, batch, reports, contents)
-        return against + self.batch_loss_weight * alone
+            if contents is None:
+                loss = self._loss_alone(whole)
+            else:
+                part = part_of_loss(self.loss, self.miner, whole, contents)
+                if self.batch_loss_weight:
+                    loss = self.batch_loss_weight * self._loss_alone(whole)
+        return loss if part is None else loss + part.of_all_ranks(batch, reports)
 
     def read_only(self, batch: Batch, reports: list[Report] | None) -> Tensor:
         """Returns the loss of a batch that is not stored."""
         contents = self.queue.contents
         if reports is not None and self.is_sharded:
-            contents = contents._replace(newest=None)
-            return sharded_loss(self.loss, self.miner, batch, reports, contents)
+            whole, contents = batch_of_all_ranks(batch, reports), contents._replace(newest=None)
+            with Exchange(has_reductions=True).at_end():
+                part = part_of_loss(self.loss, self.miner, whole, contents)
+            return part.of_all_ranks(batch, reports)
         return loss_against_stored(self.loss, self.miner, batch, contents.rows, contents.row_labels)
 
     def _loss_on_ranks(self, batch: Batch, reports: list[Report]) -> tuple[Tensor, Tensor | None]:

@@ -199,10 +199,10 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             ValueError: as in :meth:`forward`.
         """
         step = self._step()
-        batch, _, is_storable = step.validated(embeddings, labels, ids=sample_ids)
+        batch, reports, is_storable = step.validated(embeddings, labels, ids=sample_ids)
         if is_storable:
             with transaction(self.queue, self._hooks):
-                step.store(batch, is_adapted=False)
+                step.fill(batch, reports)
 
     def add_to_memory(self, embeddings: Tensor, labels: Tensor, batch_size: int) -> None:
         """PML's name for :meth:`fill_memory`."""

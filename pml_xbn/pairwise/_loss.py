@@ -15,7 +15,12 @@ from pytorch_metric_learning.losses import (
     MarginLoss,
     TripletMarginLoss,
 )
-from pytorch_metric_learning.miners import MultiSimilarityMiner, PairMarginMiner
+from pytorch_metric_learning.miners import (
+    BatchEasyHardMiner,
+    BatchHardMiner,
+    MultiSimilarityMiner,
+    PairMarginMiner,
+)
 from torch import Tensor
 
 from .._parts import slices
@@ -38,7 +43,7 @@ _PAIRS_AT_ONCE = {"cpu": 2**19, "gpu": 2**24}
 SHARDED_LOSSES = tuple(
     kind for kind in FORMS if kind not in (AngularLoss, LiftedStructureLoss, MarginLoss, TripletMarginLoss)
 )
-SHARDED_MINERS = (PairMarginMiner, MultiSimilarityMiner)
+SHARDED_MINERS = (BatchEasyHardMiner, BatchHardMiner, MultiSimilarityMiner, PairMarginMiner)
 
 # Of which the distance of an anchor does not depend on the others.
 _DISTANCES = (
@@ -167,7 +172,7 @@ def can_be_sharded(loss: Any, miner: Any) -> bool:
         is_sum_of_terms(loss)
         and not is_watched(loss)
         and type(loss) in SHARDED_LOSSES
-        and (miner is None or (is_function_of_pairs(miner) and type(miner) in SHARDED_MINERS))
+        and (miner is None or (type(miner) in SHARDED_MINERS and is_plain(miner)))
         and all(type(part.distance) in _DISTANCES for part in (loss, miner) if part is not None)
         and not loss.embedding_regularizer
     )

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ._distances import Distances
 from ._indices import IndicesTuple, drop_own_rows, mapped
-from ._over_rows import OverRows
 from ._pairs import Pairs, similarities
 from ._plain import is_plain
 from ._triplets import Window
@@ -81,7 +80,11 @@ def multi_similarity(miner: miners.MultiSimilarityMiner, mat: Tensor, pairs: Pai
 
 def batch_easy_hard(miner: miners.BatchEasyHardMiner, mat: Tensor, pairs: Pairs) -> Pairs:
     """Returns of every anchor the nearest or farthest positive and negative (https://arxiv.org/abs/1904.04370)."""
-    near, (positive, negative) = similarities(miner.distance, mat), pairs[:2]
+    near, (positive, negative), over_rows = similarities(miner.distance, mat), pairs[:2], pairs.over_rows
+
+    def extreme(mask: Tensor, sign: int) -> Tensor:
+        return sign * over_rows.max(sign * near, mask).unsqueeze(1)
+
     if miner.allowed_pos_range is not None:
         positive = positive & _is_within(mat, *miner.allowed_pos_range)
     if miner.allowed_neg_range is not None:
@@ -90,19 +93,19 @@ def batch_easy_hard(miner: miners.BatchEasyHardMiner, mat: Tensor, pairs: Pairs)
     sign_of_positives = 1 if miner.pos_strategy == miner.EASY else -1
     sign_of_negatives = -1 if miner.neg_strategy == miner.EASY else 1
     if miner.pos_strategy == miner.SEMIHARD:
-        bound = _extreme(near, negative, sign_of_negatives)
+        bound = extreme(negative, sign_of_negatives)
         positive = positive & (near > bound)
     elif miner.neg_strategy == miner.SEMIHARD:
-        bound = _extreme(near, positive, sign_of_positives)
+        bound = extreme(positive, sign_of_positives)
         negative = negative & (near < bound)
-    chosen_positive = _one_each(near, positive, sign_of_positives)
-    chosen_negative = _one_each(near, negative, sign_of_negatives)
+    chosen_positive = over_rows.largest(sign_of_positives * near, positive)
+    chosen_negative = over_rows.largest(sign_of_negatives * near, negative)
     if miner.pos_strategy == miner.ALL:
         chosen_positive = pairs.positive
     if miner.neg_strategy == miner.ALL:
         chosen_negative = pairs.negative
     if miner.ALL not in (miner.pos_strategy, miner.neg_strategy):
-        has_both = chosen_positive.any(dim=1, keepdim=True) & chosen_negative.any(dim=1, keepdim=True)
+        has_both = (over_rows.any(chosen_positive) & over_rows.any(chosen_negative)).unsqueeze(1)
         chosen_positive, chosen_negative = chosen_positive & has_both, chosen_negative & has_both
     if miner.collect_stats:
         miner.set_stats(mat[chosen_positive], mat[chosen_negative])
@@ -112,6 +115,8 @@ def batch_easy_hard(miner: miners.BatchEasyHardMiner, mat: Tensor, pairs: Pairs)
 def batch_hard(miner: miners.BatchHardMiner, mat: Tensor, pairs: Pairs) -> Pairs:
     """Returns of every anchor the farthest positive with the nearest negative (https://arxiv.org/abs/1703.07737)."""
     chosen = batch_easy_hard(miner, mat, pairs)
+    if not pairs.over_rows.are_all_held:  # nor are both rows of a triplet
+        return chosen._replace(window=Window(mat, -inf, inf, *chosen[:2]))
     (anchors, positives), (_, negatives) = (mask.nonzero().unbind(dim=1) for mask in chosen[:2])
     return chosen._replace(triplets=(anchors, positives, negatives))
 
@@ -135,17 +140,6 @@ MINERS: dict[type, Callable[[Any, Tensor, Pairs], Pairs]] = {
     miners.PairMarginMiner: pair_margin,
     miners.TripletMarginMiner: triplet_margin,
 }
-
-
-def _extreme(near: Tensor, mask: Tensor, sign: int) -> Tensor:
-    """Returns the largest of an anchor's similarities, or with sign -1 the least, ``(a, 1)``."""
-    return sign * OverRows().max(sign * near, mask).unsqueeze(1)
-
-
-def _one_each(near: Tensor, mask: Tensor, sign: int) -> Tensor:
-    """Returns the pair of every anchor with the largest similarity, or the least, ``(a, n)``."""
-    rows = (sign * near).masked_fill(~mask, -inf).argmax(dim=1, keepdim=True)
-    return torch.zeros_like(mask).scatter_(1, rows, mask.gather(1, rows))
 
 
 def _is_within(mat: Tensor, low: float, high: float) -> Tensor:

@@ -13,6 +13,8 @@ class OverRows:
     the rows on every rank, and merge what the ranks find.
     """
 
+    are_all_held = True  # by this process
+
     def sum(self, values: Tensor, counts: Tensor) -> Tensor:
         """Returns the sum of the values, each as often as it counts."""
         return (values * counts).sum(dim=1)
@@ -32,6 +34,11 @@ class OverRows:
     def min(self, values: Tensor, mask: Tensor) -> Tensor:
         """Returns the smallest of the values that count; inf where none does."""
         return -self.max(-values, mask)
+
+    def largest(self, values: Tensor, mask: Tensor) -> Tensor:
+        """Returns the pair with the largest of the values that count, the first of equal ones, ``(a, n)``."""
+        rows = values.masked_fill(~mask, -torch.inf).argmax(dim=1, keepdim=True)
+        return torch.zeros_like(mask).scatter_(1, rows, mask.gather(1, rows))
 
     def log_sum_exp(self, values: Tensor, counts: Tensor) -> Tensor:
         """Returns log Σ exp(values), with the least finite number where none counts."""

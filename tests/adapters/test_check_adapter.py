@@ -68,6 +68,42 @@ class ChangesDtype(nn.Module):
         return memory.float()
 
 
+class ToTheWrongSide(BaseAdapter):
+    def map(self, memory: Moments, target: Moments) -> Affine:
+        return target.to(memory)
+
+
+class ShiftsBeforeItScales(MomentMatching):
+    def map(self, memory: Moments, target: Moments) -> Affine:
+        scale = torch.where(memory.std > 0, target.std / memory.std, 1.0)
+        return Affine(scale, target.mean - memory.mean)
+
+
+class KeepsTheSpread(MomentMatching):
+    def map(self, memory: Moments, target: Moments) -> Affine:
+        return memory.to(target, match_std=False)
+
+
+class FailsWithoutRows(nn.Module):
+    def forward(self, memory: Tensor, labels: Tensor, batch: Tensor, batch_labels: Tensor) -> Tensor:
+        return memory - memory[0] + batch[0]
+
+
+class Centred(nn.Module):
+    """Centres rows of two or more."""
+
+    def forward(self, memory: Tensor, labels: Tensor, batch: Tensor, batch_labels: Tensor) -> Tensor | None:
+        return memory - memory.mean(dim=0) + batch.mean(dim=0) if len(memory) > 1 else None
+
+
+def batch_mean(memory: Moments, target: Moments) -> Moments:
+    return Moments(target.mean, memory.std)
+
+
+def half_way(memory: Moments, target: Moments) -> Moments:
+    return Moments((memory.mean + target.mean) / 2, memory.std)
+
+
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_every_adapter_passes(name: str) -> None:
     check_adapter(ADAPTERS[name]())
@@ -86,11 +122,31 @@ def test_others_adapters_pass(make: Callable[[], nn.Module]) -> None:
         (WritesToWhatItHolds, "held before the step"),
         (WritesToItsInput, "written to its input"),
         (ChangesDtype, "returned torch.float32"),
+        (ToTheWrongSide, "wrong side"),
+        (ShiftsBeforeItScales, "away from the target"),
+        (KeepsTheSpread, "the std of the adapted rows differs"),
+        (
+            FailsWithoutRows,
+            r"step 0: with 0 rows in memory and 5 in the batch it raised IndexError: .*\(0, d\)",
+        ),
     ],
 )
 def test_wrong_adapters_fail(make: Callable[[], nn.Module], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         check_adapter(make())
+
+
+@pytest.mark.parametrize(
+    ("make", "promise", "other"), [(Sized, half_way, batch_mean), (Centred, batch_mean, half_way)]
+)
+def test_rows_have_to_have_the_promised_moments(
+    make: Callable[[], nn.Module],
+    promise: Callable[[Moments, Moments], Moments],
+    other: Callable[[Moments, Moments], Moments],
+) -> None:
+    check_adapter(make(), moments_after=promise)
+    with pytest.raises(AssertionError, match="the mean of the adapted rows differs"):
+        check_adapter(make(), moments_after=other)
 
 
 def test_the_adapter_is_left_as_it_is() -> None:

@@ -16,12 +16,13 @@ from benchmarks.demo.task import GlyphsData
 from benchmarks.engine.distortion import distort
 from benchmarks.engine.glyph_net import GlyphNet
 from benchmarks.engine.randomness import generator_for
-from benchmarks.engine.sync_batch_norm import synchronise_batch_norm
 from pml_xbn import AXBNWrapper, PerClassXBN, XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory, BatchLoss
 
 STEPS = int(os.environ.get("PML_XBN_RANK_STEPS", "20"))
-SETTINGS = Settings(classes=100, memory_ratio=0.5, batch_size=64)  # the memory is full after 13 steps
+SETTINGS = Settings(
+    classes=100, memory_ratio=0.5, batch_size=64, norm="group"
+)  # the memory is full after 13 steps
 MEMORIES: dict[str, type[AdaptiveCrossBatchMemory] | None] = {
     "no-xbm": None,
     "xbm": AdaptiveCrossBatchMemory,
@@ -29,7 +30,6 @@ MEMORIES: dict[str, type[AdaptiveCrossBatchMemory] | None] = {
     "axbn": AXBNWrapper,
     "per-class": PerClassXBN,
 }
-DEVICE = torch.device("cpu")
 
 
 def train(data: GlyphsData, method: str) -> dict[str, Tensor]:
@@ -41,9 +41,7 @@ def train(data: GlyphsData, method: str) -> dict[str, Tensor]:
     is_many = distributed.is_initialized()
     rank, ranks = (distributed.get_rank(), distributed.get_world_size()) if is_many else (0, 1)
     torch.manual_seed(0)
-    network = GlyphNet(data.settings.embedding_size).double()
-    if is_many:
-        network = synchronise_batch_norm(network, DEVICE)
+    network = GlyphNet(data.settings.embedding_size, data.settings.norm).double()
     model = DistributedDataParallel(network) if is_many else network
     loss_fn = build_loss(data, method, is_many)
     optimizer = torch.optim.AdamW(model.parameters(), lr=data.settings.learning_rate)

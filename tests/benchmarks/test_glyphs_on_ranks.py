@@ -1,10 +1,9 @@
-"""The demo's task on two ranks, whose batch normalization sees both, is the demo's task on one process."""
+"""The demo's task on two ranks, with group normalization, is the demo's task on one process."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import batch_norm_worker
 import glyphs_rank_worker
 import pytest
 import torch
@@ -28,7 +27,3 @@ def test_two_ranks_end_with_the_weights_of_one_process(folder: Path, method: str
         assert weights.keys() == alone.keys()
         for name, expected in alone.items():
             torch.testing.assert_close(weights[name], expected, rtol=1e-8, atol=1e-8)
-
-
-def test_two_ranks_normalize_by_the_batch_of_both() -> None:
-    on_ranks(batch_norm_worker.check_all)

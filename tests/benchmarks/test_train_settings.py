@@ -18,17 +18,12 @@ from benchmarks.engine.randomness import generator_for
 from benchmarks.engine.results import spread
 from benchmarks.papers import reproducing
 from benchmarks.papers.evaluation import signs
-from benchmarks.papers.experiments import EXPERIMENTS
+from benchmarks.papers.experiments import EXPERIMENTS, Experiment
 from benchmarks.papers.length import run_length
 from benchmarks.papers.optimisation import clip_gradient, learning_rate
 from benchmarks.papers.pml_parts import make_loss, make_miner
 from benchmarks.papers.presets import read_settings
-from benchmarks.papers.reproducing import (
-    paper_weights,
-    parse_experiment,
-    same_experiments,
-    table,
-)
+from benchmarks.papers.reproducing import same_experiments, table
 from benchmarks.papers.results import result_table
 from benchmarks.papers.settings import Head, Settings
 from pml_xbn.heads import HEADS
@@ -67,9 +62,8 @@ def test_moco_has_its_rows_and_its_figures(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda e: f"{e.key}-{e.dataset}-{e.source}")
-def test_every_command_of_the_table_is_its_own_experiment(experiment: object) -> None:
-    settings = parse_experiment(experiment)  # type: ignore[arg-type]
-    found = [same for same, differences in same_experiments(settings) if not differences]
+def test_every_command_of_the_table_is_its_own_experiment(experiment: Experiment) -> None:
+    found = [same for same, differences in same_experiments(experiment.settings) if not differences]
     assert experiment in found
 
 
@@ -331,10 +325,10 @@ def test_differences_from_the_paper_are_named() -> None:
 
 def test_other_pretrained_weights_are_a_difference_from_the_paper() -> None:
     (experiment, differences), *_ = same_experiments(read("--preset xbm --dataset sop --backbone resnet50"))
-    assert (experiment.key, paper_weights(experiment)) == ("xbm-paper", "resnet50.tv_in1k")
+    assert (experiment.key, experiment.weights) == ("xbm-paper", "resnet50.tv_in1k")
     assert differences == ["backbone='resnet50', theirs 'resnet50.tv_in1k'"]
     (experiment, _), *_ = same_experiments(read("--dataset sop"))
-    assert paper_weights(experiment) == "not stated"
+    assert experiment.weights == "not stated"
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,5 @@ if __name__ == "__main__":
     interrupted_run("stopped")
     run("stopped", "--resume")
     run("unwatched", "--diagnostics-every", "0")
-    run("own-norms", "--no-sync-bn", "--epochs", "1")
     run("in-parts", "--freeze-bn", "--accumulate", "2")
     leave_process_group()

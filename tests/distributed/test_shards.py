@@ -20,6 +20,10 @@ def test_loss_and_gradient_are_those_of_one_process(ranks: int) -> None:
     on_ranks(sharded_worker.check_losses, min(SHARE, 17), ranks=ranks, timeout=300)
 
 
+def test_of_rows_that_are_equally_far_the_first_in_the_queue_is_chosen() -> None:
+    on_ranks(sharded_worker.check_ties, ranks=3)
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_rows_labels_and_samples_are_those_of_one_process(ranks: int) -> None:
     on_ranks(sharded_worker.check_memories, min(SHARE, 5), ranks=ranks)
@@ -48,7 +52,8 @@ def test_what_is_sent_does_not_grow_with_the_memory(ranks: int) -> None:
     [
         (losses.SupConLoss(), {"gather_distributed": True}, "pass the first for all rows on every rank"),
         (losses.TripletMarginLoss(), {}, "pass a loss of CircleLoss, .* or pass gather_distributed=True"),
-        (losses.SupConLoss(), {"miner": miners.TripletMarginMiner()}, "no miner or one of MultiSimilarity"),
+        (losses.SupConLoss(), {"miner": miners.TripletMarginMiner()}, "no miner or one of BatchEasyHard"),
+        (losses.SupConLoss(), {"miner": miners.BatchHardMiner(collect_stats=True)}, "without statistics"),
         (losses.SupConLoss(embedding_regularizer=regularizers.LpRegularizer()), {}, "without a regularizer"),
         (losses.SupConLoss(), {"normalize_memory": True}, "normalize_memory=True and update='queue'"),
         (losses.SupConLoss(), {"update": "average", "update_momentum": 0.5}, "update='average': pass"),
