@@ -105,20 +105,6 @@ def _show(compared: Comparison) -> None:
         _value_by_pml(compared, distances, distances.row_tensor)
 
 
-def loss_and_row_gradient(compared: Comparison) -> tuple[Tensor, Tensor]:
-    """Returns the loss, and its gradient with respect to the rows, ``(n, d)``."""
-    distances = Distances(compared.anchors, compared.rows)
-    leaf = distances.row_tensor.detach().requires_grad_()
-    value = _value_by_pml(compared, distances, leaf)
-    if not value.requires_grad:
-        return value, torch.zeros_like(leaf)
-    (gradient,) = torch.autograd.grad(
-        value, leaf, retain_graph=True, allow_unused=True, materialize_grads=True
-    )
-    leaf.requires_grad_(False)  # the caller's backward pass leaves no gradient there
-    return value, gradient
-
-
 def chosen_pairs(compared: Comparison) -> IndicesTuple:
     """Returns what the miner chooses as index tensors, pairs or triplets."""
     return compared.chosen(Distances(compared.anchors, compared.rows)).lists()
