@@ -32,7 +32,7 @@ from benchmarks.engine.results import RESULTS
 from benchmarks.engine.trial import at_most
 from pml_xbn import XBNWrapper
 
-DIM, RANKS, ROWS_AT_ONCE = 512, 2, 10_000
+DIM, RANKS, ROWS_AT_ONCE = 512, 2, 2_000
 COLUMNS = {
     "rows": "M",
     "gather_ms": "gather_distributed (ms)",

@@ -19,7 +19,7 @@ ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE
 # What the processes of tests begin with, if it is installed; torch.testing needs torch.distributed.tensor.
 LIBRARIES = [
     *("torch", "torch.distributed.run", "torch.utils.tensorboard", "pytorch_metric_learning.losses"),
-    *("timm", "torchvision", "faiss", "matplotlib.pyplot", "optuna", "scipy.stats", "tyro", "yaml"),
+    *("timm", "torchvision", "faiss", "matplotlib.pyplot", "scipy.stats", "tyro", "yaml"),
     *("accelerate", "lightning", "transformers.trainer", "sentence_transformers"),
     *("pml_xbn.losses", "torch.distributed.tensor"),
 ]

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from benchmarks.engine.history import History
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart, and a grey.
-BLACK, ORANGE, BLUE, GREEN, PINK, YELLOW, LIGHT_BLUE, GREY = PALETTE = (
-    *("#000000", "#D55E00", "#0072B2", "#009E73"),
-    *("#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F"),
-)
+PALETTE = ["#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F"]
 _MARKERS = "osD^vPX*<>h"
 _LINES = ("-", "--", "-.", ":")
 _MARKED_EPOCHS = 20  # as many markers fit on a curve
@@ -33,12 +29,6 @@ def style(number: int) -> dict[str, Any]:
         "markersize": max(5, 11 - 1.5 * number),
         "markeredgecolor": "white",
     }
-
-
-def plain(axes: Axes, grid: Literal["x", "y"] = "y") -> None:
-    """A faint grid, and no frame on the right and on top."""
-    axes.grid(axis=grid, color="0.88")
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def draw_curves(
@@ -79,6 +69,7 @@ def draw_curves(
         axes.set(title=title, xlabel="epoch", ylabel=label)
         axes.set_ylim(0, None)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        plain(axes)
+        axes.grid(axis="y", color="0.88")
+        axes.spines[["top", "right"]].set_visible(False)
     all_axes[0].legend(frameon=False)
     figure.savefig(path, dpi=150)

@@ -37,13 +37,6 @@ class Difference(NamedTuple):
         deviation, degrees = self.pooled or (stdev(self.gaps), len(self.gaps) - 1)
         return float(student.ppf(0.975, degrees) * deviation / len(self.gaps) ** 0.5)
 
-    @property
-    def sign(self) -> int:
-        """1 or -1 where the interval lies on one side of zero, else 0."""
-        if self.half_width is None or abs(self.mean) <= self.half_width:
-            return 0
-        return 1 if self.mean > 0 else -1
-
 
 def paired(ours: dict[int, float], theirs: dict[int, float]) -> Difference | None:
     """The difference of two methods' values by seed; None where no seed has both."""

@@ -80,7 +80,14 @@ EMOJI_METHODS = (
     *("xbm", "xbm+warm-up", "xbm-star", "xbn", "axbn", "centre", "xbm+momentum 0.99", "super-class"),
 )
 PRETRAINED_METHODS = ("xbm", "xbm+warm-up of an epoch", "xbm-star", "xbn", "xbm+momentum 0.99")
-PRETRAINED = tuple(Budget("pretrained", 4, rate=rate) for rate in (0.3, 0.1, 1.0))
+PRETRAINED = (
+    *(Budget("pretrained", 16, rate=rate) for rate in (0.3, 0.1, 1.0)),
+    Budget("pretrained", 4, rate=0.3),
+)
+# Rows that move as the samples move that come again, and "own rows", which do not.
+CORRECTED = tuple(
+    f"{memory}+{kind}" for memory in ("xbm", "xbn") for kind in ("own rows", "shift", "diagonal", "low rank")
+)
 BUDGET_METHODS = ("xbm+warm-up", "xbm-star", "xbn")
 OTHER_EPOCHS = (30, 120, 240)
 OTHER_RATES = (0.5, 2.0)  # of batch 512
@@ -211,6 +218,8 @@ def cases() -> Iterator[Case]:
     for seed in EMOJI_SEEDS:
         yield from _of_budget(replace(EMOJI, side=64), seed, (0.0, 0.5), EMOJI_METHODS)
     yield from _budget_curve("glyphs", EMOJI_SEEDS, (60, 120, 240))
+    for seed, ratio, method in product(EMOJI_SEEDS, (0.5, 1.0), CORRECTED):
+        yield Case(method, 0, 64, ratio, "batch", str(EMOJI), seed)
 
 
 def _of_budget(

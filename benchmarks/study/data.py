@@ -82,12 +82,17 @@ class Study:
                 gains += [float(rows[-1]["recall_at_1"]) - float(before[-1]["recall_at_1"])] if before else []
         return gains
 
-    def epochs_to_reach(self, name: str, setting: Setting, seed: int, accuracy: float) -> int | None:
-        """The first epoch after which Recall@1 is as high; None for never."""
+    def reaches(self, name: str, setting: Setting, seed: int, accuracy: float) -> tuple[int, float] | None:
+        """The first epoch after which Recall@1 is as high, and minutes of the processor; None for never.
+
+        NaN for minutes that were not noted.
+        """
         for case, rows in self.epochs.items():
             if case.name == name and case.seed == seed and _belongs(case, setting):
-                reached = [int(row["epoch"]) for row in rows if float(row["recall_at_1"]) >= accuracy]
-                return reached[0] if reached else None
+                for row in rows:
+                    if float(row["recall_at_1"]) >= accuracy:
+                        epoch, minutes = int(row["epoch"]), self.runs[case].get("cpu_minutes")
+                        return epoch, float(minutes or "nan") * epoch / int(rows[-1]["epoch"])
         return None
 
 

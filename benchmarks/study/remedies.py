@@ -14,6 +14,7 @@ from benchmarks.demo.task import GlyphsData
 from benchmarks.engine.diagnostics import Diagnostics, StoredBatch
 from benchmarks.engine.randomness import generator_for
 from benchmarks.engine.task import Step
+from benchmarks.hooks.learned_correction import Kind, LearnedCorrection
 from benchmarks.study.task import StudyTask
 
 _WARMUP = 1000  # steps, as in Cross-Batch Memory
@@ -95,6 +96,26 @@ class OldestRefreshed(StudyTask):
         return [oldest]
 
 
+class Corrected(StudyTask):
+    """A sample's new row replaces its old one; all rows move as these have moved, if ``kind`` says how."""
+
+    def __init__(self, data: GlyphsData, method: str, *args: Any, kind: Kind | None = None) -> None:
+        super().__init__(data, method, *args, warmup=0)  # not PML's class, which has no hooks
+        memory: Any = self.loss_fn
+        if kind is not None:
+            memory.register_memory_hook(LearnedCorrection(memory, kind))
+
+    def train_step(
+        self, batch: tuple[Tensor, Tensor], step: Step, diagnostics: Diagnostics
+    ) -> dict[str, Tensor]:
+        self._samples = self.data.batches.epoch(step.epoch)[step.number]
+        return super().train_step(batch, step, diagnostics)
+
+    def loss_of(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        loss: Tensor = self.loss_fn(embeddings, labels, sample_ids=self._samples)
+        return loss
+
+
 REMEDIES: dict[str, Callable[..., StudyTask]] = {
     "warm-up": WarmedUp,
     "warm-up of an epoch": partial(WarmedUp, is_short=True),
@@ -102,4 +123,8 @@ REMEDIES: dict[str, Callable[..., StudyTask]] = {
     "momentum 0.99": partial(MomentumEncoded, momentum=0.99),
     "oldest": OldestRefreshed,
     "oldest, equal time": OldestRefreshed,
+    "own rows": Corrected,
+    "shift": partial(Corrected, kind="shift"),
+    "diagonal": partial(Corrected, kind="diagonal"),
+    "low rank": partial(Corrected, kind="low rank"),
 }

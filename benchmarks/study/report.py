@@ -108,33 +108,36 @@ def _across(study: Study, folder: Path) -> str:
 
 
 def _budget_curve(study: Study) -> str:
-    """After how many epochs a method has what no memory ends at."""
+    """After how many epochs, and in how many minutes, a method has what no memory ends at."""
+    methods = {_NONE: 64, PUBLISHED[0]: 64, _STAR: 64, _XBN: 64, f"{_NONE}, batch 512": 512}
     lines = []
     for name, budget in {"converged": Budget("glyphs", 30), **BUDGETS}.items():
         setting = (64, 0.5, "batch", name)
+        ends = study.values(_NONE, setting)
         if budget.data == "pretrained" or _XBN not in study.methods(setting):
             continue
-        ends = study.values(_NONE, setting)
         cells = []
-        for method in (*PUBLISHED[:1], _STAR, _XBN):
+        for method, batch_size in methods.items():
+            place = (batch_size, *setting[1:])
+            plain = method.partition(",")[0]
             found = [
-                study.epochs_to_reach(method, setting, seed, end)
+                study.reaches(plain, place, seed, end)
                 for seed, end in ends.items()
-                if seed in study.values(method, setting)
+                if seed in study.values(plain, place)
             ]
-            reached = [epoch for epoch in found if epoch]
-            cells.append(
-                f"{fmean(reached):.0f} ({len(reached)} of {len(found)})"
-                if reached
-                else f"– (0 of {len(found)})"
-            )
+            reached = [place for place in found if place]
+            count = f"{len(reached)} of {len(found)}"
+            mean = [fmean(numbers) for numbers in zip(*reached, strict=True)]
+            minutes = f", {mean[1]:.1f} min" if reached and mean[1] == mean[1] else ""
+            cells.append(f"{mean[0]:.0f}{minutes} ({count})" if reached else f"– ({count})")
         lines.append([f"{budget}", *cells])
     return "\n\n".join(
         [
             "## When it is where no memory ends",
             "Batch 64, memory 50 %: the mean epoch after which Recall@1 is what the same seed has without "
-            "memory at the end, and how many seeds get there. Accuracy is looked at some twenty times a run.",
-            markdown(["epochs in all", "xbm+warm-up", "xbm-star", "xbn"], lines, ["epochs in all"]),
+            "memory at the end, the minutes of one core until then where they were noted, and how many seeds "
+            "get there. Accuracy is looked at some twenty times a run. None may be there early itself.",
+            markdown(["epochs in all", *methods], lines, ["epochs in all"]),
         ]
     )
 

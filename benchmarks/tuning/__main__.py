@@ -1,38 +1,37 @@
-"""What is each memory worth when all get the same random search, and its best is trained for longer?
+"""What is each memory worth when all get the same random search, which holds the defaults?
 
-Every method gets the same random configurations, trained with a third of the epochs on two thirds of the
-training classes of Glyphs and judged by MAP@R on the rest. The best of each is trained for three times
-as long on all training classes with new seeds, and tested once.
+Every method gets the same draws, trained for a third of the epochs on two thirds of Emoji's training classes
+and judged by MAP@R on the rest; the best five of each again with three seeds. The best of these is trained
+in full on all training classes and tested once, on classes that no run was scored on before.
 
-    python -m benchmarks.tuning             (96 runs, then 20 longer ones; the same line goes on later)
-    python -m benchmarks.tuning --report    (writes the study's page anew)
+    python -m benchmarks.tuning --emoji data/emoji    (240, 60 and 20 runs; the same line goes on later)
+    python -m benchmarks.tuning --report              (writes the study's page anew)
 
-Writes ``tuning_search.csv`` and ``tuning_tests.csv`` to ``benchmarks/results``. Optuna keeps the search in
-``runs/tuning/search.db``.
+Writes ``tuning.csv`` to ``benchmarks/results``, and the page.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import optuna
 import tyro
 
+from benchmarks.engine.command_line import errors_in_one_line
 from benchmarks.engine.processes import in_processes
-from benchmarks.engine.results import RESULTS, append_csv, read_csv, write_csv
+from benchmarks.engine.results import RESULTS, append_csv
 from benchmarks.engine.settings import Positive, check
 from benchmarks.engine.trial import at_most
 from benchmarks.study.report import write_report
-from benchmarks.tuning.results import METHODS, SEARCH, TESTS
-from benchmarks.tuning.run import train
-from benchmarks.tuning.space import Configuration, draw
+from benchmarks.study.run import EMOJI_ROOT
+from benchmarks.tuning.results import METHODS, RUNS, Tuning
+from benchmarks.tuning.run import AGAIN, FINAL, SEARCH, Trial, train
+from benchmarks.tuning.space import draw
 
-_SEARCH_SEED = 0
 # Trains with each of the arguments; yields these and what came of them.
 Runs = Callable[[Callable[..., Any], Iterable[tuple[Any, ...]], str], Iterator[tuple[tuple[Any, ...], Any]]]
 
@@ -41,13 +40,14 @@ Runs = Callable[[Callable[..., Any], Iterable[tuple[Any, ...]], str], Iterator[t
 class Settings:
     """What the search is, and where it goes."""
 
-    configurations: Positive = 24  # of every method
-    seeds: tuple[int, ...] = (1, 2, 3, 4, 5)  # of the best one's long runs
-    search_epochs: Positive = 10
-    epochs: Positive = 30
+    draws: Positive = 60  # of every method, the defaults among them
+    search_seeds: tuple[int, ...] = (1, 2, 3)  # of the five best; the search itself has 0
+    seeds: tuple[int, ...] = (4, 5, 6, 7, 8)  # of the last test
+    search_epochs: Positive = 20
+    epochs: Positive = 60
     classes: Positive | None = None  # train and test on so many classes each, to try it out
     jobs: Positive = os.cpu_count() or 1  # runs at a time
-    store: Path = Path("runs/tuning/search.db")
+    emoji: Path = EMOJI_ROOT  # folder of the packages
     output: Path = RESULTS
     report: bool = False  # train nothing
 
@@ -57,82 +57,37 @@ class Settings:
 
 def main() -> None:
     settings = tyro.cli(Settings, prog="python -m benchmarks.tuning", description=__doc__)
-    settings = replace(
-        settings,
-        configurations=at_most(settings.configurations),
-        seeds=settings.seeds[: at_most(len(settings.seeds))],
-        search_epochs=at_most(settings.search_epochs),
-        epochs=at_most(settings.epochs),
-    )
     if not settings.report:
-        for folder in (settings.store.parent, settings.output):
-            folder.mkdir(parents=True, exist_ok=True)
-        run = partial(in_processes, at_most(settings.jobs))
-        test(settings, search(settings, run), run)
+        settings.output.mkdir(parents=True, exist_ok=True)
+        with errors_in_one_line():
+            search(settings, partial(in_processes, at_most(settings.jobs)))
     write_report(settings.output)
-    print(f"{settings.output / 'study.md'}, its pictures and its CSV files are written")
+    print(f"{settings.output / 'study.md'} is written")
 
 
-def search(settings: Settings, run: Runs) -> dict[str, Configuration]:
-    """The best configuration of each method by validation MAP@R."""
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    length = f"{settings.search_epochs} epochs, {settings.classes or 'all'} classes"
-    studies = {
-        method: optuna.create_study(
-            storage=f"sqlite:///{settings.store}",
-            study_name=f"{method}, {length}",
-            direction="maximize",
-            load_if_exists=True,
-        )
-        for method in METHODS
-    }
-    trials, work = {}, []
-    for method, study in studies.items():
-        for stopped in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):  # by an interruption
-            study.tell(stopped.number, state=optuna.trial.TrialState.FAIL)
-        for number in sorted(set(range(settings.configurations)) - _finished(study).keys()):
-            # Seeded by number: all methods get the same draws, whatever was interrupted.
-            study.sampler = optuna.samplers.RandomSampler(seed=number)
-            trial = trials[method, number] = study.ask()
-            configuration = draw(trial, number)
-            trial.set_user_attr("number", number)
-            work.append((method, configuration, _SEARCH_SEED, settings.search_epochs, settings.classes, True))
-    for (method, configuration, *_), row in run(train, work, "search"):
-        trial = trials[method, configuration.number]
-        trial.set_user_attr("row", row)
-        studies[method].tell(trial, row["map_at_r"])
-        write_csv(_rows(studies), settings.output / SEARCH)
-    return {
-        method: draw(optuna.trial.FixedTrial(study.best_params), study.best_trial.user_attrs["number"])
-        for method, study in studies.items()
-    }
+def search(settings: Settings, run: Runs) -> None:
+    """Makes the runs of all stages that the CSV file does not hold; a stage follows from those before it."""
+    for stage in (SEARCH, AGAIN, FINAL):
+        tuning = Tuning(settings.output)
+        todo = [trial for trial in planned(stage, settings, tuning) if trial not in tuning.runs]
+        epochs = at_most(settings.epochs if stage == FINAL else settings.search_epochs)
+        work = [(trial, epochs, settings.classes, settings.emoji) for trial in todo]
+        for (trial, *_), row in run(train, work, stage):
+            row = {**trial._asdict(), **asdict(draw(trial.number)), **row}
+            append_csv([row], settings.output / RUNS)
 
 
-def _finished(study: optuna.Study) -> dict[int, optuna.trial.FrozenTrial]:
-    trials = study.get_trials(states=[optuna.trial.TrialState.COMPLETE])
-    return {trial.user_attrs["number"]: trial for trial in trials}
-
-
-def _rows(studies: dict[str, optuna.Study]) -> list[dict[str, Any]]:
-    return [
-        {"method": method, "number": number, **trial.params, **trial.user_attrs["row"]}
-        for method, study in studies.items()
-        for number, trial in sorted(_finished(study).items())
-    ]
-
-
-def test(settings: Settings, best: dict[str, Configuration], run: Runs) -> None:
-    """Trains the best for longer, with what is not in the CSV file yet."""
-    path = settings.output / TESTS
-    done = {(row["method"], int(row["number"]), int(row["seed"])) for row in read_csv(path)}
-    work = [
-        (method, configuration, seed, settings.epochs, settings.classes, False)
-        for seed in settings.seeds
-        for method, configuration in best.items()
-        if (method, configuration.number, seed) not in done
-    ]
-    for (method, configuration, seed, *_), row in run(train, work, "tests"):
-        append_csv([{"method": method, "seed": seed, **asdict(configuration), **row}], path)
+def planned(stage: str, settings: Settings, tuning: Tuning) -> list[Trial]:
+    """A draw or a seed after the other, so that what is unfinished is as far for every method."""
+    if stage == SEARCH:
+        return [Trial(stage, m, n, 0) for n in range(settings.draws) for m in METHODS]
+    if stage == AGAIN:
+        ranked = {method: tuning.finalists(method) for method in METHODS}
+        return [
+            Trial(stage, m, n, seed) for seed in settings.search_seeds for m in METHODS for n in ranked[m]
+        ]
+    best = {method: tuning.best(method) for method in METHODS}
+    return [Trial(stage, m, n, seed) for seed in settings.seeds for m, n in best.items() if n is not None]
 
 
 if __name__ == "__main__":

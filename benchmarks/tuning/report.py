@@ -2,132 +2,88 @@
 
 from __future__ import annotations
 
-from statistics import quantiles, stdev
+from statistics import median
 
+from benchmarks.engine.intervals import paired
 from benchmarks.engine.results import markdown, spread
-from benchmarks.tuning.results import METHODS, PARTS, Row, Tuning
-from benchmarks.tuning.space import CHOICES, LOGARITHMIC, RANGES
-
-_NEAR = 2.0  # points of MAP@R
+from benchmarks.tuning.results import FIGURE, METHODS, SUBGROUPS, Tuning
+from benchmarks.tuning.run import AGAIN, FINAL
+from benchmarks.tuning.space import CHOICES, DEFAULTS, LOGARITHMIC, RANGES, draw
 
 
 def tuned(tuning: Tuning) -> str:
     """The section; empty before the first run."""
-    found = {method: rows for method in METHODS if (rows := tuning.found(method))}
+    found = {method: rows for method in METHODS if (rows := tuning.searched(method))}
     if not found:
         return ""
-    numbers = " to ".join(map(str, sorted({len(rows) for rows in found.values()})))
-    tests = [_tested(tuning, method) for method in found if tuning.tested(method, "map_at_r")]
-    minutes = sum(float(row["minutes"]) for row in (*tuning.search, *tuning.tests))
+    draws = min(map(len, found.values()))
+    minutes = sum(float(row["minutes"]) for row in tuning.runs.values())
     parts = [
         "## One random search for all",
-        f"The same {numbers} random configurations for every method: {_space()}. Batch 64; distortions, and "
-        "the shares of the epochs after which the learning rate falls, as in the long runs. Each was "
-        "trained with a third of the epochs on two thirds of the training classes, and judged by MAP@R on "
-        "the rest: the best, the median, the middle half and the standard deviation of a method's "
-        f"configurations, how many are within {_NEAR:g} points of the best of all methods, and the "
-        "difference to No-XBM, paired by configuration. " + _warning(found),
+        f"Emoji, batch 64, MAP@R. {draws} draws, the same for every method; the first two are the defaults, "
+        f"without and with a warm-up: {_space()}. XBM has no loss of the batch, XBM* has it, of XBN it is "
+        "drawn. Each draw is trained on two thirds of the training classes and judged on the rest; the five "
+        "best of a method again with three more seeds; the best of these for longer on all training classes, "
+        "and tested once, on classes that no run was scored on before. Differences of the search are paired "
+        "by draw. The subgroups stand in `benchmarks/tuning/subgroups.json`, written before the first run.",
         markdown(
-            [
-                *("method", "best", "median", "middle half", "deviation", "near the best", "to No-XBM"),
-                *(f"to No-XBM, {part}" for part in PARTS),
-            ],
-            [_searched(tuning, found, method) for method in found],
+            ["method", "defaults", "median", "best", "best again", "XBN to it, all", *SUBGROUPS],
+            [_searched(tuning, method) for method in found],
             ["method"],
         ),
-        "The best of each:",
-        markdown(
-            ["method", *CHOICES, *RANGES],
-            [_best(method, rows[0]) for method, rows in found.items()],
-            ["method", "loss"],
-        ),
     ]
-    if tests:
-        seeds = ", ".join(map(str, sorted({int(row["seed"]) for row in tuning.tests})))
-        columns = [
-            f"{of}{what}"
-            for of in ("Recall@1", "MAP@R")
-            for what in ("", " of each seed", ", to No-XBM", ", to XBM")
-        ]
+    tested = [method for method in found if tuning.tested(method, FIGURE)]
+    if tested:
         parts += [
-            f"Trained for three times as long on all training classes with the new seeds {seeds}, and tested "
-            "once, on classes that the search has not seen; other runs of the study were scored on them:",
-            markdown(["method", *columns], tests, ["method"]),
+            "The best of each, and the one last test:",
+            markdown(
+                ["method", "draw", *CHOICES, *RANGES],
+                [_best(tuning, method) for method in tested],
+                ["method", "loss"],
+            ),
+            markdown(
+                ["method", "seeds", "Recall@1", "XBN to it", "MAP@R", "XBN to it", "defaults there"],
+                [_tested(tuning, method) for method in tested],
+                ["method"],
+            ),
         ]
     return "\n\n".join([*parts, f"These runs took {minutes / 60:.1f} hours of training, each on one core."])
 
 
-def _warning(found: dict[str, list[Row]]) -> str:
-    """What the search cannot tell."""
-    rows = max(found.values(), key=len)
-    suited = [row for row in rows if row["loss"] == "supcon"]
-    full = sum(float(row["memory_share"]) == 1 for row in suited)
-    return (
-        f"{len(suited)} of {len(rows)} draws have SupConLoss, {full} of them with the full memory; the "
-        "defaults are not among the draws and do better. Read it as a search, not as methods that are "
-        "tuned alike. The parts by learning rate were chosen after it."
-    )
-
-
 def _space() -> str:
-    words = [f"{_words(name)} {' or '.join(map(_shown, choices))}" for name, choices in CHOICES.items()]
+    words = [f"{name.replace('_', ' ')} {' or '.join(map(str, of))}" for name, of in CHOICES.items()]
     words += [
-        f"{_words(name)} {low:g} to {high:g}" + (" (logarithmic)" if name in LOGARITHMIC else "")
+        f"{name.replace('_', ' ')} {low:g} to {high:g}" + " (logarithmic)" * (name in LOGARITHMIC)
         for name, (low, high) in RANGES.items()
     ]
     return ", ".join(words)
 
 
-def _words(name: str) -> str:
-    return name.replace("_", " ")
+def _searched(tuning: Tuning, method: str) -> list[str]:
+    rows = tuning.searched(method)
+    values = {number: float(row[FIGURE]) for number, row in rows.items()}
+    defaults = ", ".join(f"{values[one.number]:.1f}" for one in DEFAULTS if one.number in values)
+    again = list(tuning.seeds(AGAIN, method, tuning.best(method)).values())
+    cells = [method, defaults, f"{median(values.values()):.1f}", f"{max(values.values()):.1f}", spread(again)]
+    parts = [lambda row: True, *SUBGROUPS.values()]
+    return cells + ["" if method == "xbn" else str(tuning.of_draws("xbn", method, p) or "–") for p in parts]
 
 
-def _shown(value: str | float) -> str:
-    return value if isinstance(value, str) else f"{value:g}"
-
-
-def _validated(rows: list[Row]) -> list[float]:
-    return [float(row["map_at_r"]) for row in rows]
-
-
-def _searched(tuning: Tuning, found: dict[str, list[Row]], method: str) -> list[str]:
-    values = _validated(found[method])
-    best = max(_validated(rows)[0] for rows in found.values())
-    low, middle, high = quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
-    return [
-        method,
-        f"{values[0]:.1f}",
-        f"{middle:.1f}",
-        f"{low:.1f} to {high:.1f}",
-        f"{stdev(values):.1f}" if len(values) > 1 else "–",
-        f"{sum(value >= best - _NEAR for value in values)} of {len(values)}",
-        *(
-            "" if method == "no-xbm" else str(tuning.of_configurations(method, "no-xbm", *part) or "–")
-            for part in ((), *((is_part,) for is_part in PARTS.values()))
-        ),
-    ]
-
-
-def _best(method: str, row: Row) -> list[str]:
+def _best(tuning: Tuning, method: str) -> list[str]:
     """Its values, but for those that its method or loss does not have."""
+    best = draw(tuning.best(method) or 0)
     unused = {"memory_share", "warmup"} if method == "no-xbm" else set()
-    unused |= {"temperature"} if row["loss"] == "contrastive" else {"positive_margin", "negative_margin"}
-    return [
-        method,
-        *(
-            "" if name in unused else row["loss"] if name == "loss" else f"{float(row[name]):.2g}"
-            for name in (*CHOICES, *RANGES)
-        ),
-    ]
+    unused |= {"temperature"} if best.loss == "contrastive" else {"positive_margin", "negative_margin"}
+    unused |= set() if method == "xbn" else {"batch_loss_weight"}
+    cells = ["" if n in unused else getattr(best, n) for n in (*CHOICES, *RANGES)]
+    return [method, str(best.number), *(c if isinstance(c, str) else f"{c:.2g}" for c in cells)]
 
 
 def _tested(tuning: Tuning, method: str) -> list[str]:
-    cells = [method]
-    for figure in ("recall_at_1", "map_at_r"):
-        of_seeds = [value for _, value in sorted(tuning.tested(method, figure).items())]
-        cells += [spread(of_seeds), ", ".join(f"{value:.1f}" for value in of_seeds)]
-        cells += [
-            "" if method == other else str(tuning.difference(method, other, figure) or "–")
-            for other in ("no-xbm", "xbm")
-        ]
-    return cells
+    cells = [method, str(len(tuning.tested(method, FIGURE)))]
+    for figure in ("recall_at_1", FIGURE):
+        ours = tuning.tested(method, figure)
+        cells += [spread(list(ours.values()))]
+        cells += ["" if method == "xbn" else str(paired(tuning.tested("xbn", figure), ours) or "–")]
+    defaults = (tuning.seeds(FINAL, method, one.number) for one in DEFAULTS)
+    return [*cells, ", ".join(spread(list(of.values())) for of in defaults if of) or "–"]

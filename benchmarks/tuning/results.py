@@ -1,69 +1,83 @@
-"""What tuning came to, from its CSV files."""
+"""What tuning came to, from its CSV file."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 from benchmarks.engine.intervals import Difference, paired
 from benchmarks.engine.results import read_csv
-from benchmarks.tuning.space import LOSSES
+from benchmarks.tuning.run import AGAIN, FINAL, SEARCH, Trial
 
 METHODS = ("no-xbm", "xbm", "xbm-star", "xbn")
-SEARCH, TESTS = "tuning_search.csv", "tuning_tests.csv"
+RUNS = "tuning.csv"
+FIGURE = "map_at_r"
+FINALISTS = 5
+_DECLARED: dict[str, dict[str, list[Any]]] = json.loads(
+    Path(__file__).with_name("subgroups.json").read_text(encoding="utf-8")
+)["subgroups"]
 Row = dict[str, str]
-
-_RATE = 1e-3  # the middle of the learning rates, which are logarithmic
-
-
-def _part(loss: str, is_fast: bool | None = None) -> Callable[[Row], bool]:
-    return lambda row: row["loss"] == loss and is_fast in (None, float(row["learning_rate"]) >= _RATE)
+Part = Callable[[Row], bool]
 
 
-# Parts of the space in which memories fare differently, and which of the configurations they hold.
-PARTS: dict[str, Callable[[Row], bool]] = {
-    **{loss: _part(loss) for loss in LOSSES},
-    f"contrastive, learning rate < {_RATE:g}": _part("contrastive", is_fast=False),
-    f"contrastive, ≥ {_RATE:g}": _part("contrastive", is_fast=True),
-}
+def _part(bounds: dict[str, list[Any]]) -> Part:
+    """Draws whose value is among those named or, of numbers, from the first up and below the second."""
+    return lambda row: all(
+        row[name] in of if isinstance(of[0], str) else of[0] <= float(row[name]) < of[1]
+        for name, of in bounds.items()
+    )
+
+
+SUBGROUPS: dict[str, Part] = {name: _part(bounds) for name, bounds in _DECLARED.items()}
 
 
 class Tuning:
-    """The search of every method, and the tests of its best configuration.
+    """The runs of all stages.
 
     Args:
-        folder: of the CSV files.
+        folder: of the CSV file.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.search, self.tests = read_csv(folder / SEARCH), read_csv(folder / TESTS)
-
-    def found(self, method: str) -> list[Row]:
-        """Its configurations, the best of the search first."""
-        return sorted(
-            (row for row in self.search if row["method"] == method), key=lambda row: -float(row["map_at_r"])
-        )
-
-    def tested(self, method: str, figure: str) -> dict[int, float]:
-        """Of its best configuration, by seed."""
-        best = [row["number"] for row in self.found(method)[:1]]
-        return {
-            int(row["seed"]): float(row[figure])
-            for row in self.tests
-            if row["method"] == method and [row["number"]] == best
+        self.runs: dict[Trial, Row] = {
+            Trial(row["stage"], row["method"], int(row["number"]), int(row["seed"])): row
+            for row in read_csv(folder / RUNS)
         }
 
-    def difference(self, method: str, other: str, figure: str) -> Difference | None:
-        """Of two methods' tests, paired by seed; None where no seed has both."""
-        return paired(self.tested(method, figure), self.tested(other, figure))
+    def searched(self, method: str) -> dict[int, Row]:
+        """Its draws by number."""
+        return {t.number: row for t, row in self.runs.items() if (t.stage, t.method) == (SEARCH, method)}
 
-    def of_configurations(
-        self, method: str, other: str, part: Callable[[Row], bool] = lambda row: True
-    ) -> Difference | None:
-        """Of two methods' searches in MAP@R, paired by configuration; of a part of the space, or of all."""
-        return paired(
-            *(
-                {int(row["number"]): float(row["map_at_r"]) for row in self.found(name) if part(row)}
-                for name in (method, other)
-            )
+    def finalists(self, method: str) -> list[int]:
+        """The best of the search, best first."""
+        found = self.searched(method)
+        return sorted(found, key=lambda number: -float(found[number][FIGURE]))[:FINALISTS]
+
+    def best(self, method: str) -> int | None:
+        """The best of those that were trained again, by their mean; None where none was."""
+        means = {number: self.seeds(AGAIN, method, number) for number in self.finalists(method)}
+        trained = {number: fmean(of.values()) for number, of in means.items() if of}
+        return max(trained, key=lambda number: trained[number]) if trained else None
+
+    def seeds(self, stage: str, method: str, number: int | None, figure: str = FIGURE) -> dict[int, float]:
+        """The figure of every seed."""
+        return {
+            t.seed: float(row[figure])
+            for t, row in self.runs.items()
+            if (t.stage, t.method, t.number) == (stage, method, number)
+        }
+
+    def tested(self, method: str, figure: str) -> dict[int, float]:
+        """Of the best, on the classes that were kept back, by seed."""
+        return self.seeds(FINAL, method, self.best(method), figure)
+
+    def of_draws(self, method: str, other: str, part: Part = lambda row: True) -> Difference | None:
+        """Of two methods in the search, paired by draw; of a part of the space, or of all."""
+        ours, theirs = (
+            {n: float(row[FIGURE]) for n, row in self.searched(name).items() if part(row)}
+            for name in (method, other)
         )
+        return paired(ours, theirs)

@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
 from benchmarks.demo.settings import Settings
-from benchmarks.demo.task import GlyphsData
 from benchmarks.engine.distortion import distort
-from benchmarks.engine.glyphs import load_glyphs
+from benchmarks.engine.emoji import load_emoji
 from benchmarks.engine.history import Row
 from benchmarks.engine.labelled_images import LabelledImages
 from benchmarks.engine.randomness import generator_for
 from benchmarks.engine.run import Run
 from benchmarks.study.cases import MILDER, MILESTONES
+from benchmarks.study.run import EmojiData
 from benchmarks.study.task import StudyTask
-from benchmarks.tuning.space import Configuration
+from benchmarks.tuning.space import draw
 
-BATCH_SIZE = 64
+SEARCH, AGAIN, FINAL = "search", "again", "final"
 _HELD_OUT = 3  # one class of so many
-_MEASURE_EVERY = {True: 40, False: 400}  # steps, in the search and in the end
+_SIDE = 32
 
 
-class ValidationData(GlyphsData):
+class Trial(NamedTuple):
+    """A run: ``stage`` says how long and on which classes; the others what and with which seed."""
+
+    stage: str
+    method: str
+    number: int
+    seed: int
+
+
+class ValidationData(EmojiData):
     """The training classes split again: two thirds to train on, a third to choose by."""
 
     def _halves(self) -> tuple[LabelledImages, LabelledImages]:
-        all_images = load_glyphs("train", self.settings.classes, self.device)
+        all_images = load_emoji(self._root, "train", self.settings.classes, self._side)
         classes = all_images.labels.unique()
         order = torch.randperm(len(classes), generator=generator_for("validation"))
         is_held_out = torch.isin(all_images.labels, classes[order[: len(classes) // _HELD_OUT]])
@@ -39,45 +49,52 @@ class ValidationData(GlyphsData):
         return train, held_out._replace(images=distorted)
 
 
-def train(
-    method: str, configuration: Configuration, seed: int, epochs: int, classes: int | None, is_search: bool
-) -> Row:
-    """Trains, and returns the accuracy after the last epoch, and the minutes.
+class FinalData(EmojiData):
+    """All training classes, and those that are kept back for one last test."""
+
+    def _halves(self) -> tuple[LabelledImages, LabelledImages]:
+        final = load_emoji(self._root, "final", self.settings.classes, self._side, self.settings.distortion)
+        return super()._halves()[0], final
+
+
+def train(trial: Trial, epochs: int, classes: int | None, root: Path) -> Row:
+    """Trains, and returns the accuracy after the last epoch, and the minutes of the processor.
 
     Args:
-        method: a key of `METHODS`.
-        configuration: its settings.
-        seed: of weights, batches and distortion.
+        trial: the run.
         epochs: of which the learning rate and the warm-up take shares.
         classes: train and evaluate on so many classes each; None for all.
-        is_search: train on two thirds of the training classes and evaluate on the rest, else on the test's.
+        root: see `load_emoji`.
     """
+    configuration = draw(trial.number)
     settings = Settings(
-        batch_size=BATCH_SIZE,
         memory_ratio=configuration.memory_share,
-        seed=seed,
+        batch_size=64,
+        seed=trial.seed,
         learning_rate=configuration.learning_rate,
         weight_decay=configuration.weight_decay,
         distortion=MILDER,
-        drift_every=_MEASURE_EVERY[is_search],
+        drift_every=400,
+        diagnostics_every=0,
         classes=classes,
     )
-    data = (ValidationData if is_search else GlyphsData)(settings, torch.device("cpu"))
-    warmup = round(configuration.warmup * epochs) * len(data.batches)
+    data = (FinalData if trial.stage == FINAL else ValidationData)(settings, root, _SIDE)
     # A configuration with which training diverges is a bad one, and no error.
-    options: dict[str, Any] = {} if method == "no-xbm" else {"warmup": warmup, "nonfinite": "ignore"}
+    options: dict[str, Any] = {"nonfinite": "ignore"}
+    options["warmup"] = round(configuration.warmup * epochs) * len(data.batches)
+    if trial.method == "xbn":
+        options["batch_loss_weight"] = configuration.batch_loss_weight
     task = StudyTask(
         data,
-        method,
+        trial.method,
         milestones=[round(share * epochs) for share in MILESTONES],
         evaluate_every=epochs,
         **configuration.build_loss(),
-        **options,
+        **({} if trial.method == "no-xbm" else options),
     )
     run = Run(task)
     for _ in range(epochs):
         run.train_epoch()
     accuracy = run.history.epochs[-1]
     row = {name: accuracy[name] for name in ("recall_at_1", "map_at_r")}
-    row["minutes"] = sum(run.history.step_times) / 60
-    return row
+    return row | {"minutes": sum(run.history.step_times) / 60}

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import optuna
+import numpy as np
 from pytorch_metric_learning.distances import CosineSimilarity
 from pytorch_metric_learning.losses import ContrastiveLoss, SupConLoss
 from pytorch_metric_learning.miners import PairMarginMiner
+
+from benchmarks.engine.randomness import seed_for
 
 
 @dataclass(frozen=True)
@@ -24,17 +26,19 @@ class Configuration:
         learning_rate, weight_decay: of AdamW.
         memory_share: rows in memory as a share of the training images.
         warmup: share of the epochs before the memory is used.
+        batch_loss_weight: of XBN; XBM has 0 and XBM* 1.
     """
 
     number: int
-    loss: str
-    temperature: float
-    positive_margin: float
-    negative_margin: float
-    learning_rate: float
-    weight_decay: float
-    memory_share: float
-    warmup: float
+    loss: str = "supcon"
+    memory_share: float = 0.5
+    warmup: float = 0.0
+    batch_loss_weight: float = 0.0
+    temperature: float = 0.1
+    positive_margin: float = 1.0
+    negative_margin: float = 0.5
+    learning_rate: float = 1e-3
+    weight_decay: float = 1e-2
 
     def build_loss(self) -> dict[str, Any]:
         """The loss and its miner, as `GlyphsTask` takes them."""
@@ -45,11 +49,11 @@ class Configuration:
         return {"loss": ContrastiveLoss(**margins, distance=CosineSimilarity())}
 
 
-LOSSES = ("supcon", "contrastive")
 CHOICES: dict[str, tuple[str | float, ...]] = {
-    "loss": LOSSES,
+    "loss": ("supcon", "contrastive"),
     "memory_share": (0.05, 0.1, 0.25, 0.5, 1.0),
     "warmup": (0.0, 0.1, 0.2),
+    "batch_loss_weight": (0.0, 1.0),
 }
 RANGES = {
     "temperature": (0.03, 0.3),
@@ -59,14 +63,20 @@ RANGES = {
     "weight_decay": (1e-5, 1e-1),
 }
 LOGARITHMIC = ("temperature", "learning_rate", "weight_decay")
+# The study's own settings, without a warm-up and with the one that XBM's paper prescribes.
+DEFAULTS = (Configuration(0), Configuration(1, warmup=0.2))
 
 
-def draw(trial: optuna.trial.BaseTrial, number: int) -> Configuration:
-    """A configuration. All of its values are drawn, those too that a method or loss does not have."""
-    chosen: dict[str, Any] = {
-        name: trial.suggest_categorical(name, choices) for name, choices in CHOICES.items()
-    }
-    values: dict[str, Any] = {
-        name: trial.suggest_float(name, *bounds, log=name in LOGARITHMIC) for name, bounds in RANGES.items()
-    }
-    return Configuration(number=number, **chosen, **values)
+def draw(number: int) -> Configuration:
+    """The defaults, and from then on what the number alone decides.
+
+    All values are drawn, those too that a method or a loss does not have.
+    """
+    if number < len(DEFAULTS):
+        return DEFAULTS[number]
+    numbers = np.random.default_rng(seed_for("tuning", number))
+    chosen: dict[str, Any] = {name: values[numbers.integers(len(values))] for name, values in CHOICES.items()}
+    for name, (low, high) in RANGES.items():
+        share = numbers.random()
+        chosen[name] = low * (high / low) ** share if name in LOGARITHMIC else low + (high - low) * share
+    return Configuration(number, **chosen)

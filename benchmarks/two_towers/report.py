@@ -13,8 +13,11 @@ NAME = "two_towers"
 BASELINE = "no-memory"
 SIDES = {"query_to_document": "query → document", "document_to_query": "document → query"}
 _FIGURES = (*SIDES, "last_quarter", "staleness_before", "staleness_after", "minutes", "cpu_minutes")
-_COLUMNS = {"staleness_before": ("staleness before", 3), "staleness_after": ("after", 3)}
-_TITLES = ("method", "seeds", *SIDES.values(), "to no memory", "last quarter", "staleness before", "after")
+_COLUMNS = {"staleness_before": 3, "staleness_after": 3, "cpu_minutes": 1}  # and their digits
+_TITLES = (
+    *("method", "seeds", *SIDES.values(), "to no memory", "last quarter", "staleness before", "after"),
+    "minutes",
+)
 Rows = list[dict[str, str]]
 Experiment = tuple[tuple[str, str], ...]
 
@@ -46,8 +49,9 @@ def write_report(folder: Path) -> str:
         "memory*: the mean of both directions, paired by seed, ± half the 95 % interval, whose standard "
         "deviation is pooled over the comparisons of a table. *Last quarter*: what the last quarter of the "
         "epochs added to that mean, where it was noted. *Staleness*: mean distance of stored documents, at "
-        "unit length, from where the network would put them now, before and after adaptation. Methods with a "
-        "star add the loss within the batch. Written by `python -m benchmarks.two_towers`.",
+        "unit length, from where the network would put them now, before and after adaptation. *Minutes*: of "
+        "one core, where they were noted. Methods with a star add the loss within the batch. Written by "
+        "`python -m benchmarks.two_towers`.",
     ]
     for experiment, rows in experiments(folder).items():
         values = dict(experiment)
@@ -75,7 +79,7 @@ def _lines(rows: Rows) -> list[list[str]]:
             lines.append(
                 [method, str(len({row["seed"] for row in runs})), *(_spread(runs, side, 1) for side in SIDES)]
                 + [str(to_none.get(method, "–")), spread(late, "+.1f")]
-                + [_spread(runs, name, digits) for name, (_, digits) in _COLUMNS.items()]
+                + [_spread(runs, name, digits) for name, digits in _COLUMNS.items()]
             )
     return lines
 
@@ -89,5 +93,5 @@ def _is_setting(name: str) -> bool:
 
 
 def _spread(runs: Rows, name: str, digits: int) -> str:
-    values = [float(row[name]) for row in runs]
+    values = [float(row[name] or "nan") for row in runs]
     return "–" if any(map(math.isnan, values)) else spread(values, f".{digits}f")

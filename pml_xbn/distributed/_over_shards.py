@@ -38,6 +38,10 @@ class OverShards(OverRows):
     def total(self, counts: Tensor) -> Tensor:
         return all_reduced(super().total(counts))
 
+    def any(self, mask: Tensor) -> Tensor:
+        # Not counted, for which a CPU would make int64 of the mask.
+        return all_reduced(super().any(mask).long(), dist.ReduceOp.MAX) > 0
+
     def max(self, values: Tensor, mask: Tensor) -> Tensor:
         values = values.detach()
         if values.shape[1] == 0:

@@ -149,19 +149,25 @@ class Rows:
         stored = self.stored[places].to(dtype)
         return stored if self.is_as_stored else self._map().map(stored)
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        """Returns ``(a, d)``, the sum over j of ``weights[:, j]`` times row j."""
-        if self.stored.dtype == weights.dtype:
-            total = weights @ self.stored[: self.num_rows]
-        else:
+    def weighted_sum(self, weights: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Returns ``(a, d)``, the sum over j of ``weights[:, j]`` times row j, over ``lengths[j]``."""
+        at_a_time, dtype = rows_at_a_time(self.stored), weights.dtype
+        if self.num_rows <= at_a_time:
+            weights = weights if lengths is None else weights / lengths
+            total = weights @ self.stored[: self.num_rows].to(dtype)
+            of_weights = weights.sum(dim=1, keepdim=True)
+        else:  # a part at a time, as a copy of the weights may not fit
             total = weights.new_zeros(len(weights), self.stored.shape[1])
-            for part in slices(self.num_rows, rows_at_a_time(self.stored)):
-                total.addmm_(weights[:, part], self.stored[part].to(weights.dtype))
+            of_weights = weights.new_zeros(len(weights), 1)
+            for part in slices(self.num_rows, at_a_time):
+                own = weights[:, part] if lengths is None else weights[:, part] / lengths[part]
+                total.addmm_(own, self.stored[part].to(dtype))
+                of_weights += own.sum(dim=1, keepdim=True)
         if self.is_as_stored:
             return total
         # The sum of a ∘ u + b is a ∘ (the sum of u) + b: no row has to be mapped for it.
-        scale, shift = (x.to(weights.dtype) for x in self._map())
-        return (total * scale).addcmul_(weights.sum(dim=1, keepdim=True), shift)
+        scale, shift = (x.to(dtype) for x in self._map())
+        return (total * scale).addcmul_(of_weights, shift)
 
     # -- moments and maps ------------------------------------------------------------------------------------
 

@@ -130,7 +130,7 @@ class _Products(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, of_mat: Tensor, *_: None) -> tuple[Tensor | None, ...]:
         vectors, norms, lengths = ctx.saved_tensors
-        of_vectors = ctx.rows.weighted_sum(of_mat / lengths if ctx.scales_rows else of_mat)
+        of_vectors = ctx.rows.weighted_sum(of_mat, lengths if ctx.scales_rows else None)
         if norms is not None:  # a change of length changes nothing
             along = (of_vectors * vectors).sum(dim=1, keepdim=True)
             of_vectors = torch.addcmul(of_vectors, vectors, along, value=-1).div_(norms)

@@ -105,7 +105,7 @@ def batch_easy_hard(miner: miners.BatchEasyHardMiner, mat: Tensor, pairs: Pairs)
     if miner.neg_strategy == miner.ALL:
         chosen_negative = pairs.negative
     if miner.ALL not in (miner.pos_strategy, miner.neg_strategy):
-        has_both = over_rows.count(chosen_positive).mul(over_rows.count(chosen_negative)).unsqueeze(1) > 0
+        has_both = (over_rows.any(chosen_positive) & over_rows.any(chosen_negative)).unsqueeze(1)
         chosen_positive, chosen_negative = chosen_positive & has_both, chosen_negative & has_both
     if miner.collect_stats:
         miner.set_stats(mat[chosen_positive], mat[chosen_negative])

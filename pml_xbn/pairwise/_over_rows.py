@@ -25,7 +25,12 @@ class OverRows:
 
     def total(self, counts: Tensor) -> Tensor:
         """Returns how many pairs of all anchors count, a 0-d int64 tensor."""
-        return counts.sum()
+        # On a CPU, the sum of a mask would make int64 of all of it.
+        return counts.count_nonzero() if counts.dtype == torch.bool else counts.sum()
+
+    def any(self, mask: Tensor) -> Tensor:
+        """Returns whether any pair counts."""
+        return mask.any(dim=1)
 
     def max(self, values: Tensor, mask: Tensor) -> Tensor:
         """Returns the largest of the values that count; -inf where none does."""

@@ -100,7 +100,7 @@ class Share:
             assert numbers is not None
             has_terms = _has_terms(self._loss, *numbers)
         elif FORMS[type(self._loss)].needs_both_kinds:  # without positive pairs there are no terms anyway
-            has_terms = pairs.over_rows.total(pairs.negative) > 0
+            has_terms = pairs.over_rows.any(pairs.negative).any()
         return self._attached(self._sums, self._counts, has_terms)
 
     def numbers(self) -> Tensor:
@@ -135,9 +135,12 @@ class Share:
         value: Tensor = _divided(sums, divisors).to(self._sums[0].dtype)
         inputs = [self._anchors, *self._learned]
         if any(x.requires_grad for x in inputs) and torch.is_grad_enabled():
-            gradients = [_divided(x, divisors) for x in zip(*self._gradients, strict=True)]
-            if gradients[0] is not None and self._pull is not None:
-                gradients[0] = self._pull(gradients[0])
+            of_parts, has_one = self._gradients, len(divisors) == 1
+            if has_one:  # before it is divided, as a matrix would be copied
+                of_parts = [[self._pulled(of_parts[0][0]), *of_parts[0][1:]]]
+            gradients = [_divided(x, divisors) for x in zip(*of_parts, strict=True)]
+            if not has_one:
+                gradients[0] = self._pulled(gradients[0])
             known = [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, gradients, strict=True)]
             if num_ranks > 1:
                 known = [num_ranks * gradient for gradient in known]
@@ -145,6 +148,9 @@ class Share:
         if self._loss.embedding_regularizer:
             value = value + self._loss.embedding_regularization_loss(self._anchors)["losses"]
         return value
+
+    def _pulled(self, gradient: Tensor | None) -> Tensor | None:
+        return gradient if gradient is None or self._pull is None else self._pull(gradient)
 
 
 def attached(value: Tensor, gradients: list[Tensor], inputs: list[Tensor]) -> Tensor:

@@ -13,17 +13,17 @@ CATEGORIES = ("Objects", "Flags", "Symbols")
 CLASSES = 32  # that three vendors or more draw
 
 
-def write_emoji(root: Path, version: str = "16.0.0") -> None:
-    """Of `CLASSES` emoji every third lacks a vendor; two more have two, and one is a skin tone."""
+def write_emoji(root: Path, version: str = "16.0.0", classes: int = CLASSES) -> None:
+    """Of so many emoji every third lacks a vendor; two more have two, and one is a skin tone."""
     numbers = np.random.default_rng(0)
     table = []
-    for i in range(CLASSES + 3):
+    for i in range(classes + 3):
         drawn = dict.fromkeys(VENDORS, True)
         drawn["facebook"] = i % 3 > 0
-        if i in (CLASSES, CLASSES + 1):
+        if i in (classes, classes + 1):
             drawn = {v: v in ("apple", "google") for v in VENDORS}
         code = f"1F{i:03X}"
-        category = CATEGORIES[i % 3] if i < CLASSES + 2 else "Component"
+        category = CATEGORIES[i % 3] if i < classes + 2 else "Component"
         emoji = {"unified": code, "image": f"{code.lower()}.png", "category": category, "subcategory": "x"}
         table.append(emoji | {f"has_img_{v}": drawn[v] for v in VENDORS})
         likeness = numbers.integers(0, 256, (64, 64, 4), dtype=np.uint8)

@@ -57,6 +57,7 @@ MISSING = {
     "python -m benchmarks.papers": "the weights resnet50.a1_in1k are not here",
     "python -m benchmarks.rank_cost": "torchrun --nproc_per_node=2 -m benchmarks.rank_cost",
     "python -m benchmarks.study": "run npm pack emoji-datasource-apple",
+    "python -m benchmarks.tuning": "run npm pack emoji-datasource-apple",
 }
 
 
