@@ -232,7 +232,7 @@ def _resume(memory: nn.Module, state: dict[str, Any]) -> None:
 
 
 def _steps(num_steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches, float32, and labels. The mean walks by a tenth of the spread a step."""
+    """Yields batches, float32, and labels. The mean walks by a tenth of the spread a step."""
     random = torch.Generator().manual_seed(0)
     for step in range(num_steps):
         b = _BATCH_SIZES[step % len(_BATCH_SIZES)]
@@ -259,7 +259,7 @@ def _check_close(rows: Tensor, expected: Tensor, step: int, tolerance: float) ->
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """All tensors in containers."""
+    """Yields all tensors in containers."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):

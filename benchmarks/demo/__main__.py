@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def compare(data: GlyphsData) -> Comparison:
-    """The comparison that the settings ask for."""
+    """Returns the comparison that the settings ask for."""
     settings = data.settings
     return Comparison(
         lambda method: Run(GlyphsTask(data, method)),
@@ -82,7 +82,7 @@ def compare(data: GlyphsData) -> Comparison:
 
 
 def _summary(history: History, warmup_epochs: int) -> Row:
-    """Accuracy after the last epoch; median step time and mean drift since the warm start."""
+    """Returns accuracy after the last epoch; median step time and mean drift since the warm start."""
     last = history.epochs[-1]
     return {
         **{name: last[name] for name in ("recall_at_1", "recall_at_10", "map_at_r")},

@@ -114,7 +114,7 @@ class Diagnostics:
         self._found["staleness"] = scalars("before", stale.before) | scalars("after", stale.after)
         self._found["push"] = _floats(seen.common_mode_push(normalize=unit))
         if seen.pair_gradient is not None:
-            self._found["memory_push"] = _floats(seen.common_mode_push(of_memory=True, normalize=unit))
+            self._found["memory_push"] = _floats(seen.common_mode_push(memory_only=True, normalize=unit))
             self._found["valid_pairs"] = _floats(seen.valid_pairs())
 
     def update(self, step: int, tables: Tables) -> None:

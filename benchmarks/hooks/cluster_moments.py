@@ -53,14 +53,14 @@ class ClusterMatching(nn.Module):
         super().__init__()
         self.cluster_every = cluster_every
         self.seed = seed
-        self.of_groups = GroupMomentMatching(mean_lambda, std_lambda)
+        self.group_matching = GroupMomentMatching(mean_lambda, std_lambda)
         self.register_buffer("centroids", torch.zeros(num_clusters, embedding_size, dtype=torch.float64))
         self.register_buffer("num_steps", torch.tensor(0))
 
     def forward(
         self, memory: Tensor, memory_labels: Tensor, batch: Tensor, batch_labels: Tensor
     ) -> Tensor | None:
-        """The adapted rows ``(n, d)``; None with fewer than two rows in memory or batch."""
+        """Returns the adapted rows ``(n, d)``; None with fewer than two rows in memory or batch."""
         if min(len(memory), len(batch)) < 2:
             return None
         if not self.num_steps and len(memory) < len(self.centroids):
@@ -71,7 +71,7 @@ class ClusterMatching(nn.Module):
                 self._find_centroids(rows)
             self.num_steps += 1
             groups, batch_groups = self._nearest(rows), self._nearest(batch_rows)
-        adapted: Tensor | None = self.of_groups(
+        adapted: Tensor | None = self.group_matching(
             memory, groups.to(memory.device), batch, batch_groups.to(batch.device)
         )
         return adapted
@@ -90,12 +90,12 @@ class ClusterMatching(nn.Module):
         self.centroids.copy_(torch.from_numpy(kmeans.centroids))
 
     def _nearest(self, rows: Tensor) -> Tensor:
-        """Numbers ``(n,)`` of the centroids that are nearest to standardized rows ``(n, d)``."""
+        """Returns numbers ``(n,)`` of the centroids that are nearest to standardized rows ``(n, d)``."""
         return (rows @ self.centroids.T - self.centroids.square().sum(dim=1) / 2).argmax(dim=1)
 
 
 def _standardized(rows: Tensor) -> Tensor:
     wide = rows.double()
-    of_rows = moments(wide)
-    standard = Moments(torch.zeros_like(of_rows.mean), torch.ones_like(of_rows.std))
-    return of_rows.to(standard).map(wide)
+    row_moments = moments(wide)
+    standard = Moments(torch.zeros_like(row_moments.mean), torch.ones_like(row_moments.std))
+    return row_moments.to(standard).map(wide)

@@ -57,21 +57,21 @@ def match_on_sphere(
     if min(len(memory), len(batch)) < 2:
         return None
     (units, lengths), (others, _) = _directions(memory.double()), _directions(batch.double())
-    of_memory = _spherical_moments(units, most_steps, "memory")
-    of_batch = _spherical_moments(others, most_steps, "batch")
-    mapped = (lengths * _matched(units, of_memory, of_batch)).to(memory.dtype)
+    memory_moments = _spherical_moments(units, most_steps, "memory")
+    batch_moments = _spherical_moments(others, most_steps, "batch")
+    mapped = (lengths * _matched(units, memory_moments, batch_moments)).to(memory.dtype)
     # NaN where there is no mean, or no way from one to the other.
     return torch.where(torch.isfinite(mapped).all(), mapped, memory)
 
 
 def _directions(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Unit vectors and lengths ``(n, 1)`` of rows; zeros remain zeros."""
+    """Returns unit vectors and lengths ``(n, 1)`` of rows; zeros remain zeros."""
     lengths = vector_norm(rows, dim=1, keepdim=True)
     return rows / torch.where(lengths > 0, lengths, 1.0), lengths
 
 
 def _spherical_moments(units: Tensor, most_steps: int, name: str) -> SphericalMoments:
-    """Of unit vectors ``(n, d)``; a mean of NaN where their sum has no direction."""
+    """Returns the moments of unit vectors ``(n, d)``; a mean of NaN where their sum has no direction."""
     total = units.mean(dim=0)
     has_direction = vector_norm(total) > 64 * torch.finfo(units.dtype).eps
     mean = torch.where(has_direction, total / vector_norm(total), torch.nan)
@@ -116,7 +116,7 @@ def _log(units: Tensor, mean: Tensor) -> Tensor:
 
 
 def _mean_log(units: Tensor, mean: Tensor) -> Tensor:
-    """The mean of :func:`_log`, in two products with the unit vectors."""
+    """Returns the mean of :func:`_log`, in two products with the unit vectors."""
     cosines = (units @ mean).clamp(-1, 1)
     sines = (1 - cosines.square()).sqrt()
     weights = torch.where(sines > 0, cosines.acos() / sines, 1.0)
@@ -125,7 +125,7 @@ def _mean_log(units: Tensor, mean: Tensor) -> Tensor:
 
 
 def _exp(tangents: Tensor, mean: Tensor) -> Tensor:
-    """Unit vectors to which tangents ``(..., d)`` at the mean lead."""
+    """Returns unit vectors to which tangents ``(..., d)`` at the mean lead."""
     angles = vector_norm(tangents, dim=-1, keepdim=True)
     reached: Tensor = angles.cos() * mean + torch.sinc(angles / math.pi) * tangents
     return reached.div_(vector_norm(reached, dim=-1, keepdim=True))

@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def read(arguments: list[str] | None = None) -> Settings:
-    """The settings of a command line; CIFAR has more epochs unless they are given."""
+    """Returns the settings of a command line; CIFAR has more epochs unless they are given."""
     return command_line.read(
         Settings,
         __doc__,
@@ -85,7 +85,7 @@ def read(arguments: list[str] | None = None) -> Settings:
 
 
 def compare(settings: Settings, data: MoCoData) -> Comparison:
-    """The comparison that the settings ask for."""
+    """Returns the comparison that the settings ask for."""
     return Comparison(
         lambda method: Run(MoCoTask(settings, data, method)),
         settings.methods,
@@ -97,7 +97,7 @@ def compare(settings: Settings, data: MoCoData) -> Comparison:
 
 
 def _summary(history: History) -> Row:
-    """Accuracy after the last epoch and its best; the last epoch's mean loss; median step time."""
+    """Returns accuracy after the last epoch and its best; the last epoch's mean loss; median step time."""
     last = history.epochs[-1]
     first_step = (last["epoch"] - 1) * len(history.step_times) / last["epoch"]
     return {

@@ -46,7 +46,7 @@ _TAKEN: dict[str, tuple[str, ...]] = {
 
 
 def build_loss(settings: Settings, setup: LossSetup) -> nn.Module:
-    """The method's loss, which takes (embeddings, labels).
+    """Returns the method's loss, which takes (embeddings, labels).
 
     Raises:
         ValueError: settings that the loss refuses.
@@ -88,12 +88,12 @@ def build_loss(settings: Settings, setup: LossSetup) -> nn.Module:
 
 
 def build_batch_loss(settings: Settings, setup: LossSetup) -> nn.Module:
-    """The loss without memory: that of no-xbm, and of all memories in the epochs of the new layers alone."""
+    """Returns the loss without memory, of no-xbm, and of all methods while the new layers train alone."""
     return _build("no-xbm", settings, setup)
 
 
 def build_beside(settings: Settings, setup: LossSetup) -> nn.Module:
-    """The loss that is added to the method's, of the batch of all ranks."""
+    """Returns the loss that is added to the method's, of the batch of all ranks."""
     if settings.beside == "none":
         return NoLoss()
     loss = make_loss(settings.beside, settings.beside_options, "--beside", **setup.known)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import Literal
 
@@ -134,15 +134,8 @@ class Case:
     @classmethod
     def of(cls, row: Mapping[str, str]) -> Case:
         """The run that a row of a CSV file belongs to."""
-        return cls(
-            row["method"],
-            int(row["refresh_every"]),
-            int(row["batch_size"]),
-            float(row["memory_ratio"]),
-            row["norm"],
-            row["regime"],
-            int(row["seed"]),
-        )
+        kinds = {"str": str, "int": int, "float": float}
+        return cls(**{field.name: kinds[str(field.type)](row[field.name]) for field in fields(cls)})
 
     @property
     def name(self) -> str:
