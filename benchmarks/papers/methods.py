@@ -11,6 +11,7 @@ from torch import nn
 from benchmarks.engine.methods import METHODS, MemorySetup
 from benchmarks.engine.methods import build_loss as build
 from benchmarks.papers.beside import NoLoss
+from benchmarks.papers.gradient_update import GradientUpdate
 from benchmarks.papers.pml_parts import make_loss, make_miner
 from benchmarks.papers.settings import Settings
 from pml_xbn.losses import BatchLoss, SampledNormalizedSoftmaxLoss, StopGradientSoftmaxLoss
@@ -78,12 +79,12 @@ def build_loss(settings: Settings, setup: LossSetup) -> nn.Module:
         options["delay"] = settings.delay * setup.steps_per_epoch
     if settings.batch_loss_weight:
         options["batch_loss_weight"] = settings.batch_loss_weight
-    if settings.update != "queue":
-        options |= {"update": settings.update, "update_momentum": settings.update_momentum}
-        # Of the loss as the optimizer sees it.
-        divisor = settings.batch_size if settings.loss_per_anchor else 1
-        options["update_learning_rate"] = settings.update_learning_rate / divisor
-    return _build(settings.method, settings, setup, warmup=settings.memory_warmup, **options)
+    options["warmup"] = settings.memory_warmup
+    if settings.update == "average" or settings.update_momentum:
+        options |= {"update": "average", "update_momentum": settings.update_momentum}
+    if settings.update == "gradient":
+        return _build_gradient_update(settings, setup, **options)
+    return _build(settings.method, settings, setup, **options)
 
 
 def build_batch_loss(settings: Settings, setup: LossSetup) -> nn.Module:
@@ -101,6 +102,22 @@ def build_beside(settings: Settings, setup: LossSetup) -> nn.Module:
 
 def has_memory(settings: Settings) -> bool:
     return METHODS.get(settings.method) is not None
+
+
+def _build_gradient_update(settings: Settings, setup: LossSetup, **options: Any) -> nn.Module:
+    if settings.method != "xbm":
+        raise ValueError(f"--update gradient with --method {settings.method}: it is a variant of xbm")
+    return GradientUpdate(
+        make_loss(settings.loss, settings.loss_options, **setup.known),
+        setup.embedding_size,
+        setup.memory_size,
+        make_miner(settings.miner, settings.miner_options),
+        # Of the loss as the optimizer sees it.
+        update_learning_rate=settings.update_learning_rate
+        / (settings.batch_size if settings.loss_per_anchor else 1),
+        gather_distributed=setup.world_size > 1,
+        **options,
+    )
 
 
 def _build(method: str, settings: Settings, setup: LossSetup, **options: Any) -> nn.Module:

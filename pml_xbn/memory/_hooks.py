@@ -105,12 +105,12 @@ class MemoryHooks:
         for hook in tuple(self._hooks.values()):  # one may remove itself
             if isinstance(hook, BaseAdapter):
                 before = rows.measured() if len(rows) > 1 else rows
-                rows = hook.adapt(before, labels[: rows.num_rows], batch, batch_labels)
+                rows = hook.adapt(before, labels, batch, batch_labels)
                 if allow_nonfinite and rows is not before:
                     rows = rows.where_finite(before)
                 continue
             values = rows.read(batch.dtype)
-            copies = (x.clone() for x in (labels[: len(rows)], batch, batch_labels))
+            copies = (x.clone() for x in (labels, batch, batch_labels))
             new_values = hook(values, *copies)
             if new_values is not None:
                 rows = rows.given(_checked(new_values, values, hook, allow_nonfinite))
