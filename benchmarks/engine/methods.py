@@ -79,7 +79,7 @@ METHODS: dict[str, Method | None] = {
 def build_loss(
     method: str, setup: MemorySetup, loss: nn.Module, miner: nn.Module | None = None, **options: Any
 ) -> nn.Module:
-    """The loss of a method.
+    """Returns the loss of a method.
 
     Args:
         method: a key of `METHODS`.
