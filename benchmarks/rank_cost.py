@@ -67,7 +67,7 @@ class RankSubject(Subject):
         )
 
     def step(self) -> float:
-        """Milliseconds of one forward and backward on this rank, from when all ranks are there."""
+        """Returns milliseconds of one forward and backward on this rank, from when all ranks are there."""
         batch = self.batch()
         return _together(lambda: self.loss_fn(*batch).backward(), self.device)
 
@@ -84,13 +84,13 @@ def _together(call: Callable[[], object], device: torch.device) -> float:
 
 
 def _slowest(times: list[float], device: torch.device) -> list[float]:
-    of_ranks = torch.tensor(times, dtype=torch.float64, device=device)
-    distributed.all_reduce(of_ranks, distributed.ReduceOp.MAX)
-    return list(of_ranks.tolist())
+    slowest = torch.tensor(times, dtype=torch.float64, device=device)
+    distributed.all_reduce(slowest, distributed.ReduceOp.MAX)
+    return list(slowest.tolist())
 
 
 def measure(loss: str, miner: str, rows: int, device: torch.device, pairs: int) -> dict[str, Any]:
-    """One line of the results."""
+    """Returns one line of the results."""
     pml, ours = (RankSubject(loss, miner, rows, device, is_pml) for is_pml in (True, False))
     for _ in range(3):
         pml.step()
@@ -114,7 +114,7 @@ def measure(loss: str, miner: str, rows: int, device: torch.device, pairs: int) 
 
 
 def measure_exchanges(device: torch.device, times: int) -> dict[str, float]:
-    """Milliseconds of each of a step's collectives, alone."""
+    """Returns milliseconds of each of a step's collectives, alone."""
     size = GLOBAL_BATCH // distributed.get_world_size()
     sizes = [size] * distributed.get_world_size()
     rows, labels = torch.zeros(size, DIM, device=device), torch.zeros(size, dtype=torch.int64, device=device)

@@ -49,7 +49,7 @@ class MemoryLoss(nn.Module):
 
 
 def build_model(names: list[str]) -> SentenceTransformer:
-    """A BERT with two layers, whose tokens are the words of the names."""
+    """Returns a BERT with two layers, whose tokens are the words of the names."""
     words = sorted({word for name in names for word in name.split()})
     vocabulary = {word: number for number, word in enumerate(["[PAD]", "[UNK]", *words])}
     words_to_numbers = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
@@ -63,7 +63,7 @@ def build_model(names: list[str]) -> SentenceTransformer:
 
 
 def shortened(names: list[str]) -> list[str]:
-    """Some words of every name, in another order."""
+    """Returns some words of every name, in another order."""
     draw, words = random.Random(0), [name.split() for name in names]
     return [" ".join(draw.sample(name_words, (2 * len(name_words) + 2) // 3)) for name_words in words]
 

@@ -122,7 +122,7 @@ class _MomentCheck:
     def __init__(self, moments_after: Callable[[Moments, Moments], Moments] | None, tolerance: float) -> None:
         self.moments_after, self.tolerance = moments_after, tolerance
 
-    def of_map(self, affine: Affine, memory: Moments, target: Moments) -> None:
+    def check_map(self, affine: Affine, memory: Moments, target: Moments) -> None:
         """Checks a map, whose result has moments that follow from those before."""
         found = Moments(affine.scale * memory.mean + affine.shift, affine.scale.abs() * memory.std)
         before, after = ((x.mean - target.mean).norm() for x in (memory, found))
@@ -216,7 +216,7 @@ def _watched(adapter: nn.Module, check: _MomentCheck) -> nn.Module:
         if not _are_equal((*memory, *target), before):
             raise AssertionError(f"{type(adapter).__name__}.map has written to the moments that it was given")
         if isinstance(affine, Affine):
-            check.of_map(affine, memory, target)
+            check.check_map(affine, memory, target)
         return affine
 
     adapter.map = checked  # type: ignore[method-assign]

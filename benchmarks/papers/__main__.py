@@ -69,7 +69,7 @@ def _train_all(
     folders = [output / f"seed-{seed}" for seed in seeds]
     if ranks.device.type == "cpu" and ranks.world_size > 1:
         torch.set_num_threads(1)
-    data = ranks.of_first(lambda: load_data(settings))
+    data = ranks.from_first_rank(lambda: load_data(settings))
     if settings.evaluate is not None:
         state = checkpoint.load(settings.evaluate, ranks.device)
         model = state["model"] if "model" in state else state["run"]["model"]
