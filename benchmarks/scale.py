@@ -1,4 +1,4 @@
-"""What a step costs as the memory grows: time and memory, measured, and computed beyond what fits here.
+"""What a step costs as the memory grows, in time and memory.
 
 XBN with SupConLoss, rows in half precision; every size has a process of its own.
 
@@ -19,13 +19,12 @@ from tqdm import tqdm
 
 from benchmarks.engine.cost import DEVICE, LOSSES, Subject, environment, in_fresh_process, write_report
 from benchmarks.engine.measuring import peak_rss
-from benchmarks.engine.results import RESULTS, markdown
+from benchmarks.engine.results import RESULTS
 from benchmarks.engine.trial import at_most
 from pml_xbn import XBNWrapper
 
 DTYPE = torch.bfloat16
 RANKS = 4  # of which each has a quarter of the anchors
-EXTRAPOLATED_ROWS = tuple(10**power for power in range(4, 9))
 COLUMNS = {
     "rows": "M",
     "step_ms": "step (ms)",
@@ -80,30 +79,6 @@ def build_subject(rows: int, dim: int, batch: int, device: torch.device) -> Subj
     return Subject(loss_fn, loss_fn, rows, batch, device)
 
 
-def extrapolated_table(measured: list[dict[str, Any]]) -> str:
-    """Returns a table for more rows: bytes by the formulas, times in proportion to those of the most rows."""
-    most = max(measured, key=lambda row: int(row["rows"]))
-    dim, batch = most["dim"], most["batch"]
-    titles = [
-        "M",
-        "rows and labels in float32 (GB)",
-        "in half precision (GB)",
-        f"matrices of {batch} anchors (GB)",
-        f"of {batch // RANKS} (GB)",
-        "step (s)",
-        "step (s), a quarter of the anchors",
-    ]
-    lines = []
-    for rows in EXTRAPOLATED_ROWS:
-        sizes = [
-            *(memory_bytes(rows, dim, itemsize) for itemsize in (4, DTYPE.itemsize)),
-            *(step_bytes(rows, anchors) for anchors in (batch, batch // RANKS)),
-        ]
-        seconds = [rows / most["rows"] * most[name] / 1e3 for name in ("step_ms", "quarter_ms")]
-        lines.append([f"{rows:,}", *(f"{size / 1e9:.2f}" for size in sizes), *(f"{s:.2f}" for s in seconds)])
-    return markdown(titles, lines)
-
-
 def main(
     quick: bool = False,
     rows: tuple[int, ...] = (10_000, 100_000, 1_000_000, 4_000_000),
@@ -126,7 +101,6 @@ def main(
     sizes = (1_000, 10_000) if quick else rows[: at_most(len(rows))]
     settings = dim, batch, steps, place
     measured = [in_fresh_process(measure, size, *settings) for size in tqdm(sizes, unit="size")]
-    most = f"{max(sizes):,}"
     text = write_report(
         measured,
         COLUMNS,
@@ -134,11 +108,6 @@ def main(
         "Cost of a step as the memory grows",
         f"XBN and SupConLoss, rows in {str(DTYPE).removeprefix('torch.')}, d = {dim}, batch {batch}; "
         f"{environment(place)}; medians of {steps} steps. Written by `benchmarks.scale`.",
-        [
-            f"Computed: bytes by the formulas on the page *Scale*, times from those of {most} rows above, in "
-            "proportion to the rows. Nothing in this table was run.",
-            extrapolated_table(measured),
-        ],
     )
     print(text)
 
