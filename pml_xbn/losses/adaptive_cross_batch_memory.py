@@ -13,7 +13,7 @@ from .._keywords import refuse_keywords, refuse_overrides
 from .._number_checks import check_integer, check_one_of
 from ..distributed._collectives import is_distributed
 from ..distributed._sharded_rows import ShardedRows
-from ..memory._checkpoint import loading
+from ..memory._checkpoint import prepare_state
 from ..memory._hooks import MemoryHook, MemoryHooks
 from ..memory._queue import Queue
 from ..memory._rows import Rows
@@ -320,6 +320,6 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, metadata: Any, strict: bool, *args: Any
     ) -> None:
-        hooks, is_whole = self._hooks.submodules(self), not self._takes_parts
-        with loading(state_dict, prefix, self, self.queue, hooks, is_whole=is_whole):
-            super()._load_from_state_dict(state_dict, prefix, metadata, strict, *args)
+        self._hooks.submodules(self)  # drops those of hooks that were removed
+        prepare_state(state_dict, prefix, self, self.queue, is_whole=not self._takes_parts)
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, *args)
