@@ -2,7 +2,7 @@
 
 Forward, backward and the memory, without a model. Ranks start every step together, and its time is the
 slowest one's. Both take steps in turn (A B A B …), so that a machine that slows down slows both; figures
-are medians, the ratio's pair by pair. Then each of the exchanges of a step alone.
+are medians, the ratio's pair by pair.
 
     torchrun --nproc_per_node=2 -m benchmarks.rank_cost
     torchrun --nproc_per_node=2 -m benchmarks.rank_cost --quick
@@ -13,7 +13,6 @@ Writes ``rank_cost_<device>.csv`` and ``.md`` to ``benchmarks/results``.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from statistics import median
 from typing import Any
 
@@ -31,9 +30,6 @@ from benchmarks.engine.ranks import Ranks
 from benchmarks.engine.results import RESULTS
 from benchmarks.engine.trial import at_most
 from pml_xbn import XBNWrapper
-from pml_xbn.distributed._collectives import gather_rows
-from pml_xbn.distributed._exchange import Exchange
-from pml_xbn.distributed._global_batch import Report
 
 DIM, GLOBAL_BATCH = 512, 64
 # NCALoss is the one that every rank computes for the anchors of all.
@@ -67,9 +63,10 @@ class RankSubject(Subject):
         )
 
     def step(self) -> float:
-        """Milliseconds of one forward and backward on this rank, from when all ranks are there."""
+        """Returns milliseconds of one forward and backward on this rank, from when all ranks are there."""
         batch = self.batch()
-        return _together(lambda: self.loss_fn(*batch).backward(), self.device)
+        distributed.barrier()
+        return milliseconds(lambda: self.loss_fn(*batch).backward(), self.device)
 
     def num_collectives(self) -> int:
         batch = self.batch()
@@ -78,19 +75,14 @@ class RankSubject(Subject):
         return sum(event.count for event in profiled.key_averages() if event.key.startswith("c10d::"))
 
 
-def _together(call: Callable[[], object], device: torch.device) -> float:
-    distributed.barrier()
-    return milliseconds(call, device)
-
-
 def _slowest(times: list[float], device: torch.device) -> list[float]:
-    of_ranks = torch.tensor(times, dtype=torch.float64, device=device)
-    distributed.all_reduce(of_ranks, distributed.ReduceOp.MAX)
-    return list(of_ranks.tolist())
+    slowest = torch.tensor(times, dtype=torch.float64, device=device)
+    distributed.all_reduce(slowest, distributed.ReduceOp.MAX)
+    return list(slowest.tolist())
 
 
 def measure(loss: str, miner: str, rows: int, device: torch.device, pairs: int) -> dict[str, Any]:
-    """One line of the results."""
+    """Returns one line of the results."""
     pml, ours = (RankSubject(loss, miner, rows, device, is_pml) for is_pml in (True, False))
     for _ in range(3):
         pml.step()
@@ -113,30 +105,6 @@ def measure(loss: str, miner: str, rows: int, device: torch.device, pairs: int) 
     }
 
 
-def measure_exchanges(device: torch.device, times: int) -> dict[str, float]:
-    """Milliseconds of each of a step's collectives, alone."""
-    size = GLOBAL_BATCH // distributed.get_world_size()
-    sizes = [size] * distributed.get_world_size()
-    rows, labels = torch.zeros(size, DIM, device=device), torch.zeros(size, dtype=torch.int64, device=device)
-
-    def exchange(numbers: int) -> None:
-        with Exchange(numbers).at_end():
-            pass
-
-    calls: dict[str, Callable[[], object]] = {
-        "reports of the batches": lambda: exchange(len(Report._fields)),
-        "rows": lambda: gather_rows(rows, sizes),
-        "labels": lambda: gather_rows(labels, sizes),
-        "sums, counts and errors": lambda: exchange(4),  # of a loss of one part
-    }
-    for call in calls.values():
-        _together(call, device)
-    return {
-        name: median(_slowest([_together(call, device) for _ in range(times)], device))
-        for name, call in calls.items()
-    }
-
-
 def main(quick: bool = False, rows: tuple[int, ...] = (8_192, 60_000), pairs: int = 20) -> None:
     """Measures all cases.
 
@@ -155,9 +123,7 @@ def main(quick: bool = False, rows: tuple[int, ...] = (8_192, 60_000), pairs: in
     cases, pairs = grid[: at_most(len(grid))], at_most(pairs)
     bar = tqdm(cases, unit="case", disable=not processes.is_first)
     results = [measure(loss, miner, size, device, pairs) for size, (loss, miner) in bar]
-    exchanges = measure_exchanges(device, 20 * pairs)
     if processes.is_first:
-        each = "; ".join(f"{name} {time:.2f} ms" for name, time in exchanges.items())
         print(
             write_report(
                 results,
@@ -167,7 +133,6 @@ def main(quick: bool = False, rows: tuple[int, ...] = (8_192, 60_000), pairs: in
                 f"{processes.world_size} ranks ({distributed.get_backend()}) on one {environment(device)}; "
                 f"XBN, d = {DIM}, {GLOBAL_BATCH} rows on all ranks together; medians of {pairs} interleaved "
                 "pairs, the slowest rank's time. Written by `benchmarks.rank_cost`.",
-                [f"The collectives of a step of ours, each alone: {each}."],
             )
         )
     processes.leave()

@@ -1,4 +1,4 @@
-"""What a step costs as the memory grows: time and memory, measured, and computed beyond what fits here.
+"""What a step costs as the memory grows, in time and memory.
 
 XBN with SupConLoss, rows in half precision; every size has a process of its own.
 
@@ -19,13 +19,12 @@ from tqdm import tqdm
 
 from benchmarks.engine.cost import DEVICE, LOSSES, Subject, environment, in_fresh_process, write_report
 from benchmarks.engine.measuring import peak_rss
-from benchmarks.engine.results import RESULTS, markdown
+from benchmarks.engine.results import RESULTS
 from benchmarks.engine.trial import at_most
 from pml_xbn import XBNWrapper
 
 DTYPE = torch.bfloat16
 RANKS = 4  # of which each has a quarter of the anchors
-BEYOND = tuple(10**power for power in range(4, 9))
 COLUMNS = {
     "rows": "M",
     "step_ms": "step (ms)",
@@ -36,13 +35,13 @@ COLUMNS = {
 }
 
 
-def bytes_of_memory(rows: int, dim: int, itemsize: int) -> int:
-    """Of a memory at rest: the rows, and their labels in int64."""
+def memory_bytes(rows: int, dim: int, itemsize: int) -> int:
+    """Returns the bytes of a memory at rest: the rows, and their labels in int64."""
     return rows * (dim * itemsize + 8)
 
 
-def bytes_of_step(rows: int, anchors: int) -> int:
-    """What a step with SupConLoss and all pairs takes beside the memory.
+def step_bytes(rows: int, anchors: int) -> int:
+    """Returns the bytes that a step with SupConLoss and all pairs takes beside the memory.
 
     Per pair of anchor and row the matrix and its gradient in float32, and two masks of bool; per row two
     numbers in float32, and its label as it will be.
@@ -51,57 +50,33 @@ def bytes_of_step(rows: int, anchors: int) -> int:
 
 
 def measure(rows: int, dim: int, batch: int, steps: int, device: torch.device) -> dict[str, Any]:
-    """One line of the results."""
-    subject_of(batch, dim, batch, device).step()  # what the libraries load at the first step
+    """Returns one line of the results."""
+    build_subject(batch, dim, batch, device).step()  # what the libraries load at the first step
     before = peak_rss()
-    subject = subject_of(rows, dim, batch, device)
+    subject = build_subject(rows, dim, batch, device)
     subject.step()
     times = [subject.step() for _ in range(steps)]
     peak = torch.cuda.max_memory_allocated() / 1e6 if device.type == "cuda" else peak_rss() - before
     subject.size = batch // RANKS
     subject.step()
-    times_of_quarter = [subject.step() for _ in range(steps)]
-    memory = bytes_of_memory(rows, dim, DTYPE.itemsize)
+    quarter_times = [subject.step() for _ in range(steps)]
+    memory = memory_bytes(rows, dim, DTYPE.itemsize)
     return {
         "rows": rows,
         "dim": dim,
         "batch": batch,
         "steps": steps,
         "step_ms": round(median(times), 1),
-        "quarter_ms": round(median(times_of_quarter), 1),
+        "quarter_ms": round(median(quarter_times), 1),
         "memory_mb": round(memory / 1e6),
-        "computed_mb": round((memory + bytes_of_step(rows, batch)) / 1e6),
+        "computed_mb": round((memory + step_bytes(rows, batch)) / 1e6),
         "peak_mb": round(peak),
     }
 
 
-def subject_of(rows: int, dim: int, batch: int, device: torch.device) -> Subject:
+def build_subject(rows: int, dim: int, batch: int, device: torch.device) -> Subject:
     loss_fn = XBNWrapper(LOSSES["supcon"](), dim, rows, memory_dtype=DTYPE)
     return Subject(loss_fn, loss_fn, rows, batch, device)
-
-
-def beyond(measured: list[dict[str, Any]]) -> str:
-    """A table of what is computed for more rows: bytes by the formulas, times by those of the most rows."""
-    most = max(measured, key=lambda row: int(row["rows"]))
-    dim, batch = most["dim"], most["batch"]
-    titles = [
-        "M",
-        "rows and labels in float32 (GB)",
-        "in half precision (GB)",
-        f"matrices of {batch} anchors (GB)",
-        f"of {batch // RANKS} (GB)",
-        "step (s)",
-        "step (s), a quarter of the anchors",
-    ]
-    lines = []
-    for rows in BEYOND:
-        sizes = [
-            *(bytes_of_memory(rows, dim, itemsize) for itemsize in (4, DTYPE.itemsize)),
-            *(bytes_of_step(rows, anchors) for anchors in (batch, batch // RANKS)),
-        ]
-        seconds = [rows / most["rows"] * most[name] / 1e3 for name in ("step_ms", "quarter_ms")]
-        lines.append([f"{rows:,}", *(f"{size / 1e9:.2f}" for size in sizes), *(f"{s:.2f}" for s in seconds)])
-    return markdown(titles, lines)
 
 
 def main(
@@ -126,7 +101,6 @@ def main(
     sizes = (1_000, 10_000) if quick else rows[: at_most(len(rows))]
     settings = dim, batch, steps, place
     measured = [in_fresh_process(measure, size, *settings) for size in tqdm(sizes, unit="size")]
-    most = f"{max(sizes):,}"
     text = write_report(
         measured,
         COLUMNS,
@@ -134,11 +108,6 @@ def main(
         "Cost of a step as the memory grows",
         f"XBN and SupConLoss, rows in {str(DTYPE).removeprefix('torch.')}, d = {dim}, batch {batch}; "
         f"{environment(place)}; medians of {steps} steps. Written by `benchmarks.scale`.",
-        [
-            f"Computed: bytes by the formulas on the page *Scale*, times from those of {most} rows above, in "
-            "proportion to the rows. Nothing in this table was run.",
-            beyond(measured),
-        ],
     )
     print(text)
 

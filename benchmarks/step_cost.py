@@ -15,15 +15,12 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any, Literal, get_args
 
 import torch
 import tyro
-from pytorch_metric_learning.losses import CrossBatchMemory
-from torch import nn
 from tqdm import tqdm
 
 from benchmarks.engine.cost import (
@@ -41,34 +38,12 @@ from benchmarks.engine.cost import (
     write_report,
 )
 from benchmarks.engine.measuring import milliseconds, peak_rss
+from benchmarks.engine.methods import MemorySetup, build_loss
 from benchmarks.engine.results import RESULTS, read_csv
 from benchmarks.engine.trial import at_most
-from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
 
-OURS: dict[str, Callable[..., nn.Module]] = {
-    "xbn": XBNWrapper,
-    "axbn": AXBNWrapper,
-    "ema": lambda *a: XBNWrapper(*a, momentum=0.5),
-    "centre": lambda *a: XBNWrapper(*a, match_std=False),
-    "unit-norm": lambda *a: XBNWrapper(*a, normalize_memory=True),
-    "xbm-star": lambda *a: XBNWrapper(*a, batch_loss_weight=1.0),
-    "delayed": lambda *a: XBNWrapper(*a, delay=10**9),
-    "unchecked": lambda *a: XBNWrapper(*a, nonfinite="ignore"),
-    "per-class": PerClassXBN,
-    "super-class": lambda *a: SuperClassXBN(*a, superclasses=torch.arange(NUM_CLASSES) % 20),
-}
-MethodName = Literal[
-    "xbn",
-    "axbn",
-    "ema",
-    "centre",
-    "unit-norm",
-    "xbm-star",
-    "delayed",
-    "unchecked",
-    "per-class",
-    "super-class",
-]
+MethodName = Literal["xbn", "axbn", "ema", "centre", "unit-norm", "delayed", "per-class", "super-class"]
+_NEVER = 10**9  # steps of an epoch, after which "delayed" would adapt
 COLUMNS = {
     "method": "class",
     "rows": "M",
@@ -97,14 +72,15 @@ class Case:
     method: str
 
     def subject(self, device: torch.device, is_pml: bool) -> Subject:
-        """A full memory, ours or PML's."""
-        make = CrossBatchMemory if is_pml else OURS[self.method]
-        loss_fn = make(LOSSES[self.loss](), self.dim, self.rows, MINERS[self.miner]())
+        """Returns a full memory, ours or PML's."""
+        setup = MemorySetup(self.dim, self.rows, _NEVER, torch.arange(NUM_CLASSES) % 20)
+        method = "xbm" if is_pml else self.method
+        loss_fn = build_loss(method, setup, LOSSES[self.loss](), MINERS[self.miner]())
         return Subject(loss_fn, loss_fn, self.rows, self.batch, device)
 
 
 def measure(case: Case, device: torch.device, pairs: int) -> dict[str, Any]:
-    """One line of the results."""
+    """Returns one line of the results."""
     pml, ours = (case.subject(device, is_pml) for is_pml in (True, False))
     for _ in range(3):
         pml.step()
@@ -135,7 +111,7 @@ def measure(case: Case, device: torch.device, pairs: int) -> dict[str, Any]:
 
 
 def _adaptation_time(ours: Subject) -> float:
-    """Milliseconds of adaptation alone, as a memory calls it."""
+    """Returns milliseconds of adaptation alone, as a memory calls it."""
     contents = ours.loss_fn.queue.contents
     embeddings, labels = ours.batch()
     arguments = contents.rows.measured(), contents.labels, embeddings.detach(), labels
@@ -145,7 +121,7 @@ def _adaptation_time(ours: Subject) -> float:
 
 
 def _host_waits(subject: Subject) -> int:
-    """How often one step makes the GPU wait for the host."""
+    """Returns how often one step makes the GPU wait for the host."""
     batch = subject.batch()
     torch.cuda.set_sync_debug_mode("warn")
     with warnings.catch_warnings(record=True) as waits:
@@ -156,7 +132,7 @@ def _host_waits(subject: Subject) -> int:
 
 
 def _peak(case: Case, device: torch.device, is_pml: bool) -> float:
-    """Megabytes that four steps need at most, beyond what the libraries take."""
+    """Returns the megabytes that four steps need at most, beyond what the libraries take."""
     replace(case, rows=case.batch).subject(device, is_pml).step()  # what the libraries load at the first step
     before = peak_rss()
     subject = case.subject(device, is_pml)

@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def evaluate(network: nn.Module) -> float:
-    """Recall@1 in percent, every test image searched for among all others."""
+    """Returns Recall@1 in percent, every test image searched for among all others."""
     device = next(network.parameters()).device
     tester = BaseTester(batch_size=256, dataloader_num_workers=0, data_device=device)
     test = Glyphs("test", transform=lambda image: image / 255)

@@ -99,7 +99,7 @@ def main() -> None:
 
 
 def latest(history: dict[int, Any]) -> Any:
-    """The last measurement that found all it compares with."""
+    """Returns the last measurement that found all it compares with."""
     return [measured for measured in history.values() if len(measured) == 2][-1]
 
 

@@ -72,10 +72,10 @@ def train(epochs: int, steps: int, device: torch.device) -> None:
 
 
 def draw(labels: Tensor) -> Tensor:
-    """Some images of some classes."""
+    """Returns some images of some classes."""
     classes = torch.randperm(int(labels.max()) + 1)[:CLASSES].tolist()
-    of_class = [(labels == label).nonzero().flatten() for label in classes]
-    return torch.cat([images[torch.randperm(len(images))[:IMAGES_PER_CLASS]] for images in of_class])
+    class_images = [(labels == label).nonzero().flatten() for label in classes]
+    return torch.cat([images[torch.randperm(len(images))[:IMAGES_PER_CLASS]] for images in class_images])
 
 
 if __name__ == "__main__":

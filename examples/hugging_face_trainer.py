@@ -56,7 +56,7 @@ def collate(samples: list[tuple[Tensor, int]]) -> dict[str, Tensor]:
 
 
 def recall(prediction: EvalPrediction) -> dict[str, float]:
-    """Recall@1 in percent, every test image searched for among all others."""
+    """Returns Recall@1 in percent, every test image searched for among all others."""
     calculator = AccuracyCalculator(include=("precision_at_1",), k=1, device=torch.device("cpu"))
     embeddings, labels = (
         torch.as_tensor(values) for values in (prediction.predictions, prediction.label_ids)

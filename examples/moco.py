@@ -82,7 +82,7 @@ class Numbered(Dataset[Any]):
 
 
 def knn_accuracy(model: nn.Module, gallery: Any, test: Any, device: torch.device) -> float:
-    """The share of test images of which the nearest 20 in the gallery, by a weighted vote, tell the class."""
+    """Returns the share of test images whose class a weighted vote of the nearest 20 in the gallery tells."""
     tester = BaseTester(batch_size=256, dataloader_num_workers=0, data_device=device)
     rows, classes = (values.cpu() for values in tester.get_all_embeddings(gallery, model))
     embeddings, labels = (values.cpu() for values in tester.get_all_embeddings(test, model))
@@ -99,7 +99,7 @@ def two_views(*augmentations: Any) -> Any:
 
 
 def cifar10(root: Path) -> tuple[nn.Module, Any, Any, Any]:
-    """Encoder, training images in two views, gallery and test images."""
+    """Returns encoder, training images in two views, gallery and test images."""
     normalize = transforms.Normalize((0.491, 0.482, 0.447), (0.247, 0.243, 0.262))
     to_tensor = transforms.Compose([transforms.ToTensor(), normalize])
     colours = transforms.RandomApply([transforms.ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.8)
@@ -113,7 +113,7 @@ def cifar10(root: Path) -> tuple[nn.Module, Any, Any, Any]:
 
 
 def glyphs() -> tuple[nn.Module, Any, Any, Any]:
-    """The same. Test characters are not those of training: the gallery is every other image of them."""
+    """Returns the same. Test characters are new to the encoder: the gallery is every other image of them."""
     to_float = transforms.ConvertImageDtype(torch.float32)
     test = Glyphs("test", to_float)
     layers: list[nn.Module] = []

@@ -49,7 +49,7 @@ class MemoryLoss(nn.Module):
 
 
 def build_model(names: list[str]) -> SentenceTransformer:
-    """A BERT with two layers, whose tokens are the words of the names."""
+    """Returns a BERT with two layers, whose tokens are the words of the names."""
     words = sorted({word for name in names for word in name.split()})
     vocabulary = {word: number for number, word in enumerate(["[PAD]", "[UNK]", *words])}
     words_to_numbers = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
@@ -62,16 +62,16 @@ def build_model(names: list[str]) -> SentenceTransformer:
         return SentenceTransformer(modules=[Transformer(folder), Pooling(WIDTH)])
 
 
-def queries_of(names: list[str]) -> list[str]:
-    """Some words of every name, in another order."""
+def shortened(names: list[str]) -> list[str]:
+    """Returns some words of every name, in another order."""
     draw, words = random.Random(0), [name.split() for name in names]
-    return [" ".join(draw.sample(of_name, (2 * len(of_name) + 2) // 3)) for of_name in words]
+    return [" ".join(draw.sample(name_words, (2 * len(name_words) + 2) // 3)) for name_words in words]
 
 
 def retrieval(names: list[str]) -> InformationRetrievalEvaluator:
     """Searches for every name by its query."""
     queries, corpus = (
-        {str(key): text for key, text in enumerate(texts)} for texts in (queries_of(names), names)
+        {str(key): text for key, text in enumerate(texts)} for texts in (shortened(names), names)
     )
     settings = {"accuracy_at_k": [1, 10], "precision_recall_at_k": [1], "mrr_at_k": [10], "map_at_k": [10]}
     found = {key: {key} for key in queries}
@@ -90,7 +90,7 @@ def main() -> None:
         torch.set_num_threads(1)  # a network this small gains nothing from more
     torch.manual_seed(0)
     names = Glyphs("train").label_names
-    pairs = {"query": queries_of(names), "name": names, "label": list(range(len(names)))}
+    pairs = {"query": shortened(names), "name": names, "label": list(range(len(names)))}
     loss = MemoryLoss(model := build_model(names))
     arguments = TrainingArguments(
         str(args.output),

@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def train(loss_fn: CrossBatchMemory, epochs: int, steps: int) -> float:
-    """Recall@1 in percent after the last epoch."""
+    """Returns Recall@1 in percent after the last epoch."""
     torch.manual_seed(0)
     np.random.seed(0)  # PML's sampler draws from it
     dataset = Glyphs("train")
@@ -71,7 +71,7 @@ def block(channels_in: int, channels_out: int) -> list[nn.Module]:
 
 
 def evaluate(model: nn.Module) -> float:
-    """Recall@1 in percent, every test image searched for among all others."""
+    """Returns Recall@1 in percent, every test image searched for among all others."""
     tester = BaseTester(batch_size=256, dataloader_num_workers=0, data_device=torch.device("cpu"))
     test = Glyphs("test", transform=lambda image: image / 255)
     embeddings, labels = tester.get_all_embeddings(test, model)

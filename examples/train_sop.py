@@ -30,7 +30,7 @@ from pml_xbn.training import ClassBatches
 
 
 def build(args: argparse.Namespace) -> tuple[Any, Any, Any]:
-    """The network, and the images of training and test."""
+    """Returns the network, and the images of training and test."""
     if args.glyphs:
         scale = transforms.ConvertImageDtype(torch.float32)
         augment = transforms.Compose([transforms.RandomAffine(15, (0.1, 0.1), (0.8, 1.2)), scale])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torch import Tensor
 
 # 8 MiB of float32: threads that work on less wait for each other more than they work.
@@ -12,3 +14,8 @@ def rows_at_a_time(rows: Tensor) -> int:
     """How many of the rows ``(n, d)`` are a part."""
     numbers = _NUMBERS_AT_A_TIME["cpu" if rows.device.type == "cpu" else "gpu"]
     return max(1, numbers // max(1, rows.shape[1]))
+
+
+def slices(num_rows: int, at_a_time: int) -> Iterator[slice]:
+    """Returns the parts of so many rows."""
+    return (slice(first, min(first + at_a_time, num_rows)) for first in range(0, num_rows, at_a_time))

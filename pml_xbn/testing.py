@@ -122,7 +122,7 @@ class _MomentCheck:
     def __init__(self, moments_after: Callable[[Moments, Moments], Moments] | None, tolerance: float) -> None:
         self.moments_after, self.tolerance = moments_after, tolerance
 
-    def of_map(self, affine: Affine, memory: Moments, target: Moments) -> None:
+    def check_map(self, affine: Affine, memory: Moments, target: Moments) -> None:
         """Checks a map, whose result has moments that follow from those before."""
         found = Moments(affine.scale * memory.mean + affine.shift, affine.scale.abs() * memory.std)
         before, after = ((x.mean - target.mean).norm() for x in (memory, found))
@@ -216,7 +216,7 @@ def _watched(adapter: nn.Module, check: _MomentCheck) -> nn.Module:
         if not _are_equal((*memory, *target), before):
             raise AssertionError(f"{type(adapter).__name__}.map has written to the moments that it was given")
         if isinstance(affine, Affine):
-            check.of_map(affine, memory, target)
+            check.check_map(affine, memory, target)
         return affine
 
     adapter.map = checked  # type: ignore[method-assign]
@@ -232,7 +232,7 @@ def _resume(memory: nn.Module, state: dict[str, Any]) -> None:
 
 
 def _steps(num_steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches, float32, and labels. The mean walks by a tenth of the spread a step."""
+    """Yields batches, float32, and labels. The mean walks by a tenth of the spread a step."""
     random = torch.Generator().manual_seed(0)
     for step in range(num_steps):
         b = _BATCH_SIZES[step % len(_BATCH_SIZES)]
@@ -259,7 +259,7 @@ def _check_close(rows: Tensor, expected: Tensor, step: int, tolerance: float) ->
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """All tensors in containers."""
+    """Yields all tensors in containers."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):

@@ -17,9 +17,7 @@ D, M, STEPS = 4, 15, 10
 CLASSES: list[Callable[..., nn.Module]] = [AdaptiveCrossBatchMemory, XBNWrapper, PerClassXBN]
 UPDATES: list[dict[str, Any]] = [
     {},
-    {"update": "average", "update_momentum": 0.5},
-    {"update": "gradient", "update_momentum": 0.5, "update_learning_rate": 0.3},
-    {"update": "gradient", "update_learning_rate": 0.3, "batch_loss_weight": 0.5},
+    {"update": "average", "update_momentum": 0.5, "batch_loss_weight": 0.5},
 ]
 
 

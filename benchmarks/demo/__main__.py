@@ -9,7 +9,7 @@ the same batches; prints a table and writes a picture, CSV files and logs under 
 
 from __future__ import annotations
 
-import time
+from functools import partial
 from statistics import fmean, median
 
 import torch
@@ -18,11 +18,8 @@ from benchmarks.demo.settings import Settings
 from benchmarks.demo.task import GlyphsData, GlyphsTask
 from benchmarks.engine.command_line import errors_in_one_line, read
 from benchmarks.engine.comparison import Comparison
-from benchmarks.engine.figures import draw_curves
 from benchmarks.engine.history import History, Row
-from benchmarks.engine.results import table, write_results
-from benchmarks.engine.run import Run, progress_bar
-from benchmarks.engine.settings import identity
+from benchmarks.engine.run import Run
 
 COLUMNS = {
     "recall_at_1": "Recall@1",
@@ -54,35 +51,19 @@ def main() -> None:
         f"{data.train.name}: {len(data.train.images)} training and {len(data.test.images)} test images, "
         f"{data.memory_setup.memory_size} rows of memory, {len(data.batches)} steps per epoch"
     )
-    start = time.perf_counter()
-    comparison.run(progress_bar, settings.output / "logs")
-    histories, warmup_epochs = comparison.histories, settings.warmup_epochs
-    results = {name: _summary(history, warmup_epochs) for name, history in histories.items()}
-    write_results(histories, results, settings.output)
-    shared = "shared start,\nno memory"
-    draw_curves(histories, PANELS, settings.output / "comparison.png", warmup_epochs, shared)
-    print(table(results, COLUMNS))
-    taken = time.perf_counter() - start
-    print(f"{taken:.0f} s; picture, CSV files and logs are in {settings.output}")
+    summary = partial(_summary, warmup_epochs=settings.warmup_epochs)
+    print(comparison.report(COLUMNS, summary, PANELS, "comparison.png"))
 
 
 def compare(data: GlyphsData) -> Comparison:
-    """The comparison that the settings ask for."""
+    """Returns the comparison that the settings ask for."""
     settings = data.settings
-    return Comparison(
-        lambda method: Run(GlyphsTask(data, method)),
-        settings.methods,
-        settings.warmup_epochs + settings.epochs,
-        settings.output / "checkpoint.pt",
-        {**identity(settings), "glyphs": data.train.checksum},
-        data.device,
-        warmup_epochs=settings.warmup_epochs,
-        checkpoint_every=settings.checkpoint,
-    )
+    images, warmup = data.train.checksum, settings.warmup_epochs
+    return Comparison(lambda method: Run(GlyphsTask(data, method)), settings, images, warmup)
 
 
 def _summary(history: History, warmup_epochs: int) -> Row:
-    """Accuracy after the last epoch; median step time and mean drift since the warm start."""
+    """Returns accuracy after the last epoch; median step time and mean drift since the warm start."""
     last = history.epochs[-1]
     return {
         **{name: last[name] for name in ("recall_at_1", "recall_at_10", "map_at_r")},

@@ -49,27 +49,27 @@ class GlyphsData:
         )
 
     def _halves(self) -> tuple[LabelledImages, LabelledImages]:
-        """What is trained on, as it is, and what is tested with, distorted."""
+        """Returns the training images as they are, and the test images, distorted."""
         classes, device = self.settings.classes, self.device
         test = load_glyphs("test", classes, device, self.settings.distortion)
         return load_glyphs("train", classes, device), test
 
     def images(self, epoch: int, step: int) -> Tensor:
-        """The images of a batch under the distortion of their step."""
+        """Returns the images of a batch under the distortion of their step."""
         batch = self.batches.epoch(epoch)[step].to(self.device)
         return self.distorted(batch, generator_for(self.settings.seed, epoch, step))
 
     def distorted(self, places: Tensor, generator: torch.Generator) -> Tensor:
-        """Training images as a step sees them."""
+        """Returns training images as a step sees them."""
         return distort(self.train.images[places], generator, self.settings.distortion)
 
     def network(self) -> nn.Module:
-        """The network before training."""
+        """Returns the network before training."""
         _, channels, side, _ = self.train.images.shape
         return GlyphNet(self.settings.embedding_size, self.settings.norm, channels, side)
 
     def loss_and_miner(self) -> tuple[nn.Module, nn.Module | None]:
-        """What a task has that is given no loss."""
+        """Returns loss and miner of a task that is given none."""
         return SupConLoss(temperature=0.1), PairMarginMiner(pos_margin=0.2, neg_margin=0.8)
 
 
@@ -131,7 +131,7 @@ class GlyphsTask(Task):
         return {"loss": loss.detach(), "drift": feature_drift(self.embed_probe(), before).mean}
 
     def loss_of(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """What a step descends."""
+        """Returns the loss of a batch."""
         loss: Tensor = self.loss_fn(embeddings, labels)
         return loss
 

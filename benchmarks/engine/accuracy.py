@@ -17,7 +17,7 @@ Search = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 
 @torch.no_grad()
 def embed(model: nn.Module, images: Tensor) -> Tensor:
-    """Unit-length embeddings in evaluation mode; leaves the model in training mode.
+    """Returns unit-length embeddings in evaluation mode; leaves the model in training mode.
 
     Args:
         model: the network.
@@ -66,7 +66,7 @@ def _by_faiss(references: Tensor) -> Search:
 
 
 def by_products(references: Tensor) -> Search:
-    """A search by torch, where the references are."""
+    """Returns a search by torch, where the references are."""
     lengths = references.square().sum(dim=1)
 
     def search(queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -86,7 +86,7 @@ def retrieval_accuracy(
     recall_at: Sequence[int] = (1, 10),
     nmi: bool = False,
 ) -> dict[str, float]:
-    """Recall@K for every K that the references suffice for, MAP@R and, if wished, NMI; in per cent.
+    """Returns Recall@K for every possible K, MAP@R and, if wished, NMI; in per cent.
 
     Recall@K is the share of queries that find an image of their class among their K nearest, MAP@R PML's mean
     average precision at R. A query of whose class there is no reference counts as a miss in both.

@@ -49,7 +49,7 @@ class EpochBatches:
         return len(self.labels) // self.batch_size
 
     def _draw_epoch(self, epoch: int) -> Tensor:
-        """(steps, batch_size) positions in ``labels``."""
+        """Returns (steps, batch_size) positions in ``labels``."""
         if not self.images_per_class:
             order = torch.randperm(len(self.labels), generator=generator_for(self.seed, epoch))
             return order[: len(self) * self.batch_size].view(-1, self.batch_size)

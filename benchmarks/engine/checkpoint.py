@@ -13,7 +13,7 @@ _QUEUE = ("queue_idx", "has_been_filled")
 
 
 def state_of(part: Any) -> dict[str, Any]:
-    """The state of a module, an optimizer and the like; of PML's own memory with what it leaves out."""
+    """Returns a module's or optimizer's state; of PML's own memory with what PML leaves out."""
     state: dict[str, Any] = part.state_dict()
     if type(part) is CrossBatchMemory:
         return {"state_dict": state, "queue": {name: getattr(part, name) for name in _QUEUE}}

@@ -22,7 +22,7 @@ def read(
     arguments: Sequence[str] | None = None,
     preset: Callable[[Given], list[str]] = lambda given: [],
 ) -> tuple[S, Given]:
-    """The settings of a command line, and what it names.
+    """Returns the settings of a command line, and what it names.
 
     Args:
         settings: a dataclass. Its bases are the groups of the flags; its own fields have none.
@@ -53,7 +53,7 @@ def read(
 
 
 def _named(words: Sequence[str]) -> Given:
-    """The fields that a command line names, each with the word that follows its flag."""
+    """Returns the fields that a command line names, each with the word that follows its flag."""
     named = {}
     for word, following in zip(words, [*words, ""][1:], strict=True):
         if word.startswith("--"):

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.engine import checkpoint
-from benchmarks.engine.history import History
+from benchmarks.engine.figures import draw_curves
+from benchmarks.engine.history import History, Row
 from benchmarks.engine.interruption import Interruption
-from benchmarks.engine.run import Progress, Run
+from benchmarks.engine.results import table, write_results
+from benchmarks.engine.run import Progress, Run, progress_bar
 from benchmarks.engine.run_log import RunLog
+from benchmarks.engine.settings import identity
 
 WARM_START = "warm-start"
 
@@ -22,30 +26,18 @@ class Comparison:
 
     Args:
         build: makes the run of a method.
-        methods: what is compared.
-        epochs: of every method, with those that are shared.
-        path: file for checkpoints, which are written after every epoch.
-        identity: what a resumed comparison must share with the interrupted one, by name.
-        device: where training takes place.
-        warmup_epochs: epochs without memory that all methods share.
-        checkpoint_every: training steps between further checkpoints; 0 for none.
+        settings: ``methods``, ``epochs``, ``device``, the folder ``output``, and ``checkpoint``, the steps
+            between checkpoints beside those of epochs; 0 for none.
+        images: tells the images from others; a resumed comparison must share it and the settings.
+        warmup_epochs: epochs without memory that all methods share, before the others.
     """
 
     def __init__(
-        self,
-        build: Callable[[str], Run],
-        methods: Sequence[str],
-        epochs: int,
-        path: Path,
-        identity: Mapping[str, Any],
-        device: torch.device,
-        *,
-        warmup_epochs: int = 0,
-        checkpoint_every: int = 0,
+        self, build: Callable[[str], Run], settings: Any, images: str, warmup_epochs: int = 0
     ) -> None:
-        self.build, self.methods, self.epochs, self.path = build, methods, epochs, path
-        self.identity, self.device = dict(identity), device
-        self.warmup_epochs, self.checkpoint_every = warmup_epochs, checkpoint_every
+        self.build, self.settings, self.warmup_epochs = build, settings, warmup_epochs
+        self.identity = {**identity(settings), "images": images}
+        self.path = settings.output / "checkpoint.pt"
         self.histories: dict[str, History] = {}
         self._states: dict[str, dict[str, Any]] = {}
 
@@ -57,7 +49,7 @@ class Comparison:
         """
         if not self.path.exists():
             return
-        saved = checkpoint.load(self.path, self.device)
+        saved = checkpoint.load(self.path, torch.device(self.settings.device))
         checkpoint.check_same(self.identity, saved["identity"], self.path)
         self._states = saved["states"]
 
@@ -79,13 +71,14 @@ class Comparison:
                     self._restore(WARM_START, warm)
                     self._train(WARM_START, warm, self.warmup_epochs, progress, interruption, log)
                     start = warm.state_dict()
-                for method in self.methods:
+                for method in self.settings.methods:
                     run = self.build(method)
                     if start is not None:
                         run.start_from(start)
                     self._restore(method, run)
                     self.histories[method] = run.history
-                    self._train(method, run, self.epochs, progress, interruption, log)
+                    epochs = self.warmup_epochs + self.settings.epochs
+                    self._train(method, run, epochs, progress, interruption, log)
         except KeyboardInterrupt:
             raise SystemExit("stopped; --resume goes on from the last checkpoint") from None
         log.update(self.histories)  # a run that was resumed after its end has no epoch left
@@ -103,7 +96,7 @@ class Comparison:
             checkpoint.save({"identity": self.identity, "states": self._states}, self.path)
 
         def after_step() -> bool:
-            every, stops = self.checkpoint_every, interruption.wanted
+            every, stops = self.settings.checkpoint, interruption.wanted
             if stops or (every and len(run.history.step_times) % every == 0):
                 save()
             return stops
@@ -116,3 +109,26 @@ class Comparison:
             print(f"{name}, {run.line}")
             save()
             log.update(self.histories)
+
+    def report(
+        self,
+        columns: Mapping[str, str],
+        summary: Callable[[History], Row],
+        panels: Mapping[str, tuple[str, str]],
+        picture: str,
+    ) -> str:
+        """Trains, writes CSV files, picture and logs to the output folder, and returns the table.
+
+        Args:
+            columns: of the table, with titles.
+            summary: makes a line of a history.
+            panels: of the picture; see `draw_curves`.
+            picture: its file's name.
+        """
+        start, output, warmup = time.perf_counter(), self.settings.output, self.warmup_epochs
+        self.run(progress_bar, output / "logs")
+        results = {method: summary(history) for method, history in self.histories.items()}
+        write_results(self.histories, results, output)
+        draw_curves(self.histories, panels, output / picture, warmup, "shared start,\nno memory")
+        taken = time.perf_counter() - start
+        return f"{table(results, columns)}\n{taken:.0f} s; picture, CSV files and logs are in {output}"

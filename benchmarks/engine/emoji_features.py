@@ -18,7 +18,7 @@ _SIDE = 64
 
 
 def load_features(root: Path, split: str, classes: int | None, kind: str) -> LabelledImages:
-    """The features of a split's images, as `load_emoji` orders them.
+    """Returns the features of a split's images, as `load_emoji` orders them.
 
     Args:
         root: see `load_emoji`; the features are kept there, in a folder of their own.

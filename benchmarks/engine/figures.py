@@ -19,7 +19,7 @@ _MARKED_EPOCHS = 20  # as many markers fit on a curve
 
 
 def style(number: int) -> dict[str, Any]:
-    """Of one curve among others."""
+    """Returns the style of one curve among others."""
     return {
         "color": PALETTE[number % len(PALETTE)],
         "marker": _MARKERS[number % len(_MARKERS)],

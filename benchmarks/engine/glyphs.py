@@ -17,7 +17,7 @@ from pml_xbn.datasets import Glyphs
 def load_glyphs(
     split: str, classes: int | None, device: torch.device, distortion: float = 1.0
 ) -> LabelledImages:
-    """The training images as they are, or the test images distorted.
+    """Returns the training images as they are, or the test images distorted.
 
     Args:
         split: "train" or "test".

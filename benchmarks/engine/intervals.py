@@ -39,13 +39,13 @@ class Difference(NamedTuple):
 
 
 def paired(ours: dict[int, float], theirs: dict[int, float]) -> Difference | None:
-    """The difference of two methods' values by seed; None where no seed has both."""
+    """Returns the difference of two methods' values by seed; None where no seed has both."""
     gaps = [value - theirs[seed] for seed, value in ours.items() if seed in theirs]
     return Difference(gaps) if gaps else None
 
 
 def pool(differences: Iterable[Difference]) -> list[Difference]:
-    """The same differences, with one standard deviation for all: the root of the mean variance of their gaps.
+    """Returns the differences with one standard deviation for all: the root of the mean variance.
 
     Comparisons of one seed have no variance, and stay as they are.
     """

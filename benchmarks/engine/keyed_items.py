@@ -40,7 +40,7 @@ class Images:
 
 
 def chosen(dataset: Any, classes: int | None) -> Images:
-    """The images of so many classes of a data set; None for all."""
+    """Returns the images of so many classes of a data set; None for all."""
     labels: Tensor = dataset.labels
     positions = torch.arange(len(labels)) if classes is None else (labels < classes).nonzero().squeeze(1)
     return Images(dataset, positions, labels[positions], dataset.superclasses)
@@ -106,5 +106,5 @@ class Loader:
 
 
 def load(items: KeyedItems, batches: Sequence[Sequence[Key]], workers: int) -> DataLoader[Any]:
-    """The batches of the given keys, in order, by workers that end with them."""
+    """Returns the batches of the given keys, in order, by workers that end with them."""
     return Loader(items, workers)(batches)

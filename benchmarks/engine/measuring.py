@@ -13,27 +13,27 @@ _STATUS = Path("/proc/self/status")
 
 
 def name_of(device: torch.device) -> str:
-    """What a measurement is made on."""
+    """Returns the name of the device."""
     is_cuda = device.type == "cuda"
     return torch.cuda.get_device_name(device) if is_cuda else f"{platform.machine()} CPU"
 
 
 def now(device: torch.device) -> float:
-    """Seconds, once the device has done what it was told."""
+    """Returns seconds, once the device has done what it was told."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 def milliseconds(call: Callable[[], object], device: torch.device) -> float:
-    """Of the call, and of what it leaves a GPU to do."""
+    """Returns the time of the call, and of what it leaves a GPU to do."""
     began = now(device)
     call()
     return 1000 * (now(device) - began)
 
 
 def peak_rss() -> float:
-    """Megabytes. Of Linux's own record: getrusage starts a process with its parent's."""
+    """Returns megabytes. Of Linux's own record: getrusage starts a process with its parent's."""
     if not _STATUS.exists():
         from resource import RUSAGE_SELF, getrusage
 

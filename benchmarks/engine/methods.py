@@ -10,9 +10,7 @@ import torch
 from pytorch_metric_learning.losses import CrossBatchMemory
 from torch import Tensor, nn
 
-from benchmarks.hooks.cluster_moments import ClusterMatching
 from benchmarks.hooks.recency_moments import RecencyMatching
-from benchmarks.hooks.spherical_moments import match_on_sphere
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory, BatchLoss
 
@@ -56,8 +54,6 @@ MethodName = Literal[
     "delayed",
     "per-class",
     "super-class",
-    "clusters",
-    "spherical",
     "recency",
 ]
 METHODS: dict[str, Method | None] = {
@@ -74,10 +70,6 @@ METHODS: dict[str, Method | None] = {
     "delayed": Method(XBNWrapper, lambda setup: {"delay": setup.steps_per_epoch}),
     "per-class": Method(PerClassXBN),
     "super-class": Method(SuperClassXBN, lambda setup: {"superclasses": setup.superclasses}),
-    "clusters": Method(
-        AdaptiveCrossBatchMemory, hook=lambda memory, setup: ClusterMatching(setup.embedding_size)
-    ),
-    "spherical": Method(AdaptiveCrossBatchMemory, hook=lambda memory, setup: match_on_sphere),
     "recency": Method(
         AdaptiveCrossBatchMemory, hook=lambda memory, setup: RecencyMatching(setup.memory_size / 4, memory)
     ),
@@ -87,7 +79,7 @@ METHODS: dict[str, Method | None] = {
 def build_loss(
     method: str, setup: MemorySetup, loss: nn.Module, miner: nn.Module | None = None, **options: Any
 ) -> nn.Module:
-    """The loss of a method.
+    """Returns the loss of a method.
 
     Args:
         method: a key of `METHODS`.

@@ -45,13 +45,13 @@ class Ranks:
         return self.rank == 0
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        """Averages the gradients of a module over the ranks."""
+        """Returns averages the gradients of a module over the ranks."""
         if self.world_size == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
             return module
         return DistributedDataParallel(module)
 
     def autocast(self, mixed_precision: str) -> AbstractContextManager[Any]:
-        """Mixed precision, on GPUs alone."""
+        """Returns the context of mixed precision, on GPUs alone."""
         if self.device.type != "cuda" or mixed_precision == "no":
             return nullcontext()
         dtype = torch.float16 if mixed_precision == "fp16" else torch.bfloat16
@@ -64,15 +64,15 @@ class Ranks:
                 distributed.broadcast(buffer, src=0)
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Equally many rows of every rank, in rank order."""
+        """Returns the rows of all ranks, equally many of each, in rank order."""
         if self.world_size == 1:
             return rows
         parts = [torch.empty_like(rows) for _ in range(self.world_size)]
         distributed.all_gather(parts, rows.contiguous())
         return torch.cat(parts)
 
-    def of_first(self, make: Callable[[], T]) -> T:
-        """What the first rank makes, such as annotations that it alone downloads and reads."""
+    def from_first_rank(self, make: Callable[[], T]) -> T:
+        """Returns what the first rank makes, such as annotations that it alone downloads and reads."""
         made: list[Any] = [make() if self.is_first else None]
         if self.world_size > 1:
             distributed.broadcast_object_list(made)
@@ -80,7 +80,7 @@ class Ranks:
         return first
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is up on any rank."""
+        """Returns whether the flag is up on any rank."""
         if self.world_size == 1:
             return flag
         flags = torch.tensor([flag], dtype=torch.uint8, device=self.device)

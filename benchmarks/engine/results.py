@@ -14,7 +14,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 
 def table(rows: Mapping[str, Mapping[str, float]], columns: Mapping[str, str]) -> str:
-    """A Markdown table with one row per method, aligned for a terminal.
+    """Returns a Markdown table with one row per method, aligned for a terminal.
 
     Args:
         rows: the figures of each method.
@@ -29,7 +29,7 @@ def table(rows: Mapping[str, Mapping[str, float]], columns: Mapping[str, str]) -
 
 
 def markdown(columns: Iterable[str], lines: Iterable[Iterable[str]], words: Iterable[str] = ()) -> str:
-    """A Markdown table whose columns stand on the right, but for those of ``words``."""
+    """Returns a Markdown table whose columns stand on the right, but for those of ``words``."""
     columns, words = list(columns), set(words)
     sides = [":--" if name in words else "--:" for name in columns]
     rows = ["| " + " | ".join(columns) + " |", "|" + "|".join(sides) + "|"]
@@ -37,7 +37,7 @@ def markdown(columns: Iterable[str], lines: Iterable[Iterable[str]], words: Iter
 
 
 def spread(values: Sequence[float], form: str = ".1f") -> str:
-    """The mean, and of several values the standard deviation (with n - 1)."""
+    """Returns the mean, and of several values the standard deviation (with n - 1)."""
     deviation = f" ± {stdev(values):{form.lstrip('+')}}" if len(values) > 1 else ""
     return f"{fmean(values):{form}}{deviation}" if values else "–"
 
@@ -53,7 +53,7 @@ def write_csv(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
-    """Rows of a CSV file, none if there is no such file."""
+    """Returns rows of a CSV file, none if there is no such file."""
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as file:

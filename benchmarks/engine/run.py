@@ -24,13 +24,13 @@ _PLACE_IN_SCHEDULE = ("last_epoch", "_step_count", "_last_lr")  # what a schedul
 
 
 def progress_bar(batches: Iterable[Any], title: str, done: int, steps: int) -> Iterable[Any]:
-    """The `Progress` of a terminal."""
+    """Returns the `Progress` of a terminal."""
     bar: Iterable[Any] = tqdm(batches, desc=title, initial=done, total=steps, unit="step")
     return bar
 
 
 def quietly(batches: Iterable[Any], title: str, done: int, steps: int) -> Iterable[Any]:
-    """The `Progress` that shows nothing."""
+    """Returns the `Progress` that shows nothing."""
     return batches
 
 
@@ -98,7 +98,7 @@ class Run:
         return True
 
     def _logged(self) -> list[Row]:
-        """The log of the last epoch."""
+        """Returns the log of the last epoch."""
         first = (self.epoch - 1) * self.task.steps_per_epoch
         return [row for row in self.history.steps if row["step"] >= first]
 
@@ -123,7 +123,7 @@ class Run:
         self._diagnostics.update(total, history.diagnostics)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is needed to go on from here, bit for bit."""
+        """Returns all that is needed to go on from here, bit for bit."""
         return {
             "epoch": self.epoch,
             "step": self.step,

@@ -28,12 +28,12 @@ NotNegative = Annotated[float, Must(lambda value: 0 <= value < float("inf"), "a 
 
 
 def among(names: Collection[str]) -> Must:
-    """What each of many values has to be."""
+    """Returns what each of many values has to be."""
     return Must(lambda values: set(values) <= set(names), f"names of {', '.join(names)}")
 
 
 def _named(words: Sequence[str]) -> dict[str, Any]:
-    """Values are Python literals, anything else is text."""
+    """Returns values are Python literals, anything else is text."""
     found: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -83,7 +83,7 @@ def check(settings: Any) -> None:
 
 
 def identity(settings: Any) -> dict[str, Any]:
-    """What a resumed run must share with the interrupted one, by name: all but how it is run."""
+    """Returns what a resumed run must share with the interrupted one, by name: all but how it is run."""
     (running,) = (base for base in type(settings).__bases__ if issubclass(base, Running))
     names = [field.name for field in fields(settings) if field.name not in running.__dataclass_fields__]
     return {name: getattr(settings, name) for name in names}

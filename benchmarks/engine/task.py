@@ -67,7 +67,7 @@ class Task(ABC):
     evaluates_untrained = False
 
     def steps_in(self, epoch: int) -> int:
-        """Steps of an epoch."""
+        """Returns steps of an epoch."""
         return self.steps_per_epoch
 
     @property
@@ -77,17 +77,17 @@ class Task(ABC):
 
     @abstractmethod
     def batches(self, epoch: int, first: int) -> Iterable[Any]:
-        """The batches of an epoch from a step on."""
+        """Returns the batches of an epoch from a step on."""
 
     @abstractmethod
     def train_step(self, batch: Any, step: Step, diagnostics: Diagnostics) -> dict[str, Any]:
-        """One step of the optimizer; the numbers of the log, the loss among them.
+        """Returns one step of the optimizer; the numbers of the log, the loss among them.
 
         The loss is computed within ``diagnostics.watch(step)``.
         """
 
     def evaluates_after(self, epochs: int) -> bool:
-        """Whether there is an evaluation after so many epochs."""
+        """Returns whether there is an evaluation after so many epochs."""
         return True
 
     def end_epoch(self) -> None:  # noqa: B027
@@ -99,11 +99,11 @@ class Task(ABC):
 
     @abstractmethod
     def embed_probe(self) -> Tensor:
-        """(n, d) of always the same images, in evaluation mode."""
+        """Returns (n, d) of always the same images, in evaluation mode."""
 
     @abstractmethod
     def embed_steps(self, steps: list[int]) -> Tensor:
-        """What the given steps stored, (number of steps · rows_per_step, d), by the model as it is.
+        """Embeds what the given steps stored, (number of steps · rows_per_step, d), by the model as it is.
 
         Of the same images, augmentation and batches. The model and the generators of random numbers stay as
         they are; see `embed_without_trace`.

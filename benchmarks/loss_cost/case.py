@@ -60,7 +60,7 @@ class Data:
         self._classes = _OF_CLASS * self._normal(num_classes, _DIRECTIONS) / _DIRECTIONS**0.5
 
     def draw(self, num_classes: int, per_class: int) -> tuple[Tensor, Tensor]:
-        """Embeddings and labels of classes drawn by chance."""
+        """Returns embeddings and labels of classes drawn by chance."""
         labels = torch.randint(
             len(self._classes), (num_classes,), device=self._basis.device, generator=self._generator
         ).repeat_interleave(per_class)
@@ -87,7 +87,7 @@ class Subject:
             self.memory.add_to_memory(part, labels, len(part))
 
     def step(self, batch_size: int = BATCH, *, is_supcon: bool = False) -> float:
-        """Milliseconds of forward and backward."""
+        """Returns milliseconds of forward and backward."""
         self.memory.loss, self.memory.miner = (self._supcon, None) if is_supcon else (self._loss, self._miner)
         embeddings, labels = self._data.draw(batch_size // IMAGES_PER_CLASS, IMAGES_PER_CLASS)
         embeddings.requires_grad_()
@@ -97,7 +97,7 @@ class Subject:
 def measure(
     case: Case, device: torch.device, repeats: int, time_limit: float, memory_limit: float
 ) -> Iterator[dict[str, Any]]:
-    """What is known after some steps, and after all."""
+    """Yields the figures after some steps, and after all."""
     data = Data(NUM_CLASSES[case.classes](case.rows), device)
     small = Subject(case, 32, data, device)  # brings in what the libraries load at the first step
     small.step(8)

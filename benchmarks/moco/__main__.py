@@ -20,7 +20,6 @@ a class, so that the weights decide.
 
 from __future__ import annotations
 
-import time
 from statistics import fmean, median
 
 import torch
@@ -28,11 +27,8 @@ import torch
 from benchmarks.engine import command_line
 from benchmarks.engine.command_line import errors_in_one_line
 from benchmarks.engine.comparison import Comparison
-from benchmarks.engine.figures import draw_curves
 from benchmarks.engine.history import History, Row
-from benchmarks.engine.results import table, write_results
-from benchmarks.engine.run import Run, progress_bar
-from benchmarks.engine.settings import identity
+from benchmarks.engine.run import Run
 from benchmarks.moco.data import MoCoData, load_data
 from benchmarks.moco.settings import DATASETS, Settings
 from benchmarks.moco.task import MoCoTask
@@ -59,23 +55,16 @@ def main() -> None:
         if settings.resume:
             comparison.resume()
     print(data.summary)
-    start = time.perf_counter()
-    comparison.run(progress_bar, settings.output / "logs")
-    histories = comparison.histories
-    results = {method: _summary(history) for method, history in histories.items()}
-    write_results(histories, results, settings.output)
     title = f"MoCo on {DATASETS[settings.dataset]}: batch {settings.batch_size}, queue {settings.queue}"
     panel = {"weighted_knn": (title, "weighted kNN accuracy (%)")}
-    draw_curves(histories, panel, settings.output / "accuracy.png")
-    untrained = next(iter(histories.values())).epochs[0]
+    text = comparison.report(COLUMNS, _summary, panel, "accuracy.png")
+    untrained = next(iter(comparison.histories.values())).epochs[0]
     print(f"kNN accuracy before training: {untrained['weighted_knn']:.1f} %")
-    print(table(results, COLUMNS))
-    taken = time.perf_counter() - start
-    print(f"{taken:.0f} s; picture, CSV files and logs are in {settings.output}")
+    print(text)
 
 
 def read(arguments: list[str] | None = None) -> Settings:
-    """The settings of a command line; CIFAR has more epochs unless they are given."""
+    """Returns the settings of a command line; CIFAR has more epochs unless they are given."""
     return command_line.read(
         Settings,
         __doc__,
@@ -85,19 +74,12 @@ def read(arguments: list[str] | None = None) -> Settings:
 
 
 def compare(settings: Settings, data: MoCoData) -> Comparison:
-    """The comparison that the settings ask for."""
-    return Comparison(
-        lambda method: Run(MoCoTask(settings, data, method)),
-        settings.methods,
-        settings.epochs,
-        settings.output / "checkpoint.pt",
-        {**identity(settings), "images": data.identity},
-        torch.device(settings.device),
-    )
+    """Returns the comparison that the settings ask for."""
+    return Comparison(lambda method: Run(MoCoTask(settings, data, method)), settings, data.identity)
 
 
 def _summary(history: History) -> Row:
-    """Accuracy after the last epoch and its best; the last epoch's mean loss; median step time."""
+    """Returns accuracy after the last epoch and its best; the last epoch's mean loss; median step time."""
     last = history.epochs[-1]
     first_step = (last["epoch"] - 1) * len(history.step_times) / last["epoch"]
     return {

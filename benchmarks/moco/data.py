@@ -27,7 +27,7 @@ Labelled = Iterable[tuple[Tensor, Tensor]]
 
 
 def epoch_batches(size: int, batch_size: int, seed: int, epoch: int) -> Tensor:
-    """(steps, batch_size) positions of images in random order; those that fill no batch are left out."""
+    """Returns positions of images in random order, (steps, batch_size), without the last part of a batch."""
     order = torch.randperm(size, generator=generator_for(seed, epoch, "order"))
     steps = size // batch_size
     return order[: steps * batch_size].view(steps, batch_size)
@@ -64,7 +64,7 @@ class GlyphPairs:
         )
 
     def pairs(self, batches: Mapping[int, Tensor], epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Two views (B, C, H, W) of every batch.
+        """Yields two views (B, C, H, W) of every batch.
 
         Args:
             batches: (B,) positions of training images by step.
@@ -144,7 +144,7 @@ def _in_order(images: Images, view: Transform, workers: int) -> Labelled:
 
 
 def _transforms() -> tuple[Transform, Transform]:
-    """Those of training and of testing."""
+    """Returns the transforms of training and of testing."""
     from torchvision import transforms
 
     finish: list[Any] = [transforms.ToTensor(), transforms.Normalize(_MEAN, _STD)]

@@ -56,7 +56,7 @@ class Encoders(nn.Module):
         return embedded_queries, embedded_keys
 
     def embed_again(self, keys: Tensor, *shuffle_key: int | str) -> Tensor:
-        """The keys of an earlier step, normalised as then, by the key encoder as it is and stays."""
+        """Returns the keys of an earlier step, normalised as then, by the key encoder as it is and stays."""
         order = _order(keys, shuffle_key)
         return embed_without_trace(self.key, keys[order])[order.argsort()]
 
@@ -71,7 +71,7 @@ def _order(keys: Tensor, shuffle_key: tuple[int | str, ...]) -> Tensor:
 
 
 def _cifar_resnet18(embedding_size: int) -> nn.Module:
-    """ResNet-18 that keeps the resolution of small images: a 3x3 stem of stride 1 and no pooling after it."""
+    """Returns a ResNet-18 that keeps the resolution of small images: a 3x3 stem of stride 1, no pooling."""
     from torchvision.models import resnet18
 
     network: nn.Module = resnet18(num_classes=embedding_size)

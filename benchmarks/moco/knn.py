@@ -15,7 +15,7 @@ def knn_accuracy(
     k: int,
     temperature: float,
 ) -> dict[str, float]:
-    """Accuracy in percent of the weighted vote of k neighbours, and of the nearest one alone (Recall@1).
+    """Returns the accuracy in percent of the weighted vote of k neighbours, and Recall@1.
 
     Each of the k nearest neighbours votes for its class with the weight exp(cosine / temperature), as in
     https://arxiv.org/abs/1805.01978, §3.4. Queries of whose class there is nothing to find are left out.

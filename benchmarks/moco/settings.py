@@ -44,6 +44,7 @@ class Running(common.Running):
     workers: Natural = 2  # processes that load CIFAR
     device: str = "cuda" if torch.cuda.is_available() else "cpu"  # where training takes place
     output: Path = Path("runs/moco")  # folder of all results
+    checkpoint: Natural = 0  # save the state every so many steps too, not after epochs alone
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ _PROBE_SIZE = 64
 
 
 def build_queue(method: str, settings: Settings) -> nn.Module:
-    """InfoNCE between queries and a queue of keys.
+    """Returns InfoNCE between queries and a queue of keys.
 
     With one positive per query SupConLoss is InfoNCE, and so is PML's NTXentLoss of the notebook. That
     one writes out all positives times all negatives, 128 by 128 · 4,095 numbers with 128 queries and a queue
@@ -108,10 +108,10 @@ class MoCoTask(Task):
         return embed(self.encoders.query, self._probe)
 
     def embed_steps(self, steps: list[int]) -> Tensor:
-        """The keys of earlier steps as the key encoder as it is would make them."""
+        """Returns the keys of earlier steps as the key encoder as it is would make them."""
         embeddings, size = [], self.steps_per_epoch
-        for epoch, of_epoch in groupby(steps, lambda step: step // size):
-            numbers = list(of_epoch)
+        for epoch, epoch_steps in groupby(steps, lambda step: step // size):
+            numbers = list(epoch_steps)
             pairs = self._pairs(epoch, [step % size for step in numbers])
             for step, (_, keys) in zip(numbers, pairs, strict=True):
                 embeddings.append(self.encoders.embed_again(keys, self.settings.seed, step, "shuffle"))
@@ -127,5 +127,5 @@ class MoCoTask(Task):
             (embed(self.encoders.query, images.to(self.device)), labels.to(self.device))
             for images, labels in labelled
         ]
-        embeddings, labels = (torch.cat(of_parts) for of_parts in zip(*parts, strict=True))
+        embeddings, labels = (torch.cat(columns) for columns in zip(*parts, strict=True))
         return embeddings, labels

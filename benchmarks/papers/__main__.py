@@ -27,7 +27,7 @@ from benchmarks.engine.interruption import Interruption
 from benchmarks.engine.ranks import Ranks
 from benchmarks.engine.run import progress_bar, quietly
 from benchmarks.papers.data import load_data
-from benchmarks.papers.model import name_of_weights
+from benchmarks.papers.model import weights_name
 from benchmarks.papers.presets import read_settings
 from benchmarks.papers.reproducing import same_experiments, table
 from benchmarks.papers.results import result_table
@@ -64,17 +64,17 @@ def main() -> None:
 def _train_all(
     settings: Settings, output: Path, ranks: Ranks, interruption: Interruption
 ) -> list[Row] | None:
-    """The results of all seeds; None when Ctrl-C came before the end."""
+    """Returns the results of all seeds; None when Ctrl-C came before the end."""
     seeds = range(settings.seed, settings.seed + settings.repeat)
     folders = [output / f"seed-{seed}" for seed in seeds]
     if ranks.device.type == "cpu" and ranks.world_size > 1:
         torch.set_num_threads(1)
-    data = ranks.of_first(lambda: load_data(settings))
+    data = ranks.from_first_rank(lambda: load_data(settings))
     if settings.evaluate is not None:
         state = checkpoint.load(settings.evaluate, ranks.device)
         model = state["model"] if "model" in state else state["run"]["model"]
         epoch = state["epoch"] if "model" in state else state["run"]["epoch"]
-        return [{"epoch": epoch, **PapersTask(settings, data, ranks).accuracy_of(model)}]
+        return [{"epoch": epoch, **PapersTask(settings, data, ranks).model_accuracy(model)}]
     results: list[Row] = []
     histories: dict[str, History] = {}
     for seed, folder in zip(seeds, folders, strict=True):
@@ -103,7 +103,7 @@ def _print_start(task: PapersTask, folder: Path) -> None:
         tests = f"{len(data.queries) - size} queries in a gallery of {size}, drawn {draws} times"
     print(
         f"{settings.method} on {settings.dataset}, seed {settings.seed}, "
-        f"{name_of_weights(settings)}: {len(data.train)} training images "
+        f"{weights_name(settings)}: {len(data.train)} training images "
         f"of {data.num_classes} classes, {tests}; {task.length.steps_per_epoch} steps in each of "
         f"{task.length.epochs} epochs, on {ranks.world_size} × {ranks.device.type}"
         f"{'' if task.images_per_norm is None else f', BN over {task.images_per_norm} images'}; into {folder}"
@@ -112,14 +112,14 @@ def _print_start(task: PapersTask, folder: Path) -> None:
 
 def _print_results(settings: Settings, results: list[Row]) -> None:
     same = same_experiments(settings)
-    weights = name_of_weights(settings)
+    weights = weights_name(settings)
     if not same:
-        told = {"pretrained weights": (weights, "–"), "select": (settings.select, "–")}
-        print(result_table(results, {}, "", told))
+        run_settings = {"pretrained weights": (weights, "–"), "select": (settings.select, "–")}
+        print(result_table(results, {}, "", run_settings))
         print("No table of the papers has these settings; --list shows those that are there.")
         return
     experiment, differences = same[0]
-    told = {
+    run_settings = {
         "pretrained weights": (weights, experiment.weights),
         "select": (settings.select, experiment.settings.select),
     }
@@ -128,7 +128,7 @@ def _print_results(settings: Settings, results: list[Row]) -> None:
     for other in others:
         for key, figure in other.figures.items():
             paper.setdefault(key, f"{figure} ({other.source})")
-    print(result_table(results, paper, experiment.source, told))
+    print(result_table(results, paper, experiment.source, run_settings))
     for other in others:
         figures = ", ".join(other.figures.values()) or "a curve"
         print(f"Also there: {other.source} ({other.title}): {figures}")

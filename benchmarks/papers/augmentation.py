@@ -25,7 +25,7 @@ def image_size(settings: Settings) -> int:
 
 
 def build_transforms(settings: Settings, data_config: dict[str, Any]) -> tuple[Transform, Transform]:
-    """The transforms of training and of testing.
+    """Returns the transforms of training and of testing.
 
     Args:
         settings: which ones.
@@ -43,7 +43,7 @@ def build_transforms(settings: Settings, data_config: dict[str, Any]) -> tuple[T
 def _timm_transforms(
     settings: Settings, size: int, data_config: dict[str, Any]
 ) -> tuple[Transform, Transform]:
-    """timm's own: random resized crop, mirroring, RandAugment, erasing; a centre crop in tests."""
+    """Returns timm's transforms: resized crop, mirroring, RandAugment, erasing; a centre crop in tests."""
     from timm.data import create_transform
 
     known = {"input_size": (3, size, size), "mean": data_config["mean"], "std": data_config["std"]}
@@ -65,7 +65,7 @@ def _timm_transforms(
 
 
 def _crop_transforms(settings: Settings, size: int, mean: Any, std: Any) -> tuple[Transform, Transform]:
-    """Resized to 256 and cropped to 224, at random and mirrored in training: XBM §4.1, NormSoftmax §4.1.
+    """Returns transforms that resize to 256 and crop 224, in training at random (XBM, NormSoftmax §4.1).
 
     The resized crop is that of Boudiaf et al. (2020), colours first.
     """
@@ -85,12 +85,12 @@ def _crop_transforms(settings: Settings, size: int, mean: Any, std: Any) -> tupl
 
 
 def _distorted_glyph_input(image: Tensor, prepare: Transform) -> Tensor:
-    """(1, H, W) uint8 -> the input, distorted with torch's default generator."""
+    """Maps (1, H, W), uint8, to the input, distorted with torch's default generator."""
     return prepare(distort(image[None], torch.default_generator)[0])
 
 
 def _glyph_input(image: Tensor, size: int, mean: Any, std: Any) -> Tensor:
-    """(1, H, W) float, ink about 1 -> (3, size, size), normalised as photographs are."""
+    """Maps (1, H, W), float with ink about 1, to (3, size, size), normalised as photographs are."""
     if image.shape[-1] != size:
         image = interpolate(image[None], size=(size, size), mode="bilinear", antialias=True)[0]
     return (image - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)

@@ -69,12 +69,12 @@ class Evaluation:
         return Evaluated(percentages, diagnostics)
 
     def _comparable(self, features: Tensor) -> Tensor:
-        """Unit length, or signs: what retrieval compares."""
+        """Returns what retrieval compares: embeddings of unit length, or their signs."""
         return signs(features) if self.settings.binary else normalize(features)
 
     @torch.no_grad()
     def _embed(self, model: nn.Module, images: Images) -> Tensor:
-        """(N, d), as the model returns them; leaves it in training mode."""
+        """Returns (N, d), as the model returns them; leaves it in training mode."""
         ranks, settings = self.ranks, self.settings
         size = -(-len(images) // ranks.world_size)
         first = ranks.rank * size
@@ -92,7 +92,7 @@ class Evaluation:
 
 
 def result_row(accuracy: Row, embeddings: Row) -> Row:
-    """The accuracies, and the figures of embeddings that papers have in tables, shares in per cent."""
+    """Returns the accuracies, and the papers' figures of embeddings, shares in per cent."""
     scatter = {name: value for name, value in embeddings.items() if name.startswith("separability")}
     shares = {name: 100 * value for name, value in embeddings.items() if name.startswith("superclass_within")}
     return {**accuracy, **scatter, **shares}

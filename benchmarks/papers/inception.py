@@ -68,7 +68,7 @@ class _BNInceptionMaps(nn.Module):
 
 
 def build_inception(name: str) -> Any:
-    """One of `INCEPTIONS`, untrained and with its classifier.
+    """Returns one of `INCEPTIONS`, untrained and with its classifier.
 
     Raises:
         ImportError: a package is missing.

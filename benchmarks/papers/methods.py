@@ -11,6 +11,7 @@ from torch import nn
 from benchmarks.engine.methods import METHODS, MemorySetup
 from benchmarks.engine.methods import build_loss as build
 from benchmarks.papers.beside import NoLoss
+from benchmarks.papers.gradient_update import GradientUpdate
 from benchmarks.papers.pml_parts import make_loss, make_miner
 from benchmarks.papers.settings import Settings
 from pml_xbn.losses import BatchLoss, SampledNormalizedSoftmaxLoss, StopGradientSoftmaxLoss
@@ -45,7 +46,7 @@ _TAKEN: dict[str, tuple[str, ...]] = {
 
 
 def build_loss(settings: Settings, setup: LossSetup) -> nn.Module:
-    """The method's loss, which takes (embeddings, labels).
+    """Returns the method's loss, which takes (embeddings, labels).
 
     Raises:
         ValueError: settings that the loss refuses.
@@ -78,21 +79,21 @@ def build_loss(settings: Settings, setup: LossSetup) -> nn.Module:
         options["delay"] = settings.delay * setup.steps_per_epoch
     if settings.batch_loss_weight:
         options["batch_loss_weight"] = settings.batch_loss_weight
-    if settings.update != "queue":
-        options |= {"update": settings.update, "update_momentum": settings.update_momentum}
-        # Of the loss as the optimizer sees it.
-        divisor = settings.batch_size if settings.loss_per_anchor else 1
-        options["update_learning_rate"] = settings.update_learning_rate / divisor
-    return _build(settings.method, settings, setup, warmup=settings.memory_warmup, **options)
+    options["warmup"] = settings.memory_warmup
+    if settings.update == "average" or settings.update_momentum:
+        options |= {"update": "average", "update_momentum": settings.update_momentum}
+    if settings.update == "gradient":
+        return _build_gradient_update(settings, setup, **options)
+    return _build(settings.method, settings, setup, **options)
 
 
 def build_batch_loss(settings: Settings, setup: LossSetup) -> nn.Module:
-    """The loss without memory: that of no-xbm, and of all memories in the epochs of the new layers alone."""
+    """Returns the loss without memory, of no-xbm, and of all methods while the new layers train alone."""
     return _build("no-xbm", settings, setup)
 
 
 def build_beside(settings: Settings, setup: LossSetup) -> nn.Module:
-    """The loss that is added to the method's, of the batch of all ranks."""
+    """Returns the loss that is added to the method's, of the batch of all ranks."""
     if settings.beside == "none":
         return NoLoss()
     loss = make_loss(settings.beside, settings.beside_options, "--beside", **setup.known)
@@ -101,6 +102,22 @@ def build_beside(settings: Settings, setup: LossSetup) -> nn.Module:
 
 def has_memory(settings: Settings) -> bool:
     return METHODS.get(settings.method) is not None
+
+
+def _build_gradient_update(settings: Settings, setup: LossSetup, **options: Any) -> nn.Module:
+    if settings.method != "xbm":
+        raise ValueError(f"--update gradient with --method {settings.method}: it is a variant of xbm")
+    return GradientUpdate(
+        make_loss(settings.loss, settings.loss_options, **setup.known),
+        setup.embedding_size,
+        setup.memory_size,
+        make_miner(settings.miner, settings.miner_options),
+        # Of the loss as the optimizer sees it.
+        update_learning_rate=settings.update_learning_rate
+        / (settings.batch_size if settings.loss_per_anchor else 1),
+        gather_distributed=setup.world_size > 1,
+        **options,
+    )
 
 
 def _build(method: str, settings: Settings, setup: LossSetup, **options: Any) -> nn.Module:

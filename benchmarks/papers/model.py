@@ -57,7 +57,7 @@ class EmbeddingModel(nn.Module):
 
 
 def build_model(settings: Settings, num_calls: int) -> tuple[EmbeddingModel, dict[str, Any]]:
-    """The model, and what timm says of its input: mean, std, interpolation, crop_pct.
+    """Returns the model, and what timm says of its input: mean, std, interpolation, crop_pct.
 
     Args:
         settings: which model.
@@ -98,8 +98,8 @@ def images_per_norm(settings: Settings, model: EmbeddingModel, shares: int) -> i
     return settings.batch_size // settings.accumulate // shares
 
 
-def name_of_weights(settings: Settings) -> str:
-    """What the backbone starts from, such as resnet50.a1_in1k: a name without a tag means timm's default."""
+def weights_name(settings: Settings) -> str:
+    """Returns what the backbone starts from, such as resnet50.a1_in1k; timm has a default tag."""
     import timm
 
     if not settings.pretrained:
@@ -136,7 +136,7 @@ def _build_backbone(settings: Settings) -> Any:
     try:
         backbone = timm.create_model(name, fetched, num_classes=0, **pool)
     except OSError as error:
-        raise FileNotFoundError(_unreachable(name_of_weights(settings), _address(name))) from error
+        raise FileNotFoundError(_unreachable(weights_name(settings), _address(name))) from error
     except RuntimeError as error:
         tags = timm.list_models(f"{name.partition('.')[0]}.*", pretrained=True)
         raise ValueError(

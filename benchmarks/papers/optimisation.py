@@ -15,12 +15,12 @@ from benchmarks.papers.settings import Settings
 
 
 def build_warmup_optimizer(settings: Settings, parameters: Iterable[nn.Parameter]) -> Optimizer:
-    """SGD on the new layers alone."""
+    """Returns SGD on the new layers alone."""
     return _sgd(settings, parameters, settings.warmup_learning_rate)
 
 
 def build_optimizer(settings: Settings, parameters: Iterable[nn.Parameter]) -> Optimizer:
-    """The optimizer of all layers."""
+    """Returns the optimizer of all layers."""
     if settings.optimizer == "sgd":
         return _sgd(settings, parameters, settings.learning_rate)
     cls = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
@@ -48,7 +48,7 @@ def _groups(settings: Settings, parameters: Iterable[nn.Parameter]) -> list[dict
 
 
 def learning_rate(settings: Settings, length: Length, step: int) -> float:
-    """The learning rate of all layers in an iteration, counted from 0 where their training begins.
+    """Returns the learning rate of all layers in an iteration, counted from 0 where their training begins.
 
     A function, not one of torch's schedulers, which warn where float16 makes the scaler skip a step.
     """
@@ -65,7 +65,7 @@ def learning_rate(settings: Settings, length: Length, step: int) -> float:
 
 
 def gradient_scaler(enabled: bool) -> Any:
-    """torch's scaler for float16, which does nothing where it is not enabled."""
+    """Returns torch's scaler for float16, which does nothing where it is not enabled."""
     if hasattr(torch.amp, "GradScaler"):
         return torch.amp.GradScaler("cuda", enabled=enabled)
     return torch.cuda.amp.GradScaler(enabled=enabled)  # torch before 2.3

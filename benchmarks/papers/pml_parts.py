@@ -20,7 +20,7 @@ _FIRST_WEIGHTS = {"linear": TorchInitWrapper(nn.init.kaiming_uniform_, a=5**0.5,
 
 
 def make_loss(name: str, options: dict[str, Any], flag: str = "--loss", **known: Any) -> nn.Module:
-    """A loss; of ``known`` (num_classes, embedding_size) it gets what it asks for.
+    """Returns a loss; of ``known`` (num_classes, embedding_size) it gets what it asks for.
 
     Raises:
         ValueError: there is no such loss, or it does not take the options.
@@ -34,7 +34,7 @@ def make_loss(name: str, options: dict[str, Any], flag: str = "--loss", **known:
 
 
 def make_miner(name: str, options: dict[str, Any]) -> nn.Module | None:
-    """A miner of PML; None for the name none.
+    """Returns a miner of PML; None for the name none.
 
     Raises:
         ValueError: there is no such miner, or it does not take the options.

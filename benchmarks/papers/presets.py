@@ -35,14 +35,14 @@ _ONLY_WITH: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
 
 
 def preset_flags(preset: str, dataset: str) -> list[str]:
-    """The flags of a preset on a data set: those of all data sets, then its own."""
+    """Returns the flags of a preset on a data set: those of all data sets, then its own."""
     rows = [row for row in _PRESETS if preset in row["preset"].split()]
     texts = [row["flags"] for name in ("", dataset) for row in rows if row["dataset"] == name]
     return " ".join(texts).split()
 
 
 def read_settings(arguments: Sequence[str] | None = None, description: str | None = None) -> Settings:
-    """The settings of a command line: flags, then the config file, then the preset, then the defaults.
+    """Returns the settings of a command line: flags, then the config file, the preset, and the defaults.
 
     Raises:
         ValueError: a value is impossible, or has no effect.

@@ -26,7 +26,7 @@ _NOT_COMPARED = ("seed", "nmi")
 
 
 def table(text: str = "") -> str:
-    """The page of all experiments, in Markdown; or the rows that contain a text."""
+    """Returns the page of all experiments, in Markdown; or the rows that contain a text."""
     header = ["Experiment", "Name in the paper", "Data set", "Paper", "Source", "Command"]
     rows = markdown(header, [_cells(experiment) for experiment in EXPERIMENTS], header)
     if text:
@@ -69,7 +69,7 @@ def _cells(experiment: Experiment) -> list[str]:
 
 
 def _moco_rows() -> list[str]:
-    """MoCo with and without an adapted queue, which a script of its own trains."""
+    """Returns the rows of MoCo, which a script of its own trains."""
     glyphs = "; ".join(f"{row['method']} {float(row['weighted_knn']):.1f}" for row in read_csv(MOCO_CSV))
     return [
         f"| `moco` | MoCo + XBN | `{dataset}` | about 4 above MoCo at epoch 15 | AXBN, Appendix B "
@@ -79,7 +79,7 @@ def _moco_rows() -> list[str]:
 
 
 def same_experiments(settings: Settings) -> list[tuple[Experiment, list[str]]]:
-    """The experiments that a run repeats, each with the settings that differ.
+    """Returns the experiments that a run repeats, each with the settings that differ.
 
     First those of the run's own preset, and among them those with the fewest differences.
     """
@@ -96,7 +96,7 @@ def same_experiments(settings: Settings) -> list[tuple[Experiment, list[str]]]:
 
 
 def _identity(settings: Settings) -> list[Any]:
-    # Other pretrained weights are a difference that is told, not another experiment.
+    # Other pretrained weights are a difference that is reported, not another experiment.
     architecture = settings.backbone.partition(".")[0]
     return [architecture, *(getattr(settings, name) for name in _IDENTITY)]
 

@@ -16,7 +16,7 @@ NAMES = {
 
 
 def metric_name(key: str) -> str:
-    """recall_at_1 -> Recall@1."""
+    """Returns the name in print: recall_at_1 is Recall@1."""
     return NAMES.get(key) or key.replace("recall_at_", "Recall@").replace("superclass_within_", "superclass@")
 
 
@@ -26,7 +26,7 @@ def result_table(
     source: str,
     settings: Mapping[str, tuple[str, str]],
 ) -> str:
-    """A Markdown table with one row per metric, then the epoch and settings.
+    """Returns a Markdown table with one row per metric, then the epoch and settings.
 
     Args:
         results: one per run, of equal keys; percentages by metric.

@@ -14,7 +14,7 @@ from benchmarks.engine.run import Progress, Run
 from benchmarks.engine.run_log import RunLog
 from benchmarks.engine.settings import identity as settings_of
 from benchmarks.papers.evaluation import result_row
-from benchmarks.papers.model import name_of_weights
+from benchmarks.papers.model import weights_name
 from benchmarks.papers.settings import Settings
 from benchmarks.papers.task import PapersTask
 
@@ -59,7 +59,7 @@ class Session:
         self.selected = state["selected"]
 
     def train(self, progress: Progress, stop: Callable[[], bool]) -> Row | None:
-        """The result of the selected epoch, on the first rank; None if ``stop`` ended it before.
+        """Returns the result of the selected epoch, on the first rank; None if ``stop`` ended it before.
 
         Args:
             progress: see `Run.train_epoch`.
@@ -115,17 +115,17 @@ class Session:
         result = dict(self.selected)
         if self.task.settings.nmi:
             model = checkpoint.load(self._selected, self.ranks.device)["model"]
-            result.update(self.task.accuracy_of(model))
+            result.update(self.task.model_accuracy(model))
         result.pop("loss", None)
         if self.ranks.is_first:
             settings = self.task.settings
-            told = {"pretrained_weights": name_of_weights(settings), "select": settings.select, **result}
-            (self.folder / "result.json").write_text(json.dumps(told, indent=1) + "\n")
+            run_settings = {"pretrained_weights": weights_name(settings), "select": settings.select, **result}
+            (self.folder / "result.json").write_text(json.dumps(run_settings, indent=1) + "\n")
         return result
 
 
 def identity(task: PapersTask) -> dict[str, Any]:
-    """Everything that a resumed run must share with the interrupted one."""
+    """Returns everything that a resumed run must share with the interrupted one."""
     return {
         **settings_of(task.settings),
         "ranks": task.ranks.world_size,

@@ -135,36 +135,36 @@ class PapersTask(Task):
     def batches(self, epoch: int, first: int) -> Iterable[tuple[Tensor, Tensor]]:
         self.model.train()
         keys = [
-            [*self._keys_of(epoch, step), *self._keys_besides(epoch, step)]
+            [*self._batch_keys(epoch, step), *self._extra_keys(epoch, step)]
             for step in range(first, self.steps_in(epoch))
         ]
         return self._loader(keys)
 
-    def _keys_besides(self, epoch: int, step: int) -> list[Key]:
-        """This rank's images of the batches that a step stores besides its own (XBM, supplement §2)."""
+    def _extra_keys(self, epoch: int, step: int) -> list[Key]:
+        """Returns this rank's images of further batches that a step stores (XBM, supplement §2)."""
         settings, length = self.settings, self.length
         main_step = (epoch - length.warmup_epochs) * length.steps_per_epoch + step
         if not has_memory(settings) or main_step < settings.memory_warmup:
             return []
         # Those of epochs that the run does not get to.
         epochs = [epoch + number * length.epochs for number in range(1, settings.update_factor)]
-        return [key for other in epochs for key in self._keys_of(other, step)]
+        return [key for other in epochs for key in self._batch_keys(other, step)]
 
     def _samples(self, keys: Sequence[Key]) -> dict[str, Tensor]:
-        """Numbers of the images in the data set, if their rows are to be updated."""
+        """Returns the images' numbers as ``sample_ids``, if their rows are to be updated."""
         if self.settings.update == "queue" or not has_memory(self.settings):
             return {}
         return {"sample_ids": torch.tensor([key[-1] for key in keys], device=self.device)}
 
-    def _keys_of(self, epoch: int, step: int) -> list[Key]:
-        """This rank's images of a step."""
+    def _batch_keys(self, epoch: int, step: int) -> list[Key]:
+        """Returns this rank's images of a step."""
         rank, world_size = self.ranks.rank, self.ranks.world_size
         first = rank * (self.settings.batch_size // world_size)
         share = self._batches.epoch(epoch)[step].chunk(world_size)[rank].tolist()
         return [(epoch, step, first + place, position) for place, position in enumerate(share)]
 
-    def _seed_of(self, epoch: int, step: int) -> int:
-        """Of the generators from which a step draws on this rank, for dropout say."""
+    def _step_seed(self, epoch: int, step: int) -> int:
+        """Returns the seed of what a step draws on this rank, such as dropout."""
         return seed_for(self.settings.seed, "step", epoch, step, self.ranks.rank)
 
     def train_step(
@@ -175,7 +175,7 @@ class PapersTask(Task):
         optimizer = self._warmup_optimizer if alone else self._optimizer
         loss_fn = self._ranked_warmup_loss if alone else self._ranked_loss
         assert optimizer is not None, "there are new layers, or no epochs of them alone"
-        torch.manual_seed(self._seed_of(step.epoch, step.number))
+        torch.manual_seed(self._step_seed(step.epoch, step.number))
         rate = settings.warmup_learning_rate
         if not alone:
             main_step = step.total - self.length.warmup_epochs * self.steps_per_epoch
@@ -185,11 +185,11 @@ class PapersTask(Task):
             group["lr"] = rate
 
         images, labels = (tensor.to(ranks.device, non_blocking=True) for tensor in batch)
-        keys = self._keys_of(step.epoch, step.number)
-        own, besides = len(keys), self._keys_besides(step.epoch, step.number)
+        keys = self._batch_keys(step.epoch, step.number)
+        own, extra_keys = len(keys), self._extra_keys(step.epoch, step.number)
         for first in range(own, len(images), own):
             rows = slice(first, first + own)
-            self._store(images[rows], labels[rows], besides[first - own : first])
+            self._store(images[rows], labels[rows], extra_keys[first - own : first])
             diagnostics.forget_rows()
         images, labels = images[:own], labels[:own]
         for part in (self.model, loss_fn, self._beside):
@@ -246,14 +246,14 @@ class PapersTask(Task):
         self.ranks.share_buffers(self.model)
 
     def evaluate(self, logged: list[Row]) -> Evaluated:
-        """The mean of the loss since the last evaluation, and the accuracies."""
+        """Returns the mean of the loss since the last evaluation, and the accuracies."""
         accuracy, embeddings = self.evaluation(self.model)
         total, number = self._losses.tolist()
         self._losses.zero_()
         return Evaluated({"loss": total / number, **accuracy}, embeddings)
 
-    def accuracy_of(self, model_state: dict[str, Tensor]) -> Row:
-        """The accuracy of the model of another epoch, with NMI; on the first rank."""
+    def model_accuracy(self, model_state: dict[str, Tensor]) -> Row:
+        """Returns the accuracy of the model of another epoch, with NMI; on the first rank."""
         self.model.load_state_dict(model_state)
         return result_row(*self.evaluation(self.model, nmi=True))
 
@@ -273,14 +273,14 @@ class PapersTask(Task):
         return normalize(embeddings)
 
     def embed_steps(self, steps: list[int]) -> Tensor:
-        """Every rank embeds the share that it had then, all at once: batch normalization sees all of them."""
+        """Returns embeddings of all ranks, each of which embeds the share that it had then."""
         settings, ranks = self.settings, self.ranks
         places = [divmod(step, self.steps_per_epoch) for step in steps]
-        batches = load(self._items, [self._keys_of(*place) for place in places], settings.workers)
+        batches = load(self._items, [self._batch_keys(*place) for place in places], settings.workers)
         embeddings = []
         with torch.random.fork_rng([ranks.device] if ranks.device.type == "cuda" else []):
             for place, (images, _) in zip(places, batches, strict=True):
-                torch.manual_seed(self._seed_of(*place))
+                torch.manual_seed(self._step_seed(*place))
                 with ranks.autocast(settings.mixed_precision):
                     mine = embed_without_trace(self._in_parts, images.to(ranks.device))
                 embeddings.append(ranks.gather(mine))

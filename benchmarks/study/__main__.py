@@ -53,7 +53,7 @@ class Settings:
 
 
 def done(path: Path) -> set[Case]:
-    """The runs that are finished."""
+    """Returns the runs that are finished."""
     return {Case.of(row) for row in read_csv(path)}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import Literal
 
@@ -16,7 +16,7 @@ METHODS = (
 # What the thesis A Study of Cross Batch Memory proposes (§6.1).
 WITH_PROXIES = "+proxies"  # a classification loss beside that of the memory
 PROPOSED = (
-    *("clusters", "spherical", "recency"),
+    "recency",
     *(method + WITH_PROXIES for method in ("xbn", "no-xbm", "per-class")),
 )
 PROPOSED_SIZES = SIZES[1:]
@@ -133,16 +133,9 @@ class Case:
 
     @classmethod
     def of(cls, row: Mapping[str, str]) -> Case:
-        """The run that a row of a CSV file belongs to."""
-        return cls(
-            row["method"],
-            int(row["refresh_every"]),
-            int(row["batch_size"]),
-            float(row["memory_ratio"]),
-            row["norm"],
-            row["regime"],
-            int(row["seed"]),
-        )
+        """Returns the run that a row of a CSV file belongs to."""
+        kinds = {"str": str, "int": int, "float": float}
+        return cls(**{field.name: kinds[str(field.type)](row[field.name]) for field in fields(cls)})
 
     @property
     def name(self) -> str:
@@ -179,12 +172,12 @@ class Case:
         return self.batch_size, self.memory_ratio, self.norm, self.regime
 
     def warm_start(self) -> Case:
-        """The run without a memory that this one starts from; the same for many."""
+        """Returns the run without a memory that this one starts from; the same for many."""
         return replace(self, method="no-xbm", refresh_every=0, memory_ratio=0.0)
 
 
 def cases() -> Iterator[Case]:
-    """All runs, a seed after the other, so that an unfinished study has whole comparisons."""
+    """Yields all runs, a seed after the other, so that an unfinished study has whole comparisons."""
     for seed in SEEDS:
         for (batch_size, ratio), norm in product(SIZES, ("batch", "group")):
             for method in METHODS if norm == "batch" else WITH_GROUP_NORM:
@@ -209,23 +202,23 @@ def cases() -> Iterator[Case]:
     for seeds in (EMOJI_SEEDS, MORE_EMOJI_SEEDS):
         for ratios in ((0.0, 0.5), (0.1, 1.0)):
             for seed in seeds:
-                yield from _of_budget(EMOJI, seed, ratios, EMOJI_METHODS)
+                yield from _budget_cases(EMOJI, seed, ratios, EMOJI_METHODS)
     for budget, batch_size, seed in product(PRETRAINED, (16, 64), EMOJI_SEEDS):
         yield Case("no-xbm", 0, batch_size, 0.0, "batch", str(budget), seed)
         for method in PRETRAINED_METHODS:
             yield Case(method, 0, batch_size, 0.5, "batch", str(budget), seed)
     yield from _budget_curve("emoji", EMOJI_SEEDS, (60, *OTHER_EPOCHS))
     for seed in EMOJI_SEEDS:
-        yield from _of_budget(replace(EMOJI, side=64), seed, (0.0, 0.5), EMOJI_METHODS)
+        yield from _budget_cases(replace(EMOJI, side=64), seed, (0.0, 0.5), EMOJI_METHODS)
     yield from _budget_curve("glyphs", EMOJI_SEEDS, (60, 120, 240))
     for seed, ratio, method in product(EMOJI_SEEDS, (0.5, 1.0), CORRECTED):
         yield Case(method, 0, 64, ratio, "batch", str(EMOJI), seed)
 
 
-def _of_budget(
+def _budget_cases(
     budget: Budget, seed: int, ratios: tuple[float, ...], methods: tuple[str, ...]
 ) -> Iterator[Case]:
-    """A seed of the methods with memories of these sizes; 0 for none, at batch 64 and 512."""
+    """Yields a seed of the methods with memories of these sizes; 0 for none, at batch 64 and 512."""
     for ratio in ratios:
         if ratio:
             for method in methods:
@@ -241,6 +234,6 @@ def _budget_curve(
     """Memories of 50 % and none with every number of epochs; batch 512 at three learning rates."""
     for epochs, seed in product(all_epochs, seeds):
         if (data, epochs) != (EMOJI.data, EMOJI.epochs):
-            yield from _of_budget(Budget(data, epochs), seed, (0.0, 0.5), BUDGET_METHODS)
+            yield from _budget_cases(Budget(data, epochs), seed, (0.0, 0.5), BUDGET_METHODS)
         for rate in OTHER_RATES:
             yield Case("no-xbm", 0, 512, 0.0, "batch", str(Budget(data, epochs, rate=rate)), seed)

@@ -37,9 +37,10 @@ class Study:
         self.planned = list(cases())
 
     def methods(self, setting: Setting) -> list[str]:
-        """Names of the methods measured in a setting, in the order of the plan."""
+        """Returns the methods measured in a setting, in the order of the plan, then those no longer in it."""
         found = {case.name for case in self.runs if _belongs(case, setting)}
-        return [name for name in dict.fromkeys(case.name for case in self.planned) if name in found]
+        names = dict.fromkeys([*(case.name for case in self.planned), *sorted(found)])
+        return [name for name in names if name in found]
 
     def settings(self, regime: str) -> list[Setting]:
         """Settings of a regime in which there is something to compare with, in the order of the plan."""
@@ -47,7 +48,7 @@ class Study:
         return [setting for setting in planned if len(self.methods(setting)) > 1]
 
     def values(self, name: str, setting: Setting, figure: str = "recall_at_1") -> dict[int, float]:
-        """The figure of every seed that has it."""
+        """Returns the figure of every seed that has it."""
         return {
             case.seed: float(row[figure])
             for case, row in self.runs.items()
@@ -57,7 +58,7 @@ class Study:
     def differences(
         self, setting: Setting, baseline: str, figure: str = "recall_at_1"
     ) -> dict[str, Difference]:
-        """Of every method to a baseline, paired by seed.
+        """Returns the differences of every method to a baseline, paired by seed.
 
         The standard deviation is pooled over the methods of the setting, but for those of `UNSTABLE`.
         """
@@ -73,7 +74,7 @@ class Study:
         return found | dict(zip(stable, pool(found[name] for name in stable), strict=True))
 
     def last_tenth(self, name: str, setting: Setting) -> list[float]:
-        """What the last tenth of the epochs added to Recall@1, in every run that has its epochs noted."""
+        """Returns what the last tenth of the epochs added to Recall@1, in every run with noted epochs."""
         gains = []
         for case, rows in self.epochs.items():
             if case.name == name and _belongs(case, setting):
@@ -83,7 +84,7 @@ class Study:
         return gains
 
     def reaches(self, name: str, setting: Setting, seed: int, accuracy: float) -> tuple[int, float] | None:
-        """The first epoch after which Recall@1 is as high, and minutes of the processor; None for never.
+        """Returns the first epoch with as high a Recall@1, and minutes of the processor; None for never.
 
         NaN for minutes that were not noted.
         """

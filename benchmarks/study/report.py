@@ -63,7 +63,7 @@ def write_report(folder: Path) -> None:
 
 
 def _across(study: Study, folder: Path) -> str:
-    """One line per domain and setting: what the plain choices gain there."""
+    """Returns one line per domain and setting: what the plain choices gain there."""
     lines = []
     for regime in REGIMES:
         for setting in study.settings(regime):
@@ -83,14 +83,14 @@ def _across(study: Study, folder: Path) -> str:
             for row in rows
             if row["method"] == BASELINE
         ]
-        of_both = to_none.get("adapted-star")
+        both = to_none.get("adapted-star")
         lines.append(
             [
                 f"two towers: {settings['data']}, batch {settings['batch_size']}, "
                 f"memory {100 * float(settings['memory_ratio']):g} %",
                 spread(none),
                 *(_text(to_none.get(name)) for name in ("stale", "", "stale-star", "adapted")),
-                f"with the batch's loss {_text(of_both)}, to XBM* {_text(to_stale.get('adapted-star'))}",
+                f"with the batch's loss {_text(both)}, to XBM* {_text(to_stale.get('adapted-star'))}",
             ]
         )
     return "\n\n".join(
@@ -108,7 +108,7 @@ def _across(study: Study, folder: Path) -> str:
 
 
 def _budget_curve(study: Study) -> str:
-    """After how many epochs, and in how many minutes, a method has what no memory ends at."""
+    """Returns after how many epochs, and in how many minutes, a method has what no memory ends at."""
     methods = {_NONE: 64, PUBLISHED[0]: 64, _STAR: 64, _XBN: 64, f"{_NONE}, batch 512": 512}
     lines = []
     for name, budget in {"converged": Budget("glyphs", 30), **BUDGETS}.items():

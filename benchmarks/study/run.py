@@ -37,7 +37,7 @@ def warm_start_path(case: Case, folder: Path) -> Path:
 
 
 def checkpoint_path(case: Case, folder: Path) -> Path:
-    """Where a run that is under way is saved."""
+    """Returns where a run that is under way is saved."""
     return folder / f"{'-'.join(map(str, astuple(case)))}.pt"
 
 
@@ -51,7 +51,7 @@ def train_warm_start(case: Case, folder: Path, classes: int | None) -> None:
 
 
 def train(case: Case, folder: Path, classes: int | None, emoji: Path = EMOJI_ROOT) -> dict[str, Any]:
-    """One run: ``result`` is a row of its figures, ``epochs`` are rows of accuracy along the way.
+    """Returns one run: ``result`` is a row of its figures, ``epochs`` are rows of accuracy along the way.
 
     Args:
         case: the run.
@@ -95,7 +95,7 @@ def train(case: Case, folder: Path, classes: int | None, emoji: Path = EMOJI_ROO
 
 
 def _begun(case: Case, folder: Path, classes: int | None, emoji: Path) -> Run:
-    """The run before its first step."""
+    """Returns the run before its first step."""
     data = _data(case, classes, emoji)
     every = EVALUATE_EVERY.get((case.regime, case.batch_size), 1)
     if case.regime in BUDGETS:
@@ -150,7 +150,7 @@ class PretrainedData(EmojiData):
         return train, test._replace(images=test.images[:, 0])
 
     def distorted(self, places: Tensor, generator: torch.Generator) -> Tensor:
-        """One of the copies of each image."""
+        """Returns one of the copies of each image."""
         copies = torch.randint(COPIES, (len(places),), generator=generator)
         return self.train.images[places, copies]
 
@@ -185,7 +185,7 @@ def _data(
 
 
 def _milestones(case: Case) -> list[int] | None:
-    """Of the regimes from random weights."""
+    """Returns the epochs after which the learning rate falls, of runs from random weights."""
     if not case.is_from_random_weights:
         return None
     return [round(share * case.epochs[1]) for share in MILESTONES]

@@ -71,7 +71,7 @@ class StudyTask(GlyphsTask):
         return epochs % self.evaluate_every == 0
 
     def stale(self, stored: list[StoredBatch], now: int) -> list[StoredBatch]:
-        """Those that are to be embedded again before the step with the number ``now``."""
+        """Returns the batches that are to be embedded again before the step with the number ``now``."""
         return stored
 
     def _refresh(self, batches: list[StoredBatch]) -> None:
@@ -79,7 +79,7 @@ class StudyTask(GlyphsTask):
         memory = self.loss_fn
         assert isinstance(memory, CrossBatchMemory)
         rows = memory.embedding_memory
-        for step, places, of_batch in batches:
-            images = self.data.images(*divmod(step, self.steps_per_epoch))[of_batch]
+        for step, places, batch_places in batches:
+            images = self.data.images(*divmod(step, self.steps_per_epoch))[batch_places]
             rows[places] = embed_without_trace(self.model, images)
         memory.embedding_memory = rows

@@ -78,7 +78,7 @@ def search(settings: Settings, run: Runs) -> None:
 
 
 def planned(stage: str, settings: Settings, tuning: Tuning) -> list[Trial]:
-    """A draw or a seed after the other, so that what is unfinished is as far for every method."""
+    """Returns a draw or a seed after the other, so that what is unfinished is as far for every method."""
     if stage == SEARCH:
         return [Trial(stage, m, n, 0) for n in range(settings.draws) for m in METHODS]
     if stage == AGAIN:

@@ -12,7 +12,7 @@ from benchmarks.tuning.space import CHOICES, DEFAULTS, LOGARITHMIC, RANGES, draw
 
 
 def tuned(tuning: Tuning) -> str:
-    """The section; empty before the first run."""
+    """Returns the section; empty before the first run."""
     found = {method: rows for method in METHODS if (rows := tuning.searched(method))}
     if not found:
         return ""
@@ -66,11 +66,13 @@ def _searched(tuning: Tuning, method: str) -> list[str]:
     again = list(tuning.seeds(AGAIN, method, tuning.best(method)).values())
     cells = [method, defaults, f"{median(values.values()):.1f}", f"{max(values.values()):.1f}", spread(again)]
     parts = [lambda row: True, *SUBGROUPS.values()]
-    return cells + ["" if method == "xbn" else str(tuning.of_draws("xbn", method, p) or "–") for p in parts]
+    return cells + [
+        "" if method == "xbn" else str(tuning.draw_difference("xbn", method, p) or "–") for p in parts
+    ]
 
 
 def _best(tuning: Tuning, method: str) -> list[str]:
-    """Its values, but for those that its method or loss does not have."""
+    """Returns its values, but for those that its method or loss does not have."""
     best = draw(tuning.best(method) or 0)
     unused = {"memory_share", "warmup"} if method == "no-xbm" else set()
     unused |= {"temperature"} if best.loss == "contrastive" else {"positive_margin", "negative_margin"}

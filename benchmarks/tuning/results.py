@@ -48,22 +48,22 @@ class Tuning:
         }
 
     def searched(self, method: str) -> dict[int, Row]:
-        """Its draws by number."""
+        """Returns its draws by number."""
         return {t.number: row for t, row in self.runs.items() if (t.stage, t.method) == (SEARCH, method)}
 
     def finalists(self, method: str) -> list[int]:
-        """The best of the search, best first."""
+        """Returns the best of the search, best first."""
         found = self.searched(method)
         return sorted(found, key=lambda number: -float(found[number][FIGURE]))[:FINALISTS]
 
     def best(self, method: str) -> int | None:
-        """The best of those that were trained again, by their mean; None where none was."""
+        """Returns the best of those that were trained again, by their mean; None where none was."""
         means = {number: self.seeds(AGAIN, method, number) for number in self.finalists(method)}
         trained = {number: fmean(of.values()) for number, of in means.items() if of}
         return max(trained, key=lambda number: trained[number]) if trained else None
 
     def seeds(self, stage: str, method: str, number: int | None, figure: str = FIGURE) -> dict[int, float]:
-        """The figure of every seed."""
+        """Returns the figure of every seed."""
         return {
             t.seed: float(row[figure])
             for t, row in self.runs.items()
@@ -71,11 +71,11 @@ class Tuning:
         }
 
     def tested(self, method: str, figure: str) -> dict[int, float]:
-        """Of the best, on the classes that were kept back, by seed."""
+        """Returns the figures of the best on the classes that were kept back, by seed."""
         return self.seeds(FINAL, method, self.best(method), figure)
 
-    def of_draws(self, method: str, other: str, part: Part = lambda row: True) -> Difference | None:
-        """Of two methods in the search, paired by draw; of a part of the space, or of all."""
+    def draw_difference(self, method: str, other: str, part: Part = lambda row: True) -> Difference | None:
+        """Returns the difference of two methods, paired by draw, in a part of the space or in all."""
         ours, theirs = (
             {n: float(row[FIGURE]) for n, row in self.searched(name).items() if part(row)}
             for name in (method, other)

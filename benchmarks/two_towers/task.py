@@ -28,7 +28,7 @@ _NEVER = 2**31  # ends a warm-up
 
 
 def build_loss(method: str, settings: Settings, memory_size: int, steps_per_epoch: int) -> TwoTowerMemory:
-    """The loss of a method.
+    """Returns the loss of a method.
 
     Without memory it is that of a warm-up which has no end: InfoNCE within the batch, in both directions. One
     with a star has this besides.
@@ -119,7 +119,7 @@ class TwoTowersTask(Task):
         return epochs % self.evaluate_every == 0
 
     def evaluate(self, logged: list[Row]) -> Evaluated:
-        """Recall@1 of the documents that a query finds, and of the queries that a document finds."""
+        """Returns Recall@1 of the documents that a query finds, and of the queries that a document finds."""
         test = self.test
         queries, documents = (embed(self.model[s], getattr(test, s)) for s in ("queries", "documents"))
         sides = (queries, test.query_labels), (documents, test.document_labels)
@@ -131,7 +131,7 @@ class TwoTowersTask(Task):
         return embed(self.model["documents"], self.train.documents[:_PROBE_SIZE])
 
     def embed_steps(self, steps: list[int]) -> Tensor:
-        """The documents that earlier steps stored."""
+        """Returns the documents that earlier steps stored."""
         places = [self._places(*divmod(step, self.steps_per_epoch))[1] for step in steps]
-        inputs = [self.train.documents[of_step] for of_step in places]
+        inputs = [self.train.documents[rows] for rows in places]
         return torch.cat([embed_without_trace(self.model["documents"], batch) for batch in inputs])

@@ -22,7 +22,7 @@ _LSA_SIZE = 256
 
 
 def encode(names: Sequence[str]) -> Tensor:
-    """Numbers of their characters, ``(n, LENGTH)`` int64, with 0 behind the last."""
+    """Returns numbers of their characters, ``(n, LENGTH)`` int64, with 0 behind the last."""
     codes = torch.zeros(len(names), LENGTH, dtype=torch.int64)
     for row, name in zip(codes, names, strict=True):
         numbers = [_ALPHABET.index(character) + 1 for character in name[:LENGTH]]
@@ -31,7 +31,7 @@ def encode(names: Sequence[str]) -> Tensor:
 
 
 def hashed(texts: Sequence[str]) -> Tensor:
-    """Numbers of their words and of the words' parts of three letters, ``(n, 96)`` int64, 0 behind the last.
+    """Returns numbers of words and of their parts of three letters, ``(n, 96)`` int64, 0 behind the last.
 
     Case and accents do not count. A number is a hash below 2^14.
     """

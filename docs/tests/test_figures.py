@@ -7,7 +7,10 @@ from statistics import fmean
 
 import pytest
 
+from benchmarks.engine.intervals import Difference
 from benchmarks.study.data import Setting, Study
+from benchmarks.study.report import PUBLISHED
+from benchmarks.two_towers.report import experiments, gains
 
 DOCS = Path(__file__).parents[1]
 RESULTS = DOCS.parent / "benchmarks" / "results"
@@ -48,3 +51,41 @@ def test_what_xbn_gains_in_long_runs(study: Study) -> None:
     glyphs, emoji = (figure(study, setting, "no-xbm") for setting in (LONG, EMOJI))
     words = words_of(DOCS / "which_variant.md")
     assert f"Glyphs +{glyphs}, Emoji +{emoji} points of Recall@1" in words
+
+
+PRETRAINED = (64, 0.5, "batch", "pretrained, 16 epochs, rate x 0.3")
+ROWS = {
+    "batch 64, memory 50 %, 30 epochs": LONG,
+    "batch 16, memory 10 %, 12 epochs": (16, 0.1, "batch", "converged"),
+    "trained network, a tenth of the rate": (64, 0.5, "batch", "slow"),
+    "batch 64, memory 50 %, 60 epochs": EMOJI,
+    "30 epochs": (64, 0.5, "batch", "emoji, 30 epochs"),
+    "ImageNet weights, batch 64, 16 epochs": PRETRAINED,
+}
+TOWERS = {
+    "Glyphs and names": "glyphs",
+    "frozen definitions, queue of 1,024": "frozen-definitions",
+    "frozen Emoji and names": "frozen-names",
+}
+
+
+def cell(difference: Difference | None) -> str:
+    if difference is None:
+        return "–"
+    half_width = "one seed" if difference.half_width is None else f"± {difference.half_width:.1f}"
+    sign = "−" if difference.mean < 0 else "+"
+    return f"{sign}{abs(difference.mean):.1f} {half_width}"
+
+
+@pytest.mark.parametrize("row", [*ROWS, *TOWERS])
+def test_the_table_across_domains(study: Study, row: str) -> None:
+    lines = (DOCS / "which_variant.md").read_text(encoding="utf-8").splitlines()
+    (line,) = (line for line in lines if f"| {row} |" in line)
+    if row in ROWS:
+        found = study.differences(ROWS[row], "no-xbm")
+        published = next((found[name] for name in PUBLISHED if name in found), None)
+        expected = [found.get("xbm"), published, found.get("xbm-star"), found.get("xbn")]
+    else:
+        rows = next(rows for key, rows in experiments(RESULTS).items() if dict(key)["data"] == TOWERS[row])
+        expected = [gains(rows).get(name) for name in ("stale", "", "stale-star", "adapted")]
+    assert [words.strip(" *") for words in line.split("|")[3:-1]] == [cell(one) for one in expected]

@@ -57,7 +57,7 @@ def read_rows(
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 text file, without empty ones at its end.
+    """Returns the lines of a UTF-8 text file, without empty ones at its end.
 
     Raises:
         ValueError: the file is no text.
@@ -69,7 +69,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def one_of(*choices: str) -> Callable[[str], str]:
-    """A column that holds one of a few words.
+    """Returns a column that holds one of a few words.
 
     Example:
         >>> one_of("query", "gallery")("query")
@@ -85,7 +85,7 @@ def one_of(*choices: str) -> Callable[[str], str]:
 
 
 def number_up_to(last: int) -> Callable[[str], int]:
-    """A column that counts from 1.
+    """Returns a column that counts from 1.
 
     Example:
         >>> number_up_to(12)("12")

@@ -66,7 +66,7 @@ class Cars196(ImageDataset):
         )
 
     def _check_files(self) -> list[str]:
-        """The names of all models; PML would take a class of 0 for the last of them."""
+        """Returns the names of all models; PML would take a class of 0 for the last of them."""
         names = read_lines(self._existing(self.root / "names.csv"))
         box = dict.fromkeys(("x1", "y1", "x2", "y2"), int)
         columns: Columns = {"image": str, **box, "class": number_up_to(len(names))}

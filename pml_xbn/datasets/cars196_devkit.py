@@ -10,7 +10,7 @@ _PARTS = {"cars_train": "cars_train_annos.mat", "cars_test": "cars_test_annos_wi
 
 
 def devkit_files(root: Path) -> list[Path]:
-    """The files of annotations, names of the models first, where they are or should be."""
+    """Returns the files of annotations, names of the models first, where they are or should be."""
     return [_place(root, name) for name in ("cars_meta.mat", *_PARTS.values())]
 
 
@@ -19,7 +19,7 @@ def _place(root: Path, name: str) -> Path:
 
 
 def read_devkit(root: Path) -> tuple[list[str], list[tuple[Path, int]]]:
-    """The names of all models, and every image with the number of its model, which counts from 1.
+    """Returns the names of all models, and every image with the number of its model, which counts from 1.
 
     Both parts of the authors' own split are read, training first: they share all models.
 
@@ -51,7 +51,7 @@ def read_devkit(root: Path) -> tuple[list[str], list[tuple[Path, int]]]:
 
 
 def _load(path: Path, key: str) -> Any:
-    """A variable in a file, as a one-dimensional array."""
+    """Returns a variable in a file, as a one-dimensional array."""
     try:
         scipy_io = import_module("scipy.io")
     except ImportError as error:

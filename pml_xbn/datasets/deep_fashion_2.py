@@ -136,7 +136,7 @@ class DeepFashion2(ImageDataset):
         )
 
     def _identity(self, item: Item) -> tuple[int, ...]:
-        """What makes two items the same piece of clothing."""
+        """Returns what makes two items the same piece of clothing."""
         if self.protocol == "xbm":
             return item.pair, item.style
         return item.pair, item.category, item.style

@@ -53,7 +53,7 @@ class Item(NamedTuple):
 
 
 def read_items(files: Sequence[Path], title: str) -> list[Item]:
-    """All items of all files, in the order of the files, under a progress bar where tqdm is installed.
+    """Returns all items of all files in their order, under a progress bar where tqdm is installed.
 
     Raises:
         ValueError: a file is no JSON, or a key is missing or has a value that it cannot have.
@@ -62,7 +62,7 @@ def read_items(files: Sequence[Path], title: str) -> list[Item]:
 
 
 def read_items_once(files: Sequence[Path], title: str) -> list[Item]:
-    """The same of files that splits share: the items of the last call, unless a file has changed."""
+    """Returns the items of the last call, unless a file has changed: splits share files."""
     stats = [file.stat() for file in files]
     return _read_and_keep(tuple(files), title, tuple((stat.st_size, stat.st_mtime_ns) for stat in stats))
 

@@ -85,7 +85,7 @@ def _text_fonts(folder: str) -> list[FT2Font]:
 
 
 def _draw_characters(fonts: list[FT2Font], flags: LoadFlags) -> dict[int, list[bytes]]:
-    """Code point -> one 32x32 image per font that has the character, blank ones left out."""
+    """Returns by code point one 32x32 image per font that has the character, blank ones left out."""
     fonts_of: dict[int, list[FT2Font]] = {}
     for font in fonts:
         for code_point in font.get_charmap():
@@ -102,7 +102,7 @@ def _is_drawable(character: str) -> bool:
 
 
 def _draw(font: FT2Font, code_point: int, flags: LoadFlags) -> bytes | None:
-    """The centred glyph, at the font's natural size where that fits; None for a blank one."""
+    """Returns the centred glyph, at the font's natural size where that fits; None for a blank one."""
     font.set_size(_EM_PIXELS, 72)
     glyph = font.load_char(code_point, flags)
     side = max(glyph.width, glyph.height) / 64  # FreeType counts in 64ths of a pixel
@@ -113,7 +113,7 @@ def _draw(font: FT2Font, code_point: int, flags: LoadFlags) -> bytes | None:
 
 
 def _bitmap(font: FT2Font, glyph: Any) -> Any:
-    """The glyph somewhere upon a canvas with room for bearings left and right of the origin."""
+    """Draws the glyph on a canvas with room for bearings left and right of the origin."""
     import matplotlib
     import numpy as np
 

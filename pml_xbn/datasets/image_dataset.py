@@ -113,7 +113,7 @@ class ImageDataset(Dataset[tuple[Any, Any]], ABC):
 
     @classmethod
     def get_available_splits(cls) -> list[str]:
-        """The values that ``split`` can have."""
+        """Returns the values that ``split`` can have."""
         return list(cls.splits)
 
     def __len__(self) -> int:
@@ -146,7 +146,7 @@ class ImageDataset(Dataset[tuple[Any, Any]], ABC):
         )
 
     def _image(self, index: int) -> Image:
-        """One image in RGB.
+        """Returns one image in RGB.
 
         Raises:
             FileNotFoundError: its file is missing.
@@ -167,7 +167,7 @@ class ImageDataset(Dataset[tuple[Any, Any]], ABC):
             ) from error
 
     def _existing(self, *candidates: Path) -> Path:
-        """The first of the paths that exists.
+        """Returns the first of the paths that exists.
 
         Raises:
             FileNotFoundError: none does.
@@ -185,7 +185,7 @@ class ImageDataset(Dataset[tuple[Any, Any]], ABC):
 
 
 def import_pillow() -> Any:
-    """The module `PIL.Image`.
+    """Returns the module `PIL.Image`.
 
     Raises:
         ImportError: Pillow is not installed; the message names the extra.

@@ -11,7 +11,7 @@ from .image_dataset import import_pillow
 
 
 def import_pml_datasets(title: str) -> Any:
-    """The module `pytorch_metric_learning.datasets`.
+    """Returns the module `pytorch_metric_learning.datasets`.
 
     Args:
         title: what it is needed for.

@@ -122,7 +122,7 @@ class VehicleID(ImageDataset):
 
 
 def _draw(vehicles: list[int], seed: int) -> set[int]:
-    """One position in the list for every vehicle."""
+    """Returns one position in the list for every vehicle."""
     positions = defaultdict(list)
     for position, vehicle in enumerate(vehicles):
         positions[vehicle].append(position)

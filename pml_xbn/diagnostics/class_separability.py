@@ -21,7 +21,7 @@ class ClassSeparability(NamedTuple):
 
 
 def class_separability(embeddings: Tensor, labels: Tensor) -> ClassSeparability:
-    r"""The class separability criterion.
+    r"""Returns the class separability criterion.
 
     .. math::
         S_b &= \sum_i P_i (\mu_i - \mu_0)(\mu_i - \mu_0)^T \\

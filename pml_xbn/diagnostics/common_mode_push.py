@@ -30,7 +30,7 @@ class CommonModePush(NamedTuple):
 
 
 def common_mode_push(gradient: Tensor, anchors: Tensor, memory: Tensor) -> CommonModePush:
-    r"""The part of the loss's gradient that moves all anchors alike, along the memory's displacement.
+    r"""Returns the part of the loss's gradient that moves all anchors alike, along the memory's displacement.
 
     With the gradient :math:`g_i = \partial L / \partial z_i` of the loss on every anchor,
 
@@ -90,7 +90,7 @@ def common_mode_push(gradient: Tensor, anchors: Tensor, memory: Tensor) -> Commo
 
 
 def _displacement(anchors: Tensor, memory: Tensor) -> Tensor:
-    """From the anchors' mean to the memory's, and 0 where all that differs is rounding."""
+    """Returns the way from the anchors' mean to the memory's, and 0 where all that differs is rounding."""
     rows = widest(anchors)
     if len(memory) == 0:
         return torch.zeros_like(rows[0])
@@ -101,5 +101,5 @@ def _displacement(anchors: Tensor, memory: Tensor) -> Tensor:
 
 
 def _over(value: Tensor, size: Tensor) -> Tensor:
-    """``value / size``, and 0 where the size is."""
+    """Returns ``value / size``, and 0 where the size is."""
     return torch.where(size > 0, value / size, 0.0)

@@ -9,20 +9,20 @@ from .._dtypes import at_least_float32
 
 
 def distance_per_row(rows: Tensor, others: Tensor) -> Tensor:
-    """Euclidean distance from every row ``(n, d)`` to the same row of the others, ``(n,)``."""
+    """Returns the Euclidean distance from every row ``(n, d)`` to the same row of the others, ``(n,)``."""
     distances: Tensor = (at_least_float32(rows) - at_least_float32(others)).norm(dim=1)
     return distances
 
 
 def mean_and_maximum(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Of values ``(n,)``; both are 0 where there are none."""
+    """Returns mean and maximum of values ``(n,)``; both are 0 where there are none."""
     if len(values) == 0:
         return values.new_zeros(()), values.new_zeros(())
     return values.mean(), values.max()
 
 
 def group_means(rows: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean row of every group.
+    """Returns the mean row of every group.
 
     Args:
         rows: ``(n, d)``, of at least float32.

@@ -22,7 +22,7 @@ class EmbeddingDistances(NamedTuple):
 
 
 def embedding_distances(embeddings: Tensor, labels: Tensor) -> EmbeddingDistances:
-    """Mean Euclidean distance between embeddings, and from an embedding to the mean of its class.
+    """Returns the mean Euclidean distance between embeddings, and from an embedding to the mean of its class.
 
     The first grows as the embeddings separate, the second falls as their classes become compact (thesis
     A Study of Cross Batch Memory, §5.4). The first is over all pairs of different rows, of whatever class;
@@ -58,7 +58,7 @@ def embedding_distances(embeddings: Tensor, labels: Tensor) -> EmbeddingDistance
 
 
 def _off_diagonal(rows: Tensor, start: int) -> Tensor:
-    """Sum of the distances from a chunk of rows to all others."""
+    """Returns the sum of the distances from a chunk of rows to all others."""
     mat = torch.cdist(rows[start : start + _CHUNK], rows)
     mat.diagonal(offset=start).zero_()  # what rounding leaves of a row's distance to itself
     return mat.sum()

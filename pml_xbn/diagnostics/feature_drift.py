@@ -21,7 +21,7 @@ class Drift(NamedTuple):
 
 
 def feature_drift(now: Tensor, before: Tensor, *, squared: bool = False) -> Drift:
-    r"""Feature drift of the same images between two states of the model.
+    r"""Returns the feature drift of the same images between two states of the model.
 
     .. math:: D(x, k, \Delta k) = \| z^k - z^{k - \Delta k} \|_2
 
@@ -121,11 +121,11 @@ class FeatureDrift:
         return drifts
 
     def _is_wanted(self, past: int, after: int) -> bool:
-        """Whether a measurement after that step compares with the embeddings of the step ``past``."""
+        """Returns whether a measurement after that step compares with the embeddings of the step ``past``."""
         return any(past + delta > after and (past + delta) % self.every == 0 for delta in self.deltas)
 
     def state_dict(self) -> dict[str, Any]:
-        """The embeddings that later measurements compare with."""
+        """Returns the embeddings that later measurements compare with."""
         return {"past": dict(self._past)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ class MemoryRows(NamedTuple):
 
 
 def memory_rows(memory: CrossBatchMemory) -> MemoryRows:
-    """A copy of the occupied rows of PML's ``CrossBatchMemory`` or one of its subclasses.
+    """Returns a copy of the occupied rows of PML's ``CrossBatchMemory`` or one of its subclasses.
 
     Example:
         >>> import torch
@@ -31,7 +31,7 @@ def memory_rows(memory: CrossBatchMemory) -> MemoryRows:
 
 
 def num_occupied(memory: CrossBatchMemory) -> int:
-    """Number of occupied rows."""
+    """Returns the number of occupied rows."""
     return int(memory.memory_size if memory.has_been_filled else memory.queue_idx)
 
 
@@ -47,6 +47,6 @@ class StoredSince:
         self._last = getattr(memory, "curr_batch_idx", None)
 
     def places(self) -> Tensor | None:
-        """Positions of the rows stored last, ``(b,)``, or None where none have been."""
+        """Returns positions of the rows stored last, ``(b,)``, or None where none have been."""
         places: Tensor | None = getattr(self._memory, "curr_batch_idx", None)
         return None if places is self._last else places

@@ -112,7 +112,7 @@ class RowTracker:
         self._look()
 
     def _has_stored_samples(self, places: Tensor | None) -> bool:
-        """Whether the queue stands where it does since samples were stored already, and kept their places."""
+        """Returns whether the queue has not moved since samples were stored in their places."""
         ids = getattr(self.memory, "id_memory", None)
         if places is None or ids is None or (ids[places] < 0).all():
             return False
@@ -181,7 +181,7 @@ class RowTracker:
         return fresh.to(like.device)[position]
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is needed to go on from here, along with the memory's own state."""
+        """Returns all that is needed to go on from here, along with the memory's own state."""
         return {"images": self.images.clone(), "stored_at": self.stored_at.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -202,6 +202,6 @@ class RowTracker:
 
 
 def _evenly_spaced(values: Tensor, at_most: int) -> Tensor:
-    """So many of the values, with the first and the last."""
+    """Returns so many of the values, evenly spread, with the first and the last."""
     chosen = torch.linspace(0, max(len(values) - 1, 0), min(at_most, len(values)), dtype=torch.float64)
     return values[chosen.long().to(values.device)]

@@ -12,7 +12,7 @@ from .distances import group_means
 
 
 def superclass_neighbours(embeddings: Tensor, superclasses: Tensor, max_k: int = 5) -> Tensor:
-    """Share of the embeddings whose superclass is among those of the k nearest superclass means.
+    """Returns the share of embeddings whose superclass is among those of the k nearest superclass means.
 
     Normalising to the moments of a superclass supposes that its embeddings lie together (thesis A Study
     of Cross Batch Memory, Table 5.16, which lists the shares for k = 1 to 5).

@@ -74,7 +74,7 @@ class WatchedLoss:
     def __enter__(self) -> WatchedLoss:
         self._arguments: tuple[Any, ...] | None = None
         self._distances: Tensor | None = None
-        self._loss_of_memory: Tensor | None = None
+        self._memory_loss: Tensor | None = None
         self._is_in_loss = False
         memory = self._memory
         self._handles = [
@@ -117,11 +117,11 @@ class WatchedLoss:
     @only_looks
     def _after_loss(self, _: Any, __: Any, loss: Tensor) -> None:
         if self._is_in_loss:
-            self._loss_of_memory, self._is_in_loss = loss, False
+            self._memory_loss, self._is_in_loss = loss, False
 
     def _after_call(self, memory: CrossBatchMemory, _: Any, loss: Tensor) -> None:
-        arguments, distances, of_memory = self._arguments, self._distances, self._loss_of_memory
-        self._arguments = self._distances = self._loss_of_memory = None  # lets go of the graph
+        arguments, distances, memory_loss = self._arguments, self._distances, self._memory_loss
+        self._arguments = self._distances = self._memory_loss = None  # lets go of the graph
         if arguments is None:
             # Without anchors or rows no loss is computed.
             empty = memory.label_memory[:0]
@@ -131,7 +131,7 @@ class WatchedLoss:
         self.is_from_batch = self._from_batch(memory, anchors if rows is None else rows, rows is None)
         self.rows = (anchors if rows is None else rows).detach().clone()
         self.row_labels = (labels if row_labels is None else row_labels).clone()
-        self._take_gradients(loss, anchors, of_memory, distances)
+        self._take_gradients(loss, anchors, memory_loss, distances)
 
     def _from_batch(self, memory: CrossBatchMemory, rows: Tensor, is_batch_alone: bool) -> Tensor:
         is_from_batch = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
@@ -149,18 +149,18 @@ class WatchedLoss:
     # -- gradients ------------------------------------------------------------------------------------------
 
     def _take_gradients(
-        self, loss: Tensor, anchors: Tensor, of_memory: Tensor | None, distances: Tensor | None
+        self, loss: Tensor, anchors: Tensor, memory_loss: Tensor | None, distances: Tensor | None
     ) -> None:
         """From the memory's loss, the part of it that was computed against the memory, and the distances."""
         self.gradient = _gradient(loss, anchors)
         self.pair_gradient = self.memory_gradient = None
         if distances is not None and distances.shape == (len(self.anchors), len(self.rows)):
-            assert of_memory is not None
-            pair_gradient = _gradient(of_memory, distances)
+            assert memory_loss is not None
+            pair_gradient = _gradient(memory_loss, distances)
             from_memory = pair_gradient.masked_fill(self.is_from_batch, 0.0).to(distances.dtype)
             self.pair_gradient = pair_gradient
             self.memory_gradient = _gradient(distances, anchors, from_memory)
-        elif of_memory is None or not _gradient(of_memory, anchors).any():
+        elif memory_loss is None or not _gradient(memory_loss, anchors).any():
             # PML's losses look at no distances where there are no pairs.
             self.pair_gradient = self.gradient.new_zeros(len(self.anchors), len(self.rows))
             self.memory_gradient = torch.zeros_like(self.gradient)
@@ -168,7 +168,7 @@ class WatchedLoss:
     # -- what they say --------------------------------------------------------------------------------------
 
     def valid_pairs(self) -> ValidPairs:
-        """Valid positives and negatives from batch and from memory: see :func:`valid_pairs`.
+        """Returns the valid positives and negatives from batch and from memory: see :func:`valid_pairs`.
 
         Raises:
             ValueError: the loss computes no matrix of distances.
@@ -180,22 +180,22 @@ class WatchedLoss:
             )
         return valid_pairs(self.pair_gradient, self.anchor_labels, self.row_labels, self.is_from_batch)
 
-    def common_mode_push(self, *, of_memory: bool = False, normalize: bool = False) -> CommonModePush:
-        """The push on all anchors alike: see :func:`common_mode_push`.
+    def common_mode_push(self, *, memory_only: bool = False, normalize: bool = False) -> CommonModePush:
+        """Returns the push on all anchors alike: see :func:`common_mode_push`.
 
         Args:
-            of_memory: only what comes from pairs with older rows; the default is the whole gradient.
+            memory_only: only what comes from pairs with older rows; the default is the whole gradient.
             normalize: of unit vectors and of the gradient on these, for a loss that normalises; without it
                 the displacement also holds what the lengths of anchors and rows differ by.
 
         Raises:
-            ValueError: ``of_memory`` with a loss that computes no matrix of distances.
+            ValueError: ``memory_only`` with a loss that computes no matrix of distances.
         """
-        gradient = self.memory_gradient if of_memory else self.gradient
+        gradient = self.memory_gradient if memory_only else self.gradient
         if gradient is None:
             raise ValueError(
                 f"{type(self._memory.loss).__name__} computes no distances between all anchors and rows, so "
-                "the memory's part of its gradient cannot be told apart: pass of_memory=False"
+                "the memory's part of its gradient cannot be told apart: pass memory_only=False"
             )
         anchors, older = self.anchors, self.rows[~self.is_from_batch]
         if normalize:
@@ -206,7 +206,7 @@ class WatchedLoss:
 
 
 def _gradient(of: Tensor, at: Tensor, weight: Tensor | None = None) -> Tensor:
-    """The gradient, in float32 or better, which leaves the graph as it is; 0 where there is none."""
+    """Returns the gradient, in float32 or better, which leaves the graph as it is; 0 where there is none."""
     gradient = None
     if of.requires_grad and at.requires_grad:
         (gradient,) = torch.autograd.grad(of, at, weight, retain_graph=True, allow_unused=True)

@@ -31,13 +31,6 @@ def gather_rows(rows: Tensor, sizes: list[int]) -> Tensor:
     return torch.cat([x[:size] for x, size in zip(of_ranks, sizes, strict=True)]).to(rows.device)
 
 
-def broadcast(values: Tensor) -> Tensor:
-    """Returns the first rank's values on every rank."""
-    sent = values.to(backend_device()).contiguous()
-    dist.broadcast(sent, 0)
-    return sent.to(values.device)
-
-
 def all_reduced(values: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
     """Returns what the values of all ranks reduce to, without gradient.
 

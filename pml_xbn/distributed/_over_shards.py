@@ -35,6 +35,9 @@ class OverShards(OverRows):
     def count(self, counts: Tensor) -> Tensor:
         return all_reduced(super().count(counts))
 
+    def total(self, counts: Tensor) -> Tensor:
+        return all_reduced(super().total(counts))
+
     def any(self, mask: Tensor) -> Tensor:
         # Not counted, for which a CPU would make int64 of the mask.
         return all_reduced(super().any(mask).long(), dist.ReduceOp.MAX) > 0

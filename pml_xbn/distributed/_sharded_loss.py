@@ -65,9 +65,10 @@ def part_of_loss(loss: Any, miner: Any, whole: Batch, contents: Contents) -> Par
     if whole.is_own and newest is not None:
         held, numbers = rows.held(newest)
         own_rows = torch.full_like(newest, -1).index_copy(0, numbers, held)
-    row_labels = contents.labels[: rows.num_rows]
     over_rows = OverShards(len(rows), rows.most_places)
-    compared = Comparison(loss, miner, leaf, whole.anchor_labels, rows, row_labels, own_rows, None, over_rows)
+    compared = Comparison(
+        loss, miner, leaf, whole.anchor_labels, rows, contents.row_labels, own_rows, None, over_rows
+    )
     value = share_against(compared).value()
     if not torch.is_grad_enabled():
         return PartOfLoss(value, leaf, [], [])

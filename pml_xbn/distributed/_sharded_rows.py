@@ -43,8 +43,8 @@ class ShardedRows(Rows):
         rows = Rows.empty(shard.size, embedding_size, dtype, device)
         return cls(rows.stored, 0, rows.scale, rows.shift, rows.noise, shard=shard)
 
-    def restored(self, stored: Tensor, num_rows: int, *args: Any) -> ShardedRows:
-        own = super().restored(stored, self.shard.num_held(num_rows), *args)
+    def restored(self, num_rows: int, **saved: Any) -> ShardedRows:
+        own = super().restored(self.shard.num_held(num_rows), **saved)
         return replace(own, num_total=num_rows).to_save()
 
     def to_save(self) -> ShardedRows:
@@ -127,7 +127,7 @@ class ShardedRows(Rows):
         """Is seen when the rows are measured, alike on all ranks."""
 
     def stored_anew(self) -> ShardedRows:
-        return replace(self.measured()._stored_anew(), total=None)
+        return replace(super().stored_anew(), total=None)
 
 
 def _check_torch() -> None:

@@ -88,7 +88,7 @@ class MomentumBatchNorm(nn.Module):
         self.register_buffer("num_batches_tracked", torch.tensor(0))
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Rows ``(b, d)`` to rows ``(b, d)`` of the same dtype; in between, float32 or better.
+        """Maps rows ``(b, d)`` to rows ``(b, d)`` of the same dtype; in between, float32 or better.
 
         Raises:
             ValueError: rows of another shape, or none in training.
@@ -102,7 +102,7 @@ class MomentumBatchNorm(nn.Module):
         return ((wide - mean) / (var + self.eps).sqrt() * self.weight + self.bias).to(rows.dtype)
 
     def _follow(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The moments μ and σ² with this batch in them."""
+        """Returns the moments μ and σ² with this batch in them."""
         batch_mean = rows.mean(dim=0)
         batch_var = (rows - batch_mean).square().mean(dim=0)
         with torch.no_grad():
@@ -119,7 +119,7 @@ class MomentumBatchNorm(nn.Module):
         return mean, var
 
     def _momentum(self, batch_size: int) -> Tensor:
-        """λ at call t, a 0-d tensor that stays on its device."""
+        """Returns λ at call t, a 0-d tensor that stays on its device."""
         final = min(batch_size / self.ideal_batch_size, 1.0)  # ρᵀ
         remaining = widest(self.num_calls - self.num_batches_tracked).clamp(min=0) / (self.num_calls - 1)
         momentum: Tensor = final**remaining - final

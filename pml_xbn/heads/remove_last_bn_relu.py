@@ -45,10 +45,10 @@ def remove_last_bn_relu(model: Model) -> Model:
     block = _last_block(model)
     layers = {name for name, _ in block.named_children()} - {"downsample"}
     last = 3 if "bn3" in layers else 2
-    of_torchvision = {"relu"} | {f"{kind}{i + 1}" for kind in ("conv", "bn") for i in range(last)}
+    torchvision_layers = {"relu"} | {f"{kind}{i + 1}" for kind in ("conv", "bn") for i in range(last)}
     if {f"bn{last}", f"act{last}"} <= layers:
         setattr(block, f"act{last}", nn.Identity())
-    elif layers == of_torchvision:
+    elif layers == torchvision_layers:
         for i in range(2, last + 1):  # at convolutions: BNs may be exchanged, as for SyncBatchNorm
             getattr(block, f"conv{i}").register_forward_pre_hook(_rectify)
         block.relu = nn.Identity()

@@ -17,7 +17,7 @@ def loss_against_stored(
     loss: nn.Module, miner: Miner | None, batch: Batch, rows: Rows, row_labels: Tensor
 ) -> Tensor:
     """The loss of the anchors against a memory as it is."""
-    given, row_labels = batch.given, row_labels[: len(rows)]
+    given = batch.given
     if len(batch.anchors) == 0 or len(rows) == 0:
         return zero_loss(batch) if given is None else loss_of_batch(loss, miner, batch)
     compared = Comparison(loss, miner, batch.anchors, batch.anchor_labels, rows, row_labels)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from .._number_checks import check_integer, check_non_negative, check_one_of
-from ..distributed._collectives import broadcast, is_distributed, same_draws
+from ..distributed._collectives import is_distributed, same_draws
 from ..distributed._exchange import Exchange
 from ..distributed._global_batch import Report, batch_of_all_ranks, gathered
 from ..distributed._sharded_loss import part_of_loss
@@ -28,7 +28,6 @@ from ..pairwise import (
     can_be_shared,
     drop_own_rows,
     loss_against,
-    loss_and_row_gradient,
     mapped,
     share_against,
 )
@@ -167,16 +166,13 @@ class Step(NamedTuple):
             reports: those of all ranks; None on a single process.
         """
         if reports is None:
-            loss, gradient = self._loss(batch, self._stored(batch))
+            loss = self._loss(batch, self._stored(batch))
         elif self.is_sharded:
-            loss, gradient = self._loss_on_shards(batch, reports), None
+            loss = self._loss_on_shards(batch, reports)
         else:
-            loss, gradient = self._loss_on_ranks(batch, reports)
+            loss = self._loss_on_ranks(batch, reports)
         check_scalar(loss, self.loss)
         contents = self.queue.contents
-        if gradient is not None:
-            rows = self.update.descended(contents.rows, gradient, self.nonfinite)
-            contents = contents._replace(rows=rows)
         self.queue.contents = contents._replace(num_calls=contents.num_calls + 1)
         return loss
 
@@ -209,7 +205,7 @@ class Step(NamedTuple):
 
     @torch.no_grad()
     def _adapted(self, contents: Contents, batch: Tensor, batch_labels: Tensor) -> Contents:
-        arguments = contents.rows, contents.labels, batch, batch_labels
+        arguments = contents.rows, contents.row_labels, batch, batch_labels
         rows = self.hooks.adapted(*arguments, allow_nonfinite=self.nonfinite == "ignore")
         if self.normalize_memory:
             rows = rows.given(normalize(rows.read(batch.dtype)))
@@ -226,30 +222,22 @@ class Step(NamedTuple):
 
     # -- loss ------------------------------------------------------------------------------------------------
 
-    def _loss(self, batch: Batch, contents: Contents | None) -> tuple[Tensor, Tensor | None]:
+    def _loss(self, batch: Batch, contents: Contents | None) -> Tensor:
         """Returns the loss of the batch against the memory, which holds it, and alone.
-
-        With the gradient with respect to the rows, if these are to take a step.
 
         Args:
             contents: None while the memory warms up.
         """
-        gradient = None
         if contents is None:
-            return self._loss_alone(batch), gradient
+            return self._loss_alone(batch)
         compared = self._compared(batch, contents)
-        if compared is None:
-            loss = zero_loss(batch)
-        elif self.update.is_by_gradient:
-            loss, gradient = loss_and_row_gradient(compared)
-        else:
-            loss = loss_against(compared)
+        loss = zero_loss(batch) if compared is None else loss_against(compared)
         if self.batch_loss_weight:
             alone = self._loss_alone(batch)
             for value in (loss, alone):
                 check_scalar(value, self.loss)
             loss = loss + self.batch_loss_weight * alone
-        return loss, gradient
+        return loss
 
     def _loss_on_shards(self, batch: Batch, reports: list[Report]) -> Tensor:
         """Returns the loss of the batch of all ranks against rows that are spread over them."""
@@ -272,20 +260,15 @@ class Step(NamedTuple):
             with Exchange(has_reductions=True).at_end():
                 part = part_of_loss(self.loss, self.miner, whole, contents)
             return part.of_all_ranks(batch, reports)
-        return loss_against_stored(self.loss, self.miner, batch, contents.rows, contents.labels)
+        return loss_against_stored(self.loss, self.miner, batch, contents.rows, contents.row_labels)
 
-    def _loss_on_ranks(self, batch: Batch, reports: list[Report]) -> tuple[Tensor, Tensor | None]:
-        """Returns the loss of the batch of all ranks, with this rank's part of its gradient.
-
-        And its gradient with respect to the rows, if these are to take a step.
-        """
+    def _loss_on_ranks(self, batch: Batch, reports: list[Report]) -> Tensor:
+        """Returns the loss of the batch of all ranks, with this rank's part of its gradient."""
         is_warming_up = self.queue.contents.num_calls < self.warmup
-        is_shared = (
-            not is_warming_up and not self.update.is_by_gradient and can_be_shared(self.loss, self.miner)
-        )
+        is_shared = not is_warming_up and can_be_shared(self.loss, self.miner)
         # A rank computes its own anchors' terms, or where these depend on other anchors, those of all.
         whole = batch_of_all_ranks(batch, reports) if self.batch_loss_weight or not is_shared else batch
-        loss, gradient = batch.anchors.new_zeros(()), None
+        loss = batch.anchors.new_zeros(())
         share = Share(self.loss, batch.anchors) if is_shared else None
         exchange = Exchange(0 if share is None else len(share.numbers()))
         with exchange.at_end():
@@ -296,14 +279,13 @@ class Step(NamedTuple):
                 exchange.numbers = share.numbers()
             with same_draws(reports[0].seed, batch.rows.device):
                 if not is_shared:
-                    loss, gradient = self._loss(whole, contents)
+                    loss = self._loss(whole, contents)
                     check_scalar(loss, self.loss)
                 elif self.batch_loss_weight:
                     loss = self.batch_loss_weight * self._loss_alone(whole)
         if share is not None:
             loss = loss + share.value_of_ranks(exchange.of_ranks)
-        # Every rank has computed it, in sums that a GPU may have rounded otherwise than the next one.
-        return loss, None if gradient is None else broadcast(gradient)
+        return loss
 
     def _loss_alone(self, batch: Batch) -> Tensor:
         return loss_of_batch(self.loss, self.miner, batch)
@@ -319,4 +301,4 @@ class Step(NamedTuple):
             given = drop_own_rows(given, own_rows)
         anchors = batch.anchors, batch.anchor_labels
         own = own_rows if batch.is_own else None
-        return Comparison(self.loss, self.miner, *anchors, rows, contents.labels[: len(rows)], own, given)
+        return Comparison(self.loss, self.miner, *anchors, rows, contents.row_labels, own, given)

@@ -13,7 +13,7 @@ from .._keywords import refuse_keywords, refuse_overrides
 from .._number_checks import check_integer, check_one_of
 from ..distributed._collectives import is_distributed
 from ..distributed._sharded_rows import ShardedRows
-from ..memory._checkpoint import loading
+from ..memory._checkpoint import prepare_state
 from ..memory._hooks import MemoryHook, MemoryHooks
 from ..memory._queue import Queue
 from ..memory._rows import Rows
@@ -29,7 +29,7 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _SIZES = ["embedding_size", "memory_size", "memory_dtype"]
 _OPTIONS = ["warmup", "delay", "batch_loss_weight", "normalize_memory", "gather_distributed"]
 _OPTIONS += ["shard_distributed", "nonfinite"]
-_UPDATE = ["update", "update_momentum", "update_learning_rate"]
+_UPDATE = ["update", "update_momentum"]
 
 
 class AdaptiveCrossBatchMemory(CrossBatchMemory):
@@ -38,8 +38,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     Without hooks it is Cross-Batch Memory (https://arxiv.org/abs/1912.06798). Input is validated before
     anything changes, and nothing changes when a hook, the miner or the loss raises.
 
-    In ``eval()`` mode and where gradients are disabled the memory is read only: the loss is computed against
-    the stored rows, and nothing changes. An ``indices_tuple`` then compares within the batch itself.
+    In ``eval()`` mode and where gradients are disabled the memory is read only, and an ``indices_tuple``
+    compares within the batch itself.
 
     Args:
         loss: any loss of ``CrossBatchMemory.supported_losses()``, or a subclass of one.
@@ -53,10 +53,9 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         batch_loss_weight: adds that multiple of the wrapped loss on the batch alone (XBM* in Table 2 of
             Adaptive Cross Batch Normalization).
         normalize_memory: give the stored rows unit L2 norm after adaptation (thesis, §4.3.5).
-        gather_distributed: in a run of many ranks, store the rows of all of them, in rank order: every rank
-            then holds the same memory and adapts it to the moments of the global batch. The loss, and the
-            mean over ranks of its gradients, which ``DistributedDataParallel`` takes, are those of a single
-            process with the batch of all ranks. Not to be combined with ``DistributedLossWrapper``.
+        gather_distributed: in a run of many ranks, every rank stores the rows of all of them. The loss, and
+            the mean over ranks of its gradients, which ``DistributedDataParallel`` takes, are those of a
+            single process with the batch of all ranks. Not to be combined with ``DistributedLossWrapper``.
         shard_distributed: the same, of rows that are spread over the ranks, each of which stores its part of
             ``memory_size``; see docs/distributed.md for the losses and miners that work.
         nonfinite: what to do with a batch that holds NaN or inf: ``"raise"`` a ValueError, ``"skip"``
@@ -64,17 +63,13 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         memory_dtype: dtype in which rows are stored, any floating one. Losses are computed in float32, this
             dtype or the batch's, whichever is the most precise.
         update: what becomes of stored rows ṽ (Cross-Batch Memory, supplement §2). ``"queue"``: the new
-            row v of a sample that is stored already, by ``sample_ids``, takes the place of its old one.
-            ``"average"``: that place takes m ṽ + (1 − m) v at unit length. ``"gradient"``: as ``"queue"``,
-            or with m > 0 as ``"average"``, and after every loss L all rows take a step against its
-            gradient, ṽ − α ∂L/∂ṽ, at unit length, which costs a second backward pass of the loss.
+            row v of a stored sample, by ``sample_ids``, takes the place of its old one. ``"average"``: that
+            place takes m ṽ + (1 − m) v at unit length.
         update_momentum: m, in [0, 1); 0.9 in the paper's best runs on CUB and Cars.
-        update_learning_rate: α.
         collect_stats: record the hooks' numbers for PML's logging.
 
     Raises:
-        ValueError: an unsupported loss, or a parameter out of range; ``gather_distributed`` with a reducer
-            that is not one of PML's; a number of the update that has no effect.
+        ValueError: an unsupported loss or reducer, a parameter out of range, or one without effect.
 
     Example:
         >>> from pytorch_metric_learning.losses import ContrastiveLoss
@@ -112,7 +107,6 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         memory_dtype: torch.dtype = torch.float32,
         update: str = "queue",
         update_momentum: float = 0.0,
-        update_learning_rate: float = 0.0,
         collect_stats: bool | None = None,
         **unknown: NoReturn,
     ) -> None:
@@ -137,7 +131,6 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         self.nonfinite = nonfinite
         self.update = update
         self.update_momentum = update_momentum
-        self.update_learning_rate = update_learning_rate
         self._step().check()
         names = ["delay", "warmup", "batch_loss_weight", "num_rows", "num_calls"]
         self.add_to_recordable_attributes(list_of_names=names, is_stat=False)
@@ -193,8 +186,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     def fill_memory(self, embeddings: Tensor, labels: Tensor, sample_ids: Tensor | None = None) -> None:
         """Stores rows without computing a loss or adapting what is there.
 
-        For instance randomly sampled training images, embedded with the warmed-up model (Cross-Batch Memory,
-        §3.3). With ``gather_distributed`` every rank brings rows, and all ranks store all of them.
+        For instance random training images, embedded with the warmed-up model (Cross-Batch Memory, §3.3).
 
         Args:
             embeddings, labels, sample_ids: as in :meth:`forward`; at most ``memory_size`` rows a call.
@@ -218,16 +210,13 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         return Step(self.loss, self.miner, self.queue, self._hooks, update, **options)
 
     def register_memory_hook(self, hook: MemoryHook) -> RemovableHandle:
-        """Registers a hook that adapts the stored rows.
+        """Registers a hook that adapts the stored rows; the handle's ``remove()`` takes it out again.
 
         It is called as ``hook(memory, memory_labels, batch, batch_labels)`` with the occupied rows
         ``(n, d)``, their labels ``(n,)``, and the detached rows about to be enqueued, ``(b, d)`` and
-        ``(b,)``; n and b may be 0. It returns the new rows, in the same number and order, or None to leave
-        them. It does not write to its input. Hooks run in order of registration. A hook that is a module
-        becomes a submodule: its state is part of the checkpoint, and is restored when a step fails.
-
-        Returns:
-            A handle whose ``remove()`` takes the hook out again.
+        ``(b,)``; n and b may be 0. It returns new rows, in number and order the same, or None to leave them.
+        Hooks run in order of registration. A hook that is a module becomes a submodule: its state is part of
+        the checkpoint, and is restored when a step fails.
 
         Raises:
             TypeError: the hook cannot be called.
@@ -240,8 +229,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     def returning_samples(self) -> tuple[Tensor, Tensor]:
         """Where in memory and where in the batch the samples are that the batch holds again, ``(r,)`` each.
 
-        For hooks, while they run: ``memory[in_memory]`` and ``batch[in_batch]`` are the old and the new
-        embeddings of the same samples. Of a sample that the batch holds more than once, it is the last one.
+        For hooks, while they run: ``memory[in_memory]`` and ``batch[in_batch]`` are old and new embeddings of
+        the same samples; of a sample that the batch holds more than once, the last.
 
         Raises:
             RuntimeError: no hook is running.
@@ -261,8 +250,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     def embedding_memory(self) -> Tensor:
         """The rows as they are now, ``(memory_size, d)``, with zeros behind the occupied ones.
 
-        It is made when it is asked for. What is assigned to it, or written into it before the next call, is
-        stored.
+        It is made when it is asked for. What is assigned to it, or written into it, is stored.
         """
         return self.queue.read()
 
@@ -292,7 +280,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
     @property
     def num_calls(self) -> int:
-        """Number of calls that counted: those in training that were stored or warmed up."""
+        """Number of calls in training that were stored or warmed up."""
         return self.queue.contents.num_calls
 
     @property
@@ -332,6 +320,6 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, metadata: Any, strict: bool, *args: Any
     ) -> None:
-        hooks, is_whole = self._hooks.submodules(self), not self._takes_parts
-        with loading(state_dict, prefix, self, self.queue, hooks, is_whole=is_whole):
-            super()._load_from_state_dict(state_dict, prefix, metadata, strict, *args)
+        self._hooks.submodules(self)  # drops those of hooks that were removed
+        prepare_state(state_dict, prefix, self, self.queue, is_whole=not self._takes_parts)
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, *args)

@@ -25,7 +25,7 @@ class XBNWrapper(AdaptiveCrossBatchMemory):
         match_std, momentum: see :class:`~pml_xbn.adapters.MomentMatching`.
         delay, warmup, batch_loss_weight, normalize_memory, gather_distributed, shard_distributed: see
             :class:`AdaptiveCrossBatchMemory`.
-        nonfinite, memory_dtype, update, update_momentum, update_learning_rate, collect_stats: likewise.
+        nonfinite, memory_dtype, update, update_momentum, collect_stats: likewise.
 
     Example:
         >>> import torch
@@ -55,7 +55,6 @@ class XBNWrapper(AdaptiveCrossBatchMemory):
         memory_dtype: torch.dtype = torch.float32,
         update: str = "queue",
         update_momentum: float = 0.0,
-        update_learning_rate: float = 0.0,
         collect_stats: bool | None = None,
         **unknown: NoReturn,
     ) -> None:
@@ -74,7 +73,6 @@ class XBNWrapper(AdaptiveCrossBatchMemory):
             memory_dtype=memory_dtype,
             update=update,
             update_momentum=update_momentum,
-            update_learning_rate=update_learning_rate,
             collect_stats=collect_stats,
             **unknown,
         )

@@ -3,45 +3,32 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .._dtypes import at_least_float32
-from ._hooks import made_buffers
 from ._queue import Contents, Queue, state_of
 from ._rows import Rows
 
 
-@contextmanager
-def loading(
-    state: dict[str, Any],
-    prefix: str,
-    memory: nn.Module,
-    queue: Queue,
-    hooks: list[tuple[str, nn.Module]],
-    *,
-    is_whole: bool,
-) -> Iterator[None]:
-    """Checks a state before a block loads it, and turns one of PML's ``CrossBatchMemory`` into one of ours.
+def prepare_state(
+    state: dict[str, Any], prefix: str, memory: nn.Module, queue: Queue, *, is_whole: bool
+) -> None:
+    """Checks a state before it is loaded, and turns one of PML's ``CrossBatchMemory`` into one of ours.
 
     Args:
         prefix: of the memory's own entries.
-        hooks: submodules that may lack buffers which the state holds.
         is_whole: entries may neither be missing nor be of something else.
     """
     _from_pml(state, prefix, memory, queue)
     stored = state.get(prefix + "queue.rows")
     if stored is not None:
         _check_same_size(stored, queue.contents.rows)
-    with made_buffers([(prefix + name, hook) for name, hook in hooks], state):
-        # Of a state with no entry of the memory's, such as a backbone's weights, torch says what is missing.
-        is_strict = is_whole and any(key.startswith(prefix) for key in state)
-        _check_state(state, prefix, memory.state_dict(prefix=prefix, keep_vars=True), strict=is_strict)
-        yield
+    # Of a state with no entry of the memory's, such as a backbone's weights, torch says what is missing.
+    is_strict = is_whole and any(key.startswith(prefix) for key in state)
+    _check_state(state, prefix, memory.state_dict(prefix=prefix, keep_vars=True), strict=is_strict)
 
 
 def _from_pml(state: dict[str, Any], prefix: str, memory: nn.Module, queue: Queue) -> None:

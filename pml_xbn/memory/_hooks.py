@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -105,12 +104,12 @@ class MemoryHooks:
         for hook in tuple(self._hooks.values()):  # one may remove itself
             if isinstance(hook, BaseAdapter):
                 before = rows.measured() if len(rows) > 1 else rows
-                rows = hook.adapt(before, labels[: rows.num_rows], batch, batch_labels)
+                rows = hook.adapt(before, labels, batch, batch_labels)
                 if allow_nonfinite and rows is not before:
                     rows = rows.where_finite(before)
                 continue
             values = rows.read(batch.dtype)
-            copies = (x.clone() for x in (labels[: len(rows)], batch, batch_labels))
+            copies = (x.clone() for x in (labels, batch, batch_labels))
             new_values = hook(values, *copies)
             if new_values is not None:
                 rows = rows.given(_checked(new_values, values, hook, allow_nonfinite))
@@ -153,31 +152,6 @@ class MemoryHooks:
                 module.load_state_dict(state)
 
         return give_back
-
-
-@contextmanager
-def made_buffers(modules: Iterable[tuple[str, nn.Module]], state: dict[str, Any]) -> Iterator[None]:
-    """Makes the buffers that are None in fresh modules, and that the state of used ones holds.
-
-    Unless what is done with them fails.
-
-    Args:
-        modules: by the prefix of their entries in the state.
-    """
-    made = []
-    for prefix, module in modules:
-        for name, part in module.named_modules(prefix=prefix):
-            for key, buffer in part._buffers.items():
-                saved = state.get(f"{name}.{key}" if name else key)
-                if buffer is None and saved is not None:
-                    part._buffers[key] = torch.empty_like(saved)
-                    made.append((part, key))
-    try:
-        yield
-    except BaseException:
-        for part, key in made:
-            part._buffers[key] = None
-        raise
 
 
 def _checked(new_rows: Tensor, rows: Tensor, hook: MemoryHook, allow_nonfinite: bool) -> Tensor:

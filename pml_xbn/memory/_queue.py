@@ -28,6 +28,12 @@ class Contents(NamedTuple):
     ids: Tensor | None = None  # samples of the rows, (M,) int64, -1 where there is none; None: nowhere
     num_replaced: int = 0  # rows that have taken the place of their sample's, since all were stored anew
 
+    @property
+    def row_labels(self) -> Tensor:
+        """Labels of the occupied rows, ``(n,)``."""
+        num_rows = self.rows.num_rows
+        return self.labels if num_rows == len(self.labels) else self.labels[:num_rows]
+
     def put(self, rows: Tensor, labels: Tensor, *, is_whitened: bool, ids: Tensor | None = None) -> Contents:
         """Returns the contents with rows ``(b, d)``, at most M, in the place of the oldest ones.
 
@@ -274,7 +280,15 @@ def _contents_of(state: dict[str, Tensor], dtype: torch.dtype, like: Rows) -> Co
     _, num_calls, num_rows, position, is_as_stored, has_sums, num_replaced = state["numbers"].tolist()
     sums = Sums(*state["sums"]) if has_sums else None
     scale, shift, noise = state["map"]
-    rows = like.restored(state["rows"], num_rows, scale, shift, noise, sums, bool(is_as_stored))
+    rows = like.restored(
+        num_rows,
+        stored=state["rows"],
+        scale=scale,
+        shift=shift,
+        noise=noise,
+        sums=sums,
+        is_as_stored=bool(is_as_stored),
+    )
     if rows.stored.dtype != dtype:  # which rounds otherwise, and has another range
         rows = Rows.of(rows.read(rows.dtype), len(rows.stored), dtype, is_whitened=not is_as_stored)
     known_ids = state["ids"] if (state["ids"] >= 0).any() else None

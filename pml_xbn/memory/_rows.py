@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from .._dtypes import widest
-from .._parts import rows_at_a_time
+from .._parts import rows_at_a_time, slices
 from ..adapters.affine import Affine
-from ..adapters.moments import GroupSums, Moments, moments
+from ..adapters.moments import GroupSums, Moments
+from ._groups import mapped_in_groups, maps_of_stored, rows_in_groups
+from ._scales import first_map, fitting_scale
 from ._sums import Sums
 
 # Stored rows of a larger root mean square are stored anew: float16 ends at 65504, and moments lose digits.
 LARGEST_RMS = 64.0
-# In float16, a dimension begins with at least this share of the rows' root mean square as its scale, so that
-# rows fit which come to a dimension in which all are nearly equal.
-_LEAST_SHARE_OF_RMS = 2.0**-8
-
-# A smaller spread is none: a batch's over it is to stay within float32.
-_LEAST_STD = 2.0**-60
+# Below it rows are equal in float32: the scale to a batch from there would overflow.
+_LEAST_SIZE = 2.0**-40
 # A map that makes rows equal shrinks them by this factor instead, so that rows to come can differ from them.
 _LEAST_FACTOR = 2.0**-40
 _LEAST_SCALE = 2.0**-125
@@ -67,29 +65,9 @@ class Rows:
         """Returns places without a row yet."""
         return cls.of(torch.zeros(0, embedding_size, device=device), num_places, dtype)
 
-    def restored(
-        self: Self,
-        stored: Tensor,
-        num_rows: int,
-        scale: Tensor,
-        shift: Tensor,
-        noise: Tensor,
-        sums: Sums | None,
-        is_as_stored: bool,
-    ) -> Self:
-        """Returns rows of a saved state, in the places of these."""
-        return replace(
-            self,
-            stored=stored,
-            num_rows=num_rows,
-            scale=scale,
-            shift=shift,
-            noise=noise,
-            sums=sums,
-            is_as_stored=is_as_stored,
-            is_due=False,
-            overwritten=[],
-        )
+    def restored(self: Self, num_rows: int, **saved: Any) -> Self:
+        """Returns rows of a saved state, some of the attributes, in the places of these."""
+        return replace(self, num_rows=num_rows, is_due=False, overwritten=[], **saved)
 
     @classmethod
     def of(cls, values: Tensor, num_places: int, dtype: torch.dtype, *, is_whitened: bool = False) -> Rows:
@@ -99,26 +77,15 @@ class Rows:
         rows = cls(stored, len(values), ones, torch.zeros_like(ones), torch.zeros_like(ones))
         if len(values) and (is_whitened or dtype.itemsize < 4):
             rows = replace(rows._beginning_with(values), sums=None)
-        for part in _slices(len(values), rows_at_a_time(stored)):
+        for part in slices(len(values), rows_at_a_time(stored)):
             stored[part] = rows.to_store(values[part])
         return rows
 
     def _beginning_with(self: Self, values: Tensor) -> Self:
         """Returns these rows with mean and σ of ``values`` for shift and scale."""
-        wide = widest(values)
-        mean, std = moments(wide) if len(wide) > 1 else Moments(wide[0], torch.zeros_like(wide[0]))
-        rms = (mean.square() + std.square()).mean().sqrt()
-        scale = torch.where(std > _LEAST_STD, self._fitting(mean, std), torch.where(rms > 0, rms, self.scale))
-        scale, shift = Affine(scale, mean).where_finite(Affine(self.scale, self.shift))
-        sums = Sums(torch.zeros_like(mean), torch.zeros_like(mean))
+        scale, shift = first_map(values, self.stored.dtype)
+        sums = Sums(torch.zeros_like(shift), torch.zeros_like(shift))
         return replace(self, scale=scale, shift=shift, sums=sums, is_as_stored=False)
-
-    def _fitting(self, mean: Tensor, std: Tensor) -> Tensor:
-        """Returns a scale with which to store rows of these moments: σ, or in float16 a little more."""
-        if self.stored.dtype != torch.float16:
-            return std
-        rms = (mean.square() + std.square()).nan_to_num_(0, 0, 0).mean().sqrt()
-        return torch.maximum(std, _LEAST_SHARE_OF_RMS * rms)
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -163,7 +130,7 @@ class Rows:
         """Yields the rows as they are now, in order; the tensor of a part may be overwritten by the next."""
         scale, shift = (x.to(dtype) for x in self._map())
         room: Tensor | None = None
-        for part in _slices(self.num_rows, rows_at_a_time(self.stored)):
+        for part in slices(self.num_rows, rows_at_a_time(self.stored)):
             stored = self.stored[part].to(dtype)
             if not self.is_as_stored:
                 room = torch.empty_like(stored) if room is None else room
@@ -182,26 +149,24 @@ class Rows:
         stored = self.stored[places].to(dtype)
         return stored if self.is_as_stored else self._map().map(stored)
 
-    def column(self, dimension: int, places: Tensor, dtype: torch.dtype) -> Tensor:
-        """Returns one coordinate of the rows at these places ``(k,)`` as they are now, ``(k,)``."""
-        chosen = slice(dimension, dimension + 1)
-        stored = self.stored[places, chosen].to(dtype)
-        if not self.is_as_stored:
-            stored = Affine(*(x[chosen] for x in self._map())).map(stored)
-        return stored.squeeze(1)
-
     def weighted_sum(self, weights: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Returns ``(a, d)``, the sum over j of ``weights[:, j]`` times row j, over ``lengths[j]``."""
-        total = weights.new_zeros(len(weights), self.stored.shape[1])
-        of_weights = weights.new_zeros(len(weights), 1)
-        for part in _slices(self.num_rows, rows_at_a_time(self.stored)):
-            own = weights[:, part] if lengths is None else weights[:, part] / lengths[part]
-            total.addmm_(own, self.stored[part].to(weights.dtype))
-            of_weights += own.sum(dim=1, keepdim=True)
+        at_a_time, dtype = rows_at_a_time(self.stored), weights.dtype
+        if self.num_rows <= at_a_time:
+            weights = weights if lengths is None else weights / lengths
+            total = weights @ self.stored[: self.num_rows].to(dtype)
+            of_weights = weights.sum(dim=1, keepdim=True)
+        else:  # a part at a time, as a copy of the weights may not fit
+            total = weights.new_zeros(len(weights), self.stored.shape[1])
+            of_weights = weights.new_zeros(len(weights), 1)
+            for part in slices(self.num_rows, at_a_time):
+                own = weights[:, part] if lengths is None else weights[:, part] / lengths[part]
+                total.addmm_(own, self.stored[part].to(dtype))
+                of_weights += own.sum(dim=1, keepdim=True)
         if self.is_as_stored:
             return total
         # The sum of a ∘ u + b is a ∘ (the sum of u) + b: no row has to be mapped for it.
-        scale, shift = (x.to(weights.dtype) for x in self._map())
+        scale, shift = (x.to(dtype) for x in self._map())
         return (total * scale).addcmul_(of_weights, shift)
 
     # -- moments and maps ------------------------------------------------------------------------------------
@@ -227,15 +192,11 @@ class Rows:
 
     def _mapped(self, of_stored: Moments) -> Moments:
         """Returns the moments of rows as they are now; a spread that rounding makes of equal rows is zero."""
-        scale, shift = self._map()
-        mean = torch.addcmul(shift, of_stored.mean, scale)
-        size = of_stored.mean.abs()
-        if not self.is_as_stored:  # they were stored at a spread of 1
-            size = size.clamp_(min=1)
-        roundings = 8 * torch.finfo(mean.dtype).eps, 8 * max(torch.finfo(self.stored.dtype).eps, 1e-8)
-        scale = scale.abs()
-        least_std = (mean.abs() * roundings[0]).addcmul_(size, scale, value=roundings[1])
-        return Moments(mean, of_stored.std * scale).without_rounding(least_std)
+        # Others than rows as they were given are stored at a spread of 1.
+        least_std = of_stored.mean.abs().clamp_(min=_LEAST_SIZE if self.is_as_stored else 1)
+        least_std.mul_(8 * max(torch.finfo(self.stored.dtype).eps, 1e-8))
+        mean, std = of_stored.without_rounding(least_std)
+        return Moments(torch.addcmul(self.shift, mean, self.scale), std * self.scale.abs())
 
     def adapted(self: Self, affine: Affine) -> Self:
         """Returns the rows after a map of all of them."""
@@ -258,22 +219,13 @@ class Rows:
 
     def group_moments(self, slots: Tensor, num_groups: int) -> tuple[Tensor, Moments]:
         """Returns counts ``(g, 1)`` and moments ``(g, d)`` of the rows of every slot ``(n,)`` below g."""
-        _, slots, stored = self._in_groups(slots, num_groups)
+        _, slots, stored = rows_in_groups(self.stored[: self.num_rows], slots, num_groups)
         sums = self._sums_of_groups(stored, slots, num_groups + 1)
         mean, std = (x[:num_groups] for x in sums.moments(self.noise))
         return sums.num_rows[:num_groups], self._mapped(Moments(mean, std))
 
     def _sums_of_groups(self, stored: Tensor, slots: Tensor, num_slots: int) -> GroupSums:
         return GroupSums.of(stored, slots, num_slots)
-
-    def _in_groups(self, slots: Tensor, num_groups: int) -> tuple[Tensor | slice, Tensor, Tensor]:
-        """Returns places, slots and stored values of rows: on a CPU those of the groups, else all."""
-        if slots.device.type == "cpu":  # on a GPU, to count them would make it wait for the host
-            places = (slots < num_groups).nonzero().squeeze(1)
-            # They are copied: of many, that would take more time than a pass over all.
-            if 8 * len(places) < self.num_rows:
-                return places, slots[places], self.stored[places]
-        return slice(self.num_rows), slots, self.stored[: self.num_rows]
 
     def adapted_in_groups(
         self: Self, slots: Tensor, is_adapted: Tensor, of_group: Affine, of_others: Affine | None
@@ -289,25 +241,13 @@ class Rows:
             of_others: map of all other rows; None: they stay.
         """
         after = self if of_others is None else self.adapted(of_others)
-        places, slots, stored = self._in_groups(slots, len(is_adapted))
-        # From stored rows to where they are to be, and from there to where they are stored.
-        own = of_group.after(self._map())
-        scale = torch.where(is_adapted, own.scale / after.scale, 1.0)
-        shift = torch.where(is_adapted, (own.shift - after.shift) / after.scale, 0.0)
-        none = scale.new_zeros(1, scale.shape[1])
-        of_stored = Affine(
-            torch.cat([scale, none + 1]).to(self.dtype), torch.cat([shift, none]).to(self.dtype)
-        )
-        ones = torch.ones_like(of_stored.scale)
-        scale, shift = of_stored.where_finite(Affine(ones, ones - 1))
-        before = stored.clone() if isinstance(places, slice) else stored
+        of_stored = maps_of_stored(of_group.after(self._map()), after._map(), is_adapted)
+        places, slots, before = rows_in_groups(self.stored[: self.num_rows], slots, len(is_adapted))
+        before = before.clone() if isinstance(places, slice) else before
         self.overwritten.append((self.stored, places, before))
-        sums, largest = after.sums, torch.finfo(stored.dtype).max
-        for part in _slices(len(before), max(1, rows_at_a_time(stored) // 8)):
-            at = part if isinstance(places, slice) else places[part]
-            new = torch.addcmul(shift[slots[part]], before[part].to(scale.dtype), scale[slots[part]])
-            new = new.clamp_(-largest, largest).to(stored.dtype)
-            self.stored[at] = new
+        sums = after.sums
+        for part, new in mapped_in_groups(before, slots, of_stored, self.dtype):
+            self.stored[part if isinstance(places, slice) else places[part]] = new
             sums = sums and sums.exchanged(new, before[part])
         return replace(after, sums=sums, is_as_stored=False)
 
@@ -342,10 +282,6 @@ class Rows:
             return self
         return replace(self, sums=self.sums.exchanged(come, gone))  # places without a row hold zeros
 
-    def frozen(self) -> Rows:
-        """Returns these rows in a tensor of their own, which no step writes to."""
-        return replace(self, stored=self.stored[: self.num_rows].clone(), overwritten=[])
-
     def given(self, values: Tensor) -> Rows:
         """Returns other rows ``(n, d)``, stored as they are, in the place of these."""
         return Rows.of(values, len(self.stored), self.stored.dtype)
@@ -374,14 +310,11 @@ class Rows:
 
     def stored_anew(self: Self) -> Self:
         """Returns these rows, whitened in place: a turn, after which u has mean 0 and σ 1."""
-        return self.measured()._stored_anew()
-
-    def _stored_anew(self: Self) -> Self:
         n = self.num_rows
-        mean, std = self.moments()
+        mean, std = self.measured().moments()
         is_finite = torch.isfinite(mean + std)
         is_spread = is_finite & (std > 0)
-        scale = torch.where(is_spread, self._fitting(mean, std), self.scale)
+        scale = torch.where(is_spread, fitting_scale(mean, std, self.stored.dtype), self.scale)
         shift = torch.where(is_finite, mean, self.shift)
         # Rows that have become equal are zeros, rows with NaN stay.
         zeros, ones = torch.zeros_like(scale), torch.ones_like(scale)
@@ -389,13 +322,9 @@ class Rows:
             torch.where(is_spread, self.scale / scale, torch.where(is_finite, zeros, ones)),
             torch.where(is_spread, (self.shift - shift) / scale, zeros),
         )
-        for part in _slices(n, rows_at_a_time(self.stored)):
+        for part in slices(n, rows_at_a_time(self.stored)):
             self.stored[part] = of_stored.map(self.stored[part].to(self.dtype))
         # Measured and not computed: what they are off by would stay for ever.
         sums = Sums.of(self.stored[:n])
         new = replace(self, scale=scale, shift=shift, noise=zeros, sums=sums)
         return replace(new, is_as_stored=False, is_due=False)
-
-
-def _slices(num_rows: int, at_a_time: int) -> Iterator[slice]:
-    return (slice(first, min(first + at_a_time, num_rows)) for first in range(0, num_rows, at_a_time))

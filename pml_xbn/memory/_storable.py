@@ -7,10 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-from .._dtypes import widest
+from .._dtypes import at_least_float32
 from ..adapters.base_adapter import Refusal
 
 
+@torch.no_grad()
 def are_storable(
     embeddings: Tensor, dtype: torch.dtype, refusals: list[Refusal], is_due: Tensor | None, *, skip: bool
 ) -> tuple[bool, bool]:
@@ -27,9 +28,9 @@ def are_storable(
         ValueError: the first of the refusals; NaN or inf, or what is beyond the range of ``dtype``.
     """
     found = embeddings.abs()
-    largest = found.amax() if len(found) else found.sum()  # NaN if there is one
+    largest = at_least_float32(found.amax() if len(found) else found.sum())  # NaN if there is one
     flags = [flag for flag, _ in refusals] + ([] if is_due is None else [is_due])
-    size, *known = torch.stack([widest(x) for x in (largest, *flags)]).tolist() if flags else [largest.item()]
+    size, *known = torch.stack([largest, *(flag.to(largest) for flag in flags)]).tolist()
     refused = known[: len(refusals)]
     for is_refused, (_, message) in zip(refused, refusals, strict=True):
         if is_refused:

@@ -9,7 +9,6 @@ from ._loss import (
     can_be_shared,
     chosen_pairs,
     loss_against,
-    loss_and_row_gradient,
     share_against,
 )
 from ._miners import Miner
@@ -37,7 +36,6 @@ __all__ = [
     "drop_own_rows",
     "learned_tensors",
     "loss_against",
-    "loss_and_row_gradient",
     "mapped",
     "only_looks",
     "share_against",

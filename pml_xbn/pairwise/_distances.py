@@ -33,7 +33,7 @@ class Distances:
     def __init__(self, anchors: Tensor, rows: Rows) -> None:
         self.anchors, self.rows = anchors, rows
         self._is_differentiated = torch.is_grad_enabled()
-        self._products: dict[bool, tuple[Tensor, Tensor]] = {}
+        self._products: dict[bool, tuple[Tensor, Tensor, Tensor]] = {}
 
     def measured(self, distance: BaseDistance) -> Tensor:
         """Returns what the distance measures, ``(a, n)``, with gradient; not to be written to."""
@@ -45,7 +45,7 @@ class Distances:
         elif isinstance(distance, SNRDistance):
             mat = self._noise_to_signal(distance.normalize_embeddings)
         else:
-            mat, _ = self._multiplied(distance.normalize_embeddings)
+            mat, *_ = self._multiplied(distance.normalize_embeddings)
         return mat if distance.power == 1 else mat**distance.power
 
     @cached_property
@@ -53,8 +53,8 @@ class Distances:
         """The rows, ``(n, d)``, for PML's own code."""
         return self.rows.read(self.anchors.dtype)
 
-    def _multiplied(self, is_normalized: bool) -> tuple[Tensor, Tensor]:
-        """Returns products with rows ``(a, n)``, or cosines, and lengths of the rows ``(n,)``."""
+    def _multiplied(self, is_normalized: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns products with rows or cosines ``(a, n)``, and lengths: ``(n,)`` of rows, ``(a, 1)``."""
         if is_normalized not in self._products:
             # A miner may ask first, which takes no gradients; the loss asks next.
             with torch.set_grad_enabled(self._is_differentiated):
@@ -64,27 +64,25 @@ class Distances:
 
     def _euclidean(self) -> Tensor:
         """Returns |v - r| of unit vectors, whose square is 2 - 2 v·r."""
-        cosines, lengths = self._multiplied(is_normalized=True)
+        cosines, lengths, norms = self._multiplied(is_normalized=True)
         # The squared length after scaling is 1, or 0 for a vector of zeros.
         squared = torch.add((lengths > _SMALLEST_NORM).to(cosines), cosines, alpha=-2)
-        squared = squared + (
-            torch.linalg.vector_norm(self.anchors.detach(), dim=1, keepdim=True) > _SMALLEST_NORM
-        )
+        squared = squared + (norms > _SMALLEST_NORM)
         eps = torch.finfo(squared.dtype).eps
         mat: Tensor = squared.clamp_min(eps).sqrt()  # the root has no gradient at 0
-        return mat.masked_fill(squared.detach() < _ROUNDING * eps, 0.0)
+        return mat.masked_fill(squared < _ROUNDING * eps, 0.0)
 
     def _noise_to_signal(self, is_normalized: bool) -> Tensor:
         """Returns the variance of the difference over that of the anchor."""
         vectors = normalize(self.anchors) if is_normalized else self.anchors
         vectors = vectors - vectors.mean(dim=1, keepdim=True)  # so that means of rows make no difference
-        products, lengths = _Products.apply(vectors, self.rows, False, is_normalized)
+        products, lengths, _ = _Products.apply(vectors, self.rows, False, is_normalized)
         of_rows = torch.empty_like(lengths)
         for places, part in self.rows.parts(vectors.dtype):
             of_rows[places] = (part - part.mean(dim=1, keepdim=True)).square().sum(dim=1)
         signal = vectors.square().sum(dim=1, keepdim=True)
         noise = signal + of_rows / lengths.square() - 2 * products
-        is_rounding = noise.detach() < signal.detach() * _ROUNDING * torch.finfo(noise.dtype).eps
+        is_rounding = noise < signal * _ROUNDING * torch.finfo(noise.dtype).eps
         mat: Tensor = (noise / signal).masked_fill(is_rounding, 0.0)
         return mat
 
@@ -103,13 +101,13 @@ class _Products(torch.autograd.Function):
     Rows take no gradient.
 
     Returns:
-        The matrix ``(a, n)``, and what the rows were divided by, ``(n,)``.
+        The matrix ``(a, n)``, and what rows and vectors were divided by, ``(n,)`` and ``(a, 1)``; None: by 1.
     """
 
     @staticmethod
     def forward(
         ctx: Any, vectors: Tensor, rows: Rows, scales_vectors: bool, scales_rows: bool
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         norms = None
         if scales_vectors:
             norms = torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_min_(_SMALLEST_NORM)
@@ -124,13 +122,13 @@ class _Products(torch.autograd.Function):
             mat /= lengths.clamp_min_(_SMALLEST_NORM)
         ctx.rows, ctx.scales_rows = rows, scales_rows
         ctx.save_for_backward(vectors, norms, lengths)
-        ctx.mark_non_differentiable(lengths)
+        ctx.mark_non_differentiable(*(x for x in (lengths, norms) if x is not None))
         ctx.set_materialize_grads(False)
-        return mat, lengths
+        return mat, lengths, norms
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, of_mat: Tensor, _: None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, of_mat: Tensor, *_: None) -> tuple[Tensor | None, ...]:
         vectors, norms, lengths = ctx.saved_tensors
         of_vectors = ctx.rows.weighted_sum(of_mat, lengths if ctx.scales_rows else None)
         if norms is not None:  # a change of length changes nothing

@@ -162,7 +162,7 @@ def intra_pair_variance(loss: losses.IntraPairVarianceLoss, mat: Tensor, pairs: 
     is_inverted = loss.distance.is_inverted
 
     def squared(counts: Tensor, eps: float, should_grow: bool) -> Elements:
-        mean = pairs.over_rows.sum(mat, counts).sum() / pairs.over_rows.count(counts).sum().clamp_min(1)
+        mean = pairs.over_rows.sum(mat, counts).sum() / pairs.over_rows.total(counts).clamp_min(1)
         return Elements(relu(loss.variance_with_eps(mat, mean, eps, should_grow)) ** 2, counts)
 
     return {

@@ -23,6 +23,7 @@ from pytorch_metric_learning.miners import (
 )
 from torch import Tensor
 
+from .._parts import slices
 from ..memory._rows import Rows
 from ._by_pml import parts_by_pml
 from ._distances import Distances
@@ -104,20 +105,6 @@ def _show(compared: Comparison) -> None:
         _value_by_pml(compared, distances, distances.row_tensor)
 
 
-def loss_and_row_gradient(compared: Comparison) -> tuple[Tensor, Tensor]:
-    """Returns the loss, and its gradient with respect to the rows, ``(n, d)``."""
-    distances = Distances(compared.anchors, compared.rows)
-    leaf = distances.row_tensor.detach().requires_grad_()
-    value = _value_by_pml(compared, distances, leaf)
-    if not value.requires_grad:
-        return value, torch.zeros_like(leaf)
-    (gradient,) = torch.autograd.grad(
-        value, leaf, retain_graph=True, allow_unused=True, materialize_grads=True
-    )
-    leaf.requires_grad_(False)  # the caller's backward pass leaves no gradient there
-    return value, gradient
-
-
 def chosen_pairs(compared: Comparison) -> IndicesTuple:
     """Returns what the miner chooses as index tensors, pairs or triplets."""
     return compared.chosen(Distances(compared.anchors, compared.rows)).lists()
@@ -197,29 +184,25 @@ def share_against(compared: Comparison) -> Share:
     def pull(gradient: Tensor) -> Tensor:
         return torch.autograd.grad(mat, leaf, gradient)[0]
 
-    return Share(loss, anchors, pairs, _parts(loss, mat.detach(), pairs, mat.requires_grad), mat, pull)
+    return Share(loss, anchors, pairs, _parts(loss, mat, pairs), mat, pull)
 
 
-def _parts(loss: Any, mat: Tensor, pairs: Pairs, is_differentiated: bool) -> Iterator[Part]:
+def _parts(loss: Any, mat: Tensor, pairs: Pairs) -> Iterator[Part]:
     """Yields the terms of some anchors at a time, so that their matrices stay in a CPU's cache."""
     form, rules = FORMS[type(loss)], rules_of(loss)
+    assert form.terms is not None
     assert rules is not None
-
-    def part(mat: Tensor, pairs: Pairs, places: slice | None) -> Part:
-        leaf = mat.detach().requires_grad_(is_differentiated)
-        assert form.terms is not None
-        terms = form.terms(loss, leaf, pairs)
-        fractions = [
-            terms[name].fraction(rule, pairs.labels, pairs.over_rows) for name, rule in rules.items()
-        ]
-        return Part(fractions, leaf, places)
-
     device = "cpu" if mat.device.type == "cpu" else "gpu"
     at_once = pairs.over_rows.anchors_at_once(mat.shape[1], _PAIRS_AT_ONCE[device])
     is_by_anchor = form.is_by_anchor and not getattr(loss, "learn_beta", False)
-    if at_once >= len(mat) or not is_by_anchor or pairs.triplets is not None:
-        yield part(mat, pairs, None)
-        return
-    for first in range(0, len(mat), at_once):
-        places = slice(first, first + at_once)
-        yield part(mat[places], pairs.at(places), places)
+    if not is_by_anchor or pairs.triplets is not None:
+        at_once = len(mat)
+    for places in slices(len(mat), at_once):
+        is_whole = at_once >= len(mat)
+        chosen = pairs if is_whole else pairs.at(places)
+        leaf = (mat if is_whole else mat[places]).detach().requires_grad_(mat.requires_grad)
+        terms = form.terms(loss, leaf, chosen)
+        fractions = [
+            terms[name].fraction(rule, chosen.labels, chosen.over_rows) for name, rule in rules.items()
+        ]
+        yield Part(fractions, leaf, None if is_whole else places)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class OverRows:
-    """Reductions of ``(a, n)`` to ``(a,)``.
+    """Reductions of ``(a, n)`` to ``(a,)``, but for :meth:`total`.
 
     ``counts`` says how often each pair counts, ``(a, n)``, bool or integers. A subclass may hold a part of
     the rows on every rank, and merge what the ranks find.
@@ -22,6 +22,11 @@ class OverRows:
     def count(self, counts: Tensor) -> Tensor:
         """Returns how many pairs count, int64."""
         return counts.sum(dim=1)
+
+    def total(self, counts: Tensor) -> Tensor:
+        """Returns how many pairs of all anchors count, a 0-d int64 tensor."""
+        # On a CPU, the sum of a mask would make int64 of all of it.
+        return counts.count_nonzero() if counts.dtype == torch.bool else counts.sum()
 
     def any(self, mask: Tensor) -> Tensor:
         """Returns whether any pair counts."""

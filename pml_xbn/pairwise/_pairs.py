@@ -111,7 +111,7 @@ class Pairs(NamedTuple):
         """Returns these pairs with their numbers, for which a GPU has to wait."""
         if self.numbers is not None:
             return self
-        num_positive, num_negative = torch.stack([self.over_rows.count(x).sum() for x in self[:2]]).tolist()
+        num_positive, num_negative = torch.stack([self.over_rows.total(x) for x in self[:2]]).tolist()
         return self._replace(numbers=(num_positive, num_negative))
 
     def at(self, anchors: slice) -> Pairs:

@@ -31,7 +31,7 @@ class Rule(NamedTuple):
         """Returns how often each value counts; None: once each."""
         for bound, is_beyond in ((self.low, torch.gt), (self.high, torch.lt)):
             if bound is not None:
-                mask = is_beyond(values.detach(), bound)
+                mask = is_beyond(values, bound)
                 counts = mask if counts is None else counts * mask
         return counts
 
@@ -68,7 +68,7 @@ class Elements(NamedTuple):
             # What does not count may be NaN.
             values = values.masked_fill(~counts if is_mask else counts == 0, 0)
             if values.ndim == 2:
-                values, count = over_rows.sum(values, counts), over_rows.count(counts).sum()
+                values, count = over_rows.sum(values, counts), over_rows.total(counts)
             else:
                 values, count = values if is_mask else values * counts, counts.sum()
         if rule.class_weights is not None:

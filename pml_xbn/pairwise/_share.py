@@ -93,15 +93,15 @@ class Share:
         """Returns the loss, if there are no other anchors."""
         pairs = self._pairs
         assert pairs is not None
-        is_zero: bool | Tensor = False
+        has_terms: bool | Tensor = True
         num_rows = pairs.over_rows.num_rows(pairs.positive.shape[1])
         if not pairs.is_all or len(self._anchors) * num_rows <= 2 * len(self._anchors) + 2:
             numbers = pairs.counted().numbers
             assert numbers is not None
-            is_zero = _is_zero(self._loss, *numbers)
+            has_terms = _has_terms(self._loss, *numbers)
         elif FORMS[type(self._loss)].needs_both_kinds:  # without positive pairs there are no terms anyway
-            is_zero = ~pairs.over_rows.any(pairs.negative).any()
-        return self._attached(self._sums, self._counts, is_zero)
+            has_terms = pairs.over_rows.any(pairs.negative).any()
+        return self._attached(self._sums, self._counts, has_terms)
 
     def numbers(self) -> Tensor:
         """Returns what the other ranks have to know, ``(2k + 2,)``, float64."""
@@ -117,22 +117,21 @@ class Share:
         """
         k, device = len(self._rules), self._anchors.device
         sums, counts, num_pairs = of_ranks.sum(dim=0).split([k, k, 2])
-        is_zero = _is_zero(self._loss, *num_pairs.tolist())
+        has_terms = _has_terms(self._loss, *num_pairs.tolist())
         return self._attached(
-            list(sums.to(device)), list(counts.to(device)), is_zero, num_ranks=len(of_ranks)
+            list(sums.to(device)), list(counts.to(device)), has_terms, num_ranks=len(of_ranks)
         )
 
     def _attached(
-        self, sums: list[Tensor], counts: list[Tensor], is_zero: bool | Tensor, num_ranks: int = 1
+        self, sums: list[Tensor], counts: list[Tensor], has_terms: bool | Tensor, num_ranks: int = 1
     ) -> Tensor:
         """Returns the sum of the quotients with its gradients, which are all that its graph keeps."""
         divisors = [
-            torch.ones_like(count) if rule.divisor == "one" else count.clamp_min(1)
-            for count, rule in zip(counts, self._rules, strict=True)
+            torch.ones_like(total) if rule.divisor == "one" else count.to(total.dtype).clamp_min(1)
+            for total, count, rule in zip(sums, counts, self._rules, strict=True)
         ]
-        if is_zero is not False:
-            zero = torch.as_tensor(is_zero, device=self._anchors.device)
-            divisors = [torch.where(zero, torch.inf, divisor) for divisor in divisors]
+        if has_terms is not True:  # by infinity, where there are none
+            divisors = [divisor / has_terms for divisor in divisors]
         value: Tensor = _divided(sums, divisors).to(self._sums[0].dtype)
         inputs = [self._anchors, *self._learned]
         if any(x.requires_grad for x in inputs) and torch.is_grad_enabled():
@@ -160,11 +159,11 @@ def attached(value: Tensor, gradients: list[Tensor], inputs: list[Tensor]) -> Te
     return result
 
 
-def _is_zero(loss: Any, num_positive: float, num_negative: float) -> bool:
-    """Returns whether PML's loss of so many pairs is zero without a look at them."""
+def _has_terms(loss: Any, num_positive: float, num_negative: float) -> bool:
+    """Returns whether PML's loss looks at so many pairs, and is not zero without that."""
     if isinstance(loss, GenericPairLoss) and max(num_positive, num_negative) <= 1:
-        return True
-    return FORMS[type(loss)].needs_both_kinds and min(num_positive, num_negative) == 0
+        return False
+    return not FORMS[type(loss)].needs_both_kinds or min(num_positive, num_negative) > 0
 
 
 def _divided(terms: Iterable[Any], divisors: list[Tensor]) -> Any:

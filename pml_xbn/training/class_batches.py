@@ -71,7 +71,7 @@ class ClassBatches(Sampler[list[int]]):
         self.rank = rank
         self.seed = seed
         self.epoch = 0
-        self._classes_of_batch = batch_size // m
+        self._classes_per_batch = batch_size // m
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -83,8 +83,10 @@ class ClassBatches(Sampler[list[int]]):
         generator = torch.Generator().manual_seed((self.seed << 32) + self.epoch)
         own = slice(self.rank * self.batch_size, (self.rank + 1) * self.batch_size)
         for _ in range(self.num_batches):
-            chosen = torch.randperm(len(self.classes), generator=generator)[: self._classes_of_batch]
-            batch = torch.cat([self._drawn(self.classes[number], generator) for number in chosen.tolist()])
+            class_numbers = torch.randperm(len(self.classes), generator=generator)[: self._classes_per_batch]
+            batch = torch.cat(
+                [self._drawn(self.classes[number], generator) for number in class_numbers.tolist()]
+            )
             yield batch[own].tolist()
 
     def _drawn(self, images: Tensor, generator: torch.Generator) -> Tensor:

@@ -1,4 +1,4 @@
-"""The cost of a step as the memory grows: what is measured, and what is computed from it."""
+"""The cost of a step as the memory grows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks import scale
 from benchmarks.engine.results import read_csv
 
 
-def test_sizes_are_measured_in_processes_of_their_own_and_computed_beyond(
+def test_sizes_are_measured_in_processes_of_their_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(scale, "RESULTS", tmp_path)
@@ -21,10 +21,3 @@ def test_sizes_are_measured_in_processes_of_their_own_and_computed_beyond(
     memory, step = 100_000 * (16 * 2 + 8), 100_000 * 16 * (4 + 4 + 1 + 1) + 100_000 * (4 + 4 + 8)
     assert (many["memory_mb"], many["computed_mb"]) == (f"{memory / 1e6:.0f}", f"{(memory + step) / 1e6:.0f}")
     assert int(many["peak_mb"]) - int(few["peak_mb"]) >= 0.8 * (memory + step) / 1e6
-
-    written = (tmp_path / "scale_cpu.md").read_text()
-    seconds = 1000 * float(many["step_ms"]) / 1e3
-    (line,) = (line for line in written.splitlines() if line.startswith("| 100,000,000 |"))
-    cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert cells[1:3] == ["7.20", "4.00"]
-    assert cells[5] == f"{seconds:.2f}"

@@ -17,7 +17,7 @@ from torchvision.models import googlenet
 
 from benchmarks.papers import model as models
 from benchmarks.papers.inception import INCEPTIONS, build_inception
-from benchmarks.papers.model import build_model, name_of_weights
+from benchmarks.papers.model import build_model, weights_name
 from benchmarks.papers.presets import read_settings
 from benchmarks.papers.settings import Settings
 
@@ -75,7 +75,7 @@ def test_features_are_the_networks_with_the_colours_that_its_weights_expect(
         maps = source.features(255 * colours.flip(1) - torch.tensor([104.0, 117, 128]).view(3, 1, 1))
     expected = maps.mean((2, 3)) if pooling == "avg" else maps.amax((2, 3))
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
-    assert name_of_weights(settings) == f"{name} from {tmp_path / 'weights.pth'}"
+    assert weights_name(settings) == f"{name} from {tmp_path / 'weights.pth'}"
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -98,7 +98,7 @@ def test_weights_are_fetched_or_the_error_says_from_where(name: str, monkeypatch
     settings = read(f"--pretrained --backbone {name}")
     parameters = list(build_model(settings, num_calls=1)[0].backbone.parameters())
     assert torch.equal(parameters[0], next(source.parameters()))
-    assert name_of_weights(settings) == name
+    assert weights_name(settings) == name
 
     def unreachable(*_: Any, **__: Any) -> None:
         raise OSError("no network")

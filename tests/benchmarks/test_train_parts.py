@@ -23,7 +23,7 @@ from benchmarks.papers.augmentation import build_transforms
 from benchmarks.papers.data import load_data
 from benchmarks.papers.evaluation import result_row
 from benchmarks.papers.methods import LossSetup, build_beside, build_loss
-from benchmarks.papers.model import build_model, name_of_weights
+from benchmarks.papers.model import build_model, weights_name
 from benchmarks.papers.optimisation import build_optimizer, build_warmup_optimizer
 from benchmarks.papers.pml_parts import make_loss
 from benchmarks.papers.presets import read_settings
@@ -312,7 +312,7 @@ def test_weights_come_from_a_file(tmp_path: Path) -> None:
         settings = read(f"--backbone resnet18 --pretrained --weights {tmp_path / name}")
         backbone = build_model(settings, num_calls=1)[0].backbone
         assert all(torch.equal(value, source.state_dict()[key]) for key, value in backbone.named_parameters())
-        assert name_of_weights(settings) == f"resnet18 from {tmp_path / name}"
+        assert weights_name(settings) == f"resnet18 from {tmp_path / name}"
 
 
 def test_a_file_without_the_weights_is_refused(tmp_path: Path) -> None:
@@ -349,7 +349,7 @@ def test_weights_are_named_by_their_tag() -> None:
         ("--backbone resnet50.tv_in1k", "resnet50.tv_in1k"),
         ("--backbone resnet50 --no-pretrained", "resnet50, untrained"),
     ):
-        assert name_of_weights(read(f"--pretrained {flags}")) == name
+        assert weights_name(read(f"--pretrained {flags}")) == name
 
 
 def test_every_result_names_its_weights(

@@ -114,7 +114,7 @@ def test_memory_without_a_gradient_pushes_nothing(memory: str) -> None:
     rows, labels = torch.randn(2, 8, 4, dtype=torch.float64), torch.arange(8) % 4
     seen = step(memory, [rows[0] + 100, rows[1]], [labels + 4, labels])
     assert seen.gradient.any()
-    measured = seen.common_mode_push(of_memory=True)
+    measured = seen.common_mode_push(memory_only=True)
     assert measured.push == measured.share == measured.cosine == 0
     assert measured.displacement > 100
 
@@ -123,4 +123,4 @@ def test_memory_without_a_gradient_pushes_nothing(memory: str) -> None:
 def test_lagging_memory_of_negatives_pushes_further(memory: str) -> None:
     rows, labels = torch.randn(2, 8, 4, dtype=torch.float64) / 4, torch.arange(8) % 4
     seen = step(memory, [rows[0] - 0.5, rows[1]], [labels + 4, labels])
-    assert seen.common_mode_push(of_memory=True).push > 0
+    assert seen.common_mode_push(memory_only=True).push > 0

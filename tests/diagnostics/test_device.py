@@ -42,7 +42,7 @@ def measure(memory: str, device: torch.device) -> list[dict[str, float]]:
         numbers |= scalars("staleness", tracker.staleness(stored, lambda i: model(images[i])))
         rows, row_labels = memory_rows(loss_fn)
         numbers |= scalars("pairs", seen.valid_pairs()) | scalars("push", seen.common_mode_push())
-        numbers |= scalars("of_memory", seen.common_mode_push(of_memory=True))
+        numbers |= scalars("of_memory", seen.common_mode_push(memory_only=True))
         numbers |= scalars("distances", embedding_distances(rows, row_labels))
         numbers |= scalars("separability", class_separability(rows, row_labels))
         superclasses = row_labels // 2

@@ -125,9 +125,9 @@ def test_training_goes_on_as_if_nobody_watched(memory: str) -> None:
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("of_memory", [False, True])
+@pytest.mark.parametrize("memory_only", [False, True])
 @pytest.mark.parametrize("memory", PLAIN)
-def test_push_on_directions_is_that_of_unit_embeddings(memory: str, of_memory: bool) -> None:
+def test_push_on_directions_is_that_of_unit_embeddings(memory: str, memory_only: bool) -> None:
     def pushed(has_lengths: bool, normalize: bool) -> Tensor:
         torch.manual_seed(0)
         loss_fn = MEMORIES[memory](SupConLoss(), 4, 20)
@@ -138,7 +138,7 @@ def test_push_on_directions_is_that_of_unit_embeddings(memory: str, of_memory: b
             lengths = 0.1 + torch.rand(8, 1, dtype=torch.float64)
             with WatchedLoss(loss_fn) as seen:
                 loss_fn((rows * lengths if has_lengths else rows).requires_grad_(), labels)
-        return torch.stack(seen.common_mode_push(of_memory=of_memory, normalize=normalize))
+        return torch.stack(seen.common_mode_push(memory_only=memory_only, normalize=normalize))
 
     expected = pushed(has_lengths=False, normalize=False)
     torch.testing.assert_close(pushed(has_lengths=True, normalize=True), expected)
@@ -237,7 +237,7 @@ def test_calls_without_anchors_or_pairs_have_no_gradient() -> None:
         with WatchedLoss(loss_fn) as seen:
             loss_fn(torch.randn(1, 4, requires_grad=True), torch.tensor([0]))
         assert [int(count) for count in seen.valid_pairs()] == [0] * 4
-        assert seen.common_mode_push() == seen.common_mode_push(of_memory=True) == (0,) * 4
+        assert seen.common_mode_push() == seen.common_mode_push(memory_only=True) == (0,) * 4
     loss_fn, (embeddings, labels) = filled("xbn"), batch()
     for mask, size in ((None, 0), (torch.ones(8, dtype=torch.bool), 8)):
         with WatchedLoss(loss_fn) as seen:
@@ -255,8 +255,8 @@ def test_loss_without_distances_says_so() -> None:
     assert seen.common_mode_push().share > 0
     with pytest.raises(ValueError, match="AngularLoss computes no distances"):
         seen.valid_pairs()
-    with pytest.raises(ValueError, match="pass of_memory=False"):
-        seen.common_mode_push(of_memory=True)
+    with pytest.raises(ValueError, match="pass memory_only=False"):
+        seen.common_mode_push(memory_only=True)
 
 
 def test_misuse_is_named() -> None:

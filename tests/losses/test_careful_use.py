@@ -207,21 +207,13 @@ class Slow(nn.Module):
         return rows + self.centre
 
 
-def test_a_hook_may_make_its_buffers_when_it_first_needs_them(memory: AdaptiveCrossBatchMemory) -> None:
+def test_a_buffer_that_a_failed_step_made_is_gone(memory: AdaptiveCrossBatchMemory) -> None:
     hook = Slow()
     memory.register_memory_hook(hook)
     hook.fails = True
     with pytest.raises(OSError, match="disk on fire"):
         step(memory)
     assert hook.centre is None
-    hook.fails = False
-    step(memory)
-    resumed = AdaptiveCrossBatchMemory(ContrastiveLoss(), D, 10)
-    resumed.register_memory_hook(Slow())
-    resumed.load_state_dict(memory.state_dict())
-    embeddings, labels = torch.randn(4, D), torch.arange(4)
-    assert torch.equal(memory(embeddings, labels), resumed(embeddings, labels))
-    assert everything(memory) == everything(resumed)
 
 
 def test_an_adapter_serves_one_memory() -> None:

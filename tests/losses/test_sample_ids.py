@@ -42,8 +42,6 @@ UPDATES: list[dict[str, Any]] = [
     {},
     {"update": "average"},
     {"update": "average", "update_momentum": 0.9},
-    {"update": "gradient", "update_learning_rate": 0.1},
-    {"update": "gradient", "update_momentum": 0.9, "update_learning_rate": 0.2},  # CUB in the paper's Table 7
 ]
 
 
@@ -54,8 +52,8 @@ def unit(row: np.ndarray) -> np.ndarray:
 class Slots:
     """A memory as the supplement has it: a list of places, each with a row, a label and a sample."""
 
-    def __init__(self, size: int, adapt: Adapt, update: str = "queue", m: float = 0.0, alpha: float = 0.0):
-        self.size, self.adapt, self.update, self.m, self.alpha = size, adapt, update, m, alpha
+    def __init__(self, size: int, adapt: Adapt, update: str = "queue", m: float = 0.0):
+        self.size, self.adapt, self.update, self.m = size, adapt, update, m
         self.rows: list[np.ndarray] = []
         self.labels: list[int] = []
         self.ids: list[int] = []
@@ -97,20 +95,17 @@ class Slots:
             self.rows[place], self.labels[place], self.ids[place] = new[number], labels[number], ids[number]
         return [places[last[sample if sample >= 0 else (n,)]] for n, sample in enumerate(ids)]
 
-    def loss(
-        self, loss: Any, anchors: Tensor, labels: list[int], own: list[int] | None
-    ) -> tuple[Tensor, np.ndarray]:
-        """PML's, on plain tensors, and its gradient with respect to the rows."""
-        rows = torch.tensor(np.array(self.rows), requires_grad=True)
+    def loss(self, loss: Any, anchors: Tensor, labels: list[int], own: list[int] | None) -> Tensor:
+        """PML's, on plain tensors."""
+        rows = torch.tensor(np.array(self.rows))
         pairs: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
         for i, label in enumerate(labels):
             for j, other in enumerate(self.labels):
                 if own is None or own[i] != j:
                     pairs[label != other].append((i, j))
         lists = [torch.tensor([pair[k] for pair in of_kind]).long() for of_kind in pairs for k in (0, 1)]
-        value = loss(anchors, torch.tensor(labels), tuple(lists), rows, torch.tensor(self.labels))
-        (gradient,) = torch.autograd.grad(value, rows, retain_graph=True, allow_unused=True)
-        return value, np.zeros(rows.shape) if gradient is None else gradient.numpy()
+        value: Tensor = loss(anchors, torch.tensor(labels), tuple(lists), rows, torch.tensor(self.labels))
+        return value
 
     def nearest(self, anchors: Tensor, own: list[int] | None) -> float:
         """The least distance of an anchor to another's row, of unit vectors."""
@@ -119,11 +114,6 @@ class Slots:
         if own is not None:
             distances[torch.arange(len(anchors)), own] = torch.inf
         return float(distances.min())
-
-    def descend(self, gradient: np.ndarray) -> None:
-        if self.update == "gradient":
-            steps = zip(self.rows, gradient, strict=True)
-            self.rows = [unit(row - self.alpha * of_row) for row, of_row in steps]
 
 
 samples = st.integers(-1, 9)
@@ -173,7 +163,6 @@ def test_any_sequence_leaves_the_memory_of_the_supplement(
         make_adapt(),
         options.get("update", "queue"),
         options.get("update_momentum", 0.0),
-        options.get("update_learning_rate", 0.0),
     )
     averages = model.update == "average" or model.m > 0
     draw = np.random.default_rng(seed)
@@ -239,13 +228,12 @@ def test_any_sequence_leaves_the_memory_of_the_supplement(
                 of_anchors = torch.tensor(batch[anchors], requires_grad=True)
                 # The gradient of a distance of zero has the direction of its rounding.
                 assume(model.nearest(of_anchors.detach(), None if is_masked else places) > 1e-7)
-                expected, gradient = model.loss(
+                expected = model.loss(
                     plain_loss,
                     of_anchors,
                     [label for label, is_anchor in zip(labels, anchors, strict=True) if is_anchor],
                     None if is_masked else places,
                 )
-                model.descend(gradient)
                 torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-8)
                 (found,) = torch.autograd.grad(loss, embeddings)
                 (wanted_gradient,) = torch.autograd.grad(expected, of_anchors)
@@ -388,18 +376,12 @@ def test_ids_that_do_not_fit_are_refused(ids: Any, error: type[Exception], messa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"update": "mean"}, "update='mean': pass one of queue, average, gradient"),
+        ({"update": "mean"}, "update='mean': pass one of queue, average"),
         (
             {"update": "average", "update_momentum": 1.0},
             r"update_momentum=1\.0: pass a number from 0 to below 1",
         ),
         ({"update_momentum": 0.5}, r"update_momentum=0\.5 has no effect .* pass update='average'"),
-        ({"update": "gradient", "update_learning_rate": -1}, "update_learning_rate=-1: pass a finite number"),
-        (
-            {"update": "average", "update_learning_rate": 0.1},
-            r"update_learning_rate=0\.1 has no effect with update='average': pass update='gradient'",
-        ),
-        ({"update": "gradient"}, r"update_learning_rate=0\.0 has no effect with update='gradient'"),
     ],
 )
 def test_numbers_without_effect_are_refused(options: dict[str, Any], message: str) -> None:
@@ -441,126 +423,30 @@ def test_returning_samples_are_the_hooks() -> None:
     assert [[x.tolist() for x in pair] for pair in seen] == [[[], []], [[], []], [[3], [1]]]
 
 
-@pytest.mark.parametrize("options", UPDATES[:4], ids=str)
+@pytest.mark.parametrize("options", UPDATES, ids=str)
 def test_rows_of_a_hook_that_mixes_dimensions_are_replaced(options: dict[str, Any]) -> None:
     """Against the same adapter on plain tensors."""
     memory, adapter = plain(size=20, **options), CovarianceMatching()
     memory.register_memory_hook(CovarianceMatching())
-    values = [options.get(f"update{name}", 0.0) for name in ("_momentum", "_learning_rate")]
 
     def adapt(rows: np.ndarray, labels: Any, batch: np.ndarray, batch_labels: Any) -> np.ndarray:
         arguments = (torch.tensor(x) for x in (rows, labels, batch, batch_labels))
         new = adapter(*arguments)
         return rows if new is None else new.numpy()
 
-    model, draw = Slots(20, adapt, options.get("update", "queue"), *values), np.random.default_rng(0)
+    model = Slots(20, adapt, options.get("update", "queue"), options.get("update_momentum", 0.0))
+    draw = np.random.default_rng(0)
     for step in range(30):
         batch = draw.normal(size=(9, D)) @ draw.normal(size=(D, D)) + step
         ids = draw.integers(-1, 24, size=9).tolist()
         labels = [max(sample, 0) % 3 for sample in ids]
         memory(torch.tensor(batch, requires_grad=True), torch.tensor(labels), sample_ids=torch.tensor(ids))
         model.rows = list(adapt(np.array(model.rows).reshape(-1, D), model.labels, batch, labels))
-        places = model.store(batch, labels, ids)
-        loss = ContrastiveLoss(pos_margin=0, neg_margin=1)
-        model.descend(model.loss(loss, torch.tensor(batch, requires_grad=True), labels, places)[1])
+        model.store(batch, labels, ids)
         found = memory.embedding_memory[: memory.num_rows].numpy()
         np.testing.assert_allclose(found, np.array(model.rows), rtol=1e-6, atol=1e-6)
         assert memory.id_memory[: memory.num_rows].tolist() == model.ids
         model.rows = list(found.copy())
-
-
-# -- the gradient's step ---------------------------------------------------------------------------------
-
-
-def gradient_memory(**options: Any) -> AdaptiveCrossBatchMemory:
-    return plain(update="gradient", update_learning_rate=0.5, loss=SupConLoss(), **options)
-
-
-def test_the_step_lowers_the_loss_and_is_taken_once() -> None:
-    torch.manual_seed(0)
-    rows, labels = torch.nn.functional.normalize(torch.randn(6, D, dtype=torch.float64)), torch.arange(6) % 2
-    losses = []
-    memory = gradient_memory()
-    for _ in range(5):
-        embeddings = rows.clone().requires_grad_()
-        memory.fill_memory(embeddings, labels, torch.arange(6)) if memory.num_rows == 0 else None
-        mask = torch.zeros(6, dtype=torch.bool)
-        loss = memory(embeddings, labels, None, mask)
-        before = memory.embedding_memory.clone()
-        loss.backward()
-        assert torch.equal(memory.embedding_memory, before)
-        losses.append(loss.item())
-    assert losses == sorted(losses, reverse=True)
-    assert losses[-1] < 0.9 * losses[0]
-
-
-def test_rows_without_a_gradient_stay_but_for_their_length() -> None:
-    memory = plain(update="gradient", update_learning_rate=0.5)
-    memory.fill_memory(2 * rows_of(0.1, 3.0).detach(), torch.tensor([0, 1]))
-    # Both negatives are farther than the margin.
-    memory(rows_of(1.6), torch.tensor([2]))
-    torch.testing.assert_close(memory.embedding_memory[:2], rows_of(0.1, 3.0).detach())
-
-
-def test_the_backward_pass_leaves_no_gradient_at_the_rows() -> None:
-    class Keeping(SupConLoss):
-        def forward(self, *args: Any) -> Tensor:
-            self.rows = args[3]
-            return super().forward(*args)
-
-    memory = plain(update="gradient", update_learning_rate=0.5, loss=Keeping())
-    embeddings = rows_of(0.1, 1.2, 0.5, 2.0)
-    memory(embeddings, torch.arange(4) % 2).backward()
-    assert embeddings.grad.any()
-    assert memory.loss.rows.grad is None
-
-
-def test_a_pending_graph_has_its_gradient() -> None:
-    first, second = gradient_memory(), gradient_memory()
-    labels = torch.arange(4) % 2
-    pending = []
-    for step in range(4):
-        embeddings = rows_of(*(0.3 * step + torch.arange(4) ** 1.5).tolist())
-        loss, other = first(embeddings, labels), second(embeddings, labels)
-        pending.append((loss, embeddings, torch.autograd.grad(other, embeddings)[0]))
-    for loss, embeddings, expected in pending:
-        torch.testing.assert_close(torch.autograd.grad(loss, embeddings)[0], expected)
-    assert are_equal(state(first), state(second))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_and_a_scaled_loss_leave_the_step_as_it_is(dtype: torch.dtype) -> None:
-    memories = [
-        AdaptiveCrossBatchMemory(SupConLoss(), D, 8, update="gradient", update_learning_rate=0.5)
-        for _ in range(2)
-    ]
-    model = torch.nn.Linear(D, D)
-    for step in range(3):
-        inputs = rows_of(*(step + torch.arange(4.0)).tolist()).detach().float()
-        with torch.autocast("cpu", torch.bfloat16):  # all that a CPU does in old versions
-            embeddings = model(inputs).to(dtype)
-            in_autocast = memories[0](embeddings, torch.arange(4) % 2)
-        (65536.0 * in_autocast).backward()
-        memories[1](embeddings.detach().requires_grad_(), torch.arange(4) % 2)
-        torch.testing.assert_close(memories[0].embedding_memory, memories[1].embedding_memory)
-
-
-@pytest.mark.parametrize("nonfinite", ["raise", "skip", "ignore"])
-def test_a_gradient_of_nan_is_treated_as_nonfinite_says(nonfinite: str) -> None:
-    class Root(ContrastiveLoss):
-        def forward(self, embeddings: Tensor, *args: Any) -> Tensor:
-            return (args[2] - args[2].detach()).square().sum().sqrt() + embeddings.sum()
-
-    memory = plain(loss=Root(), update="gradient", update_learning_rate=0.5, nonfinite=nonfinite)
-    before = state(memory)
-    if nonfinite == "raise":
-        with pytest.raises(ValueError, match="gradient of NaN or inf with respect to the stored rows"):
-            memory(rows_of(0.1, 0.2), torch.tensor([0, 1]))
-        assert are_equal(state(memory), before)
-        return
-    memory(rows_of(0.1, 0.2), torch.tensor([0, 1]))
-    is_kept = torch.isfinite(memory.embedding_memory[:2]).all()
-    assert is_kept == (nonfinite == "skip")
 
 
 # -- state -----------------------------------------------------------------------------------------------

@@ -196,30 +196,6 @@ def test_a_checkpoint_of_another_class_loads_or_changes_nothing(
     assert torch.isfinite(memory.embedding_memory).all()
 
 
-class Centre(nn.Module):
-    """A hook that makes its buffer when it first needs it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("centre", None)
-
-    def forward(self, rows: Tensor, _: Tensor, batch: Tensor, __: Tensor) -> Tensor:
-        self.centre = batch.mean(dim=0)
-        return rows + self.centre
-
-
-def test_a_refused_checkpoint_makes_no_buffers() -> None:
-    first, second = EVERY["xbn"](), EVERY["axbn"]()
-    for memory in (first, second):
-        memory.register_memory_hook(Centre())
-    step(first, 0)
-    step(first, 1)
-    before = state(second)
-    with pytest.raises(ValueError, match="build the memory as it was built then"):
-        second.load_state_dict(first.state_dict())
-    assert are_equal(state(second), before)
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", EVERY)
 def test_pmls_checkpoint_loads_into_every_dtype(kind: str, dtype: torch.dtype) -> None:
