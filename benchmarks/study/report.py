@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 
@@ -58,13 +59,12 @@ def write_report(folder: Path) -> None:
         number=sum(len(study.methods(setting)) - 1 for setting in compared),
     )
     sections = [_regime(study, regime) for regime in sorted(regimes, key=lambda name: name in _SHORT)]
-    parts = [head, _across(study, folder), _budget_curve(study), *sections, tuned(Tuning(folder))]
+    parts = [head, _domain_table(study, folder), _budget_curve(study), *sections, tuned(Tuning(folder))]
     (folder / "study.md").write_text("\n\n".join(part for part in parts if part) + "\n", encoding="utf-8")
 
 
-def _across(study: Study, folder: Path) -> str:
-    """Returns one line per domain and setting: what the plain choices gain there."""
-    lines = []
+def _image_lines(study: Study) -> Iterator[list[str]]:
+    """Yields the lines of one tower, Glyphs and Emoji."""
     for regime in REGIMES:
         for setting in study.settings(regime):
             to_none = study.differences(setting, _NONE)
@@ -74,7 +74,11 @@ def _across(study: Study, folder: Path) -> str:
             if setting[2] == "batch" and _XBN in to_none:
                 cells = [_text(to_none.get(name or "")) for name in names]
                 none = list(study.values(_NONE, setting).values())
-                lines.append([_name(setting), spread(none), *cells, _text(to_published)])
+                yield [_name(setting), spread(none), *cells, _text(to_published)]
+
+
+def _two_tower_lines(folder: Path) -> Iterator[list[str]]:
+    """Yields the lines of two towers."""
     for experiment, rows in experiments(folder).items():
         settings = dict(experiment)
         to_none, to_stale = gains(rows), gains(rows, "stale-star")
@@ -83,16 +87,18 @@ def _across(study: Study, folder: Path) -> str:
             for row in rows
             if row["method"] == BASELINE
         ]
-        both = to_none.get("adapted-star")
-        lines.append(
-            [
-                f"two towers: {settings['data']}, batch {settings['batch_size']}, "
-                f"memory {100 * float(settings['memory_ratio']):g} %",
-                spread(none),
-                *(_text(to_none.get(name)) for name in ("stale", "", "stale-star", "adapted")),
-                f"with the batch's loss {_text(both)}, to XBM* {_text(to_stale.get('adapted-star'))}",
-            ]
-        )
+        with_batch_loss = _text(to_none.get("adapted-star"))
+        yield [
+            f"two towers: {settings['data']}, batch {settings['batch_size']}, "
+            f"memory {100 * float(settings['memory_ratio']):g} %",
+            spread(none),
+            *(_text(to_none.get(name)) for name in ("stale", "", "stale-star", "adapted")),
+            f"with the batch's loss {with_batch_loss}, to XBM* {_text(to_stale.get('adapted-star'))}",
+        ]
+
+
+def _domain_table(study: Study, folder: Path) -> str:
+    """Returns one line per domain and setting: what the plain choices gain there."""
     return "\n\n".join(
         [
             "## Across domains",
@@ -100,7 +106,7 @@ def _across(study: Study, folder: Path) -> str:
             "stale memory after an epoch of warm-up, and Recall@1 the mean of both directions.",
             markdown(
                 ["setting", "none", "XBM", "XBM as published", "XBM*", "XBN", "XBN to XBM as published"],
-                lines,
+                [*_image_lines(study), *_two_tower_lines(folder)],
                 ["setting"],
             ),
         ]
