@@ -29,7 +29,9 @@ def embed(model: nn.Module, images: Tensor) -> Tensor:
     return nn.functional.normalize(embeddings)
 
 
-def neighbours(queries: Tensor, gallery: Tensor | None, k: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
+def neighbours(
+    queries: Tensor, gallery: Tensor | None, k: int, part_size: int | None = None
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Places of a part of the queries, with squared distances and places of their k nearest references.
 
     On a CPU faiss searches, on a GPU torch. The memory is that of a part, not of all queries.
@@ -38,10 +40,12 @@ def neighbours(queries: Tensor, gallery: Tensor | None, k: int) -> Iterator[tupl
         queries: (N, d).
         gallery: (M, d); None for the queries, of which none is its own neighbour.
         k: how many, at most those that there are.
+        part_size: queries at a time; default 4,096 on a CPU, 512 on a GPU.
     """
     references, itself = queries if gallery is None else gallery, int(gallery is None)
     on_gpu = queries.device.type == "cuda"
     search, size = (by_products(references), _PART_ON_GPU) if on_gpu else (_by_faiss(references), _PART)
+    size = size if part_size is None else part_size
     for first in range(0, len(queries), size):
         part = slice(first, min(first + size, len(queries)))
         distances, places = search(queries[part], k + itself)
@@ -85,6 +89,7 @@ def retrieval_accuracy(
     *,
     recall_at: Sequence[int] = (1, 10),
     nmi: bool = False,
+    part_size: int | None = None,
 ) -> dict[str, float]:
     """Returns Recall@K for every possible K, MAP@R and, if wished, NMI; in per cent.
 
@@ -98,6 +103,7 @@ def retrieval_accuracy(
         gallery_labels: (M,).
         recall_at: values of K.
         nmi: cluster the queries too.
+        part_size: see :func:`neighbours`.
     """
     references = query_labels if gallery_labels is None else gallery_labels
     counts = references.bincount(minlength=int(query_labels.max()) + 1) - int(gallery is None)
@@ -108,7 +114,7 @@ def retrieval_accuracy(
     ranks = torch.arange(1, k + 1, device=queries.device)
     hits = torch.zeros(len(recall_at))
     firsts, precisions = torch.zeros(2, len(queries), dtype=torch.float64)
-    for part, _, places in neighbours(queries, gallery, k):
+    for part, _, places in neighbours(queries, gallery, k, part_size):
         # A query without a match may still find itself, where an equal embedding was taken for its own.
         right = (references[places] == query_labels[part, None]) & (sizes[part, None] > 0)
         hits += torch.stack([right[:, :at].any(dim=1).sum() for at in recall_at]).cpu()

@@ -6,7 +6,6 @@ from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from torch import Tensor
 from torch.nn.functional import normalize
 
-import benchmarks.engine.accuracy as accuracy
 from benchmarks.engine.accuracy import by_products, neighbours, retrieval_accuracy
 
 pytest.importorskip("faiss")
@@ -21,12 +20,9 @@ def images(size: int, classes: int, seed: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("with_gallery", [False, True])
 @pytest.mark.parametrize("part", [1, 64, 4096])
-def test_values_are_pmls_whatever_the_part(
-    with_gallery: bool, part: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(accuracy, "_PART", part)
+def test_values_are_pmls_whatever_the_part(with_gallery: bool, part: int) -> None:
     queries, gallery = images(300, 20, 1), images(500, 20, 2) if with_gallery else (None, None)
-    ours = retrieval_accuracy(*queries, *gallery, recall_at=(1, 10, 100))
+    ours = retrieval_accuracy(*queries, *gallery, recall_at=(1, 10, 100), part_size=part)
     include = ("precision_at_1", "mean_average_precision_at_r")
     calculator = AccuracyCalculator(include, k=200, device=torch.device("cpu"))
     theirs = calculator.get_accuracy(*queries, *gallery)
@@ -46,10 +42,9 @@ def test_search_by_torch_finds_what_faiss_finds(with_gallery: bool) -> None:
     torch.testing.assert_close(found[:, first : first + 9].float(), distances, rtol=1e-4, atol=1e-5)
 
 
-def test_memory_is_that_of_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accuracy, "_PART", 32)
+def test_memory_is_that_of_a_part() -> None:
     queries, _ = images(300, 20, 1)
-    parts = list(neighbours(queries, None, 7))
+    parts = list(neighbours(queries, None, 7, part_size=32))
     assert [part.stop for part, *_ in parts] == [*range(32, 300, 32), 300]
     assert {places.shape for _, _, places in parts[:-1]} == {(32, 7)}
 

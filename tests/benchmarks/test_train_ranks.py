@@ -16,6 +16,7 @@ def test_two_ranks_train_stop_together_and_resume_exactly(
 ) -> None:
     flags = ["--method", "axbn", "--memory-ratio", "0.2", "--no-nmi", "--images-per-class", "2"]
     flags = [*flags, "--limit-classes", "7"]  # 83 test images, an odd number
+    flags = [*flags, "--beside", "CenterContrastiveLoss"]
     finished = run_ranks(WORKER, str(tmp_path), *TINY, *flags)
     assert finished.returncode == 0, finished.stderr
     assert "on 2 × cpu" in finished.stdout

@@ -52,6 +52,14 @@ COMMANDS = list(
         ]
     )
 )
+
+
+def test_ci_runs_what_the_readme_says_letter_for_letter() -> None:
+    of_readme = re.findall(r"^pip install tox .*$", read("README.md"), re.MULTILINE)
+    of_ci = re.findall(r"^pip install .*$", read(".ci/run"), re.MULTILINE)
+    assert of_readme == of_ci == ["pip install tox && tox -e demo", "pip install tox && tox"]
+
+
 # What ends with a line that says what is missing, where it is.
 MISSING = {
     "python -m benchmarks.papers": "the weights resnet50.a1_in1k are not here",
