@@ -17,14 +17,14 @@ from benchmarks.engine.task import Step
 from benchmarks.hooks.learned_correction import Kind, LearnedCorrection
 from benchmarks.study.task import StudyTask
 
-_WARMUP = 1000  # steps, as in Cross-Batch Memory
-
 
 class WarmedUp(StudyTask):
     """The memory is filled after a thousand steps or an epoch without it (Cross-Batch Memory, §3.3)."""
 
-    def __init__(self, data: GlyphsData, method: str, *args: Any, is_short: bool = False) -> None:
-        self.warmup = len(data.batches) if is_short else _WARMUP
+    def __init__(
+        self, data: GlyphsData, method: str, *args: Any, is_short: bool = False, steps: int = 1000
+    ) -> None:
+        self.warmup = len(data.batches) if is_short else steps
         super().__init__(data, method, *args, warmup=self.warmup)
 
     def train_step(

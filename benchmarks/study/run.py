@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import astuple, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,12 +24,27 @@ from benchmarks.study.remedies import REMEDIES
 from benchmarks.study.task import StudyTask
 
 EMOJI_ROOT = Path("data/emoji")
-_MEASURE_EVERY = {"fast": 40, "slow": 40}  # steps; else
-_MEASURE_SELDOM = 400
-_EVALUATIONS = 20  # of a budget
-_SAVE_AFTER = 60.0  # seconds
 _RATES = {512: 8**0.5}  # of the learning rate; AdamW's is to grow as the root of the batch
 _BY_EPOCH = ("epoch", "loss", "recall_at_1", "map_at_r")
+
+
+class Pace(NamedTuple):
+    """What is done how often in a run.
+
+    Attributes:
+        evaluations: of a budget.
+        measured_every: steps between measurements; default 40 where runs are short, else 400.
+        saved_after: seconds between checkpoints.
+        warmup: steps before a memory is filled.
+    """
+
+    evaluations: float = 20
+    measured_every: int | None = None
+    saved_after: float = 60
+    warmup: int = 1000
+
+
+PACE = Pace()
 
 
 def warm_start_path(case: Case, folder: Path) -> Path:
@@ -50,7 +65,9 @@ def train_warm_start(case: Case, folder: Path, classes: int | None) -> None:
     checkpoint.save(run.state_dict(), warm_start_path(case, folder))
 
 
-def train(case: Case, folder: Path, classes: int | None, emoji: Path = EMOJI_ROOT) -> dict[str, Any]:
+def train(
+    case: Case, folder: Path, classes: int | None, emoji: Path = EMOJI_ROOT, pace: Pace = PACE
+) -> dict[str, Any]:
     """Returns one run: ``result`` is a row of its figures, ``epochs`` are rows of accuracy along the way.
 
     Args:
@@ -58,8 +75,9 @@ def train(case: Case, folder: Path, classes: int | None, emoji: Path = EMOJI_ROO
         folder: of warm starts, and of what is left of runs that were stopped, which go on from there.
         classes: train and evaluate on so many classes each; None for all.
         emoji: see `load_emoji`.
+        pace: what is done how often.
     """
-    run = _begun(case, folder, classes, emoji)
+    run = _begun(case, folder, classes, emoji, pace)
     task, path = run.task, checkpoint_path(case, folder)
     assert isinstance(task, StudyTask)
     cpu_seconds = 0.0
@@ -70,7 +88,7 @@ def train(case: Case, folder: Path, classes: int | None, emoji: Path = EMOJI_ROO
     was_saved, began = time.monotonic(), time.process_time() - cpu_seconds
     while run.epoch < sum(case.epochs):
         run.train_epoch()
-        if time.monotonic() - was_saved > _SAVE_AFTER:
+        if time.monotonic() - was_saved > pace.saved_after:
             folder.mkdir(parents=True, exist_ok=True)
             checkpoint.save({"run": run.state_dict(), "cpu_seconds": time.process_time() - began}, path)
             was_saved = time.monotonic()
@@ -94,15 +112,17 @@ def train(case: Case, folder: Path, classes: int | None, emoji: Path = EMOJI_ROO
     }
 
 
-def _begun(case: Case, folder: Path, classes: int | None, emoji: Path) -> Run:
+def _begun(case: Case, folder: Path, classes: int | None, emoji: Path, pace: Pace = PACE) -> Run:
     """Returns the run before its first step."""
-    data = _data(case, classes, emoji)
+    data = _data(case, classes, emoji, measured_every=pace.measured_every)
     every = EVALUATE_EVERY.get((case.regime, case.batch_size), 1)
     if case.regime in BUDGETS:
-        every = max(1, case.epochs[1] // _EVALUATIONS)
+        every = max(1, int(case.epochs[1] // pace.evaluations))
     build = REMEDIES.get(case.beside, StudyTask)
     # With as many rows PML's class takes a quarter of an hour more; ours without an adapter has its values.
     options = {"warmup": 0} if (case.method, case.memory_ratio) == ("xbm", 1.0) else {}
+    if case.beside.startswith("warm-up"):
+        options["steps"] = pace.warmup
     task = build(data, case.memory, case.refresh_every, _milestones(case), every, **options)
     if case.regime in BUDGETS:  # epochs that are short would each begin with a measurement
         task.measured = replace(task.measured, anew_each_epoch=False)
@@ -163,7 +183,11 @@ class PretrainedData(EmojiData):
 
 
 def _data(
-    case: Case, classes: int | None, emoji: Path = EMOJI_ROOT, is_warm_start: bool = False
+    case: Case,
+    classes: int | None,
+    emoji: Path = EMOJI_ROOT,
+    is_warm_start: bool = False,
+    measured_every: int | None = None,
 ) -> GlyphsData:
     budget = BUDGETS.get(case.regime, Budget("glyphs", sum(case.epochs)))
     rate = Settings.learning_rate * _RATES.get(case.batch_size, 1) * budget.rate
@@ -173,7 +197,7 @@ def _data(
         seed=case.seed,
         norm=case.norm,
         learning_rate=rate * SLOW_RATE if case.regime == "slow" and not is_warm_start else rate,
-        drift_every=_MEASURE_EVERY.get(case.regime, _MEASURE_SELDOM),
+        drift_every=measured_every or (40 if case.regime in ("fast", "slow") else 400),
         distortion=MILDER if case.is_from_random_weights else 1.0,
         classes=classes,
     )

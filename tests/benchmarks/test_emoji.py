@@ -17,11 +17,11 @@ from benchmarks.engine.efficientnet import LateStages, frozen_features, load_net
 from benchmarks.engine.emoji import SPLITS, load_emoji
 from benchmarks.engine.run import Run
 from benchmarks.study import cases as study_cases
-from benchmarks.study import remedies
 from benchmarks.study import run as study_run
 from benchmarks.study.cases import Budget, Case
 
 REGIME = "emoji, 6 epochs"
+PACE = study_run.Pace(evaluations=2, measured_every=3, warmup=5)
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +34,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def _tiny_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(study_cases.BUDGETS, REGIME, Budget("emoji", 6))
-    monkeypatch.setattr(study_run, "_EVALUATIONS", 2)
-    monkeypatch.setattr(study_run, "_MEASURE_SELDOM", 3)
-    monkeypatch.setattr(remedies, "_WARMUP", 5)
 
 
 def test_every_emoji_of_three_vendors_is_in_one_split(root: Path) -> None:
@@ -94,12 +91,11 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_result(
     method: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = Case(method, int("oldest" in method), 8, 0.5 * (method != "no-xbm"), "batch", REGIME, 1)
-    whole = study_run.train(case, tmp_path / "whole", None, root)
+    whole = study_run.train(case, tmp_path / "whole", None, root, PACE)
     assert [row["epoch"] for row in whole["epochs"]] == [3, 6]
 
     train_epoch = Run.train_epoch
     with monkeypatch.context() as patch:
-        patch.setattr(study_run, "_SAVE_AFTER", -1.0)
 
         def until_the_fifth(run: Run, *args: Any) -> bool:
             if run.epoch == 4:
@@ -108,10 +104,10 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_result(
 
         patch.setattr(Run, "train_epoch", until_the_fifth)
         with pytest.raises(KeyboardInterrupt):
-            study_run.train(case, tmp_path, None, root)
+            study_run.train(case, tmp_path, None, root, PACE._replace(saved_after=-1))
     trained = []
     monkeypatch.setattr(Run, "train_epoch", lambda run: trained.append(run.epoch) or train_epoch(run))
-    resumed = study_run.train(case, tmp_path, None, root)
+    resumed = study_run.train(case, tmp_path, None, root, PACE)
     assert trained == [4, 5]
     for outcome in (whole, resumed):
         for name in ("minutes", "cpu_minutes"):
@@ -120,9 +116,9 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_result(
 
 
 @pytest.mark.usefixtures("_tiny_budget")
-def test_a_run_ends_with_an_evaluation(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(study_run, "_EVALUATIONS", 1.5)  # every fourth epoch
-    outcome = study_run.train(Case("no-xbm", 0, 8, 0.0, "batch", REGIME, 1), tmp_path, None, root)
+def test_a_run_ends_with_an_evaluation(root: Path, tmp_path: Path) -> None:
+    pace = PACE._replace(evaluations=1.5)  # every fourth epoch
+    outcome = study_run.train(Case("no-xbm", 0, 8, 0.0, "batch", REGIME, 1), tmp_path, None, root, pace)
     assert [row["epoch"] for row in outcome["epochs"]] == [4, 6]
 
 

@@ -19,7 +19,6 @@ from benchmarks.engine.run import Run
 from benchmarks.study import __main__ as study
 from benchmarks.study import cases as study_cases
 from benchmarks.study import data as study_data
-from benchmarks.study import remedies
 from benchmarks.study import report as study_report
 from benchmarks.study import run as study_run
 from benchmarks.study.cases import Case
@@ -35,7 +34,6 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     """What tiny runs measured."""
     folder = tmp_path_factory.mktemp("study")
     patch = pytest.MonkeyPatch()
-    patch.setitem(study_run._MEASURE_EVERY, "fast", 2)
     patch.setitem(study_cases.EPOCHS, ("fast", 16), (1, 2))
     study_run.train_warm_start(FRESH, folder, CLASSES)
     runs = {
@@ -44,7 +42,10 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
         "no-xbm": Case("no-xbm", 0, 16, 0.0, "batch", "fast", 0),
     }
     try:
-        return {name: study_run.train(case, folder, CLASSES) for name, case in runs.items()}
+        return {
+            name: study_run.train(case, folder, CLASSES, pace=study_run.Pace(measured_every=2))
+            for name, case in runs.items()
+        }
     finally:
         patch.undo()
 
@@ -196,13 +197,12 @@ def remedied(build: type[StudyTask], method: str, **options: float) -> Run:
     return Run(build(data, method, int(build is OldestRefreshed), None, 1, **options))
 
 
-def test_a_warmed_up_memory_is_filled_with_training_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remedies, "_WARMUP", 5)
-    run = remedied(WarmedUp, "xbm")
+def test_a_warmed_up_memory_is_filled_with_training_images() -> None:
+    run = remedied(WarmedUp, "xbm", steps=5)
     memory = run.task.loss_fn
-    run.train_epoch(stop=lambda: run.step == remedies._WARMUP)
+    run.train_epoch(stop=lambda: run.step == 5)
     assert memory.num_rows == 0
-    run.train_epoch(stop=lambda: run.step == remedies._WARMUP + 1)
+    run.train_epoch(stop=lambda: run.step == 6)
     assert memory.num_rows == memory.memory_size
     of_class = torch.bincount(run.task.data.train.labels)
     assert (torch.bincount(memory.label_memory, minlength=len(of_class)) <= of_class + 4).all()  # and a batch
