@@ -79,7 +79,7 @@ class OverShards(OverRows):
 
     def anchors_at_once(self, num_held: int, num_pairs: int) -> int:
         # Of more anchors, so that ranks wait for each other less often.
-        return max(4, super().anchors_at_once(self._most_rows, num_pairs))
+        return max(4, super().anchors_at_once(self._most_rows, 4 * num_pairs))
 
 
 def _summed(values: Tensor) -> Tensor:
