@@ -10,7 +10,9 @@ import torch
 from pytorch_metric_learning.losses import CrossBatchMemory
 from torch import Tensor, nn
 
+from benchmarks.hooks.cluster_moments import ClusterMatching
 from benchmarks.hooks.recency_moments import RecencyMatching
+from benchmarks.hooks.spherical_moments import match_on_sphere
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory, BatchLoss
 
@@ -54,6 +56,8 @@ MethodName = Literal[
     "delayed",
     "per-class",
     "super-class",
+    "clusters",
+    "spherical",
     "recency",
 ]
 METHODS: dict[str, Method | None] = {
@@ -70,6 +74,10 @@ METHODS: dict[str, Method | None] = {
     "delayed": Method(XBNWrapper, lambda setup: {"delay": setup.steps_per_epoch}),
     "per-class": Method(PerClassXBN),
     "super-class": Method(SuperClassXBN, lambda setup: {"superclasses": setup.superclasses}),
+    "clusters": Method(
+        AdaptiveCrossBatchMemory, hook=lambda memory, setup: ClusterMatching(setup.embedding_size)
+    ),
+    "spherical": Method(AdaptiveCrossBatchMemory, hook=lambda memory, setup: match_on_sphere),
     "recency": Method(
         AdaptiveCrossBatchMemory, hook=lambda memory, setup: RecencyMatching(setup.memory_size / 4, memory)
     ),

@@ -1,1 +1,1 @@
-"""Further adaptations as hooks on a memory: one that the thesis proposes (§6.1), and one that is fitted."""
+"""Adaptations that the thesis A Study of Cross Batch Memory proposes (§6.1), as hooks on a memory."""

@@ -16,7 +16,7 @@ METHODS = (
 # What the thesis A Study of Cross Batch Memory proposes (§6.1).
 WITH_PROXIES = "+proxies"  # a classification loss beside that of the memory
 PROPOSED = (
-    "recency",
+    *("clusters", "spherical", "recency"),
     *(method + WITH_PROXIES for method in ("xbn", "no-xbm", "per-class")),
 )
 PROPOSED_SIZES = SIZES[1:]

@@ -37,10 +37,9 @@ class Study:
         self.planned = list(cases())
 
     def methods(self, setting: Setting) -> list[str]:
-        """Returns the methods measured in a setting, in the order of the plan, then those no longer in it."""
+        """Names of the methods measured in a setting, in the order of the plan."""
         found = {case.name for case in self.runs if _belongs(case, setting)}
-        names = dict.fromkeys([*(case.name for case in self.planned), *sorted(found)])
-        return [name for name in names if name in found]
+        return [name for name in dict.fromkeys(case.name for case in self.planned) if name in found]
 
     def settings(self, regime: str) -> list[Setting]:
         """Settings of a regime in which there is something to compare with, in the order of the plan."""
