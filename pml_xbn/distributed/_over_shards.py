@@ -78,8 +78,8 @@ class OverShards(OverRows):
         return self._num_rows
 
     def anchors_at_once(self, num_held: int, num_pairs: int) -> int:
-        # Of more anchors, so that ranks wait for each other less often.
-        return max(4, super().anchors_at_once(self._most_rows, 4 * num_pairs))
+        # More than else, as ranks wait for each other once for each of these.
+        return super().anchors_at_once(self._most_rows, 2 * num_pairs)
 
 
 def _summed(values: Tensor) -> Tensor:
