@@ -65,6 +65,7 @@ ROWS = {
 TOWERS = {
     "Glyphs and names": "glyphs",
     "frozen definitions, queue of 1,024": "frozen-definitions",
+    "Emoji and names": "names",
     "frozen Emoji and names": "frozen-names",
 }
 
