@@ -12,6 +12,8 @@ RUNS, BY_EPOCH = "study_runs.csv", "study_epochs.csv"
 Row = dict[str, str]
 Setting = tuple[int, float, str, str]
 
+# XBM as its paper has it: warmed up, and filled.
+PUBLISHED = ("xbm+warm-up", "xbm+warm-up of an epoch")
 # Some of their seeds collapse: they keep the interval of their own seeds, and widen no other's.
 UNSTABLE = ("xbm", "delayed", "unit-norm", "per-class")
 _TENTH = 0.9  # where the last tenth of the epochs begins

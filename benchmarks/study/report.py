@@ -9,13 +9,12 @@ from statistics import fmean
 from benchmarks.engine.intervals import Difference, paired
 from benchmarks.engine.results import markdown, spread
 from benchmarks.study.cases import BUDGETS, REGIMES, Budget
-from benchmarks.study.data import UNSTABLE, Setting, Study
+from benchmarks.study.data import PUBLISHED, UNSTABLE, Setting, Study
 from benchmarks.tuning.report import tuned
 from benchmarks.tuning.results import Tuning
 from benchmarks.two_towers.report import BASELINE, experiments, gains
 
 # XBM as its paper prescribes it, warmed up and filled, under the names of long and short runs.
-PUBLISHED = ("xbm+warm-up", "xbm+warm-up of an epoch")
 _NONE, _STAR, _XBN = "no-xbm", "xbm-star", "xbn"
 _SHORT = ("fast", "slow")
 _LITTLE = 0.5  # points of Recall@1

@@ -8,8 +8,7 @@ from statistics import fmean
 import pytest
 
 from benchmarks.engine.intervals import Difference
-from benchmarks.study.data import Setting, Study
-from benchmarks.study.report import PUBLISHED
+from benchmarks.study.data import PUBLISHED, Setting, Study
 from benchmarks.two_towers.report import experiments, gains
 
 DOCS = Path(__file__).parents[1]
