@@ -29,8 +29,8 @@ def maps_of_stored(of_group: Affine, of_others: Affine, is_adapted: Tensor) -> A
         of_others: from stored rows to where all are read, ``(d,)``.
         is_adapted: which of the groups take their map, ``(g, 1)`` bool; the last slot is of no group.
     """
-    none = of_group.scale.new_zeros(1, of_group.scale.shape[1])
-    ones, zeros = none + 1, none
+    zeros = of_group.scale.new_zeros(1, of_group.scale.shape[1])
+    ones = zeros + 1
     own = Affine(of_group.scale / of_others.scale, (of_group.shift - of_others.shift) / of_others.scale)
     scale, shift = torch.where(is_adapted, own.scale, ones), torch.where(is_adapted, own.shift, zeros)
     return Affine(torch.cat([scale, ones]), torch.cat([shift, zeros]))
