@@ -75,20 +75,17 @@ class RankSubject(Subject):
         return sum(event.count for event in profiled.key_averages() if event.key.startswith("c10d::"))
 
 
-def _slowest(times: list[float], device: torch.device) -> list[float]:
-    slowest = torch.tensor(times, dtype=torch.float64, device=device)
-    distributed.all_reduce(slowest, distributed.ReduceOp.MAX)
-    return list(slowest.tolist())
-
-
 def measure(loss: str, miner: str, rows: int, device: torch.device, pairs: int) -> dict[str, Any]:
     """Returns one line of the results."""
     pml, ours = (RankSubject(loss, miner, rows, device, is_pml) for is_pml in (True, False))
     for _ in range(3):
         pml.step()
         ours.step()
-    slowest = _slowest([time for _ in range(pairs) for time in (pml.step(), ours.step())], device)
-    pml_times, ours_times = slowest[::2], slowest[1::2]
+    times = torch.tensor(
+        [(pml.step(), ours.step()) for _ in range(pairs)], dtype=torch.float64, device=device
+    )
+    distributed.all_reduce(times, distributed.ReduceOp.MAX)  # the slowest rank's
+    pml_times, ours_times = times.T.tolist()
     return {
         "loss": loss,
         "miner": miner,

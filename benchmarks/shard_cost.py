@@ -69,11 +69,7 @@ def measure(memory: str, rows: int, batch: int, steps: int) -> None:
 
 def built(memory: str, rows: int) -> XBNWrapper:
     return XBNWrapper(
-        SupConLoss(),
-        DIM,
-        rows,
-        gather_distributed=memory == "gather",
-        shard_distributed=memory == "shard",
+        SupConLoss(), DIM, rows, gather_distributed=memory == "gather", shard_distributed=memory == "shard"
     )
 
 
@@ -92,8 +88,7 @@ def run(memory: str, rows: int, batch: int, steps: int) -> dict[str, float]:
     finished = subprocess.run(
         [*command, "-m", "benchmarks.shard_cost", *arguments], stdout=subprocess.PIPE, text=True, check=True
     )
-    result: dict[str, float] = json.loads(finished.stdout.splitlines()[-1])
-    return result
+    return json.loads(finished.stdout.splitlines()[-1])
 
 
 def line(rows: int, batch: int, steps: int) -> dict[str, Any]:

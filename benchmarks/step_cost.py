@@ -14,7 +14,6 @@ anew and replaced.
 from __future__ import annotations
 
 import itertools
-import warnings
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any, Literal, get_args
@@ -96,8 +95,6 @@ def measure(case: Case, device: torch.device, pairs: int) -> dict[str, Any]:
         "adaptation_ms": adaptation,
         "adaptation_of_step": adaptation / ours_ms,
     }
-    if device.type == "cuda":
-        result |= {"pml_waits": _host_waits(pml), "ours_waits": _host_waits(ours)}
     del pml, ours
     pml_peak, ours_peak = (in_fresh_process(_peak, case, device, is_pml) for is_pml in (True, False))
     megabytes, extra = case.rows * case.dim * 4 / 1e6, ours_peak - pml_peak
@@ -118,17 +115,6 @@ def _adaptation_time(ours: Subject) -> float:
     elapsed = milliseconds(lambda: ours.loss_fn.adapter.adapt(*arguments), ours.device)
     contents.rows.undo()
     return elapsed
-
-
-def _host_waits(subject: Subject) -> int:
-    """Returns how often one step makes the GPU wait for the host."""
-    batch = subject.batch()
-    torch.cuda.set_sync_debug_mode("warn")
-    with warnings.catch_warnings(record=True) as waits:
-        warnings.simplefilter("always")
-        subject.loss_fn(*batch).backward()
-    torch.cuda.set_sync_debug_mode("default")
-    return len(waits)
 
 
 def _peak(case: Case, device: torch.device, is_pml: bool) -> float:
@@ -176,9 +162,6 @@ def main(
     place = torch.device(device)
     path = RESULTS / f"step_cost_{'quick' if quick else place.type}.csv"
     results = {} if quick else {_key(row): row for row in read_csv(path)}
-    columns = COLUMNS
-    if place.type == "cuda":
-        columns = {**COLUMNS, "pml_waits": "PML's host waits", "ours_waits": "our host waits"}
     text = ""
     grid = (tuple(at_most(size, 8_192) for size in grid[0]), *grid[1:])
     cases, pairs = [Case(*values) for values in itertools.product(*grid)], at_most(pairs)
@@ -189,7 +172,7 @@ def main(
         results[_key(result)] = result
         text = write_report(
             [results[key] for key in sorted(results)],
-            columns,
+            COLUMNS,
             path,
             "Cost of a step, forward and backward, against PML's CrossBatchMemory",
             f"{environment(place)}; medians of {pairs} interleaved pairs. Written by `benchmarks.step_cost`.",

@@ -36,27 +36,16 @@ class Running(common.Running):
 
 @dataclass(frozen=True)
 class Settings(Experiment, Running):
-    """Everything that a result depends on, and where it goes.
-
-    Attributes:
-        images_per_class: images of each class in a batch.
-        embedding_size: length of an embedding.
-        learning_rate: of AdamW in the first epoch.
-        weight_decay: of AdamW.
-        decay: factor on the learning rate after every second epoch.
-        distortion: strength of that of all images.
-        drift_every: steps from one measurement of feature drift to the next.
-        norm: normalization within the network, "batch" or "group".
-    """
+    """Everything that a result depends on, and where it goes."""
 
     images_per_class: int = 4
     embedding_size: int = 128
     learning_rate: float = 1e-3
     weight_decay: float = 1e-2
-    decay: float = 0.33
-    distortion: float = 1.0
-    drift_every: int = 20
-    norm: str = "batch"
+    decay: float = 0.33  # of the learning rate, after every second epoch
+    distortion: float = 1.0  # strength of that of all images
+    drift_every: int = 20  # steps between measurements of drift
+    norm: str = "batch"  # or "group"
 
     def __post_init__(self) -> None:
         check(self)

@@ -74,14 +74,7 @@ class GlyphsData:
 
 
 class GlyphsTask(Task):
-    """The small network and AdamW, with the loss of a method.
-
-    Args:
-        data: data and settings.
-        method: a key of `METHODS`.
-        loss, miner: PML's; without a loss, those of the data.
-        **options: of the memory.
-    """
+    """The small network and AdamW, with the loss of a method; without a loss, with that of the data."""
 
     def __init__(
         self,
@@ -102,12 +95,8 @@ class GlyphsTask(Task):
             self.model.parameters(), settings.learning_rate, weight_decay=settings.weight_decay
         )
         self.scheduler: LRScheduler = StepLR(self.optimizer, 2, settings.decay)
-        self.parts = {
-            "model": self.model,
-            "optimizer": self.optimizer,
-            "scheduler": self.scheduler,
-            "loss_fn": self.loss_fn,
-        }
+        names = ("model", "optimizer", "scheduler", "loss_fn")
+        self.parts = {name: getattr(self, name) for name in names}
         self.steps_per_epoch, self.rows_per_step = len(data.batches), settings.batch_size
         self.log_every, self.measured = settings.drift_every, Measured(settings.diagnostics_every)
 
@@ -123,17 +112,16 @@ class GlyphsTask(Task):
         before = self.embed_probe() if step.is_logged else None
         self.optimizer.zero_grad()
         with diagnostics.watch(step):
-            loss = self.loss_of(self.model(images), labels)
+            loss = self.batch_loss(self.model(images), labels)
         loss.backward()
         self.optimizer.step()
         if before is None:
             return {"loss": loss.detach()}
         return {"loss": loss.detach(), "drift": feature_drift(self.embed_probe(), before).mean}
 
-    def loss_of(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+    def batch_loss(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Returns the loss of a batch."""
-        loss: Tensor = self.loss_fn(embeddings, labels)
-        return loss
+        return self.loss_fn(embeddings, labels)
 
     def end_epoch(self) -> None:
         self.scheduler.step()
@@ -142,11 +130,10 @@ class GlyphsTask(Task):
         test, embeddings = self.data.test, embed(self.model, self.data.test.images)
         accuracy = retrieval_accuracy(embeddings, test.labels)
         means = {name: sum(row[name] for row in logged) / len(logged) for name in ("loss", "drift")}
-        if not self.measured.every:
-            return Evaluated({**accuracy, **means}, {})
-        return Evaluated(
-            {**accuracy, **means}, embedding_diagnostics(embeddings, test.labels, test.superclasses)
+        numbers = (
+            embedding_diagnostics(embeddings, test.labels, test.superclasses) if self.measured.every else {}
         )
+        return Evaluated({**accuracy, **means}, numbers)
 
     def embed_probe(self) -> Tensor:
         return embed(self.model, self.data.probe)

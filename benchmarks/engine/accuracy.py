@@ -17,12 +17,7 @@ Search = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 
 @torch.no_grad()
 def embed(model: nn.Module, images: Tensor) -> Tensor:
-    """Returns unit-length embeddings in evaluation mode; leaves the model in training mode.
-
-    Args:
-        model: the network.
-        images: (N, C, H, W) float.
-    """
+    """Returns unit-length embeddings of (N, C, H, W) in evaluation mode, and leaves training mode on."""
     model.eval()
     embeddings = torch.cat([model(chunk) for chunk in images.split(_CHUNK)])
     model.train()

@@ -14,16 +14,7 @@ from benchmarks.engine.randomness import generator_for, seed_for
 class EpochBatches:
     """Class-balanced or random batches; those of an epoch depend on the seed and the epoch alone.
 
-    Args:
-        labels: (N,) labels of all training images.
-        batch_size: a multiple of ``images_per_class``.
-        images_per_class: images of each class in a batch; 0: an epoch is a random order of all images,
-            whatever their classes.
-        seed: the run's seed.
-
-    Raises:
-        ValueError: the batch size is no multiple of ``images_per_class``, or there are too few
-            classes or images for one batch.
+    Without ``images_per_class``, 0, an epoch is a random order of all images.
     """
 
     def __init__(self, labels: Tensor, batch_size: int, images_per_class: int, seed: int) -> None:

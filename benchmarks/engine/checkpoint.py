@@ -21,7 +21,7 @@ def state_of(part: Any) -> dict[str, Any]:
 
 
 def restore(part: Any, state: dict[str, Any]) -> None:
-    """The opposite of `state_of`."""
+    """Loads what `state_of` returned."""
     if type(part) is not CrossBatchMemory:
         part.load_state_dict(state)
         return
@@ -42,8 +42,7 @@ def save(state: dict[str, Any], path: Path) -> None:
 
 def load(path: Path, device: torch.device) -> dict[str, Any]:
     """Reads what `save` wrote."""
-    state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
-    return state
+    return torch.load(path, map_location=device, weights_only=True)
 
 
 def check_same(
@@ -52,17 +51,7 @@ def check_same(
     path: Path,
     remedy: str = "resume with the options of the first run, or start anew",
 ) -> None:
-    """Refuses to resume from a checkpoint of another run.
-
-    Args:
-        ours: everything that a resumed run must share with the interrupted one, by name.
-        saved: the same of the checkpoint.
-        path: its file.
-        remedy: what to do instead.
-
-    Raises:
-        ValueError: a value differs.
-    """
+    """Refuses to resume from a checkpoint whose identity ``saved`` is another than ``ours``, by name."""
     for name, value in ours.items():
         if saved.get(name) != value:
             raise ValueError(f"{path} was written with {name}={saved.get(name)!r}, not {value!r}; {remedy}")

@@ -29,11 +29,6 @@ def read(
         description: for ``--help``.
         arguments: the command line; None for the program's.
         preset: flags that go before the defaults, by what is named.
-
-    Raises:
-        ValueError: a value is impossible.
-        FileNotFoundError: there is no such config file.
-        SystemExit: there is no such flag, or a word is no value of its kind.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     if config := _named(words).get("config"):
@@ -64,7 +59,7 @@ def _named(words: Sequence[str]) -> Given:
 
 @contextmanager
 def errors_in_one_line() -> Iterator[None]:
-    """What a user can mend ends the program with a line, and without a traceback."""
+    """Ends the program with a line, without a traceback, for what a user can mend."""
     try:
         yield
     except (ValueError, OSError, ImportError) as error:

@@ -42,11 +42,7 @@ class Comparison:
         self._states: dict[str, dict[str, Any]] = {}
 
     def resume(self) -> None:
-        """Goes back to the last checkpoint, if there is one; what it does not have begins at the beginning.
-
-        Raises:
-            ValueError: it was written with other settings.
-        """
+        """Goes back to the last checkpoint, if there is one; what it lacks begins at the beginning."""
         if not self.path.exists():
             return
         saved = checkpoint.load(self.path, torch.device(self.settings.device))
@@ -54,15 +50,7 @@ class Comparison:
         self._states = saved["states"]
 
     def run(self, progress: Progress, folder: Path) -> None:
-        """Trains whatever is not trained yet, and saves every epoch.
-
-        Args:
-            progress: see `Run.train_epoch`.
-            folder: of the logs.
-
-        Raises:
-            SystemExit: SIGTERM or Ctrl-C came; the state after the current step is saved.
-        """
+        """Trains whatever is not trained yet, and saves every epoch, and the step at which a signal came."""
         log, start = RunLog(folder), None
         try:
             with Interruption(second_stops=True) as interruption:
@@ -117,14 +105,7 @@ class Comparison:
         panels: Mapping[str, tuple[str, str]],
         picture: str,
     ) -> str:
-        """Trains, writes CSV files, picture and logs to the output folder, and returns the table.
-
-        Args:
-            columns: of the table, with titles.
-            summary: makes a line of a history.
-            panels: of the picture; see `draw_curves`.
-            picture: its file's name.
-        """
+        """Trains, writes CSV files, picture and logs to the output folder, and returns the table."""
         start, output, warmup = time.perf_counter(), self.settings.output, self.warmup_epochs
         self.run(progress_bar, output / "logs")
         results = {method: summary(history) for method, history in self.histories.items()}

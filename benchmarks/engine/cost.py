@@ -14,7 +14,7 @@ import torch
 from pytorch_metric_learning import losses, miners
 from torch import Tensor, nn
 
-from benchmarks.engine.measuring import milliseconds, name_of
+from benchmarks.engine.measuring import device_name, milliseconds
 from benchmarks.engine.results import markdown, write_csv
 
 T = TypeVar("T")
@@ -36,15 +36,9 @@ LOSS_NAMES, MINER_NAMES = get_args(LossName), get_args(MinerName)
 
 
 class Subject:
-    """A loss whose memory is filled, and which takes steps on random batches.
+    """A loss whose memory is filled with ``rows``, and which takes steps on random batches of ``size``.
 
-    Args:
-        loss_fn: the loss.
-        memory: its memory.
-        rows: what it is filled with.
-        size: rows of a batch.
-        device: where all of it is.
-        seed: of the batches; None where they go on from the rows.
+    Without a seed the batches go on from the rows.
     """
 
     def __init__(
@@ -102,13 +96,7 @@ def write_report(
 ) -> str:
     """Writes a CSV file, and a page with a table beside it, whose text is returned.
 
-    Args:
-        rows: all that was measured.
-        columns: which of it the table shows, with titles.
-        path: the CSV file.
-        title: of the page.
-        measured: what, on what, and how often.
-        after: paragraphs below the table.
+    ``columns`` are those of the table, with titles; ``after`` are paragraphs below it.
     """
     write_csv(rows, path)
     words = [title for name, title in columns.items() if not str(rows[0][name]).lstrip("-")[:1].isdigit()]
@@ -128,9 +116,9 @@ def cell(name: str, value: Any) -> str:
     return f"{float(value):.{1 if name in step_times else 2}f}"
 
 
-def environment(device: torch.device) -> str:
-    """Returns what a measurement was made on, and with."""
+def environment(device: torch.device, threads: int | None = None) -> str:
+    """Returns what a measurement was made on, and with; by default with the threads of this process."""
     return (
-        f"{name_of(device)}, {torch.get_num_threads()} threads, torch {torch.__version__}, "
+        f"{device_name(device)}, {threads or torch.get_num_threads()} threads, torch {torch.__version__}, "
         f"pytorch-metric-learning {version('pytorch-metric-learning')}, Python {platform.python_version()}"
     )

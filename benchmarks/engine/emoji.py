@@ -45,13 +45,10 @@ def load_emoji(
 
     Returns:
         RGB images as ink on paper: 255 minus the colour on a white ground, which leaves 0 for the ground.
-
-    Raises:
-        FileNotFoundError: a package is not in ``root``.
-        ValueError: a package has another version.
     """
-    emoji = emoji_of(root, split)[:classes]
-    files = [[_folder(root, v) / one["image"] for v in VENDORS if one[f"has_img_{v}"]] for one in emoji]
+    emoji = emoji_entries(root, split)[:classes]
+    folders = {vendor: root / f"emoji-datasource-{vendor}" / "img" / vendor / "64" for vendor in VENDORS}
+    files = [[folders[v] / one["image"] for v in VENDORS if one[f"has_img_{v}"]] for one in emoji]
     images = [_ink(file, side) for class_files in files for file in class_files]
     labels = [label for label, class_files in enumerate(files) for _ in class_files]
     categories = [one["category"] for one in emoji]
@@ -66,12 +63,8 @@ def load_emoji(
     )
 
 
-def emoji_of(root: Path, split: str) -> list[dict[str, Any]]:
-    """Returns the packages' entries of the emoji that are classes of a split, in the order of labels.
-
-    Raises:
-        FileNotFoundError, ValueError: see `load_emoji`.
-    """
+def emoji_entries(root: Path, split: str) -> list[dict[str, Any]]:
+    """Returns the packages' entries of the emoji that are classes of a split, in the order of labels."""
     return [
         emoji
         for emoji in _table(root)
@@ -96,10 +89,6 @@ def _table(root: Path) -> list[dict[str, Any]]:
             raise ValueError(f"{path} is of version {found}; the images are those of {VERSION}")
     emoji: list[dict[str, Any]] = json.loads(path.with_name("emoji.json").read_text(encoding="utf-8"))
     return sorted(emoji, key=lambda one: one["unified"])
-
-
-def _folder(root: Path, vendor: str) -> Path:
-    return root / f"emoji-datasource-{vendor}" / "img" / vendor / "64"
 
 
 def _ink(path: Path, side: int) -> Tensor:

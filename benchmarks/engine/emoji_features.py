@@ -18,16 +18,10 @@ _SIDE = 64
 
 
 def load_features(root: Path, split: str, classes: int | None, kind: str) -> LabelledImages:
-    """Returns the features of a split's images, as `load_emoji` orders them.
+    """Returns the features of a split's images, as `load_emoji` orders them, and keeps them in ``root``.
 
-    Args:
-        root: see `load_emoji`; the features are kept there, in a folder of their own.
-        split: see `load_emoji`.
-        classes: only so many; None for all.
-        kind: "early", the output of the first stages, or "pooled", that of the whole network.
-
-    Returns:
-        With (N, copies, ...) features in place of images; one copy of images that nothing trains on.
+    They are (N, copies, ...), one copy of images that nothing trains on; "early" are the output of the
+    first stages, "pooled" that of the whole network.
     """
     strength = 0.0 if split == "train" else DISTORTION
     emoji = load_emoji(root, split, classes, _SIDE, strength)

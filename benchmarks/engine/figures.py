@@ -38,15 +38,7 @@ def draw_curves(
     warmup_epochs: int = 0,
     warmup_label: str = "",
 ) -> None:
-    """Columns of the epochs' tables, a panel each.
-
-    Args:
-        histories: by name; each with an epoch or more.
-        panels: title and label of the axis by column.
-        path: the image file, its format by its suffix.
-        warmup_epochs: epochs at the beginning, shaded.
-        warmup_label: what is written there.
-    """
+    """Draws columns of the epochs' tables, a panel each with its title and label, the first epochs shaded."""
     figure = Figure(figsize=(2 + 4.5 * len(panels), 4.4), layout="constrained")
     all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (column, (title, label)) in zip(all_axes, panels.items(), strict=True):

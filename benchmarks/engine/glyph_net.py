@@ -15,13 +15,7 @@ WIDTHS = (16, 32, 64, 64)
 class GlyphNet(nn.Module):
     """Maps images, by default (B, 1, 32, 32), to (B, ``embedding_size``) embeddings of any length.
 
-    There is no dropout: a step is a function of state and batch alone.
-
-    Args:
-        embedding_size: length of an embedding.
-        norm: normalization within the blocks, a key of `NORMS`.
-        channels: of the images.
-        side: of the images, a multiple of 16.
+    There is no dropout: a step is a function of state and batch alone. The side is a multiple of 16.
     """
 
     def __init__(self, embedding_size: int, norm: str = "batch", channels: int = 1, side: int = 32) -> None:
@@ -35,8 +29,7 @@ class GlyphNet(nn.Module):
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload, unused-ignore]
 
     def forward(self, images: Tensor) -> Tensor:
-        embeddings: Tensor = self.embedding(self.blocks(images).flatten(1))
-        return embeddings
+        return self.embedding(self.blocks(images).flatten(1))
 
 
 def _block(channels_in: int, channels_out: int, norm: str) -> nn.Sequential:

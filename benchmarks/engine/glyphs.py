@@ -17,14 +17,7 @@ from pml_xbn.datasets import Glyphs
 def load_glyphs(
     split: str, classes: int | None, device: torch.device, distortion: float = 1.0
 ) -> LabelledImages:
-    """Returns the training images as they are, or the test images distorted.
-
-    Args:
-        split: "train" or "test".
-        classes: only so many; None for all.
-        device: where the images lie.
-        distortion: strength of that of the test images.
-    """
+    """Returns the training images as they are, or the test images distorted."""
     glyphs = Glyphs(split)
     chosen = (glyphs.labels < first_classes(len(glyphs.superclasses), classes)).nonzero().flatten()
     images = glyphs.images[chosen, None].to(device)

@@ -9,9 +9,7 @@ from types import FrameType, TracebackType
 class Interruption:
     """While it is entered, SIGTERM and the first Ctrl-C only set ``wanted``; the second stops at once.
 
-    Args:
-        second_stops: False under torchrun, which passes on to its processes the Ctrl-C that they have had
-            from the terminal already.
+    Not so under torchrun, which passes on the Ctrl-C that its processes have had from the terminal already.
     """
 
     def __init__(self, *, second_stops: bool) -> None:

@@ -10,12 +10,9 @@ from scipy.stats import t as student
 
 
 class Difference(NamedTuple):
-    """Of two methods, paired by seed.
+    """Gaps of two methods, paired by seed; not empty.
 
-    Attributes:
-        gaps: one per seed; not empty.
-        pooled: standard deviation and degrees of freedom of the gaps of many comparisons; None for those of
-            this one alone.
+    ``pooled`` has standard deviation and degrees of freedom of the gaps of many comparisons.
     """
 
     gaps: list[float]
@@ -31,7 +28,7 @@ class Difference(NamedTuple):
 
     @property
     def half_width(self) -> float | None:
-        """Of the 95 % interval of the mean (Student's t); None for a single seed."""
+        """Half of the 95 % interval of the mean (Student's t); None for a single seed."""
         if len(self.gaps) == 1:
             return None
         deviation, degrees = self.pooled or (stdev(self.gaps), len(self.gaps) - 1)

@@ -21,14 +21,7 @@ Transform = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class Images:
-    """Images with labels.
-
-    Attributes:
-        items: position -> (image, label).
-        positions: (N,) which of the items are used.
-        labels: (N,) their labels.
-        superclasses: label -> superclass, or None.
-    """
+    """Images with labels: which ``positions`` (N,) of the items, their labels (N,), label -> superclass."""
 
     items: Any
     positions: Tensor
@@ -39,7 +32,7 @@ class Images:
         return len(self.positions)
 
 
-def chosen(dataset: Any, classes: int | None) -> Images:
+def class_subset(dataset: Any, classes: int | None) -> Images:
     """Returns the images of so many classes of a data set; None for all."""
     labels: Tensor = dataset.labels
     positions = torch.arange(len(labels)) if classes is None else (labels < classes).nonzero().squeeze(1)
@@ -51,11 +44,6 @@ class KeyedItems(Dataset[tuple[Any, int]]):
 
     An index is a key whose last number is the position in ``images``, such as (epoch, step, place in the
     batch, position). That makes a resumed run see what the interrupted one would have seen.
-
-    Args:
-        images: what is loaded.
-        transform: makes the model's input.
-        seed: the run's seed.
     """
 
     def __init__(self, images: Images, transform: Transform, seed: int) -> None:

@@ -8,15 +8,7 @@ from torch import Tensor
 
 
 class LabelledImages(NamedTuple):
-    """Images and labels of one split.
-
-    Attributes:
-        images: (N, C, H, W), uint8 as they are or float as they are distorted.
-        labels: (N,).
-        superclasses: label -> superclass.
-        name: the data set in words.
-        checksum: differs where the images do.
-    """
+    """One split: images (N, C, H, W), uint8, or float where distorted; labels (N,); label -> superclass."""
 
     images: Tensor
     labels: Tensor

@@ -12,7 +12,7 @@ import torch
 _STATUS = Path("/proc/self/status")
 
 
-def name_of(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
     """Returns the name of the device."""
     is_cuda = device.type == "cuda"
     return torch.cuda.get_device_name(device) if is_cuda else f"{platform.machine()} CPU"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pytorch_metric_learning.losses import CrossBatchMemory
@@ -19,14 +19,7 @@ from pml_xbn.losses import AdaptiveCrossBatchMemory, BatchLoss
 
 @dataclass(frozen=True)
 class MemorySetup:
-    """What memories need to know of the task.
-
-    Attributes:
-        embedding_size: length of an embedding.
-        memory_size: rows in memory.
-        steps_per_epoch: forward calls per epoch.
-        superclasses: (number of classes,) label -> superclass, or None.
-    """
+    """What memories need to know of the task: sizes, forward calls per epoch, label -> superclass or None."""
 
     embedding_size: int
     memory_size: int
@@ -89,19 +82,15 @@ def build_loss(
 ) -> nn.Module:
     """Returns the loss of a method.
 
-    Args:
-        method: a key of `METHODS`.
-        setup: the task.
-        loss, miner: PML's.
-        **options: go before those of the method. With any, even without effect, ``xbm`` is
-            `AdaptiveCrossBatchMemory`, which takes them, and else PML's own class.
+    Options go before those of the method. With any, even without effect, ``xbm`` is
+    `AdaptiveCrossBatchMemory`, which takes them, and else PML's own class.
     """
-    found = METHODS[method]
-    if found is None:
+    entry = METHODS[method]
+    if entry is None:
         return BatchLoss(loss, miner, **options)
-    memory: Any = AdaptiveCrossBatchMemory if method == "xbm" and options else found.memory
-    every = {**found.options(setup), **options}
-    built = memory(loss, setup.embedding_size, setup.memory_size, miner, **every)
-    if found.hook is not None:
-        built.register_memory_hook(found.hook(built, setup))
-    return cast(nn.Module, built)
+    memory: Any = AdaptiveCrossBatchMemory if method == "xbm" and options else entry.memory
+    all_options = {**entry.options(setup), **options}
+    memory_loss = memory(loss, setup.embedding_size, setup.memory_size, miner, **all_options)
+    if entry.hook is not None:
+        memory_loss.register_memory_hook(entry.hook(memory_loss, setup))
+    return memory_loss

@@ -20,10 +20,8 @@ def in_processes(
 ) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """Calls a function with each of the arguments, in ``jobs`` processes that share the threads of this one.
 
-    Yields the arguments and what came of them, the first done first.
-
-    Raises:
-        SystemExit: SIGTERM or Ctrl-C came. What was done has been yielded, and the processes are ended.
+    Yields the arguments and what came of them, the first done first. SIGTERM or Ctrl-C ends the processes
+    and the program, once what was done has been yielded.
     """
     threads = max(1, torch.get_num_threads() // jobs)
     spawn = multiprocessing.get_context("spawn")

@@ -18,16 +18,7 @@ _TIMEOUT = timedelta(minutes=30)  # rank 0 evaluates alone
 
 
 class Ranks:
-    """The processes that ``torchrun`` started, or this one alone.
-
-    Args:
-        cpu: leave GPUs alone.
-
-    Attributes:
-        rank: number of this process.
-        world_size: how many there are.
-        device: the device of this process.
-    """
+    """The processes that ``torchrun`` started, or this one alone; ``cpu`` leaves GPUs alone."""
 
     def __init__(self, cpu: bool) -> None:
         self.rank = int(os.environ.get("RANK", "0"))
@@ -76,8 +67,7 @@ class Ranks:
         made: list[Any] = [make() if self.is_first else None]
         if self.world_size > 1:
             distributed.broadcast_object_list(made)
-        first: T = made[0]
-        return first
+        return made[0]
 
     def any(self, flag: bool) -> bool:
         """Returns whether the flag is up on any rank."""

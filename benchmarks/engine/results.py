@@ -14,12 +14,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 
 def table(rows: Mapping[str, Mapping[str, float]], columns: Mapping[str, str]) -> str:
-    """Returns a Markdown table with one row per method, aligned for a terminal.
-
-    Args:
-        rows: the figures of each method.
-        columns: which of them, with titles of up to 9 letters.
-    """
+    """Returns a Markdown table with one row per method, aligned for a terminal."""
     lines = ["| method      | " + " | ".join(f"{title:>9}" for title in columns.values()) + " |"]
     lines.append("|:------------|" + "|".join(["----------:"] * len(columns)) + "|")
     for method, row in rows.items():
@@ -72,7 +67,7 @@ def append_csv(rows: list[dict[str, Any]], path: Path) -> None:
 def write_results(
     histories: Mapping[str, History], results: Mapping[str, Mapping[str, float]], folder: Path
 ) -> None:
-    """``results.csv`` with a row per method, and ``epochs.csv`` with one per method and epoch."""
+    """Writes ``results.csv``, a row per method, and ``epochs.csv``, one per method and epoch."""
     write_csv([{"method": name, **row} for name, row in results.items()], folder / "results.csv")
     epochs = [{"method": name, **row} for name, history in histories.items() for row in history.epochs]
     write_csv(epochs, folder / "epochs.csv")

@@ -25,8 +25,7 @@ _PLACE_IN_SCHEDULE = ("last_epoch", "_step_count", "_last_lr")  # what a schedul
 
 def progress_bar(batches: Iterable[Any], title: str, done: int, steps: int) -> Iterable[Any]:
     """Returns the `Progress` of a terminal."""
-    bar: Iterable[Any] = tqdm(batches, desc=title, initial=done, total=steps, unit="step")
-    return bar
+    return tqdm(batches, desc=title, initial=done, total=steps, unit="step")
 
 
 def quietly(batches: Iterable[Any], title: str, done: int, steps: int) -> Iterable[Any]:
@@ -35,15 +34,7 @@ def quietly(batches: Iterable[Any], title: str, done: int, steps: int) -> Iterab
 
 
 class Run:
-    """The training of one task.
-
-    Attributes:
-        task: the task.
-        epoch: epochs that are done.
-        step: steps that are done in the one that is not.
-        history: measurements.
-        line: what the last epoch came to, in words.
-    """
+    """The training of one task: epochs and steps that are done, history, and the last epoch in a line."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -68,14 +59,9 @@ class Run:
     def train_epoch(
         self, progress: Progress = quietly, stop: Callable[[], bool | None] = lambda: False
     ) -> bool:
-        """Trains to the end of the current epoch and evaluates.
+        """Trains to the end of the current epoch and evaluates; returns False when ``stop`` said so before.
 
-        Args:
-            progress: wraps the remaining batches.
-            stop: asked after every step, a moment at which the state may be saved.
-
-        Returns:
-            Whether the end was reached; False when ``stop`` said so before.
+        ``stop`` is asked after every step, a moment at which the state may be saved.
         """
         task, steps, first = self.task, at_most(self.task.steps_in(self.epoch)), self.step
         if task.evaluates_untrained and not (self.epoch or self.step or self.history.epochs):

@@ -14,11 +14,8 @@ from benchmarks.engine.history import History
 class RunLog:
     """Writes what histories have gained since the last call.
 
-    It always starts anew: a resumed run writes its whole past once more, so that a log never holds
+    It empties its folder first: a resumed run writes its whole past once more, so that a log never holds
     the steps that a killed run took after its last checkpoint.
-
-    Args:
-        folder: emptied first; gets the sub-folders ``tensorboard`` and ``records``.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -69,11 +69,7 @@ class Running:
 
 
 def check(settings: Any) -> None:
-    """Looks at the bounds of all values.
-
-    Raises:
-        ValueError: a value is out of its bounds.
-    """
+    """Raises ValueError where a value is out of its bounds."""
     for name, hint in get_type_hints(type(settings), include_extras=True).items():
         value = getattr(settings, name)
         for kind in (hint, *get_args(hint)):

@@ -16,14 +16,7 @@ from pml_xbn.diagnostics import AdaptedStaleness
 
 
 class Step(NamedTuple):
-    """Where a run is.
-
-    Attributes:
-        epoch: from 0.
-        number: of the step in its epoch.
-        total: the same, counted over all epochs.
-        is_logged: whether it gives a row of the log.
-    """
+    """Where a run is: epoch from 0, step in it, step over all epochs; whether it gives a row of the log."""
 
     epoch: int
     number: int
@@ -54,6 +47,7 @@ class Task(ABC):
         measured: what the diagnostics measure.
         is_timed: whether the history has the time of every step, for which a GPU waits.
         evaluates_untrained: whether there is an evaluation before the first step.
+        evaluate_every: epochs from one evaluation to the next.
     """
 
     loss_fn: nn.Module
@@ -65,6 +59,7 @@ class Task(ABC):
     measured: Measured
     is_timed = True
     evaluates_untrained = False
+    evaluate_every = 1
 
     def steps_in(self, epoch: int) -> int:
         """Returns steps of an epoch."""
@@ -88,10 +83,10 @@ class Task(ABC):
 
     def evaluates_after(self, epochs: int) -> bool:
         """Returns whether there is an evaluation after so many epochs."""
-        return True
+        return epochs % self.evaluate_every == 0
 
     def end_epoch(self) -> None:  # noqa: B027
-        """Called after the last step of an epoch."""
+        """Ends an epoch, after its last step."""
 
     @abstractmethod
     def evaluate(self, logged: list[Row]) -> Evaluated:
@@ -110,7 +105,7 @@ class Task(ABC):
         """
 
     def note_staleness(self, staleness: AdaptedStaleness) -> None:  # noqa: B027
-        """Called with every measurement of staleness."""
+        """Takes note of a measurement of staleness."""
 
     def state_dict(self) -> dict[str, Any]:
         return {name: state_of(part) for name, part in self.parts.items()}

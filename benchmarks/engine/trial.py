@@ -9,11 +9,7 @@ _CLASSES = 24  # of Glyphs for every step
 
 
 def at_most(number: int, each: int = 1) -> int:
-    """Returns ``number``, or at most ``each`` for every step that PML_XBN_MAX_STEPS allows.
-
-    Raises:
-        ValueError: the variable is not a whole number above 0.
-    """
+    """Returns ``number``, or at most ``each`` for every step that PML_XBN_MAX_STEPS allows."""
     steps = os.environ.get(_VARIABLE, "")
     if not steps:
         return number

@@ -71,13 +71,10 @@ class ClusterMatching(nn.Module):
                 self._find_centroids(rows)
             self.num_steps += 1
             groups, batch_groups = self._nearest(rows), self._nearest(batch_rows)
-        adapted: Tensor | None = self.group_matching(
-            memory, groups.to(memory.device), batch, batch_groups.to(batch.device)
-        )
-        return adapted
+        return self.group_matching(memory, groups.to(memory.device), batch, batch_groups.to(batch.device))
 
     def _find_centroids(self, rows: Tensor) -> None:
-        """Of standardized rows; the old ones stay where a row is NaN."""
+        """Clusters standardized rows; the old centroids stay where a row is NaN."""
         import faiss
 
         points = rows.float().cpu()
@@ -95,7 +92,7 @@ class ClusterMatching(nn.Module):
 
 
 def _standardized(rows: Tensor) -> Tensor:
-    wide = rows.double()
-    row_moments = moments(wide)
+    precise = rows.double()
+    row_moments = moments(precise)
     standard = Moments(torch.zeros_like(row_moments.mean), torch.ones_like(row_moments.std))
-    return row_moments.to(standard).map(wide)
+    return row_moments.to(standard).map(precise)

@@ -39,7 +39,7 @@ class LearnedCorrection:
     def __call__(
         self, memory: Tensor, memory_labels: Tensor, batch: Tensor, batch_labels: Tensor
     ) -> Tensor | None:
-        """The corrected rows ``(n, d)``; None where no sample returns."""
+        """Returns the corrected rows ``(n, d)``; None where no sample returns."""
         in_memory, in_batch = self.memory.returning_samples
         if len(in_memory) == 0:
             return None
@@ -49,12 +49,13 @@ class LearnedCorrection:
         if self.kind == "shift":
             return (rows + shift).to(memory.dtype)
         centred, variances = rows - rows.mean(dim=0), rows.var(dim=0, unbiased=False)
-        old, left = centred[in_memory], moves - shift
+        inputs, residuals = centred[in_memory], moves - shift
         if self.kind == "diagonal":
-            slopes = (old * left).sum(dim=0) / (old.square().sum(dim=0) + self.ridge * variances).clamp(1e-30)
+            squares = inputs.square().sum(dim=0) + self.ridge * variances
+            slopes = (inputs * residuals).sum(dim=0) / squares.clamp(1e-30)
             return (rows + shift + centred * slopes).to(memory.dtype)
-        penalty = self.ridge * variances.mean().clamp(1e-30) * torch.eye(len(old), dtype=old.dtype)
-        weights = old.T @ torch.linalg.solve(old @ old.T + penalty.to(old), left)
-        directions = torch.linalg.svd(old @ weights, full_matrices=False).Vh[: self.rank]
+        penalty = self.ridge * variances.mean().clamp(1e-30) * torch.eye(len(inputs), dtype=inputs.dtype)
+        weights = inputs.T @ torch.linalg.solve(inputs @ inputs.T + penalty.to(inputs), residuals)
+        directions = torch.linalg.svd(inputs @ weights, full_matrices=False).Vh[: self.rank]
         moved: Tensor = centred @ weights @ directions.T @ directions
         return (rows + shift + moved).to(memory.dtype)

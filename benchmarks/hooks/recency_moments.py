@@ -44,7 +44,7 @@ class RecencyMatching:
     def __call__(
         self, memory: Tensor, memory_labels: Tensor, batch: Tensor, batch_labels: Tensor
     ) -> Tensor | None:
-        """The adapted rows ``(n, d)``; None with fewer than two rows in memory or batch."""
+        """Returns the adapted rows ``(n, d)``; None with fewer than two rows in memory or batch."""
         if min(len(memory), len(batch)) < 2:
             return None
         rows, oldest = memory.double(), 0 if self.memory is None else self.memory.queue_idx

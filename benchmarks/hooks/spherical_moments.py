@@ -120,8 +120,7 @@ def _mean_log(units: Tensor, mean: Tensor) -> Tensor:
     cosines = (units @ mean).clamp(-1, 1)
     sines = (1 - cosines.square()).sqrt()
     weights = torch.where(sines > 0, cosines.acos() / sines, 1.0)
-    mean_log: Tensor = (weights @ units - (weights @ cosines) * mean) / len(units)
-    return mean_log
+    return (weights @ units - (weights @ cosines) * mean) / len(units)
 
 
 def _exp(tangents: Tensor, mean: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ from benchmarks.engine.results import RESULTS, read_csv, write_csv
 from benchmarks.engine.settings import Positive, among, check
 from benchmarks.engine.trial import at_most
 from benchmarks.loss_cost.case import LOSSES, Case, usual_miner
-from benchmarks.loss_cost.report import FITS, NO_FIT, Results, case_of, page
+from benchmarks.loss_cost.report import FITS, NO_FIT, Results, case_from_row, page
 
 _OUT_OF_MEMORY = re.compile(
     "MemoryError|out ?of ?memory|allocate memory|not enough memory|bad_alloc|size calculation overflowed",
@@ -119,16 +119,13 @@ def main() -> None:
     }
     path = settings.output / f"loss_cost_{torch.device(settings.device).type}.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
-    results = {case_of(row): row for row in read_csv(path)}
+    results = {case_from_row(row): row for row in read_csv(path)}
     bar = tqdm(list(planned(settings)), unit="case")
     for case in bar:
         bar.set_postfix_str(f"{case.memory}, {case.loss}, {case.miner}, {case.rows} rows")
         if case not in results:
-            line = (
-                case._asdict()
-                | conditions
-                | (_failure_of_smaller(case, results) or measured(case, conditions))
-            )
+            outcome = _failure_of_smaller(case, results) or measured(case, conditions)
+            line = case._asdict() | conditions | outcome
             results[case] = {name: str(value) for name, value in line.items()}
             write_csv([results[case] for case in sorted(results)], path)
     path.with_suffix(".md").write_text(page(results))

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import platform
-from importlib.metadata import version
-
 import torch
 
-from benchmarks.engine.measuring import name_of
+from benchmarks.engine.cost import environment
 from benchmarks.engine.results import markdown
 from benchmarks.loss_cost.case import OURS, PML, Case
 
@@ -17,7 +14,7 @@ _NAMES = {OURS: "ours", PML: "PML's"}
 Results = dict[Case, dict[str, str]]
 
 
-def case_of(row: dict[str, str]) -> Case:
+def case_from_row(row: dict[str, str]) -> Case:
     """Returns the case of a line of the CSV file."""
     return Case(row["loss"], row["miner"], row["classes"], row["memory"], int(row["rows"]))
 
@@ -26,15 +23,12 @@ def page(results: Results) -> str:
     """Returns the tables, in Markdown."""
     first = next(iter(results.values()))
     classes = sorted({case.classes for case in results}, reverse=True)
-    device = name_of(torch.device(first["device"]))
     parts = [
         "# Cost of a step of every loss, forward and backward, beside PML's CrossBatchMemory",
-        f"{device}, {first['threads']} thread, torch {torch.__version__}, pytorch-metric-learning "
-        f"{version('pytorch-metric-learning')}, Python {platform.python_version()}; batch 64 (16 classes by "
-        "4), d = 512, a full memory of *n* rows; *ours* is XBN. Medians of at most "
-        f"{first['repeats']} steps. Every case has a process of its own, "
-        f"{float(first['memory_limit_gb']):g} GB beyond what the libraries take, and {_seconds(first)} for a "
-        "step. Written by `benchmarks.loss_cost`.",
+        f"{environment(torch.device(first['device']), int(first['threads']))}; batch 64 (16 classes by 4), "
+        f"d = 512, a full memory of *n* rows; *ours* is XBN. Medians of at most {first['repeats']} steps. "
+        f"Every case has a process of its own, {float(first['memory_limit_gb']):g} GB beyond what the "
+        f"libraries take, and {_seconds(first)} for a step. Written by `benchmarks.loss_cost`.",
         "✗: does not fit. >: takes longer than that. Where a memory does not fit or takes too long, larger "
         "ones are not tried.",
         "## What fits",
@@ -44,16 +38,9 @@ def page(results: Results) -> str:
     for title, column in (("Time of a step (ms)", "ms"), ("Peak memory (MB), rows included", "peak_mb")):
         for kind in classes:
             parts += [f"## {title}, {kind} classes", _by_loss(results, column, [kind], _NAMES)]
-    return (
-        "\n\n".join(
-            [
-                *parts,
-                "## Time of a step of ours, over that of SupConLoss without miner",
-                _by_loss(results, "times_supcon", classes, {OURS: ""}),
-            ]
-        )
-        + "\n"
-    )
+    parts += ["## Time of a step of ours, over that of SupConLoss without miner"]
+    parts += [_by_loss(results, "times_supcon", classes, {OURS: ""})]
+    return "\n\n".join(parts) + "\n"
 
 
 def _fitting(results: Results, classes: list[str]) -> str:

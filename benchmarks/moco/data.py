@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks.engine.distortion import distort
 from benchmarks.engine.glyphs import load_glyphs
-from benchmarks.engine.keyed_items import Images, KeyedItems, Transform, chosen, load
+from benchmarks.engine.keyed_items import Images, KeyedItems, Transform, class_subset, load
 from benchmarks.engine.randomness import generator_for
 from benchmarks.moco.settings import Settings
 from pml_xbn.datasets import CIFAR10, CIFAR100
@@ -39,10 +39,6 @@ class GlyphPairs:
     No training image shows a class of the test images, so each of these is searched for among all others,
     under one fixed distortion.
 
-    Args:
-        settings: ``classes`` and ``seed``.
-        device: where the images lie.
-
     Attributes:
         summary: says in words what there is.
         identity: differs where the images do.
@@ -64,12 +60,7 @@ class GlyphPairs:
         )
 
     def pairs(self, batches: Mapping[int, Tensor], epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields two views (B, C, H, W) of every batch.
-
-        Args:
-            batches: (B,) positions of training images by step.
-            epoch: what the augmentation depends on, beside the seed and the step.
-        """
+        """Yields two views (B, C, H, W) of every batch of positions, which are given by step."""
         for step, batch in batches.items():
             images = self.images[batch.to(self.images.device)]
             queries, keys = (generator_for(self.seed, epoch, step, name) for name in ("queries", "keys"))
@@ -80,21 +71,14 @@ class CIFARPairs:
     """CIFAR, augmented as in PML's notebook; test images are classified by the training images.
 
     It has what `GlyphPairs` has.
-
-    Args:
-        settings: ``dataset``, ``root``, ``download``, ``classes``, ``seed`` and ``workers``.
-        device: where batches are put.
-
-    Raises:
-        FileNotFoundError, ImportError, ValueError: as `pml_xbn.datasets.CIFAR10`.
     """
 
     def __init__(self, settings: Settings, device: torch.device) -> None:
         cls = _CIFAR[settings.dataset]
         train = cls(settings.root, "train", download=settings.download)
-        test = chosen(cls(settings.root, "test"), settings.classes)
+        test = class_subset(cls(settings.root, "test"), settings.classes)
         self._settings, self._device = settings, device
-        self._train, (view, test_view) = chosen(train, settings.classes), _transforms()
+        self._train, (view, test_view) = class_subset(train, settings.classes), _transforms()
         self._views = KeyedItems(self._train, partial(_two, view), settings.seed)
         self.train_labels = self._train.labels
         self.identity: str = settings.dataset
@@ -116,13 +100,7 @@ MoCoData = GlyphPairs | CIFARPairs
 
 
 def load_data(settings: Settings) -> MoCoData:
-    """Reads a data set.
-
-    Raises:
-        FileNotFoundError: the images are not in ``root``.
-        ImportError: what draws or reads them is not installed.
-        ValueError: they do not fill a batch.
-    """
+    """Reads a data set."""
     device = torch.device(settings.device)
     data = (GlyphPairs if settings.dataset == "glyphs" else CIFARPairs)(settings, device)
     available = len(data.train_labels)

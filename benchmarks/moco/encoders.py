@@ -19,12 +19,6 @@ class Encoders(nn.Module):
 
     Embeddings come out as the last layer makes them, of any length, and are stored so, as in PML's notebook;
     the loss compares their directions.
-
-    Args:
-        settings: the network by its ``dataset``, and ``momentum``, ``bn_splits`` and ``seed``.
-
-    Raises:
-        ImportError: CIFAR without a torchvision that loads.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -39,14 +33,9 @@ class Encoders(nn.Module):
         self.momentum = settings.momentum
 
     def forward(self, queries: Tensor, keys: Tensor, *shuffle_key: int | str) -> tuple[Tensor, Tensor]:
-        """Embeds queries with gradient, and after a step of the key encoder the keys without.
+        """Returns (B, d) of queries with gradient, and of keys without, after a step of the key encoder.
 
-        Args:
-            queries, keys: (B, C, H, W), two views of the same images in the same order.
-            shuffle_key: what the order in which the keys are normalised depends on, and on nothing else.
-
-        Returns:
-            (B, d) of the queries and (B, d) of the keys.
+        The order in which the keys are normalised depends on ``shuffle_key`` alone.
         """
         embedded_queries: Tensor = self.query(queries)
         with torch.no_grad():

@@ -9,11 +9,7 @@ from benchmarks.engine.accuracy import neighbours
 
 
 def knn_accuracy(
-    queries: Tensor,
-    query_labels: Tensor,
-    gallery: tuple[Tensor, Tensor] | None,
-    k: int,
-    temperature: float,
+    queries: Tensor, query_labels: Tensor, gallery: tuple[Tensor, Tensor] | None, k: int, temperature: float
 ) -> dict[str, float]:
     """Returns the accuracy in percent of the weighted vote of k neighbours, and Recall@1.
 
@@ -26,9 +22,6 @@ def knn_accuracy(
         gallery: (N, d) of unit length and (N,) labels to search in; None for all other queries.
         k: number of neighbours; all of them where there are fewer.
         temperature: of the weights.
-
-    Returns:
-        ``weighted_knn`` and ``recall_at_1``.
     """
     vectors, labels = (None, query_labels) if gallery is None else gallery
     others = len(labels) - (gallery is None)

@@ -51,14 +51,6 @@ class Running(common.Running):
 class Settings(Experiment, Running):
     """The paper gives the batch size and the encoder's momentum; everything else is that of PML's notebook
     "MoCo on CIFAR10", which it follows.
-
-    Attributes:
-        embedding_size: length of an embedding.
-        learning_rate, sgd_momentum, weight_decay: of SGD.
-        knn_k, knn_temperature: of the weighted kNN classifier that measures accuracy.
-
-    Raises:
-        ValueError: a value out of range.
     """
 
     embedding_size: int = 128

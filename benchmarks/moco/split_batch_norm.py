@@ -13,10 +13,6 @@ class SplitBatchNorm2d(nn.BatchNorm2d):
     their queries, or the network tells a pair by its batch's statistics. It exchanges keys between devices;
     with parts for devices it is enough to shuffle the keys within the batch. In evaluation this is
     ordinary batch normalization.
-
-    Args:
-        num_features: number of channels.
-        splits: number of parts.
     """
 
     def __init__(self, num_features: int, splits: int) -> None:
@@ -34,12 +30,7 @@ class SplitBatchNorm2d(nn.BatchNorm2d):
 
 
 def split_batch_norms(network: nn.Module, splits: int) -> None:
-    """Replaces every BN of an untrained network.
-
-    Args:
-        network: changed in place.
-        splits: number of parts; with 1 nothing is changed.
-    """
+    """Replaces every BN of an untrained network in place; one split changes nothing."""
     if splits == 1:
         return
     for module in list(network.modules()):

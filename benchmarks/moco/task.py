@@ -39,13 +39,7 @@ def build_queue(method: str, settings: Settings) -> nn.Module:
 
 
 class MoCoTask(Task):
-    """The encoders and SGD, with the queue of a method.
-
-    Args:
-        settings: what the result depends on.
-        data: the data set that they name.
-        method: one of `METHODS`.
-    """
+    """The encoders and SGD, with the queue of a method."""
 
     evaluates_untrained = True
     log_every = _LOG_EVERY
@@ -61,12 +55,8 @@ class MoCoTask(Task):
             weight_decay=settings.weight_decay,
         )
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, settings.epochs)
-        self.parts = {
-            "encoders": self.encoders,
-            "optimizer": self.optimizer,
-            "scheduler": self.scheduler,
-            "loss_fn": self.loss_fn,
-        }
+        names = ("encoders", "optimizer", "scheduler", "loss_fn")
+        self.parts = {name: getattr(self, name) for name in names}
         self.rows_per_step = settings.batch_size
         self.steps_per_epoch = len(data.train_labels) // settings.batch_size
         self.measured = Measured(settings.diagnostics_every)

@@ -29,8 +29,7 @@ from benchmarks.engine.run import progress_bar, quietly
 from benchmarks.papers.data import load_data
 from benchmarks.papers.model import weights_name
 from benchmarks.papers.presets import read_settings
-from benchmarks.papers.reproducing import same_experiments, table
-from benchmarks.papers.results import result_table
+from benchmarks.papers.reproducing import result_table, same_experiments, table
 from benchmarks.papers.session import Session, draw
 from benchmarks.papers.settings import Settings
 from benchmarks.papers.task import PapersTask

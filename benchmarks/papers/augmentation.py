@@ -25,12 +25,7 @@ def image_size(settings: Settings) -> int:
 
 
 def build_transforms(settings: Settings, data_config: dict[str, Any]) -> tuple[Transform, Transform]:
-    """Returns the transforms of training and of testing.
-
-    Args:
-        settings: which ones.
-        data_config: what timm says of the backbone's input: mean, std, interpolation, crop_pct.
-    """
+    """Returns the transforms of training and of testing, with what timm says of the backbone's input."""
     size, mean, std = image_size(settings), data_config["mean"], data_config["std"]
     if settings.dataset == "glyphs":
         prepared = partial(_glyph_input, size=size, mean=mean, std=std)

@@ -30,8 +30,7 @@ class RingLoss(nn.Module):
         norms = embeddings.norm(dim=1)
         with torch.no_grad():
             self.radius.copy_(torch.where(self.radius < 0, norms.mean(), self.radius))
-        loss: Tensor = (norms - self.radius).square().mean() / 2
-        return loss
+        return (norms - self.radius).square().mean() / 2
 
 
 class CenterContrastiveLoss(nn.Module):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.engine.glyphs import load_glyphs
-from benchmarks.engine.keyed_items import Images, chosen
+from benchmarks.engine.keyed_items import Images, class_subset
 from benchmarks.engine.trial import first_classes
 from benchmarks.papers.settings import Settings
 from pml_xbn import datasets
@@ -47,12 +47,7 @@ class TaskData:
 
 
 def load_data(settings: Settings) -> TaskData:
-    """Reads the annotations of a data set.
-
-    Raises:
-        FileNotFoundError: it is not there.
-        ValueError: it cannot be downloaded, a file is broken, or there is nothing to search for.
-    """
+    """Reads the annotations of a data set."""
     if settings.dataset == "glyphs":
         return _glyphs(settings)
     cls = getattr(datasets, _CLASSES[settings.dataset])
@@ -62,15 +57,15 @@ def load_data(settings: Settings) -> TaskData:
     def load(split: str) -> Any:
         return cls(settings.root, split, download=settings.download, **options)
 
-    train = _chosen(load("train"), settings.limit_classes)
+    train = _nonempty_subset(load("train"), settings.limit_classes)
     if settings.dataset == "vehicle-id":
         return _with_drawn_galleries(settings, train, load(settings.test_size))
-    tests = [_chosen(load(name), settings.limit_classes) for name in cls.evaluation]
+    tests = [_nonempty_subset(load(name), settings.limit_classes) for name in cls.evaluation]
     return _task(train, *tests)
 
 
 def _with_drawn_galleries(settings: Settings, train: Images, tests: datasets.VehicleID) -> TaskData:
-    test = _chosen(tests, settings.limit_classes)
+    test = _nonempty_subset(tests, settings.limit_classes)
     # The same in all runs, so that their figures can be compared.
     draws = torch.stack([tests.draw_gallery(seed) for seed in range(settings.gallery_draws)])
     galleries = draws[:, test.positions]
@@ -88,15 +83,17 @@ def _glyphs(settings: Settings) -> TaskData:
     fixed = list(zip(test.images, test.labels.tolist(), strict=True))
     queries = Images(fixed, torch.arange(len(fixed)), test.labels, test.superclasses)
     train = datasets.Glyphs("train")
-    return _task(_chosen(train, first_classes(len(train.superclasses), settings.limit_classes)), queries)
+    return _task(
+        _nonempty_subset(train, first_classes(len(train.superclasses), settings.limit_classes)), queries
+    )
 
 
 def _task(train: Images, queries: Images, gallery: Images | None = None) -> TaskData:
     return TaskData(train, queries, gallery, int(train.labels.max()) + 1)
 
 
-def _chosen(dataset: Any, classes: int | None) -> Images:
-    images = chosen(dataset, classes)
+def _nonempty_subset(dataset: Any, classes: int | None) -> Images:
+    images = class_subset(dataset, classes)
     if not len(images):
         raise ValueError(f"--limit-classes {classes} leaves no image of a split; pass a larger number")
     return images

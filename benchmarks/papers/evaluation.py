@@ -36,11 +36,7 @@ _Search = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 class Evaluation:
     """Embeds the test images and measures retrieval and, if wished, clustering.
 
-    Args:
-        settings: the run's.
-        data: the test images.
-        transform: makes the model's input.
-        ranks: embed a part each; the first one measures, and the others know no numbers.
+    All ranks embed a part each; the first one measures, and the others know no numbers.
     """
 
     def __init__(self, settings: Settings, data: TaskData, transform: Transform, ranks: Ranks) -> None:

@@ -19,10 +19,6 @@ class GradientUpdate(AdaptiveCrossBatchMemory):
 
     at unit length (Cross-Batch Memory, supplement §2, Tables 2 and 7). The paper prints a plus, but optimizes
     rows as proxies, so descent is meant. L is the loss against the memory alone. On one process.
-
-    Args:
-        update_learning_rate: α.
-        *args, **options: as for the base class.
     """
 
     def __init__(self, *args: Any, update_learning_rate: float, **options: Any) -> None:

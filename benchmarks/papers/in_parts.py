@@ -14,10 +14,6 @@ class InParts(nn.Module):
     They are dropped after the first pass. The gradient of the loss by all embeddings is back-propagated part
     by part, each of which is embedded again for it (gradient caching: Gao et al. 2021), with the random
     numbers and the buffers of the first pass.
-
-    Args:
-        model: gives embeddings.
-        parts: their number; 1 keeps the activations.
     """
 
     def __init__(self, model: nn.Module, parts: int) -> None:
@@ -26,12 +22,10 @@ class InParts(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         if self.parts == 1:
-            whole: Tensor = self.model(images)
-            return whole
+            return self.model(images)
         return torch.cat([self._embed(part) for part in images.chunk(self.parts)])
 
     def _embed(self, part: Tensor) -> Tensor:
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         passes = iter((self.model, lambda images: functional_call(self.model, buffers, (images,))))
-        embeddings: Tensor = checkpoint(lambda images: next(passes)(images), part, use_reentrant=False)
-        return embeddings
+        return checkpoint(lambda images: next(passes)(images), part, use_reentrant=False)

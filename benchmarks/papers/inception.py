@@ -16,16 +16,9 @@ INCEPTIONS = {
 
 
 class InceptionBackbone(nn.Module):
-    """Images (B, 3, H, W) to features (B, 1024), or to feature maps (B, 1024, h, w).
+    """Images (B, 3, H, W) to features (B, 1024), or to maps (B, 1024, h, w) where ``pool`` leaves them.
 
-    Args:
-        name: one of `INCEPTIONS`.
-        network: that one, whose classifier is dropped.
-        pool: makes features of feature maps, or leaves them.
-
-    Attributes:
-        num_features: 1024.
-        pretrained_cfg: what timm's `resolve_data_config` asks its own models for.
+    `pretrained_cfg` is what timm's `resolve_data_config` asks its own models for.
     """
 
     num_features = FEATURES
@@ -50,8 +43,7 @@ class InceptionBackbone(nn.Module):
         }
 
     def forward(self, images: Tensor) -> Tensor:
-        features: Tensor = self.pool(self.maps(images))
-        return features
+        return self.pool(self.maps(images))
 
 
 class _BNInceptionMaps(nn.Module):
@@ -63,16 +55,11 @@ class _BNInceptionMaps(nn.Module):
         network.last_linear = nn.Identity()
 
     def forward(self, images: Tensor) -> Tensor:
-        maps: Tensor = self.network.features(images.flip(1))
-        return maps
+        return self.network.features(images.flip(1))
 
 
 def build_inception(name: str) -> Any:
-    """Returns one of `INCEPTIONS`, untrained and with its classifier.
-
-    Raises:
-        ImportError: a package is missing.
-    """
+    """Returns one of `INCEPTIONS`, untrained and with its classifier."""
     if name == "googlenet":
         from torchvision.models import googlenet
 

@@ -19,12 +19,7 @@ from pml_xbn.losses import BatchLoss, SampledNormalizedSoftmaxLoss, StopGradient
 
 @dataclass(frozen=True, kw_only=True)
 class LossSetup(MemorySetup):
-    """What losses need to know of the task beside what memories do.
-
-    Attributes:
-        num_classes: classes of the training set.
-        world_size: number of ranks.
-    """
+    """What losses need to know of the task beside what memories do."""
 
     num_classes: int
     world_size: int
@@ -46,11 +41,7 @@ _TAKEN: dict[str, tuple[str, ...]] = {
 
 
 def build_loss(settings: Settings, setup: LossSetup) -> nn.Module:
-    """Returns the method's loss, which takes (embeddings, labels).
-
-    Raises:
-        ValueError: settings that the loss refuses.
-    """
+    """Returns the method's loss, which takes (embeddings, labels)."""
     if settings.method == "norm-softmax":
         return SampledNormalizedSoftmaxLoss(
             setup.num_classes, settings.embedding_size, settings.temperature, settings.class_ratio

@@ -21,13 +21,7 @@ from pml_xbn.heads import MAP_HEADS, make_head, remove_last_bn_relu
 class EmbeddingModel(nn.Module):
     """Images (B, 3, H, W) to embeddings (B, d).
 
-    Args:
-        backbone: gives features, or feature maps where the head pools.
-        head: gives embeddings.
-        normalized: make them unit length.
-        dropout: share of an embedding that is zeroed in training.
-        freeze_bn: in training, too, the backbone's BN uses the statistics that it has, and keeps them. Its
-            scales and biases are trained.
+    With ``freeze_bn`` the backbone's BN keeps its statistics in training; its scales and biases learn.
     """
 
     def __init__(
@@ -44,8 +38,7 @@ class EmbeddingModel(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         embeddings: Tensor = self.head(self.backbone(images)).to(images.dtype)
-        dropped: Tensor = self.dropout(normalize(embeddings) if self.normalized else embeddings)
-        return dropped
+        return self.dropout(normalize(embeddings) if self.normalized else embeddings)
 
     def train(self, mode: bool = True) -> EmbeddingModel:
         super().train(mode)
@@ -59,13 +52,7 @@ class EmbeddingModel(nn.Module):
 def build_model(settings: Settings, num_calls: int) -> tuple[EmbeddingModel, dict[str, Any]]:
     """Returns the model, and what timm says of its input: mean, std, interpolation, crop_pct.
 
-    Args:
-        settings: which model.
-        num_calls: batches, or parts of batches, that it is trained with in all.
-
-    Raises:
-        ValueError: timm has no such backbone or weights, or something does not go with them.
-        FileNotFoundError: the pretrained weights are not here and cannot be fetched.
+    ``num_calls`` are the batches, or parts of batches, that it is trained with in all.
     """
     from timm.data import resolve_data_config
 
@@ -181,7 +168,7 @@ def _address(name: str) -> str:
 
 
 def _load_weights(backbone: nn.Module, name: str, file: str) -> None:
-    """All of the backbone's weights from a file, which may have a classifier too."""
+    """Loads all of the backbone's weights from a file, which may have a classifier too."""
     from timm.models import load_checkpoint
 
     if not Path(file).is_file():

@@ -1,17 +1,45 @@
-"""Optimizers and the learning rate."""
+"""How long a run is, its optimizers and the learning rate."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from benchmarks.papers.length import Length
+from benchmarks.engine.trial import at_most
 from benchmarks.papers.settings import Settings
+
+
+@dataclass(frozen=True)
+class Length:
+    """An epoch is a pass over the training set; at first the new layers train alone, then all."""
+
+    steps_per_epoch: int
+    warmup_epochs: int
+    main_steps: int
+
+    @property
+    def epochs(self) -> int:
+        return self.warmup_epochs + math.ceil(self.main_steps / self.steps_per_epoch)
+
+    @property
+    def steps(self) -> int:
+        return self.warmup_epochs * self.steps_per_epoch + self.main_steps
+
+    def steps_in(self, epoch: int) -> int:
+        """Iterations of an epoch, counted from 0; the last one may be cut short."""
+        return min(self.steps_per_epoch, self.steps - epoch * self.steps_per_epoch)
+
+
+def run_length(settings: Settings, batches_per_epoch: int) -> Length:
+    steps = at_most(min(batches_per_epoch, settings.steps_per_epoch or batches_per_epoch))
+    main_steps = at_most(settings.iterations or settings.epochs * steps)
+    return Length(steps, at_most(settings.warmup_epochs), main_steps)
 
 
 def build_warmup_optimizer(settings: Settings, parameters: Iterable[nn.Parameter]) -> Optimizer:
@@ -35,7 +63,7 @@ def _sgd(settings: Settings, parameters: Iterable[nn.Parameter], rate: float) ->
 
 
 def _groups(settings: Settings, parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
-    """Parameters by their weight decay; vectors and scalars have none unless that is set."""
+    """Returns parameter groups; vectors and scalars have no weight decay unless that is set."""
     decayed: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for parameter in parameters:

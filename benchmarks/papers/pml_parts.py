@@ -20,32 +20,23 @@ _FIRST_WEIGHTS = {"linear": TorchInitWrapper(nn.init.kaiming_uniform_, a=5**0.5,
 
 
 def make_loss(name: str, options: dict[str, Any], flag: str = "--loss", **known: Any) -> nn.Module:
-    """Returns a loss; of ``known`` (num_classes, embedding_size) it gets what it asks for.
-
-    Raises:
-        ValueError: there is no such loss, or it does not take the options.
-    """
+    """Returns a loss; of ``known`` (num_classes, embedding_size) it gets what it asks for."""
     cls = _part(flag, _LOSSES, name)
     # Its bases' too, which *args and **kwargs go to.
     inits = [vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base)]
     asked = {parameter for init in inits for parameter in inspect.signature(init).parameters}
-    loss: nn.Module = _make(cls, {**{key: value for key, value in known.items() if key in asked}, **options})
-    return loss
+    return _make(cls, {**{key: value for key, value in known.items() if key in asked}, **options})
 
 
 def make_miner(name: str, options: dict[str, Any]) -> nn.Module | None:
-    """Returns a miner of PML; None for the name none.
-
-    Raises:
-        ValueError: there is no such miner, or it does not take the options.
-    """
+    """Returns a miner of PML; None for the name none."""
     return None if name == "none" else _make(_part("--miner", vars(miners), name), options)
 
 
-def _part(what: str, parts: Mapping[str, Any], name: str) -> Any:
+def _part(setting: str, parts: Mapping[str, Any], name: str) -> Any:
     names = sorted(key for key, value in parts.items() if inspect.isclass(value))
     if name not in names:
-        raise ValueError(f"{what} is {name!r}; choose one of {', '.join(names)}")
+        raise ValueError(f"{setting} is {name!r}; choose one of {', '.join(names)}")
     return parts[name]
 
 

@@ -42,11 +42,7 @@ def preset_flags(preset: str, dataset: str) -> list[str]:
 
 
 def read_settings(arguments: Sequence[str] | None = None, description: str | None = None) -> Settings:
-    """Returns the settings of a command line: flags, then the config file, the preset, and the defaults.
-
-    Raises:
-        ValueError: a value is impossible, or has no effect.
-    """
+    """Returns the settings of a command line: flags, then the config file, the preset, and the defaults."""
 
     def preset(named: dict[str, str]) -> list[str]:
         return preset_flags(*(named.get(name, getattr(Settings, name)) for name in ("preset", "dataset")))

@@ -1,14 +1,14 @@
-"""The table of all experiments, and which of them a run repeats."""
+"""The table of all experiments, which of them a run repeats, and its result beside theirs."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine.results import markdown, read_csv
+from benchmarks.engine.results import markdown, read_csv, spread
 from benchmarks.engine.settings import identity
 from benchmarks.papers.experiments import EXPERIMENTS, Experiment
-from benchmarks.papers.results import metric_name
 from benchmarks.papers.settings import Settings
 
 MOCO_CSV = Path(__file__).parents[1] / "results" / "moco_glyphs.csv"
@@ -23,6 +23,13 @@ _IDENTITY = (
     *("mean_lambda", "std_lambda", "miner_options", "loss", "beside", "beside_options", "beside_weight"),
 )
 _NOT_COMPARED = ("seed", "nmi")
+_NAMES = {
+    "map_at_r": "MAP@R",
+    "nmi": "NMI",
+    "separability_criterion": "class separability",
+    "separability_between": "scatter between classes",
+    "separability_within": "scatter within classes",
+}
 
 
 def table(text: str = "") -> str:
@@ -32,20 +39,13 @@ def table(text: str = "") -> str:
     if text:
         every = [*rows.splitlines()[2:], *_moco_rows()]
         return "".join(f"{row}\n" for row in every if text.lower() in row.lower())
+    first = ("paper", "place", "what")
     elsewhere = [
-        (
-            item["paper"],
-            item["place"],
-            item["what"],
-            item["runs"] or item["place"],
-            item["where"] or "the results",
-        )
+        [*(item[name] for name in first), item["runs"] or item["place"], item["where"] or "the results"]
         for item in INVENTORY
         if item["runs"] or item["where"]
     ]
-    left_out = [
-        [item[name] for name in ("paper", "place", "what", "reason")] for item in INVENTORY if item["reason"]
-    ]
+    left_out = [[item[name] for name in (*first, "reason")] for item in INVENTORY if item["reason"]]
     columns = ["Paper", "Table or figure", "What"]
     page = Path(__file__).with_name("reproducing.md").read_text(encoding="utf-8")
     return page.format(
@@ -108,3 +108,27 @@ def _differences(ours: Settings, theirs: Settings) -> list[str]:
         for name, value in own.items()
         if name not in _NOT_COMPARED and value != others[name]
     ]
+
+
+def metric_name(key: str) -> str:
+    """Returns the name in print: recall_at_1 is Recall@1."""
+    return _NAMES.get(key) or key.replace("recall_at_", "Recall@").replace(
+        "superclass_within_", "superclass@"
+    )
+
+
+def result_table(
+    results: Sequence[dict[str, float]],
+    paper: Mapping[str, str],
+    source: str,
+    settings: Mapping[str, tuple[str, str]],
+) -> str:
+    """Returns a Markdown table of runs beside the paper, a row per metric, then the epoch and settings."""
+    lines = [
+        [metric_name(key), spread([row[key] for row in results if key in row], ".2f"), paper.get(key, "–")]
+        for key in {**results[0], **paper}
+        if key != "epoch"
+    ]
+    epochs = ", ".join(str(int(row["epoch"])) for row in results)
+    lines += [["epoch", epochs, "–"], *([name, *values] for name, values in settings.items())]
+    return markdown(["metric", "result", source if paper else "paper"], lines, ["metric"])

@@ -25,7 +25,7 @@ _REMEDY = "resume with the flags of the first run, or start anew in another --ou
 
 
 def draw(histories: Mapping[str, History], settings: Settings, path: Path) -> None:
-    """Recall@1 and the loss over epochs."""
+    """Draws Recall@1 and the loss over epochs."""
     draw_curves(histories, _PANELS, path, settings.warmup_epochs, "new layers\nalone")
 
 
@@ -34,13 +34,6 @@ class Session:
 
     The folder holds ``last.pt``, the state after the last epoch or at the interruption; ``selected.pt``, the
     model of the epoch that ``select`` names; ``logs``; ``curves.png``; and in the end ``result.json``.
-
-    Args:
-        task: what is trained.
-        folder: of this run alone.
-
-    Raises:
-        ValueError: the folder holds a run, and ``resume`` is not set; or one with other settings.
     """
 
     def __init__(self, task: PapersTask, folder: Path) -> None:
@@ -59,12 +52,7 @@ class Session:
         self.selected = state["selected"]
 
     def train(self, progress: Progress, stop: Callable[[], bool]) -> Row | None:
-        """Returns the result of the selected epoch, on the first rank; None if ``stop`` ended it before.
-
-        Args:
-            progress: see `Run.train_epoch`.
-            stop: asked on all ranks after every step.
-        """
+        """Returns the result of the selected epoch, on the first rank; None if ``stop`` ended it before."""
         run, log, method, every = self.run, None, self.task.settings.method, self.task.settings.checkpoint
 
         def after_step() -> bool:

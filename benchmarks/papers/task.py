@@ -22,7 +22,6 @@ from benchmarks.papers.augmentation import build_transforms
 from benchmarks.papers.data import TaskData
 from benchmarks.papers.evaluation import Evaluation, result_row
 from benchmarks.papers.in_parts import InParts
-from benchmarks.papers.length import run_length
 from benchmarks.papers.methods import LossSetup, build_batch_loss, build_beside, build_loss, has_memory
 from benchmarks.papers.model import build_model, images_per_norm
 from benchmarks.papers.optimisation import (
@@ -31,6 +30,7 @@ from benchmarks.papers.optimisation import (
     clip_gradient,
     gradient_scaler,
     learning_rate,
+    run_length,
 )
 from benchmarks.papers.settings import Settings
 
@@ -38,19 +38,7 @@ _PROBE_SIZE = 64
 
 
 class PapersTask(Task):
-    """One method with one seed.
-
-    Args:
-        settings: everything.
-        data: the data set.
-        ranks: the processes.
-
-    Attributes:
-        images_per_norm: images whose moments batch normalization uses; None without any.
-
-    Raises:
-        ValueError: settings that do not go together.
-    """
+    """One method with one seed; ``images_per_norm`` are the images whose moments batch normalization uses."""
 
     is_timed = False
 
@@ -171,13 +159,13 @@ class PapersTask(Task):
         self, batch: tuple[Tensor, Tensor], step: Step, diagnostics: Diagnostics
     ) -> dict[str, Tensor | float]:
         settings, ranks = self.settings, self.ranks
-        alone = step.epoch < self.length.warmup_epochs
-        optimizer = self._warmup_optimizer if alone else self._optimizer
-        loss_fn = self._ranked_warmup_loss if alone else self._ranked_loss
+        is_warmup = step.epoch < self.length.warmup_epochs
+        optimizer = self._warmup_optimizer if is_warmup else self._optimizer
+        loss_fn = self._ranked_warmup_loss if is_warmup else self._ranked_loss
         assert optimizer is not None, "there are new layers, or no epochs of them alone"
         torch.manual_seed(self._step_seed(step.epoch, step.number))
         rate = settings.warmup_learning_rate
-        if not alone:
+        if not is_warmup:
             main_step = step.total - self.length.warmup_epochs * self.steps_per_epoch
             rate = learning_rate(settings, self.length, main_step)
             self._fill_memory(diagnostics)
@@ -196,8 +184,8 @@ class PapersTask(Task):
             part.zero_grad()
         with ranks.autocast(settings.mixed_precision):
             embeddings = self._ranked_model(images)
-        with nullcontext() if alone else diagnostics.watch(step):
-            loss = loss_fn(embeddings, labels, **({} if alone else self._samples(keys)))
+        with nullcontext() if is_warmup else diagnostics.watch(step):
+            loss = loss_fn(embeddings, labels, **({} if is_warmup else self._samples(keys)))
         if settings.loss_per_anchor:
             loss = loss / settings.batch_size
         loss = loss + settings.beside_weight * self._ranked_beside(embeddings, labels)
@@ -261,8 +249,7 @@ class PapersTask(Task):
     def _probe(self) -> Tensor:
         order = torch.randperm(len(self.data.train), generator=generator_for("probe"))
         keys = [(position,) for position in order[:_PROBE_SIZE].tolist()]
-        images: Tensor = next(iter(load(self._plain_items, [keys], workers=0)))[0]
-        return images
+        return next(iter(load(self._plain_items, [keys], workers=0)))[0]
 
     @torch.no_grad()
     def embed_probe(self) -> Tensor:

@@ -54,11 +54,11 @@ class Settings:
 
 def done(path: Path) -> set[Case]:
     """Returns the runs that are finished."""
-    return {Case.of(row) for row in read_csv(path)}
+    return {Case.from_row(row) for row in read_csv(path)}
 
 
 def save(case: Case, outcome: dict[str, Any], folder: Path) -> None:
-    """The run itself last: until it stands there, it is not done."""
+    """Adds a run to the CSV files, its own line last: until that is there, the run is not done."""
     key = {name: str(value) for name, value in asdict(case).items()}
     append_csv([{**key, **row} for row in outcome["epochs"]], folder / BY_EPOCH)
     append_csv([{**key, **outcome["result"]}], folder / RUNS)

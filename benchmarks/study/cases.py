@@ -132,7 +132,7 @@ class Case:
     seed: int
 
     @classmethod
-    def of(cls, row: Mapping[str, str]) -> Case:
+    def from_row(cls, row: Mapping[str, str]) -> Case:
         """Returns the run that a row of a CSV file belongs to."""
         kinds = {"str": str, "int": int, "float": float}
         return cls(**{field.name: kinds[str(field.type)](row[field.name]) for field in fields(cls)})

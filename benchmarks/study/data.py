@@ -20,22 +20,15 @@ _TENTH = 0.9  # where the last tenth of the epochs begins
 
 
 class Study:
-    """What has been measured so far.
-
-    Args:
-        folder: of the CSV files that the study writes.
-
-    Raises:
-        FileNotFoundError: it has not written any.
-    """
+    """What has been measured so far."""
 
     def __init__(self, folder: Path) -> None:
         if not (folder / RUNS).exists():
             raise FileNotFoundError(f"there is no {folder / RUNS}: run python -m benchmarks.study first")
-        self.runs = {Case.of(row): row for row in read_csv(folder / RUNS)}
+        self.runs = {Case.from_row(row): row for row in read_csv(folder / RUNS)}
         self.epochs: dict[Case, list[Row]] = {}
         for row in read_csv(folder / BY_EPOCH):
-            self.epochs.setdefault(Case.of(row), []).append(row)
+            self.epochs.setdefault(Case.from_row(row), []).append(row)
         self.planned = list(cases())
 
     def methods(self, setting: Setting) -> list[str]:

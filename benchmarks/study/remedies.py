@@ -37,7 +37,7 @@ class WarmedUp(StudyTask):
 
     @torch.no_grad()
     def _fill_memory(self) -> None:
-        """With random training images in batches, distorted and in training mode as those that follow."""
+        """Stores random training images in batches, distorted and in training mode as those that follow."""
         memory: Any = self.loss_fn
         train, settings = self.data.train, self.data.settings
         generator = generator_for(settings.seed, "fill")
@@ -65,12 +65,9 @@ class MomentumEncoded(StudyTask):
         self.encoder.update_parameters(self.model)
         return numbers
 
-    def loss_of(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+    def batch_loss(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         is_key = torch.arange(2 * len(labels)) >= len(labels)
-        loss: Tensor = self.loss_fn(
-            torch.cat([embeddings, self._keys]), labels.repeat(2), enqueue_mask=is_key
-        )
-        return loss
+        return self.loss_fn(torch.cat([embeddings, self._keys]), labels.repeat(2), enqueue_mask=is_key)
 
 
 class OldestRefreshed(StudyTask):
@@ -111,9 +108,8 @@ class Corrected(StudyTask):
         self._samples = self.data.batches.epoch(step.epoch)[step.number]
         return super().train_step(batch, step, diagnostics)
 
-    def loss_of(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        loss: Tensor = self.loss_fn(embeddings, labels, sample_ids=self._samples)
-        return loss
+    def batch_loss(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        return self.loss_fn(embeddings, labels, sample_ids=self._samples)
 
 
 REMEDIES: dict[str, Callable[..., StudyTask]] = {

@@ -12,7 +12,7 @@ from benchmarks.study.cases import BUDGETS, REGIMES, Budget
 from benchmarks.study.data import PUBLISHED, UNSTABLE, Setting, Study
 from benchmarks.tuning.report import tuned
 from benchmarks.tuning.results import Tuning
-from benchmarks.two_towers.report import BASELINE, experiments, gains
+from benchmarks.two_towers.report import BASELINE, both, experiments, gains, title
 
 # XBM as its paper prescribes it, warmed up and filled, under the names of long and short runs.
 _NONE, _STAR, _XBN = "no-xbm", "xbm-star", "xbn"
@@ -79,18 +79,11 @@ def _image_lines(study: Study) -> Iterator[list[str]]:
 def _two_tower_lines(folder: Path) -> Iterator[list[str]]:
     """Yields the lines of two towers."""
     for experiment, rows in experiments(folder).items():
-        settings = dict(experiment)
         to_none, to_stale = gains(rows), gains(rows, "stale-star")
-        none = [
-            (float(row["query_to_document"]) + float(row["document_to_query"])) / 2
-            for row in rows
-            if row["method"] == BASELINE
-        ]
         with_batch_loss = _text(to_none.get("adapted-star"))
         yield [
-            f"two towers: {settings['data']}, batch {settings['batch_size']}, "
-            f"memory {100 * float(settings['memory_ratio']):g} %",
-            spread(none),
+            f"two towers: {title(dict(experiment))}",
+            spread([both(row) for row in rows if row["method"] == BASELINE]),
             *(_text(to_none.get(name)) for name in ("stale", "", "stale-star", "adapted")),
             f"with the batch's loss {with_batch_loss}, to XBM* {_text(to_stale.get('adapted-star'))}",
         ]
@@ -165,9 +158,9 @@ def _regime(study: Study, regime: str) -> str:
             f"{_LITTLE:g} in {sum(gain > _LITTLE for gain in late)} of {len(late)} runs; "
             "the learning rate has fallen by then."
         )
-    title = _TITLES.get(regime, regime[:1].upper() + regime[1:])
+    heading = _TITLES.get(regime, regime[:1].upper() + regime[1:])
     columns = ["setting", "method", "seeds", "Recall@1", "to none", "to XBN", "MAP@R", "to none", "minutes"]
-    parts = f"## {title}", flat, markdown(columns, lines, columns[:2])
+    parts = f"## {heading}", flat, markdown(columns, lines, columns[:2])
     return "\n\n".join(part for part in parts if part)
 
 

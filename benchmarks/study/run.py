@@ -70,12 +70,7 @@ def train(
 ) -> dict[str, Any]:
     """Returns one run: ``result`` is a row of its figures, ``epochs`` are rows of accuracy along the way.
 
-    Args:
-        case: the run.
-        folder: of warm starts, and of what is left of runs that were stopped, which go on from there.
-        classes: train and evaluate on so many classes each; None for all.
-        emoji: see `load_emoji`.
-        pace: what is done how often.
+    The folder holds warm starts, and what is left of runs that were stopped, which go on from there.
     """
     run = _begun(case, folder, classes, emoji, pace)
     task, path = run.task, checkpoint_path(case, folder)
@@ -106,10 +101,7 @@ def train(
     result |= _staleness(run.history)
     result |= {name: number for name, number in numbers.items() if not name.startswith("superclass")}
     result["superclass_nearest"] = numbers["superclass_within_1"]
-    return {
-        "result": result,
-        "epochs": [{name: row[name] for name in _BY_EPOCH} for row in epochs],
-    }
+    return {"result": result, "epochs": [{name: row[name] for name in _BY_EPOCH} for row in epochs]}
 
 
 def _begun(case: Case, folder: Path, classes: int | None, emoji: Path, pace: Pace = PACE) -> Run:
@@ -140,13 +132,7 @@ def _begun(case: Case, folder: Path, classes: int | None, emoji: Path, pace: Pac
 
 
 class EmojiData(GlyphsData):
-    """The same of Emoji.
-
-    Args:
-        settings: as for Glyphs.
-        root: see `load_emoji`.
-        side: of the images in pixels.
-    """
+    """The same of Emoji; see `load_emoji`."""
 
     def __init__(self, settings: Settings, root: Path, side: int) -> None:
         self._root, self._side = root, side
@@ -178,7 +164,7 @@ class PretrainedData(EmojiData):
         return LateStages(load_network(), self.settings.embedding_size)
 
     def loss_and_miner(self) -> tuple[nn.Module, nn.Module | None]:
-        """No miner: in a small batch of a pretrained network no negative is within its margin."""
+        """Returns no miner: in a small batch of a pretrained network no negative is within its margin."""
         return super().loss_and_miner()[0], None
 
 

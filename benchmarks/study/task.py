@@ -18,16 +18,7 @@ from benchmarks.study.cases import DECAY
 
 
 class StudyTask(GlyphsTask):
-    """The demo's task, which may re-embed the whole memory.
-
-    Args:
-        data: data and settings.
-        method: a key of `METHODS`.
-        refresh_every: steps between re-embeddings; 0 for none.
-        milestones: epochs after which the learning rate falls; None for the demo's.
-        evaluate_every: epochs between evaluations.
-        **options: of `GlyphsTask`.
-    """
+    """The demo's task, which may re-embed the memory every so many steps; its rate falls at milestones."""
 
     def __init__(
         self,
@@ -63,12 +54,9 @@ class StudyTask(GlyphsTask):
         self.optimizer.add_param_group({"params": self.proxies.parameters(), "lr": rate})
         self.parts["proxies"] = self.proxies
 
-    def loss_of(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        loss = super().loss_of(embeddings, labels)
+    def batch_loss(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        loss = super().batch_loss(embeddings, labels)
         return loss if self.proxies is None else loss + self.proxies(embeddings, labels)
-
-    def evaluates_after(self, epochs: int) -> bool:
-        return epochs % self.evaluate_every == 0
 
     def stale(self, stored: list[StoredBatch], now: int) -> list[StoredBatch]:
         """Returns the batches that are to be embedded again before the step with the number ``now``."""

@@ -35,11 +35,7 @@ SUBGROUPS: dict[str, Part] = {name: _part(bounds) for name, bounds in _DECLARED.
 
 
 class Tuning:
-    """The runs of all stages.
-
-    Args:
-        folder: of the CSV file.
-    """
+    """The runs of all stages."""
 
     def __init__(self, folder: Path) -> None:
         self.runs: dict[Trial, Row] = {

@@ -58,14 +58,7 @@ class FinalData(EmojiData):
 
 
 def train(trial: Trial, epochs: int, classes: int | None, root: Path) -> Row:
-    """Trains, and returns the accuracy after the last epoch, and the minutes of the processor.
-
-    Args:
-        trial: the run.
-        epochs: of which the learning rate and the warm-up take shares.
-        classes: train and evaluate on so many classes each; None for all.
-        root: see `load_emoji`.
-    """
+    """Trains, and returns the accuracy after the last epoch, and the minutes of the processor."""
     configuration = draw(trial.number)
     settings = Settings(
         memory_ratio=configuration.memory_share,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.engine.distortion import distort
-from benchmarks.engine.emoji import emoji_of
+from benchmarks.engine.emoji import emoji_entries
 from benchmarks.engine.emoji_features import load_features
 from benchmarks.engine.glyph_net import GlyphNet
 from benchmarks.engine.glyphs import load_glyphs
@@ -65,9 +65,6 @@ def load_pairs(data: str, root: Path, classes: int | None = None) -> tuple[Pairs
             do not learn either.
         root: folder of the packages; see docs/datasets.md.
         classes: only so many; None for all.
-
-    Raises:
-        FileNotFoundError: a package is missing.
     """
     kind = data.removeprefix("frozen-")
     if kind == "glyphs":
@@ -102,7 +99,7 @@ def _glyphs(split: str, classes: int | None) -> Pairs:
 def _names(languages: tuple[str, ...], root: Path, split: str, classes: int | None) -> _Texts:
     """Returns emoji that CLDR names, each image with the name in every language."""
     tables = [_cldr(root / "cldr-annotations-full", language) for language in languages]
-    emoji = emoji_of(root, split)[:classes]
+    emoji = emoji_entries(root, split)[:classes]
     names = [[table.get(_characters(one["unified"]), "") for table in tables] for one in emoji]
     features = load_features(root, split, classes, "pooled")
     is_named = torch.tensor([all(emoji_names) for emoji_names in names])

@@ -33,8 +33,7 @@ def experiments(folder: Path) -> dict[Experiment, Rows]:
 def gains(rows: Rows, baseline: str = BASELINE) -> dict[str, Difference]:
     """Returns the mean Recall@1 of both directions, less the baseline's; intervals are pooled."""
     by_method = {
-        method: {int(row["seed"]): _both(row) for row in rows if row["method"] == method}
-        for method in METHODS
+        method: {int(row["seed"]): both(row) for row in rows if row["method"] == method} for method in METHODS
     }
     found = {m: paired(values, by_method[baseline]) for m, values in by_method.items() if m != baseline}
     known = {method: difference for method, difference in found.items() if difference}
@@ -55,7 +54,7 @@ def write_report(folder: Path) -> str:
     ]
     for experiment, rows in experiments(folder).items():
         values = dict(experiment)
-        parts.append(f"## {_title(values)}")
+        parts.append(f"## {title(values)}")
         parts.append(
             ", ".join(f"{name} {value}" for name, value in values.items() if value not in ("", "None")) + "."
         )
@@ -65,7 +64,7 @@ def write_report(folder: Path) -> str:
     return text
 
 
-def _title(values: dict[str, str]) -> str:
+def title(values: dict[str, str]) -> str:
     return f"{values['data']}, batch {values['batch_size']}, memory {100 * float(values['memory_ratio']):g} %"
 
 
@@ -84,7 +83,8 @@ def _lines(rows: Rows) -> list[list[str]]:
     return lines
 
 
-def _both(row: dict[str, str]) -> float:
+def both(row: dict[str, str]) -> float:
+    """Returns the mean Recall@1 of both directions."""
     return sum(float(row[side]) for side in SIDES) / 2
 
 

@@ -43,13 +43,7 @@ class Running(common.Running):
 
 @dataclass(frozen=True)
 class Settings(Experiment, Running):
-    """Everything that a result depends on, and where it goes.
-
-    Attributes:
-        embedding_size: length of an embedding.
-        temperature: of the loss.
-        learning_rate: of AdamW in the first epoch; see ``constant_rate``.
-    """
+    """Everything that a result depends on, and where it goes."""
 
     embedding_size: int = 128
     temperature: float = 0.1

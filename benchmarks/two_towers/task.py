@@ -71,12 +71,8 @@ class TwoTowersTask(Task):
             if settings.constant_rate
             else CosineAnnealingLR(self.optimizer, steps)
         )
-        self.parts = {
-            "model": self.model,
-            "optimizer": self.optimizer,
-            "scheduler": self.scheduler,
-            "loss_fn": self.loss_fn,
-        }
+        names = ("model", "optimizer", "scheduler", "loss_fn")
+        self.parts = {name: getattr(self, name) for name in names}
         self.measured, self.epochs = Measured(settings.diagnostics_every), settings.epochs
         self.evaluate_every = (
             max(1, settings.epochs // _EVALUATIONS) if settings.constant_rate else settings.epochs
@@ -114,9 +110,6 @@ class TwoTowersTask(Task):
         self.optimizer.step()
         self.scheduler.step()
         return {"loss": loss.detach()}
-
-    def evaluates_after(self, epochs: int) -> bool:
-        return epochs % self.evaluate_every == 0
 
     def evaluate(self, logged: list[Row]) -> Evaluated:
         """Returns Recall@1 of the documents that a query finds, and of the queries that a document finds."""

@@ -68,8 +68,7 @@ class NameNet(nn.Module):
 
     def forward(self, codes: Tensor) -> Tensor:
         features = self.blocks(self.characters(codes).transpose(1, 2))
-        embeddings: Tensor = self.embedding(features.amax(dim=2))
-        return embeddings
+        return self.embedding(features.amax(dim=2))
 
 
 class Bag(nn.Sequential):

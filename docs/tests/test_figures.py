@@ -7,8 +7,9 @@ from statistics import fmean
 
 import pytest
 
-from benchmarks.engine.intervals import Difference
+from benchmarks.engine.intervals import Difference, paired
 from benchmarks.study.data import PUBLISHED, Setting, Study
+from benchmarks.tuning.results import FIGURE, Tuning
 from benchmarks.two_towers.report import experiments, gains
 
 DOCS = Path(__file__).parents[1]
@@ -52,14 +53,16 @@ def test_what_xbn_gains_in_long_runs(study: Study) -> None:
     assert f"Glyphs +{glyphs}, Emoji +{emoji} points of Recall@1" in words
 
 
-PRETRAINED = (64, 0.5, "batch", "pretrained, 16 epochs, rate x 0.3")
 ROWS = {
     "batch 64, memory 50 %, 30 epochs": LONG,
     "batch 16, memory 10 %, 12 epochs": (16, 0.1, "batch", "converged"),
     "trained network, a tenth of the rate": (64, 0.5, "batch", "slow"),
     "batch 64, memory 50 %, 60 epochs": EMOJI,
     "30 epochs": (64, 0.5, "batch", "emoji, 30 epochs"),
-    "ImageNet weights, batch 64, 16 epochs": PRETRAINED,
+    "ImageNet weights, batch 64, rate 1e-3": (64, 0.5, "batch", "pretrained, 16 epochs"),
+    "ImageNet weights, batch 64, rate 3e-4": (64, 0.5, "batch", "pretrained, 16 epochs, rate x 0.3"),
+    "ImageNet weights, batch 64, rate 1e-4": (64, 0.5, "batch", "pretrained, 16 epochs, rate x 0.1"),
+    "ImageNet weights, batch 16, rate 3e-4": (16, 0.5, "batch", "pretrained, 16 epochs, rate x 0.3"),
 }
 TOWERS = {
     "Glyphs and names": "glyphs",
@@ -89,3 +92,13 @@ def test_the_table_across_domains(study: Study, row: str) -> None:
         rows = next(rows for key, rows in experiments(RESULTS).items() if dict(key)["data"] == TOWERS[row])
         expected = [gains(rows).get(name) for name in ("stale", "", "stale-star", "adapted")]
     assert [words.strip(" *") for words in line.split("|")[3:-1]] == [cell(one) for one in expected]
+
+
+def test_what_a_search_for_all_finds() -> None:
+    tuning, words = Tuning(RESULTS), words_of(DOCS / "which_variant.md")
+    others = ("no-xbm", "xbm", "xbm-star")
+    none, xbm, star = (cell(tuning.draw_difference("xbn", other)) for other in others)
+    assert f"XBN is {none} points of MAP@R to none, {xbm} to XBM and {star} to XBM\\*" in words
+    tested = tuning.tested("xbn", FIGURE)
+    none, xbm, star = (cell(paired(tested, tuning.tested(other, FIGURE))) for other in others)
+    assert f"it is {none} to none, {xbm} to XBM and {star} to XBM\\*" in words

@@ -128,7 +128,8 @@ class BaseAdapter(nn.Module):
 
     def adapt(self, rows: AnyRows, labels: Tensor, batch: Tensor, batch_labels: Tensor) -> AnyRows:
         """Returns the adapted rows; ``rows`` itself where they stay. Arguments as for :meth:`forward`."""
-        self.reset_stats()
+        if self.collect_stats:
+            self.reset_stats()
         if len(batch) < 2:
             return rows
         of_batch = moments(widest(batch))

@@ -54,8 +54,10 @@ def moments(rows: Tensor) -> Moments:
         Moments(mean=tensor([2., 5.]), std=tensor([1.4142, 0.0000]))
     """
     rows = at_least_float32(rows)
-    variance, mean = torch.var_mean(rows, dim=0)
-    return Moments(mean, variance.sqrt_()).without_rounding(mean.abs().mul_(8 * torch.finfo(rows.dtype).eps))
+    mean = rows.mean(dim=0)
+    centred = rows - mean  # not torch.var_mean, which takes ten times as long on a CPU
+    std = centred.mul_(centred).sum(dim=0).div_(len(rows) - 1).sqrt_()
+    return Moments(mean, std).without_rounding(mean.abs().mul_(8 * torch.finfo(rows.dtype).eps))
 
 
 def match_moments(rows: Tensor, source: Moments, target: Moments) -> Tensor:
@@ -93,7 +95,7 @@ class GroupSums(NamedTuple):
         for part, part_slots in zip(rows.split(rows_at_a_time), slots.split(rows_at_a_time), strict=True):
             wide = widest(part)
             sums[0].index_add_(0, part_slots, wide)
-            sums[1].index_add_(0, part_slots, wide * wide)
+            sums[1].index_add_(0, part_slots, wide * wide if wide is part else wide.mul_(wide))
         return cls(count, *sums)
 
     def moments(self, noise: Tensor | float = 0.0) -> Moments:

@@ -98,7 +98,7 @@ class FeatureDrift:
         self._past: dict[int, Tensor] = {}
 
     def update(self, step: int) -> dict[int, Drift]:
-        r"""To be called once per step, always at the same place of the loop.
+        r"""Embeds the probe if a step is due; call it once per step, at the same place of the loop.
 
         Args:
             step: number of the step, counted over all epochs.

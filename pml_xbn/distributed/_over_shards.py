@@ -64,9 +64,8 @@ class OverShards(OverRows):
     def log_sum_exp(self, values: Tensor, counts: Tensor) -> Tensor:
         least = torch.finfo(values.dtype).min
         largest = self.max(values, counts > 0).clamp_min(least)
-        # Masked before, as an exponential may overflow where a pair does not count.
-        exponents = (values - largest.unsqueeze(1)).masked_fill(counts == 0, -torch.inf)
-        total = self.sum(exponents.exp(), counts)
+        # What does not count may be larger, and overflow. On a CPU, exp of what is nearly zero takes long.
+        total = self.sum((values - largest.unsqueeze(1)).clamp(-80, 80).exp_(), counts)
         return torch.where(total > 0, total, 1).log() + largest
 
     def leave_out(self, mask: Tensor, own_rows: Tensor) -> Tensor:

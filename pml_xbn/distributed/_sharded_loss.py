@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..memory._batch import Batch
 from ..memory._queue import Contents
-from ..pairwise import Comparison, attached, learned_tensors, share_against
+from ..pairwise import Comparison, attached, learned_tensors, recipe_of, share_against
 from ._collectives import reduce_scattered
 from ._global_batch import Report
 from ._over_shards import OverShards
@@ -69,7 +69,9 @@ def part_of_loss(loss: Any, miner: Any, whole: Batch, contents: Contents) -> Par
     compared = Comparison(
         loss, miner, leaf, whole.anchor_labels, rows, contents.row_labels, own_rows, None, over_rows
     )
-    value = share_against(compared).value()
+    recipe = recipe_of(loss)
+    assert recipe is not None, "a loss that can be sharded has one"
+    value = share_against(compared, recipe).value()
     if not torch.is_grad_enabled():
         return PartOfLoss(value, leaf, [], [])
     of_anchors, *of_learned = torch.autograd.grad(

@@ -54,25 +54,23 @@ class ShardedRows(Rows):
 
     def as_saved(self, values: Tensor) -> Tensor:
         """Returns a DTensor, which ``torch.distributed.checkpoint`` can load on another number of ranks."""
-        _check_torch()
+        kind, split = _dtensor()
         from torch.distributed.device_mesh import DeviceMesh
-        from torch.distributed.tensor import DTensor
-        from torch.distributed.tensor import Shard as SplitAlong
 
         assert dist.group.WORLD is not None
         mesh = DeviceMesh.from_group(dist.group.WORLD, values.device.type)
         shape = torch.Size([self.num_places, *values.shape[1:]])
-        return DTensor.from_local(
-            values, mesh, [SplitAlong(0)], run_check=False, shape=shape, stride=values.stride()
+        result: Tensor = kind.from_local(
+            values, mesh, [split(0)], run_check=False, shape=shape, stride=values.stride()
         )
+        return result
 
     def as_stored(self, saved: Tensor) -> Tensor:
-        _check_torch()
-        from torch.distributed.tensor import DTensor
-
-        if isinstance(saved, DTensor):
-            return saved.to_local()
-        return saved[self.shard.first : self.shard.first + self.shard.size]
+        if isinstance(saved, _dtensor()[0]):
+            saved = saved.to_local()
+        else:
+            saved = saved[self.shard.first : self.shard.first + self.shard.size]
+        return saved
 
     def __len__(self) -> int:
         return self.num_total
@@ -130,11 +128,13 @@ class ShardedRows(Rows):
         return replace(super().stored_anew(), total=None)
 
 
-def _check_torch() -> None:
+def _dtensor() -> tuple[Any, Any]:
+    """Returns torch's tensor that is spread over ranks, and what says that rows are."""
     try:
-        from torch.distributed.tensor import DTensor  # noqa: F401
+        from torch.distributed.tensor import DTensor, Shard
     except ImportError as error:
         raise RuntimeError(
             f"torch {torch.__version__} saves no memory with shard_distributed=True: update to torch 2.5, "
             "or pass gather_distributed=True"
         ) from error
+    return DTensor, Shard

@@ -97,9 +97,9 @@ class MomentumBatchNorm(nn.Module):
             raise ValueError(
                 f"rows has shape {tuple(rows.shape)}: pass (b, {self.num_features}), with b of 1 or more"
             )
-        wide = at_least_float32(rows)
-        mean, var = self._follow(wide) if self.training else (self.running_mean, self.running_var)
-        return ((wide - mean) / (var + self.eps).sqrt() * self.weight + self.bias).to(rows.dtype)
+        precise = at_least_float32(rows)
+        mean, var = self._follow(precise) if self.training else (self.running_mean, self.running_var)
+        return ((precise - mean) / (var + self.eps).sqrt() * self.weight + self.bias).to(rows.dtype)
 
     def _follow(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the moments μ and σ² with this batch in them."""

@@ -18,23 +18,20 @@ from ..distributed._sharded_rows import ShardedRows
 from ..memory._batch import Batch, zero_loss
 from ..memory._hooks import MemoryHooks
 from ..memory._queue import Contents, Queue
-from ..memory._samples import placement_of, with_samples
-from ..memory._storable import are_storable
-from ..memory._update import Update
+from ..memory._samples import Update, placement_of, with_samples
 from ..pairwise import (
     Comparison,
     IndicesTuple,
     Share,
-    can_be_shared,
     drop_own_rows,
     loss_against,
     mapped,
+    recipe_to_share,
     share_against,
 )
+from ._input import are_storable, check_num_rows, refused_indices, split
 from ._read_only import loss_against_stored
 from ._sharding import check_sharded
-from ._split import split
-from ._validation import check_num_rows, check_scalar, refused_indices
 from .batch_loss import loss_of_batch
 
 
@@ -171,7 +168,7 @@ class Step(NamedTuple):
             loss = self._loss_on_shards(batch, reports)
         else:
             loss = self._loss_on_ranks(batch, reports)
-        check_scalar(loss, self.loss)
+        _check_scalar(loss, self.loss)
         contents = self.queue.contents
         self.queue.contents = contents._replace(num_calls=contents.num_calls + 1)
         return loss
@@ -235,7 +232,7 @@ class Step(NamedTuple):
         if self.batch_loss_weight:
             alone = self._loss_alone(batch)
             for value in (loss, alone):
-                check_scalar(value, self.loss)
+                _check_scalar(value, self.loss)
             loss = loss + self.batch_loss_weight * alone
         return loss
 
@@ -265,22 +262,22 @@ class Step(NamedTuple):
     def _loss_on_ranks(self, batch: Batch, reports: list[Report]) -> Tensor:
         """Returns the loss of the batch of all ranks, with this rank's part of its gradient."""
         is_warming_up = self.queue.contents.num_calls < self.warmup
-        is_shared = not is_warming_up and can_be_shared(self.loss, self.miner)
+        recipe = None if is_warming_up else recipe_to_share(self.loss, self.miner)
         # A rank computes its own anchors' terms, or where these depend on other anchors, those of all.
-        whole = batch_of_all_ranks(batch, reports) if self.batch_loss_weight or not is_shared else batch
+        whole = batch_of_all_ranks(batch, reports) if self.batch_loss_weight or recipe is None else batch
         loss = batch.anchors.new_zeros(())
-        share = Share(self.loss, batch.anchors) if is_shared else None
+        share = None if recipe is None else Share(self.loss, recipe, batch.anchors)
         exchange = Exchange(0 if share is None else len(share.numbers()))
         with exchange.at_end():
             contents = self._stored(batch)
-            compared = None if contents is None or share is None else self._compared(batch, contents)
-            if compared is not None:
-                share = share_against(compared)
+            compared = None if contents is None else self._compared(batch, contents)
+            if recipe is not None and compared is not None:
+                share = share_against(compared, recipe)
                 exchange.numbers = share.numbers()
             with same_draws(reports[0].seed, batch.rows.device):
-                if not is_shared:
+                if recipe is None:
                     loss = self._loss(whole, contents)
-                    check_scalar(loss, self.loss)
+                    _check_scalar(loss, self.loss)
                 elif self.batch_loss_weight:
                     loss = self.batch_loss_weight * self._loss_alone(whole)
         if share is not None:
@@ -302,3 +299,12 @@ class Step(NamedTuple):
         anchors = batch.anchors, batch.anchor_labels
         own = own_rows if batch.is_own else None
         return Comparison(self.loss, self.miner, *anchors, rows, contents.row_labels, own, given)
+
+
+def _check_scalar(value: Any, loss: Any) -> None:
+    if not (isinstance(value, Tensor) and value.numel() == 1):
+        found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise TypeError(
+            f"{type(loss).__name__} returned {found}: give it a reducer that returns a scalar, such as "
+            "MeanReducer"
+        )

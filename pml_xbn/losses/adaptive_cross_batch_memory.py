@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any, NoReturn
 
 import torch
@@ -14,11 +15,10 @@ from .._number_checks import check_integer, check_one_of
 from ..distributed._collectives import is_distributed
 from ..distributed._sharded_rows import ShardedRows
 from ..memory._checkpoint import prepare_state
-from ..memory._hooks import MemoryHook, MemoryHooks
+from ..memory._hooks import MemoryHook, MemoryHooks, transaction
 from ..memory._queue import Queue
 from ..memory._rows import Rows
-from ..memory._transaction import transaction
-from ..memory._update import Update
+from ..memory._samples import Update
 from ..pairwise import IndicesTuple, Miner, check_reducers, check_supported
 from ._eager import eager
 from ._read_only import warn_of_eval
@@ -26,10 +26,7 @@ from ._sharding import check_sharded_hook
 from ._step import Step
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_SIZES = ["embedding_size", "memory_size", "memory_dtype"]
-_OPTIONS = ["warmup", "delay", "batch_loss_weight", "normalize_memory", "gather_distributed"]
-_OPTIONS += ["shard_distributed", "nonfinite"]
-_UPDATE = ["update", "update_momentum"]
+_NOT_SHOWN = ("loss", "miner", "collect_stats", "unknown")  # or shown as modules
 
 
 class AdaptiveCrossBatchMemory(CrossBatchMemory):
@@ -136,7 +133,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         self.add_to_recordable_attributes(list_of_names=names, is_stat=False)
 
     def extra_repr(self) -> str:
-        return ", ".join(f"{name}={getattr(self, name)}" for name in (*_SIZES, *_OPTIONS, *_UPDATE))
+        names = [x for x in signature(AdaptiveCrossBatchMemory).parameters if x not in _NOT_SHOWN]
+        return ", ".join(f"{name}={getattr(self, name)}" for name in names)
 
     @classmethod
     def check_loss_support(cls, loss_name: str) -> None:
@@ -168,7 +166,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         Raises:
             ValueError: input that does not fit, or that holds NaN or inf; nothing has changed.
         """
-        self.reset_stats()
+        if self.collect_stats:
+            self.reset_stats()
         step = self._step()
         arguments = embeddings, labels, indices_tuple, enqueue_mask, sample_ids
         is_storable = self.training and torch.is_grad_enabled()
@@ -205,9 +204,10 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         self.fill_memory(embeddings[:batch_size], labels[:batch_size])
 
     def _step(self) -> Step:
-        options = {name: getattr(self, name) for name in _OPTIONS}
-        update = Update(*(getattr(self, name) for name in _UPDATE))
-        return Step(self.loss, self.miner, self.queue, self._hooks, update, **options)
+        update = Update(self.update, self.update_momentum)
+        options = self.warmup, self.delay, self.batch_loss_weight, self.normalize_memory
+        ranks = self.gather_distributed, self.shard_distributed
+        return Step(self.loss, self.miner, self.queue, self._hooks, update, *options, *ranks, self.nonfinite)
 
     def register_memory_hook(self, hook: MemoryHook) -> RemovableHandle:
         """Registers a hook that adapts the stored rows; the handle's ``remove()`` takes it out again.

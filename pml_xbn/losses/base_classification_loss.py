@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from .._number_checks import check_integer
 from .._tensor_checks import check_integers
 from ..pairwise import IndicesTuple
-from ._validation import check_classes, check_embeddings
+from ._input import check_embeddings
 
 
 class BaseClassificationLoss(WeightRegularizerMixin, BaseMetricLossFunction):
@@ -77,7 +77,7 @@ class BaseClassificationLoss(WeightRegularizerMixin, BaseMetricLossFunction):
         """
         check_embeddings(embeddings, self.embedding_size)
         check_integers("labels", labels, len(embeddings), "one label per embedding")
-        check_classes(labels, self.num_classes)
+        _check_classes(labels, self.num_classes)
         # PML's reducers add up in the dtype that they see here.
         embeddings, _ = self._in_one_dtype(embeddings)
         loss: Tensor = super().forward(embeddings, labels.long(), indices_tuple, ref_emb, ref_labels)
@@ -129,3 +129,12 @@ class BaseClassificationLoss(WeightRegularizerMixin, BaseMetricLossFunction):
         self.W.data = self.W.data.to(embeddings.device)
         dtype = torch.promote_types(embeddings.dtype, torch.promote_types(self.W.dtype, torch.float32))
         return embeddings.to(dtype), self.W.to(dtype)
+
+
+def _check_classes(labels: Tensor, num_classes: int) -> None:
+    outside = (labels < 0) | (labels >= num_classes)
+    if outside.any():
+        raise ValueError(
+            f"labels {labels[outside].unique().tolist()} are no class of num_classes={num_classes}: pass "
+            f"labels from 0 to {num_classes - 1}"
+        )

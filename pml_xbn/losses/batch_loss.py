@@ -12,7 +12,7 @@ from ..distributed._exchange import Exchange
 from ..distributed._global_batch import batch_of_all_ranks, gathered
 from ..memory._batch import Batch, zero_loss
 from ..pairwise import IndicesTuple, Miner, appended, mapped
-from ._split import split
+from ._input import split
 
 
 class BatchLoss(nn.Module):

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from .._tensor_checks import check_integers
 from ..distributed._collectives import is_distributed
 from ..distributed._exchange import Exchange
-from ..memory._transaction import transaction
+from ..memory._hooks import transaction
 from ._eager import eager
-from ._validation import check_embeddings
+from ._input import check_embeddings
 from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
 
 

@@ -16,7 +16,7 @@ def rows_in_groups(stored: Tensor, slots: Tensor, num_groups: int) -> tuple[Tens
     if slots.device.type == "cpu":  # on a GPU, to count them would make it wait for the host
         places = (slots < num_groups).nonzero().squeeze(1)
         # They are copied: of many, that would take more time than a pass over all.
-        if 8 * len(places) < len(stored):
+        if 2 * len(places) < len(stored):
             return places, slots[places], stored[places]
     return slice(len(stored)), slots, stored
 

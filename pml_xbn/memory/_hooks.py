@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ..adapters.base_adapter import BaseAdapter, Refusal
+from ._queue import Queue
 from ._rows import Rows
 from ._samples import Placement
 
@@ -88,8 +90,8 @@ class MemoryHooks:
 
     def refusals(self, labels: Tensor) -> list[Refusal]:
         """What the hooks that check labels have against these."""
-        checks = (getattr(hook, "refusal", None) for hook in self._hooks.values())
-        refusals = (check(labels) for check in checks if check is not None)
+        adapters = [hook for hook in self._hooks.values() if isinstance(hook, BaseAdapter)]
+        refusals = [adapter.refusal(labels) for adapter in adapters]
         return [refusal for refusal in refusals if refusal is not None]
 
     def adapted(
@@ -152,6 +154,25 @@ class MemoryHooks:
                 module.load_state_dict(state)
 
         return give_back
+
+
+@contextmanager
+def transaction(queue: Queue, hooks: MemoryHooks) -> Iterator[None]:
+    """Finishes a step at the end of a block, or undoes it if the block raises. The outermost block counts."""
+    if queue.is_in_transaction:
+        yield
+        return
+    before, restore_hooks = queue.contents, hooks.state()
+    queue.is_in_transaction = True
+    try:
+        yield
+        queue.settle()
+    except BaseException:
+        queue.undo(before)
+        restore_hooks()
+        raise
+    finally:
+        queue.is_in_transaction = hooks.are_running = False
 
 
 def _checked(new_rows: Tensor, rows: Tensor, hook: MemoryHook, allow_nonfinite: bool) -> Tensor:

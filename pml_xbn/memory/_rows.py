@@ -57,6 +57,7 @@ class Rows:
     is_as_stored: bool = True
     is_due: bool = False
     overwritten: Overwritten = field(default_factory=list)
+    _maps: dict[torch.dtype, Affine] = field(default_factory=dict, init=False)
 
     @classmethod
     def empty(
@@ -84,8 +85,8 @@ class Rows:
     def _beginning_with(self: Self, values: Tensor) -> Self:
         """Returns these rows with mean and σ of ``values`` for shift and scale."""
         scale, shift = first_map(values, self.stored.dtype)
-        sums = Sums(torch.zeros_like(shift), torch.zeros_like(shift))
-        return replace(self, scale=scale, shift=shift, sums=sums, is_as_stored=False)
+        zeros = torch.zeros_like(shift)
+        return replace(self, scale=scale, shift=shift, sums=Sums(zeros, zeros), is_as_stored=False)
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -122,13 +123,15 @@ class Rows:
         """That in which rows are read."""
         return torch.float64 if self.stored.dtype == torch.float64 else torch.float32
 
-    def _map(self) -> Affine:
-        """From stored rows to rows as they are now."""
-        return Affine(self.scale, self.shift)
+    def _map(self, dtype: torch.dtype) -> Affine:
+        """Returns the map from stored rows to rows as they are now."""
+        if dtype not in self._maps:  # both passes of a loss ask for it
+            self._maps[dtype] = Affine(self.scale.to(dtype), self.shift.to(dtype))
+        return self._maps[dtype]
 
     def parts(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
         """Yields the rows as they are now, in order; the tensor of a part may be overwritten by the next."""
-        scale, shift = (x.to(dtype) for x in self._map())
+        scale, shift = self._map(dtype)
         room: Tensor | None = None
         for part in slices(self.num_rows, rows_at_a_time(self.stored)):
             stored = self.stored[part].to(dtype)
@@ -147,7 +150,7 @@ class Rows:
     def at(self, places: Tensor, dtype: torch.dtype) -> Tensor:
         """Returns the rows at these places ``(k,)`` as they are now, ``(k, d)``."""
         stored = self.stored[places].to(dtype)
-        return stored if self.is_as_stored else self._map().map(stored)
+        return stored if self.is_as_stored else self._map(dtype).map(stored)
 
     def weighted_sum(self, weights: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Returns ``(a, d)``, the sum over j of ``weights[:, j]`` times row j, over ``lengths[j]``."""
@@ -166,7 +169,7 @@ class Rows:
         if self.is_as_stored:
             return total
         # The sum of a ∘ u + b is a ∘ (the sum of u) + b: no row has to be mapped for it.
-        scale, shift = (x.to(dtype) for x in self._map())
+        scale, shift = self._map(dtype)
         return (total * scale).addcmul_(of_weights, shift)
 
     # -- moments and maps ------------------------------------------------------------------------------------
@@ -241,7 +244,8 @@ class Rows:
             of_others: map of all other rows; None: they stay.
         """
         after = self if of_others is None else self.adapted(of_others)
-        of_stored = maps_of_stored(of_group.after(self._map()), after._map(), is_adapted)
+        before_map, after_map = Affine(self.scale, self.shift), Affine(after.scale, after.shift)
+        of_stored = maps_of_stored(of_group.after(before_map), after_map, is_adapted)
         places, slots, before = rows_in_groups(self.stored[: self.num_rows], slots, len(is_adapted))
         before = before.clone() if isinstance(places, slice) else before
         self.overwritten.append((self.stored, places, before))
@@ -258,7 +262,7 @@ class Rows:
         dtype = self.stored.dtype
         if self.is_as_stored:
             return values.to(dtype)
-        stored = (widest(values) - self.shift).div_(self.scale)
+        stored = (values - self.shift).div_(self.scale)  # in float64
         if dtype == torch.float16:
             stored.clamp_(torch.finfo(dtype).min, torch.finfo(dtype).max)
         return stored.to(dtype)
@@ -275,12 +279,10 @@ class Rows:
         return after._overwritten_at(places, values)
 
     def _overwritten_at(self: Self, places: Tensor, values: Tensor) -> Self:
-        come, gone = self.to_store(values), self.stored[places]
+        come, gone = self.to_store(values), self.stored[places]  # zeros where there was no row
         self.overwritten.append((self.stored, places, gone))
         self.stored[places] = come
-        if self.sums is None:
-            return self
-        return replace(self, sums=self.sums.exchanged(come, gone))  # places without a row hold zeros
+        return replace(self, sums=self.sums.exchanged(come, gone)) if self.sums else self
 
     def given(self, values: Tensor) -> Rows:
         """Returns other rows ``(n, d)``, stored as they are, in the place of these."""
@@ -310,7 +312,6 @@ class Rows:
 
     def stored_anew(self: Self) -> Self:
         """Returns these rows, whitened in place: a turn, after which u has mean 0 and σ 1."""
-        n = self.num_rows
         mean, std = self.measured().moments()
         is_finite = torch.isfinite(mean + std)
         is_spread = is_finite & (std > 0)
@@ -322,9 +323,8 @@ class Rows:
             torch.where(is_spread, self.scale / scale, torch.where(is_finite, zeros, ones)),
             torch.where(is_spread, (self.shift - shift) / scale, zeros),
         )
-        for part in slices(n, rows_at_a_time(self.stored)):
+        for part in slices(self.num_rows, rows_at_a_time(self.stored)):
             self.stored[part] = of_stored.map(self.stored[part].to(self.dtype))
         # Measured and not computed: what they are off by would stay for ever.
-        sums = Sums.of(self.stored[:n])
-        new = replace(self, scale=scale, shift=shift, noise=zeros, sums=sums)
-        return replace(new, is_as_stored=False, is_due=False)
+        measured = replace(self, sums=Sums.of(self.stored[: self.num_rows]), is_as_stored=False, is_due=False)
+        return replace(measured, scale=scale, shift=shift, noise=zeros)

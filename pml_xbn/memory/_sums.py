@@ -20,14 +20,15 @@ class Sums(NamedTuple):
     @classmethod
     def of(cls, stored: Tensor) -> Sums:
         first = widest(stored.new_zeros(stored.shape[1]))
-        sums = cls(first, torch.zeros_like(first))
+        second = torch.zeros_like(first)
         for part in stored.split(max(1, rows_at_a_time(stored) // 8)):
             wide = widest(part)
-            sums = cls(sums.first + wide.sum(dim=0), sums.second + wide.square().sum(dim=0))
-        return sums
+            first += wide.sum(dim=0)
+            second += (wide * wide if wide is part else wide.mul_(wide)).sum(dim=0)
+        return cls(first, second)
 
     def exchanged(self, come: Tensor, gone: Tensor) -> Sums:
         """Returns the sums after stored rows ``(k, d)`` have come in the place of others."""
-        come, gone = widest(come), widest(gone)
-        change = come - gone
+        come = widest(come)
+        change = come - gone  # in float64 too, as is the next sum
         return Sums(self.first + change.sum(dim=0), self.second + change.mul_(come + gone).sum(dim=0))

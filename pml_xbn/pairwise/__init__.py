@@ -1,14 +1,15 @@
 """Losses, miners and reducers of PML's between anchors and stored rows."""
 
+from ._forms import recipe_of
 from ._indices import IndicesTuple, appended, drop_own_rows, mapped
 from ._loss import (
     SHARDED_LOSSES,
     SHARDED_MINERS,
     Comparison,
     can_be_sharded,
-    can_be_shared,
     chosen_pairs,
     loss_against,
+    recipe_to_share,
     share_against,
 )
 from ._miners import Miner
@@ -29,7 +30,6 @@ __all__ = [
     "appended",
     "attached",
     "can_be_sharded",
-    "can_be_shared",
     "check_reducers",
     "check_supported",
     "chosen_pairs",
@@ -38,5 +38,7 @@ __all__ = [
     "loss_against",
     "mapped",
     "only_looks",
+    "recipe_of",
+    "recipe_to_share",
     "share_against",
 ]

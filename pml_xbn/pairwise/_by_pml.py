@@ -11,23 +11,23 @@ from pytorch_metric_learning.losses import AngularLoss
 from torch import Tensor, nn
 
 from ._pairs import Pairs, listed
-from ._reducers import Elements, rules_of
+from ._reducers import Elements, Rule
 from ._share import Part
 
 _PAIRS_AT_ONCE = {"cpu": 2**22, "gpu": 2**26}
 
 
-def parts_by_pml(loss: Any, anchors: Tensor, rows: Tensor, pairs: Pairs) -> Iterator[Part]:
+def parts_by_pml(loss: Any, rule: Rule, anchors: Tensor, rows: Tensor, pairs: Pairs) -> Iterator[Part]:
     """Yields the terms of a loss that has one of every positive pair, or of every triplet with it.
 
     Args:
         loss: an ``AngularLoss``, or a ``TripletMarginLoss`` of all triplets of the pairs.
+        rule: how it is reduced.
         anchors: ``(a, d)``, with gradient.
         rows: ``(n, d)``.
     """
     collecting = copy.copy(loss)
     collecting._modules = {**loss._modules, "reducer": _Unreduced()}
-    (rule,) = (rules_of(loss) or {}).values()
     a1, p = listed(pairs.positive)
     at_once = max(1, _PAIRS_AT_ONCE["cpu" if rows.device.type == "cpu" else "gpu"] // len(rows))
     for of_pairs, places in zip(a1.split(at_once), p.split(at_once), strict=True):

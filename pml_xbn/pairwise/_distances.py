@@ -67,10 +67,12 @@ class Distances:
         cosines, lengths, norms = self._multiplied(is_normalized=True)
         # The squared length after scaling is 1, or 0 for a vector of zeros.
         squared = torch.add((lengths > _SMALLEST_NORM).to(cosines), cosines, alpha=-2)
-        squared = squared + (norms > _SMALLEST_NORM)
+        squared += norms > _SMALLEST_NORM
         eps = torch.finfo(squared.dtype).eps
-        mat: Tensor = squared.clamp_min(eps).sqrt()  # the root has no gradient at 0
-        return mat.masked_fill(squared < _ROUNDING * eps, 0.0)
+        are_equal = squared < _ROUNDING * eps
+        if squared.requires_grad:  # the root has none at 0
+            return squared.clamp_min(eps).sqrt().masked_fill(are_equal, 0.0)
+        return squared.clamp_min_(eps).sqrt_().masked_fill_(are_equal, 0.0)
 
     def _noise_to_signal(self, is_normalized: bool) -> Tensor:
         """Returns the variance of the difference over that of the anchor."""

@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 
 import torch
 from pytorch_metric_learning import losses
+from pytorch_metric_learning.distances import BaseDistance
 from torch import Tensor
 from torch.nn.functional import relu, softplus
 
 from .._dtypes import widest
 from ._pairs import Pairs, similarities
-from ._reducers import Elements, Reduced, Terms
+from ._plain import is_plain
+from ._reducers import Elements, Reduced, Rule, Terms, rules_of
 from ._triplets import Positives, TripletTerms
 
 
@@ -237,3 +239,40 @@ FORMS: dict[type, Form] = {
     losses.TripletMarginLoss: Form(triplet_margin),
     losses.TupletMarginLoss: Form(tuplet_margin, needs_both_kinds=True, is_column=True),
 }
+
+
+_OF_TRIPLETS = (losses.MarginLoss, losses.TripletMarginLoss)
+
+
+class Recipe(NamedTuple):
+    """How a loss of PML's is computed without calling it.
+
+    Attributes:
+        form: its terms.
+        rules: how each of its parts is reduced, by name.
+    """
+
+    form: Form
+    rules: dict[str, Rule]
+
+
+def recipe_of(loss: Any) -> Recipe | None:
+    """Returns the recipe of a loss of PML's, unchanged, if nobody could tell that it is not called."""
+    form = FORMS.get(type(loss))
+    if form is None or not is_plain(loss):
+        return None
+    if isinstance(loss, losses.GenericPairLoss):
+        if loss.loss_method not in (loss.mat_based_loss, loss.pair_based_loss):
+            return None
+    elif type(loss) in _OF_TRIPLETS and type(loss.distance).margin is not BaseDistance.margin:
+        return None
+    rules = rules_of(loss)
+    if rules is None:
+        return None
+    for rule in rules.values():
+        # PML multiplies a column with a row of class weights.
+        if form.is_column and rule.class_weights is not None:
+            return None
+        if rule.divisor == "of loss" and not form.has_divisor:
+            return None
+    return Recipe(form, rules)

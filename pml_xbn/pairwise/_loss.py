@@ -7,14 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from pytorch_metric_learning import distances as pml_distances
-from pytorch_metric_learning.distances import BaseDistance
-from pytorch_metric_learning.losses import (
-    AngularLoss,
-    GenericPairLoss,
-    LiftedStructureLoss,
-    MarginLoss,
-    TripletMarginLoss,
-)
+from pytorch_metric_learning.losses import AngularLoss, LiftedStructureLoss, MarginLoss, TripletMarginLoss
 from pytorch_metric_learning.miners import (
     BatchEasyHardMiner,
     BatchHardMiner,
@@ -27,13 +20,12 @@ from .._parts import slices
 from ..memory._rows import Rows
 from ._by_pml import parts_by_pml
 from ._distances import Distances
-from ._forms import FORMS
+from ._forms import FORMS, Recipe, recipe_of
 from ._indices import IndicesTuple
 from ._miners import is_function_of_pairs, mined
 from ._over_rows import OverRows
 from ._pairs import Pairs
 from ._plain import is_plain, is_watched
-from ._reducers import rules_of
 from ._share import Part, Share
 
 # Several matrices of that size are to fit into a CPU's cache.
@@ -83,26 +75,22 @@ class Comparison(NamedTuple):
     def chosen(self, distances: Distances) -> Pairs:
         """Returns what the miner chooses of all pairs, and what is given besides."""
         pairs = Pairs.all(self.anchor_labels, self.row_labels, self.own_rows, self.over_rows)
-        return mined(self.miner, distances, pairs).and_given(self.given)
+        if self.miner is not None:
+            pairs = mined(self.miner, distances, pairs)
+        return pairs if self.given is None else pairs.and_given(self.given)
 
 
 def loss_against(compared: Comparison) -> Tensor:
     """Returns the loss of the anchors against the rows, a scalar if the loss's reducer returns one."""
-    if is_sum_of_terms(compared.loss):
-        value = share_against(compared).value()
-        if is_watched(compared.loss):
-            _show(compared)
-        return value
-    distances = Distances(compared.anchors, compared.rows)
-    return _value_by_pml(compared, distances, distances.row_tensor)
-
-
-def _show(compared: Comparison) -> None:
-    """Computes the loss by PML's code for hooks that only look, and leaves random numbers as they were."""
-    device = compared.anchors.device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        distances = Distances(compared.anchors, compared.rows)
-        _value_by_pml(compared, distances, distances.row_tensor)
+    recipe = recipe_of(compared.loss)
+    if recipe is None:
+        return _value_by_pml(compared)
+    value = share_against(compared, recipe).value()
+    if is_watched(compared.loss):  # for hooks that only look, once more
+        device = compared.anchors.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            _value_by_pml(compared)
+    return value
 
 
 def chosen_pairs(compared: Comparison) -> IndicesTuple:
@@ -110,52 +98,34 @@ def chosen_pairs(compared: Comparison) -> IndicesTuple:
     return compared.chosen(Distances(compared.anchors, compared.rows)).lists()
 
 
-def _value_by_pml(compared: Comparison, distances: Distances, rows: Tensor) -> Tensor:
+def _value_by_pml(compared: Comparison) -> Tensor:
     """Returns the loss by its own code, which gets index tensors and a tensor of rows."""
-    lists = compared.chosen(distances).lists()
+    distances = Distances(compared.anchors, compared.rows)
+    lists, rows = compared.chosen(distances).lists(), distances.row_tensor
     value: Tensor = compared.loss(compared.anchors, compared.anchor_labels, lists, rows, compared.row_labels)
     return value
 
 
-def is_sum_of_terms(loss: Any) -> bool:
-    """Returns whether the loss is one of PML's, unchanged, and nobody could tell that it is not called."""
-    if type(loss) not in FORMS or not is_plain(loss):
-        return False
-    if isinstance(loss, GenericPairLoss) and loss.loss_method not in (
-        loss.mat_based_loss,
-        loss.pair_based_loss,
-    ):
-        return False
-    is_of_triplets = isinstance(loss, (MarginLoss, TripletMarginLoss))
-    if is_of_triplets and type(loss.distance).margin is not BaseDistance.margin:
-        return False
-    rules, form = rules_of(loss), FORMS[type(loss)]
-    return rules is not None and not any(
-        # PML multiplies a column with a row of class weights.
-        (rule.class_weights is not None and form.is_column)
-        or (rule.divisor == "of loss" and not form.has_divisor)
-        for rule in rules.values()
-    )
-
-
-def can_be_shared(loss: Any, miner: Any) -> bool:
-    """Returns whether every rank can compute the terms of its own anchors, without the others'."""
-    return (
-        is_sum_of_terms(loss)
+def recipe_to_share(loss: Any, miner: Any) -> Recipe | None:
+    """Returns the recipe if every rank can compute the terms of its own anchors, without the others'."""
+    recipe = recipe_of(loss)
+    can_be_shared = (
+        recipe is not None
         and not is_watched(loss)
-        and FORMS[type(loss)].is_by_anchor
+        and recipe.form.is_by_anchor
         and (miner is None or is_function_of_pairs(miner))
         and all(type(part.distance) in _DISTANCES for part in (loss, miner) if part is not None)
         # The same on all ranks, whatever their anchors.
         and not getattr(loss, "learn_beta", False)
         and not loss.embedding_regularizer
     )
+    return recipe if can_be_shared else None
 
 
 def can_be_sharded(loss: Any, miner: Any) -> bool:
     """Returns whether the rows may be spread over ranks, all of which have all anchors."""
     return (
-        is_sum_of_terms(loss)
+        recipe_of(loss) is not None
         and not is_watched(loss)
         and type(loss) in SHARDED_LOSSES
         and (miner is None or (type(miner) in SHARDED_MINERS and is_plain(miner)))
@@ -164,8 +134,8 @@ def can_be_sharded(loss: Any, miner: Any) -> bool:
     )
 
 
-def share_against(compared: Comparison) -> Share:
-    """Returns what the anchors add to a loss that :func:`is_sum_of_terms`."""
+def share_against(compared: Comparison, recipe: Recipe) -> Share:
+    """Returns what the anchors add to a loss, by its recipe."""
     loss, anchors = compared.loss, compared.anchors
     leaf = anchors.detach().requires_grad_(anchors.requires_grad and torch.is_grad_enabled())
     distances = Distances(leaf, compared.rows)
@@ -174,8 +144,9 @@ def share_against(compared: Comparison) -> Share:
     if is_smooth and pairs.window is not None:
         pairs = pairs.listed(pairs.lists())
     if isinstance(loss, AngularLoss) or (is_smooth and pairs.triplets is None):
-        parts = parts_by_pml(loss, leaf, distances.row_tensor, pairs)
-        return Share(loss, anchors, pairs, parts, leaf)
+        (rule,) = recipe.rules.values()
+        parts = parts_by_pml(loss, rule, leaf, distances.row_tensor, pairs)
+        return Share(loss, recipe, anchors, pairs, parts, leaf)
     mat = distances.measured(loss.distance)
     is_checked = hasattr(loss, "_assert_either_pos_or_neg")  # since PML 2.9
     if compared.given is not None and is_checked and loss.loss_method == loss.mat_based_loss:
@@ -184,14 +155,13 @@ def share_against(compared: Comparison) -> Share:
     def pull(gradient: Tensor) -> Tensor:
         return torch.autograd.grad(mat, leaf, gradient)[0]
 
-    return Share(loss, anchors, pairs, _parts(loss, mat, pairs), mat, pull)
+    return Share(loss, recipe, anchors, pairs, _parts(loss, recipe, mat, pairs), mat, pull)
 
 
-def _parts(loss: Any, mat: Tensor, pairs: Pairs) -> Iterator[Part]:
+def _parts(loss: Any, recipe: Recipe, mat: Tensor, pairs: Pairs) -> Iterator[Part]:
     """Yields the terms of some anchors at a time, so that their matrices stay in a CPU's cache."""
-    form, rules = FORMS[type(loss)], rules_of(loss)
+    form, rules = recipe
     assert form.terms is not None
-    assert rules is not None
     device = "cpu" if mat.device.type == "cpu" else "gpu"
     at_once = pairs.over_rows.anchors_at_once(mat.shape[1], _PAIRS_AT_ONCE[device])
     is_by_anchor = form.is_by_anchor and not getattr(loss, "learn_beta", False)

@@ -14,15 +14,13 @@ from ._distances import Distances
 from ._indices import IndicesTuple, drop_own_rows, mapped
 from ._pairs import Pairs, similarities
 from ._plain import is_plain
-from ._triplets import Window
+from ._triplets import Positives, Window
 
 Miner = Callable[[Tensor, Tensor, Tensor, Tensor], IndicesTuple]
 
 
 def mined(miner: Any, distances: Distances, pairs: Pairs) -> Pairs:
-    """Returns those of the pairs that the miner chooses, or all where there is none."""
-    if miner is None:
-        return pairs
+    """Returns those of the pairs that the miner chooses."""
     if not is_function_of_pairs(miner):
         return _mined_by_its_own_code(miner, distances, pairs)
     with torch.no_grad():
@@ -129,8 +127,10 @@ def triplet_margin(miner: miners.TripletMarginMiner, mat: Tensor, pairs: Pairs) 
         "easy": (miner.margin, inf),
     }.get(miner.type_of_triplets, (-inf, miner.margin))
     window = Window(-similarities(miner.distance, mat), low, high, pairs.positive, pairs.negative)
-    positive, negative = window.num_triplets()
-    return pairs._replace(positive=positive, negative=negative, window=window)
+    positives = Positives.of(window.mat, window.positive)
+    runs = window.runs_among(positives)
+    positive, negative = positives.num_triplets(window.negative, *runs)
+    return pairs._replace(positive=positive, negative=negative, window=window._replace(runs=runs))
 
 
 MINERS: dict[type, Callable[[Any, Tensor, Pairs], Pairs]] = {

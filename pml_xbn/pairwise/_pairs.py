@@ -73,10 +73,8 @@ class Pairs(NamedTuple):
             numbers=(len(lists[0]), len(lists[-1])),
         )
 
-    def and_given(self, given: IndicesTuple | None) -> Pairs:
+    def and_given(self, given: IndicesTuple) -> Pairs:
         """Returns these pairs, and those that the caller has given besides."""
-        if given is None:
-            return self
         if self.is_of_triplets:
             return self.listed(appended(self.lists(), given, self.labels))
         also = self.listed(lmu.convert_to_pairs(given, self.labels))

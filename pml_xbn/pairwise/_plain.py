@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -20,11 +21,19 @@ def is_plain(module: nn.Module, *, allow_stats: bool = False) -> bool:
     """
     if any(getattr(torch_module, f"_global_{name}") for name in _HOOKS):
         return False
-    return all(hasattr(hook, "only_looks") for hook in _hooks(module)) and all(
-        not any(hasattr(type(part), name) for name in vars(part))
-        and (allow_stats or not getattr(part, "collect_stats", False))
-        for part in module.modules()
-    )
+    for part in module.modules():
+        attributes = vars(part)
+        if attributes.get("collect_stats") and not allow_stats:
+            return False
+        kind: Any = type(part)
+        if not _names_of_class(kind).isdisjoint(attributes):
+            return False
+    return all(hasattr(hook, "only_looks") for hook in _hooks(module))
+
+
+@cache
+def _names_of_class(kind: type) -> frozenset[str]:
+    return frozenset(dir(kind))
 
 
 def only_looks(hook: Function) -> Function:
@@ -47,5 +56,4 @@ def _hooks(module: nn.Module) -> Iterator[Any]:
 def learned_tensors(loss: nn.Module) -> list[Tensor]:
     """Returns what gets a gradient besides the anchors: a temperature, say, or a reducer's weights."""
     attributes = [x for module in loss.modules() for x in vars(module).values() if isinstance(x, Tensor)]
-    distinct = {id(x): x for x in (*loss.parameters(), *attributes)}
-    return [x for x in distinct.values() if x.requires_grad]
+    return list({id(x): x for x in (*loss.parameters(), *attributes) if x.requires_grad}.values())

@@ -107,9 +107,13 @@ _RULES = {
 
 def rules_of(loss: Any) -> dict[str, Rule] | None:
     """Returns how every part of the loss is reduced; None where not as one of PML's reducers does it."""
-    rules = {name: _rule_of(loss.reducer, name) for name in loss._sub_loss_names()}
-    known = {name: rule for name, rule in rules.items() if rule is not None}
-    return known if len(known) == len(rules) else None
+    rules = {}
+    for name in loss._sub_loss_names():
+        rule = _rule_of(loss.reducer, name)
+        if rule is None:
+            return None
+        rules[name] = rule
+    return rules
 
 
 def _rule_of(reducer: Any, name: str) -> Rule | None:

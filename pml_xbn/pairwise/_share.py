@@ -9,10 +9,10 @@ import torch
 from pytorch_metric_learning.losses import GenericPairLoss
 from torch import Tensor
 
-from ._forms import FORMS
+from ._forms import Recipe
 from ._pairs import Pairs
 from ._plain import learned_tensors
-from ._reducers import Fraction, rules_of
+from ._reducers import Fraction
 
 
 class Part(NamedTuple):
@@ -34,6 +34,7 @@ class Share:
 
     Args:
         loss: one of PML's.
+        recipe: how it is computed.
         anchors: ``(a, d)``.
         pairs: those that the terms are of; default none.
         parts: all terms; each part is forgotten when its gradient is known.
@@ -44,14 +45,21 @@ class Share:
     def __init__(
         self,
         loss: Any,
+        recipe: Recipe,
         anchors: Tensor,
         pairs: Pairs | None = None,
         parts: Iterable[Part] = (),
         whole: Tensor | None = None,
         pull: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        self._loss, self._anchors, self._pairs, self._pull = loss, anchors, pairs, pull
-        self._rules = list((rules_of(loss) or {}).values())
+        self._loss, self._form, self._anchors, self._pairs, self._pull = (
+            loss,
+            recipe.form,
+            anchors,
+            pairs,
+            pull,
+        )
+        self._rules = list(recipe.rules.values())
         self._learned = learned_tensors(loss) if torch.is_grad_enabled() else []
         self._sums: list[Tensor] = []
         self._counts: list[Tensor] = []
@@ -63,11 +71,13 @@ class Share:
             self._counts = [total.long() for total in self._sums]
 
     def _add(self, part: Part, whole: Any) -> None:
-        sums, counts = [total.detach() for total, _ in part.fractions], [count for _, count in part.fractions]
-        is_first = not self._sums
-        self._sums = sums if is_first else [a + b for a, b in zip(self._sums, sums, strict=True)]
-        self._counts = counts if is_first else [a + b for a, b in zip(self._counts, counts, strict=True)]
-        for k, (total, _) in enumerate(part.fractions):
+        for k, (total, count) in enumerate(part.fractions):
+            if k == len(self._sums):  # the first part
+                self._sums.append(total.detach())
+                self._counts.append(count)
+            else:
+                self._sums[k] = self._sums[k] + total.detach()
+                self._counts[k] = self._counts[k] + count
             self._add_gradients(self._gradients[k], total, part, whole, k + 1 < len(part.fractions))
 
     def _add_gradients(
@@ -98,8 +108,8 @@ class Share:
         if not pairs.is_all or len(self._anchors) * num_rows <= 2 * len(self._anchors) + 2:
             numbers = pairs.counted().numbers
             assert numbers is not None
-            has_terms = _has_terms(self._loss, *numbers)
-        elif FORMS[type(self._loss)].needs_both_kinds:  # without positive pairs there are no terms anyway
+            has_terms = self._has_terms(*numbers)
+        elif self._form.needs_both_kinds:  # without positive pairs there are no terms anyway
             has_terms = pairs.over_rows.any(pairs.negative).any()
         return self._attached(self._sums, self._counts, has_terms)
 
@@ -117,7 +127,7 @@ class Share:
         """
         k, device = len(self._rules), self._anchors.device
         sums, counts, num_pairs = of_ranks.sum(dim=0).split([k, k, 2])
-        has_terms = _has_terms(self._loss, *num_pairs.tolist())
+        has_terms = self._has_terms(*num_pairs.tolist())
         return self._attached(
             list(sums.to(device)), list(counts.to(device)), has_terms, num_ranks=len(of_ranks)
         )
@@ -126,12 +136,10 @@ class Share:
         self, sums: list[Tensor], counts: list[Tensor], has_terms: bool | Tensor, num_ranks: int = 1
     ) -> Tensor:
         """Returns the sum of the quotients with its gradients, which are all that its graph keeps."""
-        divisors = [
-            torch.ones_like(total) if rule.divisor == "one" else count.to(total.dtype).clamp_min(1)
-            for total, count, rule in zip(sums, counts, self._rules, strict=True)
-        ]
-        if has_terms is not True:  # by infinity, where there are none
-            divisors = [divisor / has_terms for divisor in divisors]
+        divisors = []
+        for total, count, rule in zip(sums, counts, self._rules, strict=True):
+            divisor = torch.ones_like(total) if rule.divisor == "one" else count.to(total.dtype).clamp_min(1)
+            divisors.append(divisor if has_terms is True else divisor / has_terms)  # by infinity, if not
         value: Tensor = _divided(sums, divisors).to(self._sums[0].dtype)
         inputs = [self._anchors, *self._learned]
         if any(x.requires_grad for x in inputs) and torch.is_grad_enabled():
@@ -149,6 +157,12 @@ class Share:
             value = value + self._loss.embedding_regularization_loss(self._anchors)["losses"]
         return value
 
+    def _has_terms(self, num_positive: float, num_negative: float) -> bool:
+        """Returns whether PML's loss looks at so many pairs, and is not zero without that."""
+        if isinstance(self._loss, GenericPairLoss) and max(num_positive, num_negative) <= 1:
+            return False
+        return not self._form.needs_both_kinds or min(num_positive, num_negative) > 0
+
     def _pulled(self, gradient: Tensor | None) -> Tensor | None:
         return gradient if gradient is None or self._pull is None else self._pull(gradient)
 
@@ -157,13 +171,6 @@ def attached(value: Tensor, gradients: list[Tensor], inputs: list[Tensor]) -> Te
     """Returns the value with known gradients, which are all that its graph keeps."""
     result: Tensor = _KnownGradient.apply((value, gradients), *inputs)
     return result
-
-
-def _has_terms(loss: Any, num_positive: float, num_negative: float) -> bool:
-    """Returns whether PML's loss looks at so many pairs, and is not zero without that."""
-    if isinstance(loss, GenericPairLoss) and max(num_positive, num_negative) <= 1:
-        return False
-    return not FORMS[type(loss)].needs_both_kinds or min(num_positive, num_negative) > 0
 
 
 def _divided(terms: Iterable[Any], divisors: list[Tensor]) -> Any:

@@ -20,6 +20,8 @@ class Window(NamedTuple):
         mat: distances that grow where vectors come apart, ``(a, n)``.
         low, high: the difference is more than the one, and at most the other.
         positive, negative: the pairs of which triplets are formed, ``(a, n)`` bool.
+        runs: of every negative the first positive it goes with, in the order of their distance, and the
+            first behind these, ``(a, n)`` each; None: not looked for.
     """
 
     mat: Tensor
@@ -27,6 +29,7 @@ class Window(NamedTuple):
     high: float
     positive: Tensor
     negative: Tensor
+    runs: tuple[Tensor, Tensor] | None = None
 
     def lists(self) -> IndicesTuple:
         """Returns all triplets as three index tensors."""
@@ -38,19 +41,15 @@ class Window(NamedTuple):
             found.append((torch.full_like(first, anchor), p[first], n[second]))
         return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
 
-    def num_triplets(self) -> tuple[Tensor, Tensor]:
-        """Returns how many triplets each positive and each negative pair is part of, ``(a, n)``."""
-        positives = Positives.of(self.mat, self.positive)
-        return positives.num_triplets(self.negative, *self.limits(positives))
-
-    def limits(self, positives: Positives) -> tuple[Tensor, Tensor]:
-        """Returns of every negative the first positive it goes with, and the first behind these."""
+    def runs_among(self, positives: Positives) -> tuple[Tensor, Tensor]:
+        """Returns ``runs``."""
         return positives.first(self.mat, self.mat - self.high), positives.first(self.mat, self.mat - self.low)
 
     def at(self, anchors: slice) -> Window:
         """Returns the triplets of some anchors."""
         mat, positive, negative = (x[anchors] for x in (self.mat, self.positive, self.negative))
-        return Window(mat, self.low, self.high, positive, negative)
+        runs = None if self.runs is None else (self.runs[0][anchors], self.runs[1][anchors])
+        return Window(mat, self.low, self.high, positive, negative, runs)
 
 
 class Positives(NamedTuple):
@@ -156,7 +155,7 @@ class TripletTerms(NamedTuple):
         positives = Positives.of(self.mat, positive)
         start, end = torch.zeros_like(self.mat, dtype=torch.int64), positives.numbers.expand_as(self.mat)
         if self.window is not None:
-            start, end = self.window.limits(positives)
+            start, end = self.window.runs or self.window.runs_among(positives)
         if low is not None:
             start = torch.maximum(start, positives.first(self.x, low - self.y, is_above=True))
         if high is not None:

@@ -171,8 +171,8 @@ def test_a_classification_loss_beside_the_memory_begins_at_the_classes_means() -
         torch.testing.assert_close(task.proxies.W[:, label], mean / mean.norm(), rtol=1e-4, atol=1e-5)
     assert [group["lr"] for group in task.optimizer.param_groups] == [1e-4, 1e-4]
     labels = data.train.labels[:16]
-    alone = StudyTask(data, "xbn").loss_of(embeddings[:16], labels)
-    both = task.loss_of(embeddings[:16], labels)
+    alone = StudyTask(data, "xbn").batch_loss(embeddings[:16], labels)
+    both = task.batch_loss(embeddings[:16], labels)
     logits = embeddings[:16] @ task.proxies.W / 0.05  # PML's temperature
     torch.testing.assert_close(both - alone, torch.nn.functional.cross_entropy(logits, labels))
 

@@ -19,12 +19,10 @@ from benchmarks.engine.results import spread
 from benchmarks.papers import reproducing
 from benchmarks.papers.evaluation import signs
 from benchmarks.papers.experiments import EXPERIMENTS, Experiment
-from benchmarks.papers.length import run_length
-from benchmarks.papers.optimisation import clip_gradient, learning_rate
+from benchmarks.papers.optimisation import clip_gradient, learning_rate, run_length
 from benchmarks.papers.pml_parts import make_loss, make_miner
 from benchmarks.papers.presets import read_settings
-from benchmarks.papers.reproducing import same_experiments, table
-from benchmarks.papers.results import result_table
+from benchmarks.papers.reproducing import result_table, same_experiments, table
 from benchmarks.papers.settings import Head, Settings
 from pml_xbn.heads import HEADS
 

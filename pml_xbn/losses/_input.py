@@ -1,0 +1,161 @@
+"""One call's input: its checks, every error of which names the value and the remedy, and its parts."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .._dtypes import at_least_float32
+from .._tensor_checks import INTEGERS, check_integers, check_mask
+from ..adapters.base_adapter import Refusal
+from ..memory._batch import Batch
+from ..pairwise import IndicesTuple
+
+
+def split(
+    embeddings: Tensor,
+    labels: Tensor,
+    given: IndicesTuple | None,
+    mask: Tensor | None = None,
+    embedding_size: int | None = None,
+    dtype: torch.dtype | None = None,
+    ids: Tensor | None = None,
+) -> Batch:
+    """Checks shapes and dtypes, and splits the input by its enqueue mask.
+
+    Embeddings are raised to ``dtype``, float32 or float64, where theirs is less precise.
+    """
+    check_embeddings(embeddings, embedding_size)
+    check_integers("labels", labels, len(embeddings), "one label per embedding")
+    if given is not None:
+        check_indices(given)
+        if mask is not None:
+            raise ValueError("indices_tuple and enqueue_mask are mutually exclusive: pass one of them")
+    if dtype is not None:
+        embeddings = embeddings if embeddings.dtype == torch.float64 else embeddings.to(dtype)
+    labels = labels.to(embeddings.device, torch.int64).contiguous()
+    if ids is not None:
+        check_integers("sample_ids", ids, len(embeddings), "one number per embedding, -1 where there is none")
+        ids = ids.to(embeddings.device, torch.int64).clamp_min(-1).contiguous()
+    anchors, anchor_labels = refs, ref_labels = embeddings, labels
+    if mask is not None:
+        check_mask("enqueue_mask", mask, len(embeddings))
+        mask = mask.to(embeddings.device)
+        anchors, anchor_labels, refs, ref_labels = (
+            embeddings[~mask],
+            labels[~mask],
+            embeddings[mask],
+            labels[mask],
+        )
+        ids = None if ids is None else ids[mask]
+    return Batch(
+        anchors,
+        anchor_labels,
+        refs,
+        ref_labels,
+        is_own=mask is None,
+        given=given,
+        rows=refs.detach(),
+        row_labels=ref_labels,
+        first_row=0,
+        ids=ids,
+    )
+
+
+@torch.no_grad()
+def are_storable(
+    embeddings: Tensor, dtype: torch.dtype, refusals: list[Refusal], is_due: Tensor | None, *, skip: bool
+) -> tuple[bool, bool]:
+    """Returns whether a batch may be stored, and what ``is_due`` holds, in one wait for the GPU.
+
+    Args:
+        embeddings: ``(b, d)``, as the caller has passed them.
+        dtype: that rows are read in.
+        refusals: what there is against the labels, or the indices that came with them.
+        is_due: whether the rows that are stored are to be stored anew, 0-d bool; None: they are not.
+        skip: return False instead of raising an error for values that are not finite.
+
+    Raises:
+        ValueError: the first of the refusals; NaN or inf, or what is beyond the range of ``dtype``.
+    """
+    found = embeddings.abs()
+    largest = at_least_float32(found.amax() if len(found) else found.sum())  # NaN if there is one
+    flags = [flag for flag, _ in refusals] + ([] if is_due is None else [is_due])
+    size, *known = torch.stack([largest, *(flag.to(largest) for flag in flags)]).tolist()
+    refused = known[: len(refusals)]
+    for is_refused, (_, message) in zip(refused, refusals, strict=True):
+        if is_refused:
+            raise ValueError(message())
+    if not (math.isfinite(size) or skip):
+        bad_rows = (~torch.isfinite(embeddings)).any(dim=1).nonzero().flatten().tolist()
+        raise ValueError(
+            f"embeddings has NaN or inf in rows {bad_rows}: lower the learning rate or mend the data, "
+            "or pass nonfinite='skip' to leave such batches out of the memory"
+        )
+    # A stored row may be as many times as far out as there are rows, so there is to be some room.
+    is_within: bool = size <= torch.finfo(dtype).max * 2.0**-16
+    if not (is_within or skip):
+        raise ValueError(
+            f"embeddings holds {size:.3g}, beyond the range of {dtype}: pass "
+            "smaller ones, or build the memory with memory_dtype=torch.float64"
+        )
+    return is_within, is_due is not None and bool(known[-1])
+
+
+def check_embeddings(embeddings: Tensor, embedding_size: int | None) -> None:
+    if not isinstance(embeddings, torch.Tensor):
+        raise TypeError(f"embeddings is a {type(embeddings).__name__}: pass a tensor")
+    if embedding_size is None and embeddings.ndim != 2:
+        raise ValueError(f"embeddings has shape {tuple(embeddings.shape)}: pass (batch_size, embedding_size)")
+    if embedding_size is not None and (embeddings.ndim != 2 or embeddings.shape[1] != embedding_size):
+        raise ValueError(
+            f"embeddings has shape {tuple(embeddings.shape)}: pass (batch_size, {embedding_size}), or "
+            "build the loss with another embedding_size"
+        )
+    if not embeddings.is_floating_point():
+        raise ValueError(f"embeddings has dtype {embeddings.dtype}: pass a floating dtype")
+
+
+def check_indices(indices_tuple: tuple[Tensor, ...]) -> None:
+    if len(indices_tuple) not in (3, 4):
+        raise ValueError(
+            f"indices_tuple has {len(indices_tuple)} tensors: pass 3 (anchors, positives, negatives) "
+            "or 4 (anchors, positives, anchors, negatives)"
+        )
+    for numbers in indices_tuple:
+        if not isinstance(numbers, Tensor):
+            raise TypeError(f"indices_tuple holds a {type(numbers).__name__}: pass tensors")
+        if numbers.ndim != 1 or numbers.dtype not in INTEGERS:
+            raise ValueError(
+                f"indices_tuple holds a tensor of shape {tuple(numbers.shape)} and dtype {numbers.dtype}: "
+                "pass numbers of the batch's rows, of one dimension and torch.int64"
+            )
+    lengths = [len(numbers) for numbers in indices_tuple]
+    halves = (lengths,) if len(lengths) == 3 else (lengths[:2], lengths[2:])
+    if any(len(set(half)) > 1 for half in halves):
+        raise ValueError(
+            f"indices_tuple has tensors of lengths {lengths}: pass an anchor for every positive and negative"
+        )
+
+
+def refused_indices(indices_tuple: tuple[Tensor, ...], batch_size: int, device: torch.device) -> Refusal:
+    """Numbers of rows that the batch does not have."""
+    numbers = torch.cat([x.to(device) for x in indices_tuple])
+    is_outside = (numbers < 0) | (numbers >= batch_size)
+    return (
+        is_outside.any(),
+        lambda: (
+            f"indices_tuple has numbers {numbers[is_outside].unique().tolist()} for a batch of {batch_size}: "
+            f"pass numbers from 0 to {batch_size - 1}"
+        ),
+    )
+
+
+def check_num_rows(num_rows: int, memory_size: int) -> None:
+    if num_rows > memory_size:
+        raise ValueError(
+            f"{num_rows} rows to enqueue do not fit memory_size={memory_size}: pass smaller batches or "
+            "build a larger memory"
+        )
