@@ -29,8 +29,9 @@ from benchmarks.engine.trial import at_most
 from benchmarks.study.report import write_report
 from benchmarks.study.run import EMOJI_ROOT
 from benchmarks.tuning.results import METHODS, RUNS, Tuning
-from benchmarks.tuning.run import AGAIN, FINAL, SEARCH, Trial, train
+from benchmarks.tuning.run import train
 from benchmarks.tuning.space import draw
+from benchmarks.tuning.trial import AGAIN, FINAL, SEARCH, Trial
 
 # Trains with each of the arguments; yields these and what came of them.
 Runs = Callable[[Callable[..., Any], Iterable[tuple[Any, ...]], str], Iterator[tuple[tuple[Any, ...], Any]]]

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.engine.intervals import Difference, paired
 from benchmarks.engine.results import read_csv
-from benchmarks.tuning.run import AGAIN, FINAL, SEARCH, Trial
+from benchmarks.tuning.trial import AGAIN, FINAL, SEARCH, Trial
 
 METHODS = ("no-xbm", "xbm", "xbm-star", "xbn")
 RUNS = "tuning.csv"

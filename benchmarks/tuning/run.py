@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -18,19 +18,10 @@ from benchmarks.study.cases import MILDER, MILESTONES
 from benchmarks.study.run import EmojiData
 from benchmarks.study.task import StudyTask
 from benchmarks.tuning.space import draw
+from benchmarks.tuning.trial import FINAL, Trial
 
-SEARCH, AGAIN, FINAL = "search", "again", "final"
 _HELD_OUT = 3  # one class of so many
 _SIDE = 32
-
-
-class Trial(NamedTuple):
-    """A run: ``stage`` says how long and on which classes; the others what and with which seed."""
-
-    stage: str
-    method: str
-    number: int
-    seed: int
 
 
 class ValidationData(EmojiData):
