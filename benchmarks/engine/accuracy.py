@@ -123,3 +123,16 @@ def retrieval_accuracy(
         calculator = AccuracyCalculator(include=("NMI",), device=torch.device("cpu"))
         result["nmi"] = 100 * float(calculator.get_accuracy(queries.cpu(), query_labels.cpu())["NMI"])
     return result
+
+
+def hits_by_class(queries: Tensor, labels: Tensor) -> tuple[list[int], list[int]]:
+    """Returns of every class how many queries find one of their class nearest, and how many there are.
+
+    Args:
+        queries: (N, d); every query is searched for among the others.
+        labels: (N,).
+    """
+    right = torch.cat([labels[x[:, 0]] == labels[part] for part, _, x in neighbours(queries, None, 1)])
+    classes, inverse = labels.unique(return_inverse=True)
+    hits = inverse[right].bincount(minlength=len(classes))
+    return hits.tolist(), inverse.bincount().tolist()

@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from statistics import fmean, stdev
 from typing import NamedTuple
 
+import torch
 from scipy.stats import t as student
+from torch import Tensor
 
 
 class Difference(NamedTuple):
@@ -53,3 +55,23 @@ def pool(differences: Iterable[Difference]) -> list[Difference]:
         return all_of_them
     deviation = (sum(variance * n for variance, n in squares) / degrees) ** 0.5
     return [d._replace(pooled=(deviation, degrees)) if len(d.gaps) > 1 else d for d in all_of_them]
+
+
+def bootstrap(gaps: Tensor, images: Tensor, resamples: int = 10_000) -> tuple[float, float, float]:
+    """Returns a mean difference in per cent and its 95 % interval, over seeds and classes drawn anew.
+
+    Args:
+        gaps: by how many images one method finds more of a class than another, (seeds, classes).
+        images: of every class, (classes,).
+    """
+    draw = torch.Generator().manual_seed(0)
+
+    def times_drawn(size: int) -> Tensor:
+        drawn = torch.randint(size, (resamples, size), generator=draw)
+        return torch.zeros(resamples, size).scatter_add_(1, drawn, torch.ones(resamples, size))
+
+    of_seeds, of_classes = (times_drawn(size) for size in gaps.shape)
+    means = of_seeds / len(gaps) @ gaps.float()
+    differences = 100 * (means * of_classes).sum(dim=1) / (of_classes @ images.float())
+    low, high = differences.quantile(torch.tensor([0.025, 0.975])).tolist()
+    return float(100 * gaps.float().mean(dim=0).sum() / images.sum()), low, high

@@ -5,10 +5,10 @@
     python -m benchmarks.study              (all runs)
     python -m benchmarks.study --report     (rebuilds the page from the CSV files)
 
-Writes ``study_runs.csv`` (one row per run) and ``study_epochs.csv`` (accuracy along the way) to
-``benchmarks/results``, and the page. The same line goes on where it was stopped: a run that
-``study_runs.csv`` holds is not repeated, one that was under way goes on from the last epoch that it
-has saved.
+Writes ``study_runs.csv`` (one row per run), ``study_epochs.csv`` (accuracy along the way) and
+``study_classes.csv`` (hits by class, of a pretrained network) to ``benchmarks/results``, and the page.
+The same line goes on where it was stopped: a run that ``study_runs.csv`` holds is not repeated, one that
+was under way goes on from the last epoch that it has saved.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.engine.results import RESULTS, append_csv, read_csv
 from benchmarks.engine.settings import Positive, among, check
 from benchmarks.engine.trial import at_most
 from benchmarks.study.cases import REGIMES, Case, cases
-from benchmarks.study.data import BY_EPOCH, RUNS
+from benchmarks.study.data import BY_CLASS, BY_EPOCH, RUNS
 from benchmarks.study.report import write_report
 from benchmarks.study.run import EMOJI_ROOT, checkpoint_path, train, train_warm_start, warm_start_path
 
@@ -61,6 +61,8 @@ def save(case: Case, outcome: dict[str, Any], folder: Path) -> None:
     """Adds a run to the CSV files, its own line last: until that is there, the run is not done."""
     key = {name: str(value) for name, value in asdict(case).items()}
     append_csv([{**key, **row} for row in outcome["epochs"]], folder / BY_EPOCH)
+    if "classes" in outcome:
+        append_csv([{**key, **outcome["classes"]}], folder / BY_CLASS)
     append_csv([{**key, **outcome["result"]}], folder / RUNS)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.engine.intervals import Difference, paired, pool
+import torch
+
+from benchmarks.engine.intervals import Difference, bootstrap, paired, pool
 from benchmarks.engine.results import read_csv
 from benchmarks.study.cases import Case, cases
 
-RUNS, BY_EPOCH = "study_runs.csv", "study_epochs.csv"
+RUNS, BY_EPOCH, BY_CLASS = "study_runs.csv", "study_epochs.csv", "study_classes.csv"
 Row = dict[str, str]
 Setting = tuple[int, float, str, str]
 
@@ -29,6 +31,11 @@ class Study:
         self.epochs: dict[Case, list[Row]] = {}
         for row in read_csv(folder / BY_EPOCH):
             self.epochs.setdefault(Case.from_row(row), []).append(row)
+        # Hits and images of every test class, where they were noted.
+        self.classes = {
+            Case.from_row(row): [[int(x) for x in row[name].split()] for name in ("hits", "images")]
+            for row in read_csv(folder / BY_CLASS)
+        }
         self.planned = list(cases())
 
     def methods(self, setting: Setting) -> list[str]:
@@ -66,6 +73,23 @@ class Study:
             return found
         stable = [name for name in found if name not in UNSTABLE]
         return found | dict(zip(stable, pool(found[name] for name in stable), strict=True))
+
+    def bootstrapped(self, name: str, other: str, setting: Setting) -> str | None:
+        """Returns the difference in Recall@1, its interval over seeds and classes, and the number of seeds.
+
+        None where hits were not noted by class.
+        """
+        ours, theirs = (
+            {case.seed: x for case, x in self.classes.items() if case.name == of and _belongs(case, setting)}
+            for of in (name, other)
+        )
+        seeds = sorted(ours.keys() & theirs.keys())
+        if not seeds:
+            return None
+        hits, others = (torch.tensor([of[seed][0] for seed in seeds]) for of in (ours, theirs))
+        images = torch.tensor(ours[seeds[0]][1])
+        mean, low, high = bootstrap(hits - others, images)
+        return f"{mean:+.1f} ({low:+.1f} to {high:+.1f}; {len(seeds)})"
 
     def last_tenth(self, name: str, setting: Setting) -> list[float]:
         """Returns what the last tenth of the epochs added to Recall@1, in every run with noted epochs."""

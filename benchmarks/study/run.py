@@ -13,18 +13,28 @@ from torch import Tensor, nn
 from benchmarks.demo.settings import Settings
 from benchmarks.demo.task import GlyphsData
 from benchmarks.engine import checkpoint
+from benchmarks.engine.accuracy import embed, hits_by_class
 from benchmarks.engine.efficientnet import LateStages, load_network
 from benchmarks.engine.emoji import load_emoji
 from benchmarks.engine.emoji_features import COPIES, load_features
 from benchmarks.engine.history import History, Row
 from benchmarks.engine.labelled_images import LabelledImages
 from benchmarks.engine.run import Run
-from benchmarks.study.cases import BUDGETS, EVALUATE_EVERY, MILDER, MILESTONES, SLOW_RATE, Budget, Case
+from benchmarks.study.cases import (
+    BUDGETS,
+    EVALUATE_EVERY,
+    MILDER,
+    MILESTONES,
+    SLOW_RATE,
+    Budget,
+    Case,
+)
 from benchmarks.study.remedies import REMEDIES
 from benchmarks.study.task import StudyTask
 
 EMOJI_ROOT = Path("data/emoji")
 _RATES = {512: 8**0.5}  # of the learning rate; AdamW's is to grow as the root of the batch
+_BY_CLASS = ("hits", "images")  # of every test class
 _BY_EPOCH = ("epoch", "loss", "recall_at_1", "map_at_r")
 
 
@@ -70,6 +80,8 @@ def train(
 ) -> dict[str, Any]:
     """Returns one run: ``result`` is a row of its figures, ``epochs`` are rows of accuracy along the way.
 
+    ``classes``, of a pretrained network, holds hits and images of every test class.
+
     The folder holds warm starts, and what is left of runs that were stopped, which go on from there.
     """
     run = _begun(case, folder, classes, emoji, pace)
@@ -101,7 +113,12 @@ def train(
     result |= _staleness(run.history)
     result |= {name: number for name, number in numbers.items() if not name.startswith("superclass")}
     result["superclass_nearest"] = numbers["superclass_within_1"]
-    return {"result": result, "epochs": [{name: row[name] for name in _BY_EPOCH} for row in epochs]}
+    outcome = {"result": result, "epochs": [{name: row[name] for name in _BY_EPOCH} for row in epochs]}
+    if isinstance(task.data, PretrainedData):
+        test = task.data.test
+        found = hits_by_class(embed(task.model, test.images), test.labels)
+        outcome["classes"] = {name: " ".join(map(str, x)) for name, x in zip(_BY_CLASS, found, strict=True)}
+    return outcome
 
 
 def _begun(case: Case, folder: Path, classes: int | None, emoji: Path, pace: Pace = PACE) -> Run:

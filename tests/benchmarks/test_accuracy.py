@@ -6,7 +6,7 @@ from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from benchmarks.engine.accuracy import by_products, neighbours, retrieval_accuracy
+from benchmarks.engine.accuracy import by_products, hits_by_class, neighbours, retrieval_accuracy
 
 pytest.importorskip("faiss")
 
@@ -53,3 +53,14 @@ def test_equal_embeddings_leave_nobody_out() -> None:
     rows = torch.ones(6, 4)
     for _, _, places in neighbours(rows, None, 5):
         assert places.shape == (6, 5)
+
+
+def test_hits_of_the_classes_add_up_to_recall() -> None:
+    queries, labels = images(300, 20, 1)
+    labels *= 3  # numbers of classes need not be next to each other
+    distances = torch.cdist(queries.double(), queries.double()).fill_diagonal_(torch.inf)
+    right = labels[distances.argmin(dim=1)] == labels
+    hits, numbers = hits_by_class(queries, labels)
+    classes = labels.unique().tolist()
+    assert hits == [int(right[labels == label].sum()) for label in classes]
+    assert numbers == [int((labels == label).sum()) for label in classes]

@@ -152,6 +152,8 @@ def test_a_pretrained_network_trains_on_one_of_the_copies(
     outcome = study_run.train(case, tmp_path, None, root)
     assert 0 <= outcome["result"]["recall_at_1"] <= 100
     assert [row["epoch"] for row in outcome["epochs"]] == [1, 2]
+    hits, numbers = (sum(map(int, outcome["classes"][name].split())) for name in ("hits", "images"))
+    assert outcome["result"]["recall_at_1"] == pytest.approx(100 * hits / numbers)
 
 
 def test_without_weights_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

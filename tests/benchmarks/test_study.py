@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from dataclasses import asdict
 from pathlib import Path
 
@@ -102,6 +103,30 @@ def test_intervals_are_pooled_over_the_methods_that_do_not_collapse(tmp_path: Pa
         assert found[name].half_width == pytest.approx(student.ppf(0.975, 4) * deviation / 3**0.5)
     alone = ttest_1samp(np.subtract(xbm, none), 0).confidence_interval(0.95)
     assert found["xbm"].half_width == pytest.approx((alone.high - alone.low) / 2)
+
+
+def test_an_interval_over_classes_and_seeds_is_that_of_a_bootstrap(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    images = draw.integers(3, 5, 40)
+    hits = {name: draw.binomial(images, chance, (3, 40)) for name, chance in (("xbn", 0.6), ("no-xbm", 0.5))}
+    for name, of_seeds in hits.items():
+        for seed, of_classes in enumerate(of_seeds):
+            case = Case(name, 0, 64, 0.0 if name == "no-xbm" else 0.5, "batch", "pretrained, 16 epochs", seed)
+            accuracy = {"recall_at_1": 100 * of_classes.sum() / images.sum(), "map_at_r": 1.0}
+            words = {"hits": " ".join(map(str, of_classes)), "images": " ".join(map(str, images))}
+            study.save(case, {"result": accuracy, "epochs": [], "classes": words}, tmp_path)
+    gaps, means = hits["xbn"] - hits["no-xbm"], []
+    for _ in range(4000):
+        seeds, classes = draw.integers(3, size=3), draw.integers(40, size=40)
+        means.append(100 * gaps[seeds][:, classes].mean(axis=0).sum() / images[classes].sum())
+    setting = (64, 0.5, "batch", "pretrained, 16 epochs")
+    text = study_data.Study(tmp_path).bootstrapped("xbn", "no-xbm", setting)
+    mean, low, high = (float(word) for word in re.findall(r"[+-][\d.]+", text))
+    assert mean == pytest.approx(100 * gaps.sum() / 3 / images.sum(), abs=0.05)
+    assert (low, high) == pytest.approx(np.quantile(means, [0.025, 0.975]), abs=0.6)
+    assert text.endswith("; 3)")
+    study_report.write_report(tmp_path)
+    assert f"| batch 64, memory 50 % | {text} | – | – | – |" in (tmp_path / "study.md").read_text()
 
 
 def test_a_run_is_done_only_when_its_row_is_written(tmp_path: Path) -> None:
