@@ -17,6 +17,7 @@ it. A run that the CSV holds is not repeated.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from statistics import fmean
 
 import torch
@@ -51,9 +52,10 @@ def main() -> None:
         halves = load_pairs(settings.data, settings.root, settings.classes) if todo else None
     for row in todo:
         assert halves is not None
-        run = Run(TwoTowersTask(settings, *halves, row["method"], int(row["seed"])))
+        epochs = settings.epochs * (2 if row["method"] == "no-memory-twice" else 1)
+        run = Run(TwoTowersTask(replace(settings, epochs=epochs), *halves, row["method"], int(row["seed"])))
         began = time.process_time()
-        for _ in range(settings.epochs):
+        for _ in range(epochs):
             run.train_epoch(progress_bar)
         minutes = {"cpu_minutes": (time.process_time() - began) / 60}
         append_csv([{**row, **_summary(run.history), **minutes}], path)

@@ -74,6 +74,19 @@ def test_script_writes_a_line_per_run_and_the_page_follows_from_them(tmp_path: P
     assert page.read_text().count("## glyphs, batch 16") == 2
 
 
+def test_twice_the_epochs_without_memory_are_beside_the_others(tmp_path: Path) -> None:
+    options = "--methods", "no-memory", "no-memory-twice", "--seeds", "0", "--constant-rate"
+    text = run_script(tmp_path, *options)
+    assert text.count("## glyphs") == 1
+    once, twice = read_csv(tmp_path / f"{NAME}.csv")
+    assert once["epochs"] == twice["epochs"] == "1"
+    run_script(tmp_path / "two", *options[:2], "--seeds", "0", "--constant-rate", "--epochs", "2")
+    (expected,) = read_csv(tmp_path / "two" / f"{NAME}.csv")
+    both = "query_to_document", "document_to_query"
+    one, two, wanted = ([row[side] for side in both] for row in (once, twice, expected))
+    assert two == wanted != one
+
+
 def test_methods_begin_alike_and_part_when_the_memory_begins(halves: tuple[Pairs, Pairs]) -> None:
     losses = {}
     for method in METHODS:
@@ -84,10 +97,11 @@ def test_methods_begin_alike_and_part_when_the_memory_begins(halves: tuple[Pairs
             run.train_epoch()
         losses[method] = [row["loss"] for row in run.history.steps]
         memory = task.loss_fn.document_memory
-        assert (memory.num_rows > 0) == (method != "no-memory")
+        assert (memory.num_rows > 0) == (not method.startswith("no-memory"))
     steps = task.steps_per_epoch
     assert all(values[:steps] == losses["no-memory"][:steps] for values in losses.values())
-    assert len({values[-1] for values in losses.values()}) == len(METHODS)
+    assert losses.pop("no-memory-twice") == losses["no-memory"]  # in as many epochs
+    assert len({values[-1] for values in losses.values()}) == len(losses)
 
 
 def test_names_are_embedded_as_they_were_when_they_were_stored(halves: tuple[Pairs, Pairs]) -> None:
