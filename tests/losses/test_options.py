@@ -169,9 +169,7 @@ def test_settings_are_recordables() -> None:
 @pytest.mark.parametrize(
     "cls", [AdaptiveCrossBatchMemory, XBNWrapper, AXBNWrapper, PerClassXBN, SuperClassXBN]
 )
-def test_keywords_are_explicit_and_a_misspelt_one_names_the_nearest(cls: type) -> None:
-    explicit = inspect.signature(cls).parameters
-    assert {"memory_dtype", "delay", "update_momentum", "collect_stats"} <= explicit.keys()
+def test_a_misspelt_keyword_names_the_nearest(cls: type) -> None:
     superclasses = {"superclasses": [0, 0, 0]} if cls is SuperClassXBN else {}
     with pytest.raises(
         TypeError, match=f"{cls.__name__} has no keyword 'memry_dtype': did you mean 'memory_dtype'"
