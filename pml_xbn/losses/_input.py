@@ -46,17 +46,9 @@ def split(
 def are_storable(
     embeddings: Tensor, dtype: torch.dtype, refusals: list[Refusal], is_due: Tensor | None, *, skip: bool
 ) -> tuple[bool, bool]:
-    """Returns whether a batch may be stored, and what ``is_due`` holds, in one wait for the GPU.
+    """Returns whether a batch may be stored, and what ``is_due`` holds, 0-d bool, in one wait for the GPU.
 
-    Args:
-        embeddings: ``(b, d)``, as the caller has passed them.
-        dtype: that rows are read in.
-        refusals: what there is against the labels, or the indices that came with them.
-        is_due: whether the rows that are stored are to be stored anew, 0-d bool; None: they are not.
-        skip: return False instead of raising an error for values that are not finite.
-
-    Raises:
-        ValueError: the first of the refusals; NaN or inf, or what is beyond the range of ``dtype``.
+    ``skip`` returns False where NaN, inf, or what is beyond the range of the rows' ``dtype`` would raise.
     """
     found = embeddings.abs()
     largest = at_least_float32(found.amax() if len(found) else found.sum())  # NaN if there is one

@@ -34,8 +34,7 @@ def checked_on_ranks(
 ) -> tuple[Batch, list[Report] | None, bool]:
     """Returns the batch, the reports of all ranks if they compute together, and whether to store it.
 
-    Args:
-        check: what one rank does, see :func:`checked`; if it raises on one rank, this raises on all.
+    If ``check``, which is :func:`checked`, raises on one rank, this raises on all.
     """
     contents = memory.queue.contents
     state = {
@@ -105,11 +104,7 @@ def _loss_on_shards(memory: Memory, batch: Batch, reports: list[Report], is_stor
 
 
 def check_sharded(memory: Memory) -> None:
-    """Refuses what needs all rows in one place.
-
-    Raises:
-        ValueError: it says what works instead.
-    """
+    """Refuses what needs all rows in one place."""
     if memory.gather_distributed:
         raise ValueError(
             "gather_distributed=True and shard_distributed=True: pass the first for all rows on every rank, "

@@ -81,10 +81,7 @@ def checked(
 def stored(memory: Memory, batch: Batch, *, is_fill: bool = False) -> Contents | None:
     """Returns what the memory holds with the batch, which it adapts its rows to; None while it warms up.
 
-    The batch takes the place of the oldest rows, or of the rows of its samples.
-
-    Args:
-        is_fill: store in the warm-up too, and adapt nothing.
+    The batch takes the place of the oldest rows, or of its samples' rows. A fill stores at once, unadapted.
     """
     contents, hooks, labels = memory.queue.contents, memory._hooks, batch.row_labels
     if contents.num_calls < memory.warmup and not is_fill:
@@ -175,15 +172,12 @@ def eager(function: Callable[..., Result]) -> Callable[..., Result]:
     ``torch.compiler.disable`` as a decorator would import all of Dynamo along with the package, which takes
     seconds. Where nobody has imported it yet, nobody compiles.
     """
-    disabled: Callable[..., Result] | None = None
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Result:
-        nonlocal disabled
         if "torch._dynamo" not in sys.modules:
             return function(*args, **kwargs)
-        if disabled is None:
-            disabled = torch.compiler.disable(function)
-        return disabled(*args, **kwargs)
+        result: Result = torch.compiler.disable(function)(*args, **kwargs)
+        return result
 
     return call

@@ -76,11 +76,7 @@ class BatchLoss(nn.Module):
 def loss_of_batch(
     loss: nn.Module, miner: Miner | None, batch: Batch, no_refs: tuple[None, ...] = (None, None)
 ) -> Tensor:
-    """The loss of the anchors against the refs, as if there were no memory.
-
-    Args:
-        no_refs: what loss and miner get for refs where these are the anchors.
-    """
+    """Returns the loss of the anchors against the refs, or where these are the anchors with ``no_refs``."""
     if len(batch.anchors) == 0 or len(batch.refs) == 0:
         return zero_loss(batch)
     arguments: tuple[Any, ...] = batch.anchors, batch.anchor_labels
