@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -50,9 +51,9 @@ def checked_on_ranks(
     return batch, reports if is_stored or memory._is_sharded else None, is_stored
 
 
-def fill_on_ranks(memory: Memory, batch: Batch) -> None:
-    """Stores the batch, and adapts nothing."""
-    with Exchange(has_reductions=memory._is_sharded).at_end():
+def fill(memory: Memory, batch: Batch, reports: list[Report] | None) -> None:
+    """Stores the batch, on many ranks if there are reports of them, and adapts nothing."""
+    with nullcontext() if reports is None else Exchange(has_reductions=memory._is_sharded).at_end():
         stored(memory, batch, is_fill=True)
 
 

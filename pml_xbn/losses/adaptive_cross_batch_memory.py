@@ -23,7 +23,7 @@ from ..memory._queue import Queue
 from ..memory._rows import Rows
 from ..memory._samples import Update
 from ..pairwise import IndicesTuple, Miner, check_reducers, check_supported
-from ._on_ranks import check_sharded, check_sharded_hook, checked_on_ranks, fill_on_ranks, loss_on_ranks
+from ._on_ranks import check_sharded, check_sharded_hook, checked_on_ranks, fill, loss_on_ranks
 from ._step import checked, eager, loss_against_stored, loss_with_memory, stored
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -202,7 +202,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         batch, reports, is_stored = self._checked(embeddings, labels, None, None, sample_ids, True)
         if is_stored:
             with transaction(self.queue, self._hooks):
-                stored(self, batch, is_fill=True) if reports is None else fill_on_ranks(self, batch)
+                fill(self, batch, reports)
 
     def add_to_memory(self, embeddings: Tensor, labels: Tensor, batch_size: int) -> None:
         """PML's name for :meth:`fill_memory`."""
