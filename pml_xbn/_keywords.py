@@ -1,10 +1,17 @@
-"""Keywords that a class does not know, and methods that it does not call."""
+"""Keywords that a class shares with its base or does not know, and methods that it does not call."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
 from difflib import get_close_matches
+from typing import Any
+
+
+def parameters_of(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those of the values that a class takes as named parameters."""
+    parameters = inspect.signature(cls).parameters.values()
+    return {x.name: values[x.name] for x in parameters if x.kind is not x.VAR_KEYWORD}
 
 
 def refuse_keywords(cls: type, unknown: Mapping[str, object]) -> None:

@@ -19,73 +19,44 @@ def split(
     labels: Tensor,
     given: IndicesTuple | None,
     mask: Tensor | None = None,
-    embedding_size: int | None = None,
-    dtype: torch.dtype | None = None,
     ids: Tensor | None = None,
 ) -> Batch:
-    """Checks shapes and dtypes, and splits the input by its enqueue mask.
-
-    Embeddings are raised to ``dtype``, float32 or float64, where theirs is less precise.
-    """
-    check_embeddings(embeddings, embedding_size)
-    check_integers("labels", labels, len(embeddings), "one label per embedding")
+    """Returns a call's input, split by its enqueue mask, once shapes and dtypes of all but embeddings fit."""
+    size, device = len(embeddings), embeddings.device
+    check_integers("labels", labels, size, "one label per embedding")
     if given is not None:
         check_indices(given)
         if mask is not None:
             raise ValueError("indices_tuple and enqueue_mask are mutually exclusive: pass one of them")
-    if dtype is not None:
-        embeddings = embeddings if embeddings.dtype == torch.float64 else embeddings.to(dtype)
-    labels = labels.to(embeddings.device, torch.int64).contiguous()
+    labels = labels.to(device, torch.int64).contiguous()
     if ids is not None:
-        check_integers("sample_ids", ids, len(embeddings), "one number per embedding, -1 where there is none")
-        ids = ids.to(embeddings.device, torch.int64).clamp_min(-1).contiguous()
-    anchors, anchor_labels = refs, ref_labels = embeddings, labels
+        check_integers("sample_ids", ids, size, "one number per embedding, -1 where there is none")
+        ids = ids.to(device, torch.int64).clamp_min(-1).contiguous()
+    anchors, anchor_labels = embeddings, labels
     if mask is not None:
-        check_mask("enqueue_mask", mask, len(embeddings))
-        mask = mask.to(embeddings.device)
-        anchors, anchor_labels, refs, ref_labels = (
-            embeddings[~mask],
-            labels[~mask],
-            embeddings[mask],
-            labels[mask],
-        )
-        ids = None if ids is None else ids[mask]
-    return Batch(
-        anchors,
-        anchor_labels,
-        refs,
-        ref_labels,
-        is_own=mask is None,
-        given=given,
-        rows=refs.detach(),
-        row_labels=ref_labels,
-        first_row=0,
-        ids=ids,
-    )
+        check_mask("enqueue_mask", mask, size)
+        mask = mask.to(device)
+        anchors, anchor_labels = embeddings[~mask], labels[~mask]
+        embeddings, labels, ids = embeddings[mask], labels[mask], None if ids is None else ids[mask]
+    rows, is_own = embeddings.detach(), mask is None
+    return Batch(anchors, anchor_labels, embeddings, labels, is_own, given, rows, labels, 0, ids)
 
 
 @torch.no_grad()
 def are_storable(
     embeddings: Tensor, dtype: torch.dtype, refusals: list[Refusal], is_due: Tensor | None, *, skip: bool
 ) -> tuple[bool, bool]:
-    """Returns whether a batch may be stored, and what ``is_due`` holds, in one wait for the GPU.
+    """Returns whether a batch may be stored, and what ``is_due`` holds, 0-d bool, in one wait for the GPU.
 
-    Args:
-        embeddings: ``(b, d)``, as the caller has passed them.
-        dtype: that rows are read in.
-        refusals: what there is against the labels, or the indices that came with them.
-        is_due: whether the rows that are stored are to be stored anew, 0-d bool; None: they are not.
-        skip: return False instead of raising an error for values that are not finite.
-
-    Raises:
-        ValueError: the first of the refusals; NaN or inf, or what is beyond the range of ``dtype``.
+    ``skip`` returns False where NaN, inf, or what is beyond the range of the rows' ``dtype`` would raise.
     """
     found = embeddings.abs()
     largest = at_least_float32(found.amax() if len(found) else found.sum())  # NaN if there is one
-    flags = [flag for flag, _ in refusals] + ([] if is_due is None else [is_due])
-    size, *known = torch.stack([largest, *(flag.to(largest) for flag in flags)]).tolist()
-    refused = known[: len(refusals)]
-    for is_refused, (_, message) in zip(refused, refusals, strict=True):
+    flags = [flag.to(largest) for flag, _ in refusals]
+    if is_due is not None:
+        flags.append(is_due.to(largest))
+    size, *known = torch.stack([largest, *flags]).tolist()
+    for is_refused, (_, message) in zip(known, refusals, strict=False):
         if is_refused:
             raise ValueError(message())
     if not (math.isfinite(size) or skip):
@@ -104,12 +75,10 @@ def are_storable(
     return is_within, is_due is not None and bool(known[-1])
 
 
-def check_embeddings(embeddings: Tensor, embedding_size: int | None) -> None:
+def check_embeddings(embeddings: Tensor, embedding_size: int) -> None:
     if not isinstance(embeddings, torch.Tensor):
         raise TypeError(f"embeddings is a {type(embeddings).__name__}: pass a tensor")
-    if embedding_size is None and embeddings.ndim != 2:
-        raise ValueError(f"embeddings has shape {tuple(embeddings.shape)}: pass (batch_size, embedding_size)")
-    if embedding_size is not None and (embeddings.ndim != 2 or embeddings.shape[1] != embedding_size):
+    if embeddings.ndim != 2 or embeddings.shape[1] != embedding_size:
         raise ValueError(
             f"embeddings has shape {tuple(embeddings.shape)}: pass (batch_size, {embedding_size}), or "
             "build the loss with another embedding_size"

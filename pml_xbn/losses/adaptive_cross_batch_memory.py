@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from inspect import signature
 from typing import Any, NoReturn
 
@@ -11,22 +12,21 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from .._keywords import refuse_keywords, refuse_overrides
-from .._number_checks import check_integer, check_one_of
+from .._number_checks import check_integer, check_non_negative, check_one_of
 from ..distributed._collectives import is_distributed
+from ..distributed._global_batch import Report
 from ..distributed._sharded_rows import ShardedRows
+from ..memory._batch import Batch
 from ..memory._checkpoint import prepare_state
 from ..memory._hooks import MemoryHook, MemoryHooks, transaction
 from ..memory._queue import Queue
 from ..memory._rows import Rows
 from ..memory._samples import Update
 from ..pairwise import IndicesTuple, Miner, check_reducers, check_supported
-from ._eager import eager
-from ._read_only import warn_of_eval
-from ._sharding import check_sharded_hook
-from ._step import Step
+from ._on_ranks import check_sharded, check_sharded_hook, checked_on_ranks, fill, loss_on_ranks
+from ._step import checked, eager, loss_against_stored, loss_with_memory, stored
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_NOT_SHOWN = ("loss", "miner", "collect_stats", "unknown")  # or shown as modules
 
 
 class AdaptiveCrossBatchMemory(CrossBatchMemory):
@@ -114,26 +114,28 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         check_integer("embedding_size", embedding_size, at_least=1)
         check_integer("memory_size", memory_size, at_least=1)
         check_one_of("memory_dtype", memory_dtype, _DTYPES)
+        check_integer("warmup", warmup, at_least=0)
+        check_integer("delay", delay, at_least=0)
+        check_non_negative("batch_loss_weight", batch_loss_weight)
+        check_one_of("nonfinite", nonfinite, ("raise", "skip", "ignore"))
+        Update(update, update_momentum).check()
         # What reset_queue needs, which runs inside super().__init__.
         self.memory_dtype = memory_dtype
         self._hooks = MemoryHooks()
-        self._kind_of_rows = ShardedRows if shard_distributed and is_distributed() else Rows
+        self._is_sharded = shard_distributed and is_distributed()
         super().__init__(loss, embedding_size, memory_size, miner, collect_stats=collect_stats)
-        self.delay = delay
-        self.warmup = warmup
-        self.batch_loss_weight = batch_loss_weight
-        self.normalize_memory = normalize_memory
-        self.gather_distributed = gather_distributed
-        self.shard_distributed = shard_distributed
-        self.nonfinite = nonfinite
-        self.update = update
-        self.update_momentum = update_momentum
-        self._step().check()
+        self.delay, self.warmup, self.batch_loss_weight = delay, warmup, batch_loss_weight
+        self.normalize_memory, self.nonfinite = normalize_memory, nonfinite
+        self.gather_distributed, self.shard_distributed = gather_distributed, shard_distributed
+        self.update, self.update_momentum = update, update_momentum
+        if shard_distributed:
+            check_sharded(self)
         names = ["delay", "warmup", "batch_loss_weight", "num_rows", "num_calls"]
         self.add_to_recordable_attributes(list_of_names=names, is_stat=False)
 
     def extra_repr(self) -> str:
-        names = [x for x in signature(AdaptiveCrossBatchMemory).parameters if x not in _NOT_SHOWN]
+        hidden = ("loss", "miner", "collect_stats", "unknown")  # or shown as modules
+        names = [name for name in signature(AdaptiveCrossBatchMemory).parameters if name not in hidden]
         return ", ".join(f"{name}={getattr(self, name)}" for name in names)
 
     @classmethod
@@ -168,19 +170,23 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         """
         if self.collect_stats:
             self.reset_stats()
-        step = self._step()
+        is_stored = self.training and torch.is_grad_enabled()
         arguments = embeddings, labels, indices_tuple, enqueue_mask, sample_ids
-        is_storable = self.training and torch.is_grad_enabled()
-        batch, reports, is_storable = step.validated(*arguments, is_read_only=not is_storable)
-        if self.num_rows == 0 and not self.training:
-            warn_of_eval(batch.anchors)
-        self.queue.on(batch.rows.device)
+        batch, reports, is_stored = self._checked(*arguments, is_stored)
         # Autocast would have distances in half precision.
         with torch.autocast(batch.rows.device.type, enabled=False):
-            if not is_storable:
-                return step.read_only(batch, reports)
+            if not is_stored:
+                if reports is None:
+                    return loss_against_stored(self, batch)
+                return loss_on_ranks(self, batch, reports, is_stored)
             with transaction(self.queue, self._hooks):
-                return step.run(batch, reports)
+                if reports is None:
+                    loss = loss_with_memory(self, batch, stored(self, batch))
+                else:
+                    loss = loss_on_ranks(self, batch, reports, is_stored)
+                contents = self.queue.contents
+                self.queue.contents = contents._replace(num_calls=contents.num_calls + 1)
+        return loss
 
     def fill_memory(self, embeddings: Tensor, labels: Tensor, sample_ids: Tensor | None = None) -> None:
         """Stores rows without computing a loss or adapting what is there.
@@ -193,21 +199,22 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         Raises:
             ValueError: as in :meth:`forward`.
         """
-        step = self._step()
-        batch, reports, is_storable = step.validated(embeddings, labels, ids=sample_ids)
-        if is_storable:
+        batch, reports, is_stored = self._checked(embeddings, labels, None, None, sample_ids, True)
+        if is_stored:
             with transaction(self.queue, self._hooks):
-                step.fill(batch, reports)
+                fill(self, batch, reports)
 
     def add_to_memory(self, embeddings: Tensor, labels: Tensor, batch_size: int) -> None:
         """PML's name for :meth:`fill_memory`."""
         self.fill_memory(embeddings[:batch_size], labels[:batch_size])
 
-    def _step(self) -> Step:
-        update = Update(self.update, self.update_momentum)
-        options = self.warmup, self.delay, self.batch_loss_weight, self.normalize_memory
-        ranks = self.gather_distributed, self.shard_distributed
-        return Step(self.loss, self.miner, self.queue, self._hooks, update, *options, *ranks, self.nonfinite)
+    def _checked(self, *arguments: Any) -> tuple[Batch, list[Report] | None, bool]:
+        """Returns the batch, the reports of all ranks if they compute together, and whether to store it."""
+        check, is_stored = partial(checked, self, *arguments), arguments[-1]
+        if self._is_sharded or (is_stored and self.gather_distributed and is_distributed()):
+            return checked_on_ranks(self, check, is_stored)
+        batch, is_stored = check()
+        return batch, None, is_stored
 
     def register_memory_hook(self, hook: MemoryHook) -> RemovableHandle:
         """Registers a hook that adapts the stored rows; the handle's ``remove()`` takes it out again.
@@ -244,7 +251,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         if hasattr(self, "queue"):
             self.queue.reset(*sizes)
         else:
-            self.queue = Queue(*sizes, self._kind_of_rows)
+            self.queue = Queue(*sizes, ShardedRows if self._is_sharded else Rows)
 
     @property
     def embedding_memory(self) -> Tensor:
@@ -295,7 +302,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     @property
     def queue_idx(self) -> int:
         """Place of the next row."""
-        return int(self.queue.contents.position)
+        return self.queue.contents.position
 
     @queue_idx.setter
     def queue_idx(self, position: int) -> None:
@@ -317,9 +324,6 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         self._hooks.submodules(self)  # drops those of hooks that were removed
         super()._save_to_state_dict(*args, **kwargs)
 
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, metadata: Any, strict: bool, *args: Any
-    ) -> None:
-        self._hooks.submodules(self)  # drops those of hooks that were removed
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         prepare_state(state_dict, prefix, self, self.queue, is_whole=not self._takes_parts)
-        super()._load_from_state_dict(state_dict, prefix, metadata, strict, *args)
+        super()._load_from_state_dict(state_dict, prefix, *args)

@@ -7,6 +7,7 @@ from typing import NoReturn
 import torch
 from torch import nn
 
+from .._keywords import parameters_of
 from ..adapters import KalmanMomentMatching
 from ..pairwise import Miner
 from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
@@ -19,15 +20,10 @@ class AXBNWrapper(AdaptiveCrossBatchMemory):
     from ten rows a batch on. A larger ``measurement_noise`` smooths over more batches.
 
     Args:
-        loss: one of PML's pair or triplet losses, computed between the batch and the memory.
-        embedding_size: number of dimensions d.
-        memory_size: number of rows M.
-        miner: chooses among the pairs of batch and memory; default all pairs.
         process_noise, measurement_noise, initial_variance, gain_update_interval: see
             :class:`~pml_xbn.adapters.KalmanMomentMatching`.
-        delay, warmup, batch_loss_weight, normalize_memory, gather_distributed, shard_distributed: see
+        loss, embedding_size, memory_size, miner, and all from ``delay`` on: see
             :class:`AdaptiveCrossBatchMemory`.
-        nonfinite, memory_dtype, update, update_momentum, collect_stats: likewise.
 
     Example:
         >>> import torch
@@ -62,24 +58,7 @@ class AXBNWrapper(AdaptiveCrossBatchMemory):
         collect_stats: bool | None = None,
         **unknown: NoReturn,
     ) -> None:
-        super().__init__(
-            loss,
-            embedding_size,
-            memory_size,
-            miner,
-            delay=delay,
-            warmup=warmup,
-            batch_loss_weight=batch_loss_weight,
-            normalize_memory=normalize_memory,
-            gather_distributed=gather_distributed,
-            shard_distributed=shard_distributed,
-            nonfinite=nonfinite,
-            memory_dtype=memory_dtype,
-            update=update,
-            update_momentum=update_momentum,
-            collect_stats=collect_stats,
-            **unknown,
-        )
+        super().__init__(**parameters_of(AdaptiveCrossBatchMemory, locals()), **unknown)
         self.adapter = KalmanMomentMatching(
             process_noise,
             measurement_noise,

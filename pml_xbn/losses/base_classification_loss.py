@@ -7,12 +7,8 @@ from typing import Any
 import torch
 from pytorch_metric_learning.losses import BaseMetricLossFunction
 from pytorch_metric_learning.losses.mixins import WeightRegularizerMixin
-from pytorch_metric_learning.utils.common_functions import (
-    TorchInitWrapper,
-    ref_not_supported,
-    torch_arange_from_size,
-)
-from pytorch_metric_learning.utils.loss_and_miner_utils import convert_to_weights
+from pytorch_metric_learning.utils import common_functions as c_f
+from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor, nn
 
 from .._number_checks import check_integer
@@ -24,7 +20,7 @@ from ._input import check_embeddings
 class BaseClassificationLoss(WeightRegularizerMixin, BaseMetricLossFunction):
     """A loss between embeddings and one weight vector per class.
 
-    A subclass implements :meth:`similarities` and :meth:`element_losses`.
+    A subclass implements :meth:`element_losses`, and :meth:`similarities` where it is not the distance.
 
     Weights start as those of ``nn.Linear``, uniform between ±1/√d, where PML's start standard normal and so,
     at d = 512, about 40 times as long.
@@ -77,34 +73,28 @@ class BaseClassificationLoss(WeightRegularizerMixin, BaseMetricLossFunction):
         """
         check_embeddings(embeddings, self.embedding_size)
         check_integers("labels", labels, len(embeddings), "one label per embedding")
-        _check_classes(labels, self.num_classes)
+        is_outside = (labels < 0) | (labels >= self.num_classes)
+        if is_outside.any():
+            raise ValueError(
+                f"labels {labels[is_outside].unique().tolist()} are no class of "
+                f"num_classes={self.num_classes}: pass labels from 0 to {self.num_classes - 1}"
+            )
         # PML's reducers add up in the dtype that they see here.
         embeddings, _ = self._in_one_dtype(embeddings)
         loss: Tensor = super().forward(embeddings, labels.long(), indices_tuple, ref_emb, ref_labels)
         return loss
 
     def compute_loss(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        indices_tuple: IndicesTuple | None,
-        ref_emb: Tensor,
-        ref_labels: Tensor,
+        self, embeddings: Tensor, labels: Tensor, indices_tuple: IndicesTuple | None, *refs: Tensor
     ) -> dict[str, dict[str, Any]]:
         """PML's method for subclasses: the losses of the rows, for the reducer."""
-        ref_not_supported(embeddings, labels, ref_emb, ref_labels)
+        c_f.ref_not_supported(embeddings, labels, *refs)
         embeddings, weights = self._in_one_dtype(embeddings)
         with torch.autocast(embeddings.device.type, enabled=False):
             losses = self.element_losses(embeddings, weights, labels)
-        row_weights = convert_to_weights(indices_tuple, labels, dtype=embeddings.dtype)
-        loss_dict = {
-            name: {
-                "losses": element_losses * row_weights,
-                "indices": torch_arange_from_size(embeddings),
-                "reduction_type": "element",
-            }
-            for name, element_losses in losses.items()
-        }
+        row_weights = lmu.convert_to_weights(indices_tuple, labels, dtype=embeddings.dtype)
+        rows = {"indices": c_f.torch_arange_from_size(embeddings), "reduction_type": "element"}
+        loss_dict = {name: {"losses": losses[name] * row_weights, **rows} for name in losses}
         self.add_weight_regularization_to_loss_dict(loss_dict, self.W.t())
         return loss_dict
 
@@ -115,26 +105,18 @@ class BaseClassificationLoss(WeightRegularizerMixin, BaseMetricLossFunction):
 
     def similarities(self, embeddings: Tensor, weights: Tensor) -> Tensor:
         """Logits ``(b, c)`` of embeddings ``(b, d)`` for the classes whose weights ``(d, c)`` are given."""
-        raise NotImplementedError
+        logits: Tensor = self.distance(embeddings, weights.t())
+        return logits
 
     def element_losses(self, embeddings: Tensor, weights: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Losses ``(b,)`` of the rows, one for every name in PML's ``sub_loss_names``."""
         raise NotImplementedError
 
-    def get_default_weight_init_func(self) -> TorchInitWrapper:
+    def get_default_weight_init_func(self) -> c_f.TorchInitWrapper:
         # nn.Linear's weights lie the other way round, hence fan_out.
-        return TorchInitWrapper(nn.init.kaiming_uniform_, a=5**0.5, mode="fan_out")
+        return c_f.TorchInitWrapper(nn.init.kaiming_uniform_, a=5**0.5, mode="fan_out")
 
     def _in_one_dtype(self, embeddings: Tensor) -> tuple[Tensor, Tensor]:
         self.W.data = self.W.data.to(embeddings.device)
         dtype = torch.promote_types(embeddings.dtype, torch.promote_types(self.W.dtype, torch.float32))
         return embeddings.to(dtype), self.W.to(dtype)
-
-
-def _check_classes(labels: Tensor, num_classes: int) -> None:
-    outside = (labels < 0) | (labels >= num_classes)
-    if outside.any():
-        raise ValueError(
-            f"labels {labels[outside].unique().tolist()} are no class of num_classes={num_classes}: pass "
-            f"labels from 0 to {num_classes - 1}"
-        )

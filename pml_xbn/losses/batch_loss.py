@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._tensor_checks import check_rows
 from ..distributed._collectives import is_distributed, same_draws
 from ..distributed._exchange import Exchange
 from ..distributed._global_batch import batch_of_all_ranks, gathered
@@ -58,10 +59,15 @@ class BatchLoss(nn.Module):
             ValueError: input that does not fit. With ``gather_distributed`` an error on one rank, of the
                 loss or the miner too, raises on all.
         """
+
+        def own_batch() -> tuple[Batch, bool]:
+            check_rows("embeddings", embeddings)
+            return split(embeddings, labels, indices_tuple), True
+
         is_alone = not (self.gather_distributed and is_distributed())
         if is_alone or not (self.training and torch.is_grad_enabled()):
-            return loss_of_batch(self.loss, self.miner, split(embeddings, labels, indices_tuple), ())
-        batch, reports = gathered(lambda: (split(embeddings, labels, indices_tuple), True), state={})
+            return loss_of_batch(self.loss, self.miner, own_batch()[0], ())
+        batch, reports = gathered(own_batch, state={})
         batch = batch_of_all_ranks(batch, reports)
         with Exchange().at_end(), same_draws(reports[0].seed, batch.rows.device):
             return loss_of_batch(self.loss, self.miner, batch, ())
@@ -70,11 +76,7 @@ class BatchLoss(nn.Module):
 def loss_of_batch(
     loss: nn.Module, miner: Miner | None, batch: Batch, no_refs: tuple[None, ...] = (None, None)
 ) -> Tensor:
-    """The loss of the anchors against the refs, as if there were no memory.
-
-    Args:
-        no_refs: what loss and miner get for refs where these are the anchors.
-    """
+    """Returns the loss of the anchors against the refs, or where these are the anchors with ``no_refs``."""
     if len(batch.anchors) == 0 or len(batch.refs) == 0:
         return zero_loss(batch)
     arguments: tuple[Any, ...] = batch.anchors, batch.anchor_labels

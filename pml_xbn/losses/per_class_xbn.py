@@ -7,6 +7,7 @@ from typing import NoReturn
 import torch
 from torch import nn
 
+from .._keywords import parameters_of
 from ..adapters import GroupMomentMatching
 from ..pairwise import Miner
 from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
@@ -20,14 +21,9 @@ class PerClassXBN(AdaptiveCrossBatchMemory):
     default margins may find no positives left (thesis, Table 5.15).
 
     Args:
-        loss: one of PML's pair or triplet losses, computed between the batch and the memory.
-        embedding_size: number of dimensions d.
-        memory_size: number of rows M.
-        miner: chooses among the pairs of batch and memory; default all pairs.
         mean_lambda, std_lambda, normalize_absent: see :class:`~pml_xbn.adapters.GroupMomentMatching`.
-        delay, warmup, batch_loss_weight, normalize_memory, gather_distributed, shard_distributed: see
+        loss, embedding_size, memory_size, miner, and all from ``delay`` on: see
             :class:`AdaptiveCrossBatchMemory`.
-        nonfinite, memory_dtype, update, update_momentum, collect_stats: likewise.
 
     Example:
         >>> import torch
@@ -59,24 +55,7 @@ class PerClassXBN(AdaptiveCrossBatchMemory):
         collect_stats: bool | None = None,
         **unknown: NoReturn,
     ) -> None:
-        super().__init__(
-            loss,
-            embedding_size,
-            memory_size,
-            miner,
-            delay=delay,
-            warmup=warmup,
-            batch_loss_weight=batch_loss_weight,
-            normalize_memory=normalize_memory,
-            gather_distributed=gather_distributed,
-            shard_distributed=shard_distributed,
-            nonfinite=nonfinite,
-            memory_dtype=memory_dtype,
-            update=update,
-            update_momentum=update_momentum,
-            collect_stats=collect_stats,
-            **unknown,
-        )
+        super().__init__(**parameters_of(AdaptiveCrossBatchMemory, locals()), **unknown)
         self.adapter = GroupMomentMatching(
             mean_lambda, std_lambda, normalize_absent, collect_stats=self.collect_stats
         )

@@ -68,10 +68,8 @@ class SampledNormalizedSoftmaxLoss(BaseClassificationLoss):
 
     def similarities(self, embeddings: Tensor, weights: Tensor) -> Tensor:
         r"""The logits :math:`x^T p_z / \sigma` of Eq. 1."""
-        logits: Tensor = (
-            self.distance(embeddings, self.distance.normalize(weights, dim=0).t()) / self.temperature
-        )
-        return logits if self.distance.is_inverted else -logits
+        logits = super().similarities(embeddings, self.distance.normalize(weights, dim=0))
+        return logits / (self.temperature if self.distance.is_inverted else -self.temperature)
 
     def element_losses(self, embeddings: Tensor, weights: Tensor, labels: Tensor) -> dict[str, Tensor]:
         if self.training and self.share < 1:

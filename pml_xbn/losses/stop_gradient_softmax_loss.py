@@ -93,24 +93,12 @@ class StopGradientSoftmaxLoss(BaseClassificationLoss):
             list_of_names=["gamma", "threshold", "label_smoothing", "beta"], is_stat=False
         )
 
-    def similarities(self, embeddings: Tensor, weights: Tensor) -> Tensor:
-        r"""The logits :math:`W^T f` of Eq. 5."""
-        logits: Tensor = self.distance(embeddings, weights.t())
-        return logits
-
     def element_losses(self, embeddings: Tensor, weights: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        softmax = cross_entropy(
-            self.similarities(embeddings, weights),
-            labels,
-            label_smoothing=self.label_smoothing,
-            reduction="none",
-        )
+        logits = self.similarities(embeddings, weights)  # of Eq. 5
+        softmax = cross_entropy(logits, labels, label_smoothing=self.label_smoothing, reduction="none")
         sgsl = _stop_gradient_softmax(embeddings, weights.detach(), labels, self.gamma)
         joins = softmax.detach().mean() < self.threshold
-        return {
-            "softmax_loss": softmax,
-            "sgsl_loss": torch.where(joins, self.beta * sgsl, torch.zeros_like(sgsl)),
-        }
+        return {"softmax_loss": softmax, "sgsl_loss": torch.where(joins, self.beta * sgsl, 0.0)}
 
     def get_default_distance(self) -> DotProductSimilarity:
         return DotProductSimilarity(normalize_embeddings=False)

@@ -7,6 +7,7 @@ from typing import NoReturn
 import torch
 from torch import nn
 
+from .._keywords import parameters_of
 from ..adapters import GroupMomentMatching
 from ..adapters.superclass_lookup import Superclasses
 from ..pairwise import Miner
@@ -20,15 +21,10 @@ class SuperClassXBN(AdaptiveCrossBatchMemory):
     Where a batch holds most superclasses, nearly all rows are stored anew: the memory keeps room for as many.
 
     Args:
-        loss: one of PML's pair or triplet losses, computed between the batch and the memory.
-        embedding_size: number of dimensions d.
-        memory_size: number of rows M.
-        miner: chooses among the pairs of batch and memory; default all pairs.
         superclasses: label → superclass, a 1-D integer tensor or sequence indexed by label, or a dict.
         mean_lambda, std_lambda, normalize_absent: see :class:`~pml_xbn.adapters.GroupMomentMatching`.
-        delay, warmup, batch_loss_weight, normalize_memory, gather_distributed, shard_distributed: see
+        loss, embedding_size, memory_size, miner, and all from ``delay`` on: see
             :class:`AdaptiveCrossBatchMemory`.
-        nonfinite, memory_dtype, update, update_momentum, collect_stats: likewise.
 
     Example:
         >>> import torch
@@ -61,24 +57,7 @@ class SuperClassXBN(AdaptiveCrossBatchMemory):
         collect_stats: bool | None = None,
         **unknown: NoReturn,
     ) -> None:
-        super().__init__(
-            loss,
-            embedding_size,
-            memory_size,
-            miner,
-            delay=delay,
-            warmup=warmup,
-            batch_loss_weight=batch_loss_weight,
-            normalize_memory=normalize_memory,
-            gather_distributed=gather_distributed,
-            shard_distributed=shard_distributed,
-            nonfinite=nonfinite,
-            memory_dtype=memory_dtype,
-            update=update,
-            update_momentum=update_momentum,
-            collect_stats=collect_stats,
-            **unknown,
-        )
+        super().__init__(**parameters_of(AdaptiveCrossBatchMemory, locals()), **unknown)
         self.adapter = GroupMomentMatching(
             mean_lambda, std_lambda, normalize_absent, superclasses, collect_stats=self.collect_stats
         )

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from .._tensor_checks import check_integers
 from ..distributed._collectives import is_distributed
 from ..distributed._exchange import Exchange
+from ..memory._checkpoint import prepare_state
 from ..memory._hooks import transaction
-from ._eager import eager
 from ._input import check_embeddings
+from ._step import eager
 from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
 
 
@@ -72,17 +73,19 @@ class TwoTowerMemory(nn.Module):
         super().__init__()
         self.document_memory = document_memory
         self.query_memory = query_memory
-        for name, memory in [("document_memory", document_memory), ("query_memory", query_memory)]:
-            if not isinstance(memory, AdaptiveCrossBatchMemory) and (memory, name) != (None, "query_memory"):
+        memories = {"document_memory": document_memory}
+        if query_memory is not None:
+            memories["query_memory"] = query_memory
+        for name, memory in memories.items():
+            if not isinstance(memory, AdaptiveCrossBatchMemory):
                 raise TypeError(f"{name} is a {type(memory).__name__}: pass a memory such as XBNWrapper")
         if query_memory is document_memory:
             raise ValueError("query_memory is the document_memory: build one for each tower")
-        names = ("embedding_size", "gather_distributed", "shard_distributed")
-        for name in names if query_memory is not None else ():
-            of_documents, of_queries = getattr(document_memory, name), getattr(query_memory, name)
-            if of_documents != of_queries:
+        for name in ("embedding_size", "gather_distributed", "shard_distributed"):
+            of_documents, *of_queries = (getattr(memory, name) for memory in memories.values())
+            if of_queries and of_queries != [of_documents]:
                 raise ValueError(
-                    f"document_memory has {name}={of_documents} and query_memory {of_queries}: build both "
+                    f"document_memory has {name}={of_documents} and query_memory {of_queries[0]}: build both "
                     "with the same"
                 )
 
@@ -114,7 +117,7 @@ class TwoTowerMemory(nn.Module):
             is_training and self.document_memory.gather_distributed
         )
         with Exchange().at_end() if is_joint and is_distributed() else nullcontext():
-            self._check(queries, documents, labels, sample_ids, is_training=is_training)
+            self._check(queries, documents, labels, sample_ids, is_training)
             forth, back = torch.cat([queries, documents]), torch.cat([documents, queries])
             labels = labels.repeat(2)
             if sample_ids is not None:
@@ -136,13 +139,7 @@ class TwoTowerMemory(nn.Module):
         return [self.document_memory] + ([] if self.query_memory is None else [self.query_memory])
 
     def _check(
-        self,
-        queries: Tensor,
-        documents: Tensor,
-        labels: Tensor,
-        sample_ids: Tensor | None,
-        *,
-        is_training: bool,
+        self, queries: Tensor, documents: Tensor, labels: Tensor, ids: Tensor | None, is_training: bool
     ) -> None:
         for embeddings in (queries, documents):
             check_embeddings(embeddings, self.document_memory.embedding_size)
@@ -152,10 +149,8 @@ class TwoTowerMemory(nn.Module):
                 "every query"
             )
         check_integers("labels", labels, len(queries), "one label per pair")
-        if sample_ids is not None:
-            check_integers(
-                "sample_ids", sample_ids, len(queries), "one number per pair, -1 where there is none"
-            )
+        if ids is not None:
+            check_integers("sample_ids", ids, len(queries), "one number per pair, -1 where there is none")
         has_no_loss = self.query_memory is None and not self.document_memory.batch_loss_weight
         if is_training and has_no_loss and documents.requires_grad:
             raise ValueError(
@@ -164,10 +159,7 @@ class TwoTowerMemory(nn.Module):
                 "document_memory with batch_loss_weight=1.0, or pass a query_memory"
             )
 
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool, *args: Any
-    ) -> None:
-        # A memory refuses the state of another before it loads any; the second is to do so before the first.
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         own = tuple(f"{prefix}{name}." for name, _ in self.named_children())
         others = sorted(key for key in state_dict if key.startswith(prefix) and not key.startswith(own))
         if others:
@@ -175,8 +167,7 @@ class TwoTowerMemory(nn.Module):
                 f"the checkpoint holds {others} besides: build the TwoTowerMemory as it was built then, with "
                 "a query_memory or without"
             )
-        with ExitStack() as transactions:
-            for part, memory in zip(own, self._memories(), strict=True):
-                transactions.enter_context(transaction(memory.queue, memory._hooks))
-                memory._load_from_state_dict(dict(state_dict), part, local_metadata, strict, [], [], [])
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *args)
+        # The second memory is to refuse the state of another before the first loads any.
+        for part, memory in zip(own, self._memories(), strict=True):
+            prepare_state(state_dict, part, memory, memory.queue, is_whole=True)
+        super()._load_from_state_dict(state_dict, prefix, *args)

@@ -33,7 +33,7 @@ def test_loss_and_miner_need_not_take_references() -> None:
     ("embeddings", "error", "message"),
     [
         ([[0.0]], TypeError, "embeddings is a list: pass a tensor"),
-        (torch.zeros(()), ValueError, r"embeddings has shape \(\): pass \(batch_size, embedding_size\)"),
+        (torch.zeros(()), ValueError, r"embeddings has shape \(\): pass one row per embedding, \(n, d\)"),
     ],
 )
 def test_bad_embeddings_are_named(embeddings: object, error: type[Exception], message: str) -> None:

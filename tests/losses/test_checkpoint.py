@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 import subprocess
 import sys
@@ -227,15 +226,3 @@ def test_pmls_own_save_and_load_functions_work(cls: str, tmp_path: Path) -> None
     c_f.load_dict_of_models({"metric_loss": second}, "1", str(tmp_path), torch.device("cpu"))
     for a, b in zip(step(first, 4), step(second, 4), strict=True):
         assert torch.equal(a, b)
-
-
-def test_a_saved_state_does_not_change_as_training_goes_on() -> None:
-    loss_fn = AXBNWrapper(SupConLoss(), D, M, measurement_noise=9.0)
-    step(loss_fn, 0)
-    state = loss_fn.state_dict()
-    file = io.BytesIO()
-    torch.save(state, file)
-    for number in range(1, 6):
-        step(loss_fn, number)
-    file.seek(0)
-    assert str(torch.load(file, weights_only=True)) == str(state)

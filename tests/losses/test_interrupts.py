@@ -101,24 +101,6 @@ def test_a_miner_that_fails_leaves_everything_as_it_was(error: BaseException) ->
         assert are_equal(state(memory), before)
 
 
-def test_a_graph_of_before_has_its_gradient_after_a_failed_step() -> None:
-    memory = EVERY["per class"](Failing())
-    for number in range(4):
-        step(memory, number)
-    embeddings, labels = batch(4)
-    loss = memory(embeddings, labels)
-    (expected,) = torch.autograd.grad(loss, embeddings, retain_graph=True)
-    memory.loss.error, memory.loss.is_late = KeyboardInterrupt(), True
-    with pytest.raises(KeyboardInterrupt):
-        memory(*batch(5))
-    memory.loss.error = None
-    (now,) = torch.autograd.grad(loss, embeddings, retain_graph=True)
-    assert torch.equal(now, expected)
-    step(memory, 6)
-    (later,) = torch.autograd.grad(loss, embeddings)
-    torch.testing.assert_close(later, expected)
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_of_few_groups_that_are_written_in_place_are_taken_back(dtype: torch.dtype) -> None:
     memory = PerClassXBN(Failing(), 4, 100, memory_dtype=dtype)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from every_memory import are_equal, state
 from pytorch_metric_learning.losses import ContrastiveLoss
 from torch import Tensor, nn
 
-from pml_xbn import AXBNWrapper, XBNWrapper
+from pml_xbn import XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 
 D = 3
@@ -110,30 +108,6 @@ def test_what_a_hook_returns_is_checked(
 def test_a_hook_must_be_callable(memory: AdaptiveCrossBatchMemory) -> None:
     with pytest.raises(TypeError, match="hook is a Tensor"):
         memory.register_memory_hook(torch.zeros(3))
-
-
-class FailingLoss(ContrastiveLoss):
-    fails = False
-
-    def forward(self, *args: object, **kwargs: object) -> Tensor:
-        if self.fails:
-            raise KeyboardInterrupt
-        return super().forward(*args, **kwargs)
-
-
-def test_after_a_failure_the_run_goes_on_as_if_it_had_not_been() -> None:
-    failed = AXBNWrapper(FailingLoss(), D, 10, measurement_noise=9.0, gain_update_interval=1)
-    for _ in range(3):
-        step(failed)
-    smooth = copy.deepcopy(failed)
-    failed.loss.fails = True
-    with pytest.raises(KeyboardInterrupt):
-        step(failed)
-    failed.loss.fails = False
-    for _ in range(3):
-        embeddings, labels = torch.randn(4, D), torch.arange(4) % 2
-        assert torch.equal(failed(embeddings, labels), smooth(embeddings, labels))
-    assert are_equal(state(failed), state(smooth))
 
 
 def test_an_adapter_beside_another_hook_does_what_it_does_alone() -> None:

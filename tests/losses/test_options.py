@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import pytest
 import torch
@@ -168,14 +169,38 @@ def test_settings_are_recordables() -> None:
 @pytest.mark.parametrize(
     "cls", [AdaptiveCrossBatchMemory, XBNWrapper, AXBNWrapper, PerClassXBN, SuperClassXBN]
 )
-def test_keywords_are_explicit_and_a_misspelt_one_names_the_nearest(cls: type) -> None:
-    explicit = inspect.signature(cls).parameters
-    assert {"memory_dtype", "delay", "update_momentum", "collect_stats"} <= explicit.keys()
+def test_a_misspelt_keyword_names_the_nearest(cls: type) -> None:
     superclasses = {"superclasses": [0, 0, 0]} if cls is SuperClassXBN else {}
     with pytest.raises(
         TypeError, match=f"{cls.__name__} has no keyword 'memry_dtype': did you mean 'memory_dtype'"
     ):
         cls(contrastive(), D, 40, memry_dtype=torch.float16, **superclasses)
+
+
+@pytest.mark.parametrize("cls", [XBNWrapper, AXBNWrapper, PerClassXBN, SuperClassXBN])
+def test_every_class_has_the_options_of_the_memory_and_hands_them_on(cls: type) -> None:
+    parameters = inspect.signature(AdaptiveCrossBatchMemory).parameters
+    own = inspect.signature(cls).parameters
+    assert {name: own[name] for name in parameters} == dict(parameters)
+    options: dict[str, Any] = {
+        "memory_size": 30,
+        "delay": 2,
+        "warmup": 3,
+        "batch_loss_weight": 0.5,
+        "normalize_memory": True,
+        "gather_distributed": True,
+        "shard_distributed": False,
+        "nonfinite": "skip",
+        "memory_dtype": torch.float64,
+        "update": "average",
+        "update_momentum": 0.25,
+        "collect_stats": True,
+    }
+    assert {"loss", "embedding_size", "miner", "unknown", *options} == parameters.keys()
+    superclasses = {"superclasses": [0, 0, 0]} if cls is SuperClassXBN else {}
+    ours = cls(contrastive(), D, miner=miners.BatchHardMiner(), **options, **superclasses)
+    assert {name: getattr(ours, name) for name in options} == options
+    assert isinstance(ours.miner, miners.BatchHardMiner)
 
 
 def test_the_keywords_of_a_subclass_count_too() -> None:

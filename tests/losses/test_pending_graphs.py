@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -97,22 +98,15 @@ def test_so_it_does_whatever_happens_to_the_memory(loss: str, what: str) -> None
 
 
 @pytest.mark.parametrize("cls", [XBNWrapper, PerClassXBN])
-def test_a_graph_keeps_no_copy_of_the_rows(cls: type[AdaptiveCrossBatchMemory]) -> None:
-    size, dim = 400, 64
-    memory = cls(SupConLoss(), dim, size)
-    memory.fill_memory(torch.randn(size, dim), torch.arange(size))
-    kept: dict[int, int] = {}
+def test_losses_that_are_kept_hold_no_rows(cls: type[AdaptiveCrossBatchMemory]) -> None:
+    """``running_loss += loss``, without detach, is a common mistake."""
+    memory = cls(SupConLoss(), 64, 400)
+    memory.fill_memory(torch.randn(400, 64), torch.arange(400) // 2)
+    losses = [memory(torch.randn(4, 64, requires_grad=True), torch.arange(4) % 2) for _ in range(5)]
+    saved = [value for node in _nodes(losses[-1].grad_fn) for value in getattr(node, "saved_tensors", ())]
+    assert saved
+    assert sum(value.numel() for value in saved) <= 4 * 64
 
-    def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
 
-    losses = []
-    for number in range(5):
-        # Few rows of a class that the memory has: to rewrite these is cheap.
-        embeddings = torch.randn(4, dim, requires_grad=True)
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            losses.append(memory(embeddings, torch.tensor([0, 0, 1, 1]) + 400 * number))
-    assert max(kept.values()) <= 4 * size * 8  # the matrix of anchors and rows, but not that of all rows
-    sum(losses).backward()
+def _nodes(node: Any) -> list[Any]:
+    return [node, *(x for after, _ in node.next_functions if after is not None for x in _nodes(after))]

@@ -109,14 +109,6 @@ def test_float64_batches_meet_a_float32_memory_in_float64(make: Callable, device
         assert ours.embedding_memory.dtype == torch.float32
 
 
-def test_rows_stay_float32_when_the_model_is_made_half(make: Callable) -> None:
-    ours = make(ContrastiveLoss(), D, 20)
-    ours(torch.randn(4, D), torch.arange(4) % 3)
-    ours.half()
-    ours(torch.randn(4, D).half(), torch.arange(4) % 3)
-    assert ours.embedding_memory.dtype == torch.float32
-
-
 def test_small_integers_of_every_dtype_are_labels(make: Callable) -> None:
     ours = make(ContrastiveLoss(), D, 20)
     for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):

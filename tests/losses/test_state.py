@@ -156,20 +156,6 @@ def test_a_state_stays_what_it_was_when_the_memory_moves_and_goes_on(how: str) -
     assert are_equal(saved, before)
 
 
-@pytest.mark.parametrize("how", CONVERSIONS)
-def test_a_graph_outlives_a_move(how: str) -> None:
-    """Moved to where they are, rows are the tensor that they were, in which the next step writes."""
-    memory = trained("xbn")
-    embeddings = torch.randn(5, D, requires_grad=True)
-    loss = memory(embeddings, torch.arange(5) % 3)
-    (expected,) = torch.autograd.grad(loss, embeddings, retain_graph=True)
-    CONVERSIONS[how](memory)
-    for number in range(2):
-        step(memory, number)
-    (later,) = torch.autograd.grad(loss, embeddings)
-    torch.testing.assert_close(later, expected)
-
-
 @pytest.mark.parametrize("is_strict", [True, False])
 @pytest.mark.parametrize("is_nested", [True, False])
 @pytest.mark.parametrize("own", EVERY)
