@@ -189,14 +189,13 @@ class Step(NamedTuple):
         if is_adapted:
             self.hooks.placement = placement
             contents = self._adapted(contents, rows, labels)
-        is_whitened = self._adapts and self.hooks.have_adapters()
         if batch.ids is None or placement is None:
-            contents = contents.put(rows, labels, is_whitened=is_whitened)
+            contents = contents.put(rows, labels)
         else:
             if self.update.kind != "queue":
                 stored = contents.rows.at(placement.stored_at, rows.dtype)
                 rows = self.update.averaged(rows, placement.returning, stored)
-            contents = with_samples(contents, placement, rows, labels, batch.ids, is_whitened=is_whitened)
+            contents = with_samples(contents, placement, rows, labels, batch.ids)
         self.queue.contents = contents
         return contents
 

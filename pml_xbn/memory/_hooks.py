@@ -90,9 +90,12 @@ class MemoryHooks:
 
     def refusals(self, labels: Tensor) -> list[Refusal]:
         """What the hooks that check labels have against these."""
-        adapters = [hook for hook in self._hooks.values() if isinstance(hook, BaseAdapter)]
-        refusals = [adapter.refusal(labels) for adapter in adapters]
-        return [refusal for refusal in refusals if refusal is not None]
+        refusals = []
+        for hook in self._hooks.values():
+            refusal = hook.refusal(labels) if isinstance(hook, BaseAdapter) else None
+            if refusal is not None:
+                refusals.append(refusal)
+        return refusals
 
     def adapted(
         self, rows: Rows, labels: Tensor, batch: Tensor, batch_labels: Tensor, *, allow_nonfinite: bool
@@ -105,6 +108,8 @@ class MemoryHooks:
         self.are_running = True
         for hook in tuple(self._hooks.values()):  # one may remove itself
             if isinstance(hook, BaseAdapter):
+                if len(rows) == 0:
+                    rows = rows.beginning_with(batch)
                 before = rows.measured() if len(rows) > 1 else rows
                 rows = hook.adapt(before, labels, batch, batch_labels)
                 if allow_nonfinite and rows is not before:
@@ -132,25 +137,22 @@ class MemoryHooks:
             return torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
         return self.placement.stored_at, self.placement.returning
 
-    def have_adapters(self) -> bool:
-        """Whether one of them maps rows."""
-        return any(isinstance(hook, BaseAdapter) for hook in self._hooks.values())
-
     def state(self) -> Callable[[], None]:
         """What the hooks that are modules hold now, as a function that gives it back to them."""
-        modules = [hook for hook in self._hooks.values() if isinstance(hook, nn.Module)]
-        attributes = [
-            (part, vars(part).copy(), part._buffers.copy()) for module in modules for part in module.modules()
-        ]
-        # An adapter assigns what it keeps and writes to nothing.
-        others = [(m, copy.deepcopy(m.state_dict())) for m in modules if not isinstance(m, BaseAdapter)]
+        parts, states = [], []
+        for hook in self._hooks.values():
+            if not isinstance(hook, nn.Module):
+                continue
+            for part in hook.modules():
+                parts.append((part, vars(part).copy(), part._buffers.copy()))
+            if not isinstance(hook, BaseAdapter):  # which assigns what it keeps and writes to nothing
+                states.append((hook, copy.deepcopy(hook.state_dict())))
 
         def give_back() -> None:
-            for part, before, buffers in attributes:
-                if isinstance(part, BaseAdapter):
-                    part.__dict__.update(before)
+            for part, attributes, buffers in parts:
+                part.__dict__.update(attributes)
                 part._buffers.update(buffers)  # one that was None is no part of the state
-            for module, state in others:
+            for module, state in states:
                 module.load_state_dict(state)
 
         return give_back

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -111,20 +112,17 @@ def placement_of(contents: Contents, ids: Tensor, labels: Tensor) -> Placement:
 
 
 def with_samples(
-    contents: Contents, placement: Placement, rows: Tensor, labels: Tensor, ids: Tensor, *, is_whitened: bool
+    contents: Contents, placement: Placement, rows: Tensor, labels: Tensor, ids: Tensor
 ) -> Contents:
     """Returns the contents with a batch ``(b, d)`` in the places that it has."""
     staying, coming = placement.staying, placement.coming
-    at = placement.places[staying]
-    held, numbers = contents.rows.held(at)
-    stored = contents.rows.put(at, rows[staying], len(contents.rows), is_whitened=is_whitened)
-    contents = contents._replace(
-        rows=stored,
-        labels=contents.labels.index_copy(0, held, labels[staying][numbers]),
-        num_replaced=contents.num_replaced + len(staying),
-    )
-    contents = contents.put(rows[coming], labels[coming], is_whitened=is_whitened, ids=ids[coming])
-    return contents._replace(newest=placement.places)
+    at, num_replaced = placement.places[staying], contents.num_replaced + len(staying)
+    stored = contents.rows.put(at, rows[staying], len(contents.rows))
+    if num_replaced >= stored.num_places:  # as in a turn
+        stored, num_replaced = replace(stored, is_due=True), 0
+    new_labels = contents.labels.index_copy(0, *contents.rows.held(at, labels[staying]))
+    contents = contents._replace(rows=stored, labels=new_labels, num_replaced=num_replaced)
+    return contents.put(rows[coming], labels[coming], ids[coming])._replace(newest=placement.places)
 
 
 def _last_rows(ids: Tensor) -> tuple[Tensor, Tensor]:
