@@ -40,7 +40,14 @@ class PlainRows:
     def adapted_in_groups(
         self, slots: Tensor, is_adapted: Tensor, of_group: Affine, of_others: Affine | None
     ) -> PlainRows:
-        """Returns the rows after maps ``(g, d)`` of the groups that are adapted, and one of others."""
+        """Returns the rows after a map of all of them, but the rows of some groups after one of their own.
+
+        Args:
+            slots: ``(n,)``, the group of every row in [0, g]; slot g is of no group.
+            is_adapted: which of the groups take their map, ``(g, 1)`` bool.
+            of_group: maps of the groups, ``(g, d)``.
+            of_others: map of all other rows; None: they stay.
+        """
         others = self.values if of_others is None else of_others.map(self.values)
         groups = slots.clamp(max=len(is_adapted) - 1)
         own = torch.addcmul(of_group.shift[groups], self.values, of_group.scale[groups])
@@ -87,7 +94,6 @@ class BaseAdapter(nn.Module):
             self.reset_stats()
 
     def reset_stats(self) -> None:
-        """Sets the recorded numbers to 0."""
         for name in self._record_these_stats:
             setattr(self, name, 0)
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch import distributed as dist
 
 from ..adapters.affine import Affine
-from ..memory._rows import Rows, Sums, sums_of
+from ..memory._rows import Rows
+from ..memory._sums import Sums, sums_of
 from ._collectives import all_reduced
 from ._shard import Shard
 

@@ -314,12 +314,12 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             self._takes_parts = False
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self._hooks.submodules(self)  # drops those of hooks that were removed
+        self._hooks.drop_removed(self)
         super()._save_to_state_dict(*args, **kwargs)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, metadata: Any, strict: bool, *args: Any
     ) -> None:
-        self._hooks.submodules(self)  # drops those of hooks that were removed
+        self._hooks.drop_removed(self)
         prepare_state(state_dict, prefix, self, self.queue, is_whole=not self._takes_parts)
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, *args)

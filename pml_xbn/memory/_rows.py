@@ -11,8 +11,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .._dtypes import widest
+from .._parts import rows_at_a_time, slices
 from ..adapters.affine import Affine
-from ..adapters.moments import Moments
+from ..adapters.moments import Moments, moments
+from ._sums import Sums, in_groups, sums_of, sums_of_groups
 
 # Stored rows of a larger root mean square are stored anew: float16 ends at 65504, and moments lose digits.
 _LARGEST_RMS = 64.0
@@ -21,11 +23,8 @@ _LEAST_SCALE = 2.0**-40
 # In float16 rows to come fit if a scale shrinks by no more at once, and is such a share of the rows' RMS.
 _LEAST_FACTOR_OF_FLOAT16 = 2.0**-10
 _LEAST_SHARE_OF_FLOAT16 = 2.0**-8
-# 4 MiB of float32: threads that work on less wait for each other more than they work.
-_NUMBERS_AT_A_TIME = {"cpu": 2**20, "gpu": 2**27}
 
 Self = TypeVar("Self", bound="Rows")
-Sums = tuple[Tensor, Tensor]  # over stored rows u and over u², (d,) each, in float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +71,7 @@ class Rows:
         rows = Rows.empty(num_places, values.shape[1], dtype, values.device)
         if dtype.itemsize < 4:
             rows = replace(rows.beginning_with(values), sums=None)
-        for part in _slices(len(values), values):
+        for part in slices(len(values), rows_at_a_time(values)):
             rows = rows.put(part, values[part], len(values))
         rows.overwritten.clear()
         return rows
@@ -89,12 +88,9 @@ class Rows:
         """Returns these places, empty, to store rows such as ``values`` ``(k, d)`` whitened."""
         if len(values) == 0:
             return self
-        wide = widest(values)
-        mean = wide.mean(dim=0)
-        std = wide.std(dim=0) if len(wide) > 1 else torch.zeros_like(mean)
-        scale, shift = self._whitening(Moments(mean, std))
-        sums = torch.zeros_like(mean), torch.zeros_like(mean)
-        return replace(self, scale=scale, shift=shift, sums=sums, is_as_stored=False)
+        wide, zeros = widest(values), torch.zeros_like(self.shift)
+        scale, shift = self._whitening(moments(wide) if len(wide) > 1 else Moments(wide[0], zeros))
+        return replace(self, scale=scale, shift=shift, sums=(zeros, zeros), is_as_stored=False)
 
     # -- what is different where ranks hold parts of the rows ------------------------------------------------
 
@@ -120,10 +116,6 @@ class Rows:
         """Returns places ``(k,)`` as all ranks count them, found on any of them; -1 where on none."""
         return places
 
-    def to_save(self: Self) -> Self:
-        """Returns these rows with sums that the saved state has, to the bit."""
-        return self
-
     def as_saved(self, values: Tensor) -> Tensor:
         """Returns one of the state's tensors of all places, given what is stored of it here."""
         return values
@@ -131,6 +123,10 @@ class Rows:
     def as_stored(self, saved: Tensor) -> Tensor:
         """Returns what is stored here, given one of the state's tensors of all places."""
         return saved
+
+    def to_save(self: Self) -> Self:
+        """Returns these rows with sums that the saved state has, to the bit."""
+        return self
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -149,7 +145,7 @@ class Rows:
         """Yields the rows as they are now, in order; the tensor of a part may be overwritten by the next."""
         scale, shift = self._map(dtype)
         room: Tensor | None = None
-        for part in _slices(self.num_rows, self.stored):
+        for part in slices(self.num_rows, rows_at_a_time(self.stored)):
             rows = self.stored[part].to(dtype)
             if not self.is_as_stored:
                 room = torch.empty_like(rows) if room is None else room
@@ -171,14 +167,14 @@ class Rows:
     def weighted_sum(self, weights: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Returns ``(a, d)``, the sum over j of ``weights[:, j]`` times row j, over ``lengths[j]``."""
         dtype = weights.dtype
-        if self.num_rows <= _rows_at_a_time(self.stored):
+        if self.num_rows <= rows_at_a_time(self.stored):
             weights = weights if lengths is None else weights / lengths
             total = weights @ self.stored[: self.num_rows].to(dtype)
             of_weights = weights.sum(dim=1, keepdim=True)
         else:  # a part at a time, as a copy of the weights may not fit
             total = weights.new_zeros(len(weights), self.stored.shape[1])
             of_weights = weights.new_zeros(len(weights), 1)
-            for part in _slices(self.num_rows, self.stored):
+            for part in slices(self.num_rows, rows_at_a_time(self.stored)):
                 own = weights[:, part] if lengths is None else weights[:, part] / lengths[part]
                 total.addmm_(own, self.stored[part].to(dtype))
                 of_weights += own.sum(dim=1, keepdim=True)
@@ -235,34 +231,19 @@ class Rows:
 
     def group_moments(self, slots: Tensor, num_groups: int) -> tuple[Tensor, Moments]:
         """Returns counts ``(g, 1)`` and moments ``(g, d)`` of the rows of every slot ``(n,)`` below g."""
-        places, slots = _in_groups(slots, num_groups)
+        places, slots = in_groups(slots, num_groups)
         num_rows, first, second = (x[:num_groups] for x in self.sums_of_groups(places, slots, num_groups))
         return num_rows, self.moments(num_rows.clamp(min=2), (first, second))
 
     def sums_of_groups(self, places: Tensor, slots: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns counts ``(g + 1, 1)`` and sums ``(g + 1, d)`` of the stored rows at places ``(k,)``."""
-        count = slots.new_zeros(num_groups + 1).index_add_(0, slots, torch.ones_like(slots)).unsqueeze(1)
-        first = self.scale.new_zeros(num_groups + 1, len(self.scale))
-        second = torch.zeros_like(first)
-        at_a_time = max(1, _rows_at_a_time(self.stored) // 8)
-        for part, part_slots in zip(places.split(at_a_time), slots.split(at_a_time), strict=True):
-            wide = widest(self.stored[part])
-            first.index_add_(0, part_slots, wide)
-            second.index_add_(0, part_slots, wide.square())
-        return count, first, second
+        return sums_of_groups(self.stored, places, slots, num_groups)
 
     def adapted_in_groups(
         self: Self, slots: Tensor, is_adapted: Tensor, of_group: Affine, of_others: Affine | None
     ) -> Self:
-        """Returns the rows after a map of all of them, but the rows of some groups after one of their own.
+        """Returns the rows after maps of groups, whose rows are stored anew, and one of all others.
 
-        The rows of these groups are stored anew.
-
-        Args:
-            slots: ``(n,)``, the group of every row in [0, g]; slot g is of no group.
-            is_adapted: which of the groups take their map, ``(g, 1)`` bool.
-            of_group: maps of the groups, ``(g, d)``.
-            of_others: map of all other rows; None: they stay.
+        Arguments as for :meth:`PlainRows.adapted_in_groups`.
         """
         after = self if of_others is None else self.adapted(of_others)
         after = replace(after, is_as_stored=False)
@@ -272,8 +253,8 @@ class Rows:
         is_used = is_adapted & torch.isfinite(scale + shift)
         scale = pad(torch.where(is_used, scale, 1.0), (0, 0, 0, 1), value=1.0)
         shift = pad(torch.where(is_used, shift, 0.0), (0, 0, 0, 1))
-        places, slots = _in_groups(slots, len(is_adapted))
-        at_a_time = max(1, _rows_at_a_time(self.stored) // 8)
+        places, slots = in_groups(slots, len(is_adapted))
+        at_a_time = rows_at_a_time(self.stored, 8)
         for part, part_slots in zip(places.split(at_a_time), slots.split(at_a_time), strict=True):
             stored = self.stored[part].to(self.dtype)
             after = after._written(part, torch.addcmul(shift[part_slots], stored, scale[part_slots]))
@@ -318,20 +299,19 @@ class Rows:
     def settle(self: Self) -> Self:
         """Returns these rows after a step that has succeeded: stored anew, in place, if that is due."""
         self.overwritten.clear()
-        if self.is_due and not self.is_as_stored:
-            return self.stored_anew()
-        return replace(self, is_due=False) if self.is_due else self
+        if not self.is_due:
+            return self
+        return replace(self, is_due=False) if self.is_as_stored else self.stored_anew()
 
     def stored_anew(self: Self) -> Self:
         """Returns these rows, whitened in place: a turn, after which u has mean 0 and σ 1."""
         found = self.measured().moments()
         scale, shift = self._whitening(found)
         # Rows that have become equal are zeros.
-        factor, offset = (
-            x.masked_fill(found.std == 0, 0.0) for x in (self.scale / scale, (self.shift - shift) / scale)
-        )
+        factor = (self.scale / scale).masked_fill_(found.std == 0, 0.0)
+        offset = ((self.shift - shift) / scale).masked_fill_(found.std == 0, 0.0)
         stored = self.stored[: self.num_rows]
-        for part in stored.split(max(1, _rows_at_a_time(stored) // 8)):
+        for part in stored.split(rows_at_a_time(stored, 8)):
             part.copy_(torch.addcmul(offset, widest(part), factor))
         # Measured and not computed: what they are off by would stay for ever.
         after = replace(self, sums=sums_of(stored), noise=torch.zeros_like(scale))
@@ -348,35 +328,3 @@ class Rows:
         scale = torch.where(std > _LEAST_SCALE, spread, otherwise)
         # A row of NaN leaves the map of its dimensions as it is.
         return Affine(scale, mean).where_finite(Affine(self.scale, self.shift))
-
-
-def _rows_at_a_time(rows: Tensor) -> int:
-    """Returns how many rows ``(n, d)`` a CPU's cache holds until all is done with them."""
-    return max(1, _NUMBERS_AT_A_TIME["cpu" if rows.device.type == "cpu" else "gpu"] // max(1, rows.shape[1]))
-
-
-def _slices(num_rows: int, rows: Tensor) -> list[slice]:
-    """Returns so many of the rows ``(n, d)``, a part at a time."""
-    at_a_time, parts = _rows_at_a_time(rows), []
-    for first in range(0, num_rows, at_a_time):
-        parts.append(slice(first, min(first + at_a_time, num_rows)))
-    return parts
-
-
-def sums_of(stored: Tensor) -> Sums:
-    """Returns the sums over stored rows."""
-    first = widest(stored.new_zeros(stored.shape[1]))
-    second = torch.zeros_like(first)
-    for part in stored.split(max(1, _rows_at_a_time(stored) // 8)):
-        wide = widest(part)
-        first += wide.sum(dim=0)
-        second += (wide * wide).sum(dim=0)
-    return first, second
-
-
-def _in_groups(slots: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
-    """Returns places and slots of the rows of groups; on a GPU, which would have to wait for that, of all."""
-    if slots.device.type != "cpu":
-        return torch.arange(len(slots), device=slots.device), slots
-    places = (slots < num_groups).nonzero().squeeze(1)
-    return places, slots[places]

@@ -14,14 +14,9 @@ from ._queue import Contents
 
 
 class Update(NamedTuple):
-    """The memory updates of Cross-Batch Memory, supplement §2.
+    """The memory updates of Cross-Batch Memory, supplement §2, with their momentum m."""
 
-    Attributes:
-        kind: ``"queue"`` or ``"average"``.
-        momentum: m.
-    """
-
-    kind: str = "queue"
+    kind: str = "queue"  # or "average"
     momentum: float = 0.0
 
     def check(self) -> None:
@@ -50,10 +45,7 @@ class Update(NamedTuple):
             returning: numbers of those whose sample is stored, ``(r,)``.
             stored: these samples' rows as they are now, ``(r, d)``.
         """
-        new = rows[returning]
-        if self.momentum:
-            new = torch.lerp(new, stored, self.momentum)
-        return rows.index_copy(0, returning, normalize(new))
+        return rows.index_copy(0, returning, normalize(rows[returning].lerp(stored, self.momentum)))
 
 
 class Placement(NamedTuple):
@@ -61,20 +53,13 @@ class Placement(NamedTuple):
 
     A row whose sample is stored takes the place of the sample's row. Where the queue's new rows are to
     overwrite that place, it is one of them instead. All others go to the next places of the queue.
-
-    Attributes:
-        places: of every row of the batch its sample's place afterwards, ``(b,)``.
-        staying: numbers of the rows that replace others in their places, ``(s,)``.
-        coming: numbers of the rows that go to the next places of the queue, ``(k,)``, in order.
-        returning: numbers of the rows whose sample is stored, ``(r,)``.
-        stored_at: where these samples are stored before the step, ``(r,)``.
     """
 
-    places: Tensor
-    staying: Tensor
-    coming: Tensor
-    returning: Tensor
-    stored_at: Tensor
+    places: Tensor  # of every row of the batch its sample's place afterwards, (b,)
+    staying: Tensor  # numbers of the rows that replace others in their places, (s,)
+    coming: Tensor  # numbers of the rows that go to the next places of the queue, (k,), in order
+    returning: Tensor  # numbers of the rows whose sample is stored, (r,)
+    stored_at: Tensor  # where these samples are stored before the step, (r,)
 
 
 def placement_of(contents: Contents, ids: Tensor, labels: Tensor) -> Placement:
