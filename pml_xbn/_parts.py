@@ -10,12 +10,13 @@ from torch import Tensor
 _NUMBERS_AT_A_TIME = {"cpu": 2**20, "gpu": 2**27}
 
 
-def rows_at_a_time(rows: Tensor) -> int:
-    """How many of the rows ``(n, d)`` are a part."""
+def rows_at_a_time(rows: Tensor, num_copies: int = 1) -> int:
+    """Returns how many of the rows ``(n, d)`` are a part, of which so many copies are made."""
     numbers = _NUMBERS_AT_A_TIME["cpu" if rows.device.type == "cpu" else "gpu"]
-    return max(1, numbers // max(1, rows.shape[1]))
+    return max(1, numbers // max(1, num_copies * rows.shape[1]))
 
 
 def slices(num_rows: int, at_a_time: int) -> Iterator[slice]:
-    """Returns the parts of so many rows."""
-    return (slice(first, min(first + at_a_time, num_rows)) for first in range(0, num_rows, at_a_time))
+    """Yields the parts of so many rows."""
+    for first in range(0, num_rows, at_a_time):
+        yield slice(first, min(first + at_a_time, num_rows))

@@ -3,43 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .._dtypes import at_least_float32, widest
-from ._plain_rows import PlainRows
+from .._dtypes import widest
 from .affine import Affine
-from .moments import Moments, moments
+from .moments import Moments, group_moments, moments
 
 # Whether to refuse, as a 0-d tensor that stays on its device, and the error's text if so.
 Refusal = tuple[Tensor, Callable[[], str]]
-AnyRows = TypeVar("AnyRows", bound="AdaptableRows")
 
 
-class AdaptableRows(Protocol):
-    """Rows ``(n, d)`` that maps are applied to: a memory's, or a plain tensor's."""
+class PlainRows:
+    """Rows ``(n, d)`` of a plain tensor, float64. The rows of a memory have the same methods for adapters."""
 
-    def __len__(self) -> int: ...
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(self.values)
 
     def moments(self) -> Moments:
         """Returns the moments of all rows, two or more, in float64."""
-        ...
+        return moments(self.values)
 
-    def adapted(self: AnyRows, affine: Affine) -> AnyRows:
+    def adapted(self, affine: Affine) -> PlainRows:
         """Returns the rows after a map of all of them."""
-        ...
+        return PlainRows(affine.map(self.values))
 
     def group_moments(self, slots: Tensor, num_groups: int) -> tuple[Tensor, Moments]:
         """Returns counts ``(g, 1)`` and moments ``(g, d)`` of the rows of every slot ``(n,)`` below g."""
-        ...
+        return group_moments(self.values, slots, num_groups)
 
     def adapted_in_groups(
-        self: AnyRows, slots: Tensor, is_adapted: Tensor, of_group: Affine, of_others: Affine | None
-    ) -> AnyRows:
-        """Returns the rows after maps ``(g, d)`` of the groups that are adapted, and one of others."""
-        ...
+        self, slots: Tensor, is_adapted: Tensor, of_group: Affine, of_others: Affine | None
+    ) -> PlainRows:
+        """Returns the rows after a map of all of them, but the rows of some groups after one of their own.
+
+        Args:
+            slots: ``(n,)``, the group of every row in [0, g]; slot g is of no group.
+            is_adapted: which of the groups take their map, ``(g, 1)`` bool.
+            of_group: maps of the groups, ``(g, d)``.
+            of_others: map of all other rows; None: they stay.
+        """
+        others = self.values if of_others is None else of_others.map(self.values)
+        groups = slots.clamp(max=len(is_adapted) - 1)
+        own = torch.addcmul(of_group.shift[groups], self.values, of_group.scale[groups])
+        return PlainRows(torch.where(is_adapted[groups] & (slots == groups).unsqueeze(1), own, others))
 
 
 class BaseAdapter(nn.Module):
@@ -82,7 +94,6 @@ class BaseAdapter(nn.Module):
             self.reset_stats()
 
     def reset_stats(self) -> None:
-        """Sets the recorded numbers to 0."""
         for name in self._record_these_stats:
             setattr(self, name, 0)
 
@@ -121,13 +132,21 @@ class BaseAdapter(nn.Module):
             batch: detached rows about to be enqueued, ``(b, d)``.
             batch_labels: ``(b,)``, integers.
         """
-        rows = PlainRows(at_least_float32(memory))
+        rows, limits = PlainRows(widest(memory)), torch.finfo(memory.dtype)
         with torch.no_grad():
             adapted = self.adapt(rows, memory_labels, batch, batch_labels)
-        return None if adapted is rows else adapted.values.to(memory.dtype)
+        if adapted is rows:
+            return None
+        values: Tensor = adapted.values.clamp(limits.min, limits.max).to(memory.dtype)
+        return values
 
-    def adapt(self, rows: AnyRows, labels: Tensor, batch: Tensor, batch_labels: Tensor) -> AnyRows:
-        """Returns the adapted rows; ``rows`` itself where they stay. Arguments as for :meth:`forward`."""
+    def adapt(self, rows: Any, labels: Tensor, batch: Tensor, batch_labels: Tensor) -> Any:
+        """Returns the adapted rows; ``rows`` itself where they stay.
+
+        Args:
+            rows: those of a memory, or :class:`PlainRows`.
+            labels, batch, batch_labels: as for :meth:`forward`.
+        """
         if self.collect_stats:
             self.reset_stats()
         if len(batch) < 2:
@@ -143,23 +162,18 @@ class BaseAdapter(nn.Module):
         return self._adapted(rows, labels, batch, batch_labels, of_memory, target)
 
     def _adapted(
-        self,
-        rows: AnyRows,
-        labels: Tensor,
-        batch: Tensor,
-        batch_labels: Tensor,
-        of_memory: Moments,
-        target: Moments,
-    ) -> AnyRows:
-        affine = self.map(of_memory, target)
+        self, rows: Any, labels: Tensor, batch: Tensor, batch_labels: Tensor, of_memory: Moments, to: Moments
+    ) -> Any:
+        """Returns the rows, of these moments, adapted to others."""
+        affine, shape = self.map(of_memory, to), of_memory.mean.shape
         if not isinstance(affine, Affine):
             raise TypeError(
                 f"{type(self).__name__}.map returned a {type(affine).__name__}: return Affine(scale, shift), "
                 "of which the memory makes scale * z + shift of every row z"
             )
-        if any(x.shape != of_memory.mean.shape for x in affine):
+        if affine.scale.shape != shape or affine.shift.shape != shape:
             raise ValueError(
                 f"{type(self).__name__}.map returned shapes {[tuple(x.shape) for x in affine]}: return a "
-                f"scale and a shift of shape {tuple(of_memory.mean.shape)}, one number per dimension"
+                f"scale and a shift of shape {tuple(shape)}, one number per dimension"
             )
         return rows.adapted(affine)

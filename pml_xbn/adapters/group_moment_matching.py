@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from .._dtypes import widest
-from ._plain_rows import PlainRows
 from .affine import Affine
-from .base_adapter import AnyRows, BaseAdapter, Refusal
-from .moments import Moments
+from .base_adapter import BaseAdapter, Refusal
+from .moments import Moments, group_moments
 from .superclass_lookup import Superclasses, SuperclassLookup
 
 
@@ -95,22 +96,16 @@ class GroupMomentMatching(BaseAdapter):
         return memory.to(blend)
 
     def _adapted(
-        self,
-        rows: AnyRows,
-        labels: Tensor,
-        batch: Tensor,
-        batch_labels: Tensor,
-        of_memory: Moments,
-        target: Moments,
-    ) -> AnyRows:
-        groups, memory_slots, batch_slots = self._slots(labels, batch_labels)
-        in_batch = PlainRows(widest(batch)).group_moments(batch_slots, groups)
-        in_memory = rows.group_moments(memory_slots, groups)
-        is_present = (in_memory[0] >= 2) & (in_batch[0] >= 2)
+        self, rows: Any, labels: Tensor, batch: Tensor, batch_labels: Tensor, of_memory: Moments, to: Moments
+    ) -> Any:
+        num_groups, memory_slots, batch_slots = self._slots(labels, batch_labels)
+        in_batch, of_batch = group_moments(widest(batch), batch_slots, num_groups)
+        in_memory, of_rows = rows.group_moments(memory_slots, num_groups)
+        is_present = (in_memory >= 2) & (in_batch >= 2)
         if self.collect_stats:
-            self.share_normalized_per_group = (in_memory[0] * is_present).sum().item() / len(rows)
-        of_group = self.map_groups(in_memory[1], in_batch[1], target)
-        of_others = self.map(of_memory, target) if self.normalize_absent else None
+            self.share_normalized_per_group = (in_memory * is_present).sum().item() / len(rows)
+        of_others = self.map(of_memory, to) if self.normalize_absent else None
+        of_group = self.map_groups(of_rows, of_batch, to)
         return rows.adapted_in_groups(memory_slots, is_present, of_group, of_others)
 
     def _slots(self, memory_labels: Tensor, batch_labels: Tensor) -> tuple[int, Tensor, Tensor]:

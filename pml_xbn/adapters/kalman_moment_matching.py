@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from .._number_checks import check_integer, check_non_negative
-from ._filtered_moments import FilteredMoments
-from .affine import Affine
-from .moments import Moments
+from .moment_matching import MomentMatching
 
 
-class KalmanMomentMatching(FilteredMoments):
+class KalmanMomentMatching(MomentMatching):
     r"""Gives the memory a Kalman filter's estimate of the moments of the whole data set.
 
     Every ``gain_update_interval`` batches
@@ -46,6 +44,8 @@ class KalmanMomentMatching(FilteredMoments):
         [0.667, 0.625, 0.619, 0.618]
     """
 
+    _state = ("num_batches", "variance", "current_gain")
+
     def __init__(
         self,
         process_noise: float = 1.0,
@@ -79,13 +79,3 @@ class KalmanMomentMatching(FilteredMoments):
         if self.collect_stats:
             self.kalman_gain = self.current_gain
         return self.current_gain
-
-    def map(self, memory: Moments, target: Moments) -> Affine:
-        return memory.to(target)
-
-    def _numbers(self) -> tuple[float, ...]:
-        return self.num_batches, self.variance, self.current_gain
-
-    def _set_numbers(self, num_batches: float, variance: float = 0.0, gain: float = 1.0) -> None:
-        super()._set_numbers(num_batches)
-        self.variance, self.current_gain = variance, gain

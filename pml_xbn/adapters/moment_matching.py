@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from ._filtered_moments import FilteredMoments
+import torch
+from torch import Tensor
+
+from .._dtypes import widest
 from .affine import Affine
+from .base_adapter import BaseAdapter
 from .moments import Moments
 
 
-class MomentMatching(FilteredMoments):
+class MomentMatching(BaseAdapter):
     r"""Gives the memory the mean and standard deviation of the batch.
 
     .. math:: \hat z = \frac{z - E[R]}{\sigma[R]} \, \sigma[B] + E[B]
@@ -23,6 +27,10 @@ class MomentMatching(FilteredMoments):
         momentum: in [0, 1). A larger one averages over more batches, and lags behind the model by as many.
         collect_stats: see :class:`~pml_xbn.adapters.BaseAdapter`.
 
+    Attributes:
+        estimated: the moments that rows are adapted to, ``(d,)`` each, float64; zeros before the first batch.
+        num_batches: how many batches have moved them.
+
     Raises:
         ValueError: ``momentum`` outside [0, 1).
 
@@ -36,16 +44,48 @@ class MomentMatching(FilteredMoments):
                 [9.]])
     """
 
+    _state: tuple[str, ...] = ("num_batches",)  # numbers that a checkpoint holds besides the estimate
+
     def __init__(self, match_std: bool = True, momentum: float = 0.0, *, collect_stats: bool = False) -> None:
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum={momentum!r}: pass a number in [0, 1); 0 is plain XBN")
         super().__init__(collect_stats=collect_stats)
         self.match_std = match_std
         self.momentum = momentum
+        self._begin(0)
+
+    def set_embedding_size(self, embedding_size: int) -> None:
+        if len(self.estimated.mean) != embedding_size:  # one that is registered again goes on
+            self._begin(embedding_size)
+
+    def _begin(self, embedding_size: int) -> None:
+        zeros = widest(torch.zeros(embedding_size))
+        self.estimated, self.num_batches = Moments(zeros, zeros), 0
 
     def gain(self, batch_size: int) -> float:
-        """Weight of the newest batch in the estimate."""
+        """Returns the weight of the newest batch in the estimate."""
         return 1 - self.momentum
+
+    def estimate(self, batch: Moments, batch_size: int) -> Moments:
+        """Moves the estimate towards the moments of the batch by :meth:`gain`, and returns it."""
+        gain = self.gain(batch_size)
+        if self.num_batches > 0 and gain < 1:
+            new = torch.stack(batch)
+            moved = torch.stack(self.estimated).to(new).lerp(new, gain)
+            batch = Moments(*torch.where(moved == moved, moved, new))  # NaN would stay for ever
+        self.estimated = batch
+        self.num_batches += 1
+        return batch
 
     def map(self, memory: Moments, target: Moments) -> Affine:
         return memory.to(target, self.match_std)
+
+    def get_extra_state(self) -> Tensor:
+        numbers = [float(getattr(self, name)) for name in self._state]
+        return torch.cat([self.estimated.mean.new_tensor(numbers), *self.estimated])
+
+    def set_extra_state(self, state: Tensor) -> None:
+        numbers, estimated = state.tensor_split([len(self._state)])
+        for name, number in zip(self._state, numbers.tolist(), strict=True):
+            setattr(self, name, number)
+        self.estimated = Moments(*estimated.clone().chunk(2))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._dtypes import at_least_float32, widest
+from .._dtypes import at_least_float32
 from .affine import Affine
 
 
@@ -30,15 +30,11 @@ class Moments(NamedTuple):
             >>> here.to(Moments(torch.tensor([5.0]), torch.tensor([6.0])))
             Affine(scale=tensor([3.]), shift=tensor([2.]))
         """
-        mean, std = (x.to(self.std) for x in other)
+        mean, std = other.mean.to(self.std), other.std.to(self.std)
         if not match_std:
             return Affine(torch.ones_like(std), mean - self.mean)
         scale = (std / self.std).masked_fill_(self.std <= 0, 1.0)
         return Affine(scale, torch.addcmul(mean, self.mean, scale, value=-1))
-
-    def without_rounding(self, least_std: Tensor) -> Moments:
-        """Returns moments in which a spread of at most ``least_std``, which rounding alone makes, is zero."""
-        return Moments(self.mean, self.std * (self.std > least_std))
 
 
 def moments(rows: Tensor) -> Moments:
@@ -56,8 +52,10 @@ def moments(rows: Tensor) -> Moments:
     rows = at_least_float32(rows)
     mean = rows.mean(dim=0)
     centred = rows - mean  # not torch.var_mean, which takes ten times as long on a CPU
-    std = centred.mul_(centred).sum(dim=0).div_(len(rows) - 1).sqrt_()
-    return Moments(mean, std).without_rounding(mean.abs().mul_(8 * torch.finfo(rows.dtype).eps))
+    squares = centred.mul_(centred).sum(dim=0)
+    least = len(rows) * (8 * torch.finfo(rows.dtype).eps) ** 2
+    squares *= torch.addcmul(squares, mean, mean, value=-least) > 0
+    return Moments(mean, squares.div_(len(rows) - 1).sqrt_())
 
 
 def match_moments(rows: Tensor, source: Moments, target: Moments) -> Tensor:
@@ -80,31 +78,18 @@ def match_moments(rows: Tensor, source: Moments, target: Moments) -> Tensor:
     return source.to(target).map(at_least_float32(rows)).to(rows.dtype)
 
 
-class GroupSums(NamedTuple):
-    """Row counts ``(g, 1)``, sums and sums of squares ``(g, d)`` of groups of rows, in float64."""
+def group_moments(rows: Tensor, slots: Tensor, num_groups: int) -> tuple[Tensor, Moments]:
+    """Returns counts ``(g, 1)`` and moments ``(g, d)`` of the rows ``(n, d)`` of every slot ``(n,)`` below g.
 
-    num_rows: Tensor
-    first: Tensor
-    second: Tensor
+    σ of fewer than two rows reads 0.
+    """
 
-    @classmethod
-    def of(cls, rows: Tensor, slots: Tensor, num_slots: int, rows_at_a_time: int = 2048) -> GroupSums:
-        """Returns the sums of the rows ``(n, d)`` of every slot, numbers ``(n,)`` in [0, num_slots)."""
-        count = slots.new_zeros(num_slots).index_add_(0, slots, torch.ones_like(slots)).unsqueeze(1)
-        sums = widest(rows.new_zeros(2, num_slots, rows.shape[1]))
-        for part, part_slots in zip(rows.split(rows_at_a_time), slots.split(rows_at_a_time), strict=True):
-            wide = widest(part)
-            sums[0].index_add_(0, part_slots, wide)
-            sums[1].index_add_(0, part_slots, wide * wide if wide is part else wide.mul_(wide))
-        return cls(count, *sums)
+    def total(values: Tensor) -> Tensor:
+        return values.new_zeros(num_groups + 1, values.shape[1]).index_add_(0, slots, values)
 
-    def moments(self, noise: Tensor | float = 0.0) -> Moments:
-        """Returns moments ``(g, d)``; σ of fewer than two rows reads 0.
-
-        Args:
-            noise: a sum of squared distances from the mean that counts as 0, ``(d,)``.
-        """
-        mean = self.first / self.num_rows.clamp(min=1)
-        squares = torch.addcmul(self.second, self.first, mean, value=-1)
-        squares.mul_(squares > noise)
-        return Moments(mean, squares.div_((self.num_rows - 1).clamp(min=1)).sqrt_())
+    count = total(rows.new_ones(len(rows), 1))
+    mean = total(rows) / count.clamp(min=1)
+    squares = total((rows - mean[slots]).square_())
+    squares *= torch.addcmul(squares, mean, mean * count, value=-((8 * torch.finfo(rows.dtype).eps) ** 2)) > 0
+    std = squares.div_((count - 1).clamp_(min=1)).sqrt_()
+    return count[:num_groups], Moments(mean[:num_groups], std[:num_groups])

@@ -63,7 +63,7 @@ def part_of_loss(loss: Any, miner: Any, whole: Batch, contents: Contents) -> Par
         zeros = [torch.zeros_like(x) for x in (leaf, *learned)]
         return PartOfLoss(leaf.new_zeros(()), zeros[0], learned, zeros[1:])
     if whole.is_own and newest is not None:
-        held, numbers = rows.held(newest)
+        held, numbers = rows.shard.held(newest)
         own_rows = torch.full_like(newest, -1).index_copy(0, numbers, held)
     over_rows = OverShards(len(rows), rows.most_places)
     compared = Comparison(

@@ -10,9 +10,8 @@ from torch import Tensor
 from torch import distributed as dist
 
 from ..adapters.affine import Affine
-from ..adapters.moments import GroupSums
-from ..memory._rows import LARGEST_RMS, Rows
-from ..memory._sums import Sums
+from ..memory._rows import Rows
+from ..memory._sums import Sums, sums_of
 from ._collectives import all_reduced
 from ._shard import Shard
 
@@ -49,7 +48,7 @@ class ShardedRows(Rows):
 
     def to_save(self) -> ShardedRows:
         # Another number of ranks has other shards, so a checkpoint holds no sums of them.
-        sums = None if self.sums is None else Sums.of(self.stored[: self.num_rows])
+        sums = None if self.sums is None else sums_of(self.stored[: self.num_rows])
         return replace(self, sums=sums, total=None)
 
     def as_saved(self, values: Tensor) -> Tensor:
@@ -84,8 +83,9 @@ class ShardedRows(Rows):
         """How many places the rank with the most of them holds."""
         return -(-self.num_places // dist.get_world_size())
 
-    def held(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        return self.shard.held(places)
+    def held(self, places: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        held, numbers = self.shard.held(places)
+        return held, values[numbers]
 
     def everywhere(self, places: Tensor) -> Tensor:
         found = torch.where(places < 0, places, places + self.shard.first)
@@ -96,30 +96,28 @@ class ShardedRows(Rows):
         if rows.total is not None:
             return rows
         assert rows.sums is not None
-        total = Sums(*all_reduced(torch.stack(rows.sums)))
-        is_out = bool((total.second > self.num_total * LARGEST_RMS**2).any())
-        if self.stored.dtype == torch.float16:
-            is_out |= bool((self.noise != 0).any())
-        return replace(rows, total=total, is_due=rows.is_due or is_out)
+        first, second = all_reduced(torch.stack(rows.sums))
+        rows = replace(rows, total=(first, second))
+        return replace(rows, is_due=rows.is_due or bool(Rows.is_out_of_range(rows)))
 
-    def _totals(self) -> tuple[int, Sums]:
+    @property
+    def totals(self) -> Sums:
         assert self.total is not None, "to be measured first"
-        return self.num_total, self.total
+        return self.total
 
-    def _sums_of_groups(self, stored: Tensor, slots: Tensor, num_slots: int) -> GroupSums:
-        return GroupSums(*map(all_reduced, super()._sums_of_groups(stored, slots, num_slots)))
+    def sums_of_groups(self, places: Tensor, slots: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:
+        count, first, second = super().sums_of_groups(places, slots, num_groups)
+        return all_reduced(count), all_reduced(first), all_reduced(second)
 
     def adapted_in_groups(
         self, slots: Tensor, is_adapted: Tensor, of_group: Affine, of_others: Affine | None
     ) -> ShardedRows:
         return replace(super().adapted_in_groups(slots, is_adapted, of_group, of_others), total=None)
 
-    def put(self, places: Tensor, values: Tensor, num_rows: int, *, is_whitened: bool) -> ShardedRows:
-        after = replace(self, num_rows=self.shard.num_held(num_rows), num_total=num_rows, total=None)
-        if self.num_total == 0 and len(values) and (is_whitened or self.stored.dtype.itemsize < 4):
-            after = after._beginning_with(values)
-        places, numbers = self.held(places)
-        return after._overwritten_at(places, values[numbers])
+    def put(self, places: Tensor | slice, values: Tensor, num_rows: int) -> ShardedRows:
+        assert isinstance(places, Tensor)
+        after = super().put(*self.held(places, values), self.shard.num_held(num_rows))
+        return replace(after, num_total=num_rows, total=None)
 
     def is_out_of_range(self) -> None:
         """Is seen when the rows are measured, alike on all ranks."""

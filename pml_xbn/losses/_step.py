@@ -97,15 +97,14 @@ def stored(memory: Memory, batch: Batch, *, is_fill: bool = False) -> Contents |
             if memory.normalize_memory:
                 adapted = adapted.given(normalize(adapted.read(rows.dtype)))
         contents = contents._replace(rows=adapted)
-    is_whitened = len(contents.rows) == 0 and is_adapting and hooks.have_adapters()
     if batch.ids is None or placement is None:
-        contents = contents.put(rows, labels, is_whitened=is_whitened)
+        contents = contents.put(rows, labels)
     else:
         if memory.update == "average":
             old = contents.rows.at(placement.stored_at, rows.dtype)
             update = Update(memory.update, memory.update_momentum)
             rows = update.averaged(rows, placement.returning, old)
-        contents = with_samples(contents, placement, rows, labels, batch.ids, is_whitened=is_whitened)
+        contents = with_samples(contents, placement, rows, labels, batch.ids)
     memory.queue.contents = contents
     return contents
 

@@ -321,7 +321,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             self._takes_parts = False
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self._hooks.submodules(self)  # drops those of hooks that were removed
+        self._hooks.drop_removed(self)
         super()._save_to_state_dict(*args, **kwargs)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:

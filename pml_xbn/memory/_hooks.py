@@ -7,7 +7,6 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +21,8 @@ _PREFIX = "memory_hook_"
 
 MemoryHook = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor | None]
 
-_HOOKS_OF: weakref.WeakKeyDictionary[BaseAdapter, Callable[[], MemoryHooks | None]]
-_HOOKS_OF = weakref.WeakKeyDictionary()
+# An adapter follows the moments of one memory.
+_HOOKS_OF: weakref.WeakKeyDictionary[BaseAdapter, weakref.ref[MemoryHooks]] = weakref.WeakKeyDictionary()
 
 
 class MemoryHooks:
@@ -43,11 +42,6 @@ class MemoryHooks:
     def __contains__(self, hook: object) -> bool:
         return any(hook is own for own in self._hooks.values())
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Keeps the handles of a process that unpickles hooks apart from those of the hooks."""
-        self.__dict__.update(state)
-        RemovableHandle.next_id = max(RemovableHandle.next_id, *self._hooks, -1) + 1
-
     def register(self, hook: MemoryHook, memory: nn.Module, embedding_size: int) -> RemovableHandle:
         """Adds a hook of a memory of rows of this size. A module becomes the memory's, if it is not yet.
 
@@ -55,44 +49,50 @@ class MemoryHooks:
             TypeError: it cannot be called.
             ValueError: it is an adapter of another memory, whose moments it follows.
         """
+        name = type(hook).__name__
         if not callable(hook):
             raise TypeError(
-                f"hook is a {type(hook).__name__}: pass a function or module that takes "
+                f"hook is a {name}: pass a function or module that takes "
                 "(memory, memory_labels, batch, batch_labels)"
             )
         if isinstance(hook, BaseAdapter):
             if type(hook).forward is not BaseAdapter.forward:
                 raise TypeError(
-                    f"{type(hook).__name__} overrides forward, which a memory never calls: override map, or "
-                    "derive it from torch.nn.Module"
+                    f"{name} overrides forward, which a memory never calls: override map, or derive it from "
+                    "torch.nn.Module"
                 )
-            others = _HOOKS_OF.get(hook, lambda: None)()
+            others = _HOOKS_OF[hook]() if hook in _HOOKS_OF else None
             if others is not None and others is not self and hook in others:
-                raise ValueError(
-                    f"{type(hook).__name__} is registered on another memory: build one for each memory"
-                )
+                raise ValueError(f"{name} is registered on another memory: build one for each memory")
             _HOOKS_OF[hook] = weakref.ref(self)
             hook.set_embedding_size(embedding_size)
         handle = RemovableHandle(self._hooks)
+        while handle.id in self._hooks:  # of a process that has been unpickled from
+            handle = RemovableHandle(self._hooks)
         self._hooks[handle.id] = hook
         if isinstance(hook, nn.Module) and all(hook is not module for module in memory.modules()):
-            numbers = [int(name.removeprefix(_PREFIX)) for name, _ in self.submodules(memory)]
+            numbers = [int(name.removeprefix(_PREFIX)) for name in self.drop_removed(memory)]
             memory.add_module(f"{_PREFIX}{max(numbers, default=-1) + 1}", hook)
         return handle
 
-    def submodules(self, memory: nn.Module) -> list[tuple[str, nn.Module]]:
-        """Returns the memory's modules that are there as hooks alone, and drops those that were removed."""
-        named = [(name, hook) for name, hook in memory.named_children() if name.startswith(_PREFIX)]
-        for name, hook in named:
-            if hook not in self:
+    def drop_removed(self, memory: nn.Module) -> list[str]:
+        """Drops the memory's modules that are hooks no more; returns the names of those that are."""
+        names = []
+        for name, module in list(memory.named_children()):
+            if name.startswith(_PREFIX) and module in self:
+                names.append(name)
+            elif name.startswith(_PREFIX):
                 delattr(memory, name)
-        return [(name, hook) for name, hook in named if hook in self]
+        return names
 
     def refusals(self, labels: Tensor) -> list[Refusal]:
         """What the hooks that check labels have against these."""
-        adapters = [hook for hook in self._hooks.values() if isinstance(hook, BaseAdapter)]
-        refusals = [adapter.refusal(labels) for adapter in adapters]
-        return [refusal for refusal in refusals if refusal is not None]
+        refusals = []
+        for hook in self._hooks.values():
+            refusal = hook.refusal(labels) if isinstance(hook, BaseAdapter) else None
+            if refusal is not None:
+                refusals.append(refusal)
+        return refusals
 
     def adapted(
         self, rows: Rows, labels: Tensor, batch: Tensor, batch_labels: Tensor, *, allow_nonfinite: bool
@@ -105,14 +105,15 @@ class MemoryHooks:
         self.are_running = True
         for hook in tuple(self._hooks.values()):  # one may remove itself
             if isinstance(hook, BaseAdapter):
+                if len(rows) == 0:
+                    rows = rows.beginning_with(batch)
                 before = rows.measured() if len(rows) > 1 else rows
                 rows = hook.adapt(before, labels, batch, batch_labels)
                 if allow_nonfinite and rows is not before:
                     rows = rows.where_finite(before)
                 continue
             values = rows.read(batch.dtype)
-            copies = (x.clone() for x in (labels, batch, batch_labels))
-            new_values = hook(values, *copies)
+            new_values = hook(values, labels.clone(), batch.clone(), batch_labels.clone())
             if new_values is not None:
                 rows = rows.given(_checked(new_values, values, hook, allow_nonfinite))
         self.are_running = False
@@ -132,25 +133,22 @@ class MemoryHooks:
             return torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
         return self.placement.stored_at, self.placement.returning
 
-    def have_adapters(self) -> bool:
-        """Whether one of them maps rows."""
-        return any(isinstance(hook, BaseAdapter) for hook in self._hooks.values())
-
     def state(self) -> Callable[[], None]:
         """What the hooks that are modules hold now, as a function that gives it back to them."""
-        modules = [hook for hook in self._hooks.values() if isinstance(hook, nn.Module)]
-        attributes = [
-            (part, vars(part).copy(), part._buffers.copy()) for module in modules for part in module.modules()
-        ]
-        # An adapter assigns what it keeps and writes to nothing.
-        others = [(m, copy.deepcopy(m.state_dict())) for m in modules if not isinstance(m, BaseAdapter)]
+        parts, states = [], []
+        for hook in self._hooks.values():
+            if not isinstance(hook, nn.Module):
+                continue
+            for part in hook.modules():
+                parts.append((part, vars(part).copy(), part._buffers.copy()))
+            if not isinstance(hook, BaseAdapter):  # which assigns what it keeps and writes to nothing
+                states.append((hook, copy.deepcopy(hook.state_dict())))
 
         def give_back() -> None:
-            for part, before, buffers in attributes:
-                if isinstance(part, BaseAdapter):
-                    part.__dict__.update(before)
+            for part, attributes, buffers in parts:
+                part.__dict__.update(attributes)
                 part._buffers.update(buffers)  # one that was None is no part of the state
-            for module, state in others:
+            for module, state in states:
                 module.load_state_dict(state)
 
         return give_back

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from .._dtypes import at_least_float32
 from ._rows import Rows
-from ._sums import Sums
 
 _OF_PLACES = ("rows", "labels", "ids")  # the tensors of the state that have an entry of every place
 _VERSION = 4  # of the state
@@ -26,7 +25,7 @@ class Contents(NamedTuple):
     num_calls: int = 0
     position: int = 0  # place of the next row
     ids: Tensor | None = None  # samples of the rows, (M,) int64, -1 where there is none; None: nowhere
-    num_replaced: int = 0  # rows that have taken the place of their sample's, since all were stored anew
+    num_replaced: int = 0  # rows that have taken the place of their sample's, since that made a turn
 
     @property
     def row_labels(self) -> Tensor:
@@ -34,43 +33,36 @@ class Contents(NamedTuple):
         num_rows = self.rows.num_rows
         return self.labels if num_rows == len(self.labels) else self.labels[:num_rows]
 
-    def put(self, rows: Tensor, labels: Tensor, *, is_whitened: bool, ids: Tensor | None = None) -> Contents:
-        """Returns the contents with rows ``(b, d)``, at most M, in the place of the oldest ones.
-
-        Args:
-            is_whitened: see :meth:`Rows.put`.
-        """
-        size, end = self.rows.num_places, self.position + len(rows)
+    def put(self, rows: Tensor, labels: Tensor, ids: Tensor | None = None) -> Contents:
+        """Returns the contents with rows ``(b, d)``, at most M, in the place of the oldest ones."""
+        before, size, end = self.rows, self.rows.num_places, self.position + len(rows)
         places = torch.arange(self.position, end, device=rows.device)
         if end > size:
             places %= size
-        held, numbers = self.rows.held(places)
-        new_labels, new_ids = self.labels.index_copy(0, held, labels[numbers]), self.ids
+        new_labels, new_ids = self.labels.index_copy(0, *before.held(places, labels)), self.ids
         if new_ids is not None or ids is not None:
             new_ids = torch.full_like(new_labels, -1) if new_ids is None else new_ids
             ids = torch.full_like(labels, -1) if ids is None else ids
-            new_ids = new_ids.index_copy(0, held, ids[numbers])
-        num_rows = max(len(self.rows), min(end, size))
-        new_rows = self.rows.put(places, rows, num_rows, is_whitened=is_whitened)
+            new_ids = new_ids.index_copy(0, *before.held(places, ids))
+        if len(before) == 0 and before.stored.dtype.itemsize < 4:
+            before = before.beginning_with(rows)
+        new_rows = before.put(places, rows, max(len(before), min(end, size)))
         if end >= size:  # a turn
             new_rows = replace(new_rows, is_due=True)
         return self._replace(
             rows=new_rows, labels=new_labels, newest=places, position=end % size, ids=new_ids
         )
 
-    def to(self, move: Callable[[Tensor], Tensor]) -> Contents:
-        """Returns the same contents in the tensors that ``move`` returns."""
-        rows = self.rows
-        moved = replace(
-            rows,
-            stored=move(rows.stored),
-            scale=move(rows.scale),
-            shift=move(rows.shift),
-            noise=move(rows.noise),
-            sums=rows.sums and Sums(*map(move, rows.sums)),
-        )
-        newest, ids = (None if x is None else move(x) for x in (self.newest, self.ids))
-        return self._replace(rows=moved, labels=move(self.labels), newest=newest, ids=ids)
+    def on(self, device: torch.device) -> Contents:
+        """Returns a copy on a device."""
+        moved: dict[str, Any] = {
+            name: _copy_on(device, getattr(self.rows, name)) for name in ("stored", "scale", "shift", "noise")
+        }
+        if self.rows.sums is not None:
+            moved["sums"] = tuple(_copy_on(device, x) for x in self.rows.sums)
+        newest, ids = (None if x is None else _copy_on(device, x) for x in (self.newest, self.ids))
+        labels = _copy_on(device, self.labels)
+        return self._replace(rows=replace(self.rows, **moved), labels=labels, newest=newest, ids=ids)
 
 
 class Queue(nn.Module):
@@ -89,8 +81,8 @@ class Queue(nn.Module):
     ) -> None:
         super().__init__()
         self.dtype = dtype
-        # The value that was read last: of which contents, and how often it had been written to.
-        self._read: tuple[Contents, Tensor, int] | None = None
+        # The value that was read last, and how often it had been written to.
+        self._read: tuple[Tensor, int] | None = None
         with torch.inference_mode(False):
             rows = kind.empty(memory_size, embedding_size, dtype)
             self.contents = Contents(rows, torch.zeros(len(rows.stored), dtype=torch.int64))
@@ -108,38 +100,47 @@ class Queue(nn.Module):
 
     def read(self) -> Tensor:
         """Returns the rows as they are now, ``(M, d)``, with zeros behind them."""
-        contents = self.settled()
+        rows = self.settled().rows
         if self._read is None:
             with torch.inference_mode(False), torch.no_grad():
-                values = at_least_float32(torch.zeros_like(contents.rows.stored))
-                values[: contents.rows.num_rows] = contents.rows.read(values.dtype)
-            self._read = contents, values, values._version
-        return self._read[1]
+                values = at_least_float32(torch.zeros_like(rows.stored))
+                values[: rows.num_rows] = rows.read(values.dtype)
+            self._read = values, values._version
+        return self._read[0]
 
     def settled(self) -> Contents:
         """Returns the contents, once what somebody has written to the value that was read is assigned."""
-        if self._read is not None:
-            contents, values, version = self._read
-            if contents is not self.contents:
-                self._read = None
-            elif values._version != version:
-                self.assign(values)
-                with torch.inference_mode(False), torch.no_grad():
-                    # Further writes see the stored rows.
-                    values[: len(self.contents.rows)] = self.contents.rows.read(values.dtype)
-                self._read = self.contents, values, values._version
+        if self._read is not None and self._read[0]._version != self._read[1]:
+            values = self._read[0]
+            self.assign(values)
+            self._read = values, values._version  # which stays the value that is read
         return self.contents
 
-    def assign(self, values: Tensor) -> None:
+    def assign(self, values: Tensor, position: int | None = None, num_rows: int | None = None) -> None:
         """Gives the queue other rows ``(M, d)``.
+
+        Args:
+            position: place of the next row; default the same.
+            num_rows: how many of the rows count, the first ones; default as many as before.
 
         Raises:
             ValueError: another shape.
         """
-        shape = self.contents.rows.stored.shape
+        contents, shape = self.contents, self.contents.rows.stored.shape
         if values.shape != shape:
             raise ValueError(f"embedding_memory of shape {tuple(values.shape)}: assign {tuple(shape)}")
-        self._give(values, self.contents.position, len(self.contents.rows))
+        if type(contents.rows) is not Rows:
+            raise RuntimeError("rows that are spread over ranks cannot be assigned: call fill_memory")
+        position = contents.position if position is None else position
+        num_rows = len(contents.rows) if num_rows is None else num_rows
+        with torch.inference_mode(False), torch.no_grad():
+            rows = Rows.of(values[:num_rows].detach().clone(), len(values), self.dtype)
+            labels, ids = contents.labels.to(values.device), contents.ids
+            if ids is not None:
+                ids = ids.to(values.device, copy=True)
+                ids[num_rows:] = -1
+        self.contents = contents._replace(rows=rows, labels=labels, ids=ids, position=position)
+        self._read = None
 
     def assign_labels(self, labels: Tensor) -> None:
         """Gives the rows other labels ``(M,)``.
@@ -147,44 +148,30 @@ class Queue(nn.Module):
         Raises:
             ValueError: another shape.
         """
-        contents = self.settled()
-        if labels.shape != contents.labels.shape:
-            raise ValueError(
-                f"label_memory of shape {tuple(labels.shape)}: assign {tuple(contents.labels.shape)}"
-            )
-        self.contents = contents._replace(labels=labels.to(contents.labels))
+        own = self.contents.labels
+        if labels.shape != own.shape:
+            raise ValueError(f"label_memory of shape {tuple(labels.shape)}: assign {tuple(own.shape)}")
+        self.contents = self.contents._replace(labels=labels.to(own))
 
     def resume_at(self, position: int, num_rows: int) -> None:
         """Makes ``position`` the place of the next row, and the first ``num_rows`` rows count."""
         contents = self.settled()
         if (position, num_rows) != (contents.position, len(contents.rows)):
-            self._give(self.read(), position, num_rows)
-
-    def _give(self, values: Tensor, position: int, num_rows: int) -> None:
-        if type(self.contents.rows) is not Rows:
-            raise RuntimeError("rows that are spread over ranks cannot be assigned: call fill_memory")
-        with torch.inference_mode(False), torch.no_grad():
-            rows = Rows.of(values[:num_rows].detach().clone(), len(values), self.dtype)
-            labels, ids = self.contents.labels.to(values.device), self.contents.ids
-            if ids is not None:
-                ids = ids.to(values.device, copy=True)
-                ids[num_rows:] = -1
-        self.contents = self.contents._replace(rows=rows, labels=labels, ids=ids, position=position)
+            self.assign(self.read(), position, num_rows)
 
     def on(self, device: torch.device) -> Contents:
         """Returns the contents to work with, on this device and outside of ``inference_mode``."""
         stored = self.settled().rows.stored
         if stored.device != device or stored.is_inference():
             with torch.inference_mode(False):
-                self.contents = self.contents.to(lambda x: _copy_on(device, x))
+                self.contents = self.contents.on(device)
         self._read = None
         return self.contents
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any) -> Queue:
         """Goes with the module to its device. The rows keep their dtype: ``half()`` is for the model."""
         device = fn(self.settled().labels.new_empty(0, dtype=torch.float32)).device
-        self.contents = self.contents.to(lambda x: _copy_on(device, x))
-        self._read = None
+        self.contents, self._read = self.contents.on(device), None
         return self
 
     # -- a step ----------------------------------------------------------------------------------------------
@@ -195,17 +182,12 @@ class Queue(nn.Module):
 
     def settle(self) -> None:
         """Stores rows anew after a step that has succeeded, if that is due."""
-        contents = self.contents
-        is_due = contents.rows.is_due or contents.num_replaced >= contents.rows.num_places
-        rows = replace(contents.rows, is_due=is_due).settle()
-        if rows is not contents.rows:
-            num_replaced = 0 if is_due else contents.num_replaced
-            self.contents = contents._replace(rows=rows, num_replaced=num_replaced)
+        self.contents, self._read = self.contents._replace(rows=self.contents.rows.settle()), None
 
     def undo(self, before: Contents) -> None:
         """Puts back what a failed step has found."""
         before.rows.undo()
-        self.contents = before
+        self.contents, self._read = before, None
 
     # -- state -----------------------------------------------------------------------------------------------
 
@@ -255,22 +237,14 @@ def _copy_on(device: torch.device, values: Tensor) -> Tensor:
 def state_of(contents: Contents) -> dict[str, Tensor]:
     """Returns tensors of fixed shape that hold everything."""
     rows, ids = contents.rows, contents.ids
-    numbers = [
-        _VERSION,
-        contents.num_calls,
-        len(rows),
-        contents.position,
-        rows.is_as_stored,
-        rows.sums is not None,
-        contents.num_replaced,
-    ]
-    sums = rows.sums or Sums(torch.zeros_like(rows.scale), torch.zeros_like(rows.scale))
+    numbers = [_VERSION, contents.num_calls, len(rows), contents.position, rows.is_as_stored]
+    numbers += [rows.sums is not None, contents.num_replaced]
     return {
         "rows": rows.stored,
         "labels": contents.labels,
         "ids": torch.full_like(contents.labels, -1) if ids is None else ids,
         "map": torch.stack([rows.scale, rows.shift, rows.noise]),
-        "sums": torch.stack(sums),
+        "sums": torch.stack(rows.sums or (torch.zeros_like(rows.scale), torch.zeros_like(rows.scale))),
         "numbers": torch.tensor(numbers),
     }
 
@@ -278,18 +252,12 @@ def state_of(contents: Contents) -> dict[str, Tensor]:
 def _contents_of(state: dict[str, Tensor], dtype: torch.dtype, like: Rows) -> Contents:
     """Returns the contents that have this state."""
     _, num_calls, num_rows, position, is_as_stored, has_sums, num_replaced = state["numbers"].tolist()
-    sums = Sums(*state["sums"]) if has_sums else None
-    scale, shift, noise = state["map"]
+    names = zip(("scale", "shift", "noise"), state["map"], strict=True)
+    sums = (state["sums"][0], state["sums"][1]) if has_sums else None
     rows = like.restored(
-        num_rows,
-        stored=state["rows"],
-        scale=scale,
-        shift=shift,
-        noise=noise,
-        sums=sums,
-        is_as_stored=bool(is_as_stored),
+        num_rows, stored=state["rows"], sums=sums, is_as_stored=bool(is_as_stored), **dict(names)
     )
     if rows.stored.dtype != dtype:  # which rounds otherwise, and has another range
-        rows = Rows.of(rows.read(rows.dtype), len(rows.stored), dtype, is_whitened=not is_as_stored)
+        rows = Rows.of(rows.read(rows.dtype), len(rows.stored), dtype)
     known_ids = state["ids"] if (state["ids"] >= 0).any() else None
     return Contents(rows, state["labels"], None, num_calls, position, known_ids, num_replaced)

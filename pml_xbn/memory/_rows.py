@@ -8,26 +8,23 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .._dtypes import widest
 from .._parts import rows_at_a_time, slices
 from ..adapters.affine import Affine
-from ..adapters.moments import GroupSums, Moments
-from ._groups import mapped_in_groups, maps_of_stored, rows_in_groups
-from ._scales import first_map, fitting_scale
-from ._sums import Sums
+from ..adapters.moments import Moments, moments
+from ._sums import Sums, in_groups, sums_of, sums_of_groups
 
 # Stored rows of a larger root mean square are stored anew: float16 ends at 65504, and moments lose digits.
-LARGEST_RMS = 64.0
-# Below it rows are equal in float32: the scale to a batch from there would overflow.
-_LEAST_SIZE = 2.0**-40
-# A map that makes rows equal shrinks them by this factor instead, so that rows to come can differ from them.
-_LEAST_FACTOR = 2.0**-40
-_LEAST_SCALE = 2.0**-125
+_LARGEST_RMS = 64.0
+# Rows of a smaller spread are equal, and no scale is smaller, so that rows to come can differ from them.
+_LEAST_SCALE = 2.0**-40
+# In float16 rows to come fit if a scale shrinks by no more at once, and is such a share of the rows' RMS.
 _LEAST_FACTOR_OF_FLOAT16 = 2.0**-10
+_LEAST_SHARE_OF_FLOAT16 = 2.0**-8
 
 Self = TypeVar("Self", bound="Rows")
-Overwritten = list[tuple[Tensor, "Tensor | slice", Tensor]]  # tensor, places, what was there
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +53,7 @@ class Rows:
     sums: Sums | None = None
     is_as_stored: bool = True
     is_due: bool = False
-    overwritten: Overwritten = field(default_factory=list)
+    overwritten: list[tuple[Tensor, Tensor | slice, Tensor]] = field(default_factory=list)
     _maps: dict[torch.dtype, Affine] = field(default_factory=dict, init=False)
 
     @classmethod
@@ -64,31 +61,38 @@ class Rows:
         cls, num_places: int, embedding_size: int, dtype: torch.dtype, device: torch.device | None = None
     ) -> Rows:
         """Returns places without a row yet."""
-        return cls.of(torch.zeros(0, embedding_size, device=device), num_places, dtype)
+        stored = torch.zeros(num_places, embedding_size, dtype=dtype, device=device)
+        zeros = widest(stored.new_zeros(embedding_size))
+        return cls(stored, 0, zeros + 1, zeros, zeros)
+
+    @classmethod
+    def of(cls, values: Tensor, num_places: int, dtype: torch.dtype) -> Rows:
+        """Returns rows ``(n, d)``, stored as they are, in half precision whitened."""
+        rows = Rows.empty(num_places, values.shape[1], dtype, values.device)
+        if dtype.itemsize < 4:
+            rows = replace(rows.beginning_with(values), sums=None)
+        for part in slices(len(values), rows_at_a_time(values)):
+            rows = rows.put(part, values[part], len(values))
+        rows.overwritten.clear()
+        return rows
+
+    def given(self, values: Tensor) -> Rows:
+        """Returns other rows ``(n, d)`` in the place of these."""
+        return Rows.of(values, len(self.stored), self.stored.dtype)
 
     def restored(self: Self, num_rows: int, **saved: Any) -> Self:
         """Returns rows of a saved state, some of the attributes, in the places of these."""
         return replace(self, num_rows=num_rows, is_due=False, overwritten=[], **saved)
 
-    @classmethod
-    def of(cls, values: Tensor, num_places: int, dtype: torch.dtype, *, is_whitened: bool = False) -> Rows:
-        """Returns rows ``(n, d)``, stored as they are or whitened, as always in half precision."""
-        ones = widest(values.new_ones(values.shape[1]))
-        stored = values.new_zeros(num_places, values.shape[1], dtype=dtype)
-        rows = cls(stored, len(values), ones, torch.zeros_like(ones), torch.zeros_like(ones))
-        if len(values) and (is_whitened or dtype.itemsize < 4):
-            rows = replace(rows._beginning_with(values), sums=None)
-        for part in slices(len(values), rows_at_a_time(stored)):
-            stored[part] = rows.to_store(values[part])
-        return rows
+    def beginning_with(self: Self, values: Tensor) -> Self:
+        """Returns these places, empty, to store rows such as ``values`` ``(k, d)`` whitened."""
+        if len(values) == 0:
+            return self
+        wide, zeros = widest(values), torch.zeros_like(self.shift)
+        scale, shift = self._whitening(moments(wide) if len(wide) > 1 else Moments(wide[0], zeros))
+        return replace(self, scale=scale, shift=shift, sums=(zeros, zeros), is_as_stored=False)
 
-    def _beginning_with(self: Self, values: Tensor) -> Self:
-        """Returns these rows with mean and σ of ``values`` for shift and scale."""
-        scale, shift = first_map(values, self.stored.dtype)
-        zeros = torch.zeros_like(shift)
-        return replace(self, scale=scale, shift=shift, sums=Sums(zeros, zeros), is_as_stored=False)
-
-    # -- reading ---------------------------------------------------------------------------------------------
+    # -- what is different where ranks hold parts of the rows ------------------------------------------------
 
     def __len__(self) -> int:
         return self.num_rows
@@ -98,13 +102,19 @@ class Rows:
         """M, on all ranks together."""
         return len(self.stored)
 
-    def held(self, places: Tensor) -> tuple[Tensor, Tensor | slice]:
-        """Returns where the rows of these places ``(k,)`` are stored here, and which of the k they are."""
-        return places, slice(None)
+    @property
+    def totals(self) -> Sums:
+        """Sums over the stored rows of all ranks."""
+        assert self.sums is not None, "to be measured first"
+        return self.sums
 
-    def to_save(self: Self) -> Self:
-        """Returns these rows with sums that the saved state has, to the bit."""
-        return self
+    def held(self, places: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns where the rows of these places ``(k,)`` are stored here, and the k values of these rows."""
+        return places, values
+
+    def everywhere(self, places: Tensor) -> Tensor:
+        """Returns places ``(k,)`` as all ranks count them, found on any of them; -1 where on none."""
+        return places
 
     def as_saved(self, values: Tensor) -> Tensor:
         """Returns one of the state's tensors of all places, given what is stored of it here."""
@@ -114,9 +124,11 @@ class Rows:
         """Returns what is stored here, given one of the state's tensors of all places."""
         return saved
 
-    def everywhere(self, places: Tensor) -> Tensor:
-        """Returns places ``(k,)`` as all ranks count them, found on any of them; -1 where on none."""
-        return places
+    def to_save(self: Self) -> Self:
+        """Returns these rows with sums that the saved state has, to the bit."""
+        return self
+
+    # -- reading ---------------------------------------------------------------------------------------------
 
     @property
     def dtype(self) -> torch.dtype:
@@ -134,11 +146,11 @@ class Rows:
         scale, shift = self._map(dtype)
         room: Tensor | None = None
         for part in slices(self.num_rows, rows_at_a_time(self.stored)):
-            stored = self.stored[part].to(dtype)
+            rows = self.stored[part].to(dtype)
             if not self.is_as_stored:
-                room = torch.empty_like(stored) if room is None else room
-                stored = torch.addcmul(shift, stored, scale, out=room[: len(stored)])
-            yield part, stored
+                room = torch.empty_like(rows) if room is None else room
+                rows = torch.addcmul(shift, rows, scale, out=room[: len(rows)])
+            yield part, rows
 
     def read(self, dtype: torch.dtype) -> Tensor:
         """Returns all rows as they are now, ``(n, d)``, in a tensor of their own."""
@@ -154,15 +166,15 @@ class Rows:
 
     def weighted_sum(self, weights: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Returns ``(a, d)``, the sum over j of ``weights[:, j]`` times row j, over ``lengths[j]``."""
-        at_a_time, dtype = rows_at_a_time(self.stored), weights.dtype
-        if self.num_rows <= at_a_time:
+        dtype = weights.dtype
+        if self.num_rows <= rows_at_a_time(self.stored):
             weights = weights if lengths is None else weights / lengths
             total = weights @ self.stored[: self.num_rows].to(dtype)
             of_weights = weights.sum(dim=1, keepdim=True)
         else:  # a part at a time, as a copy of the weights may not fit
             total = weights.new_zeros(len(weights), self.stored.shape[1])
             of_weights = weights.new_zeros(len(weights), 1)
-            for part in slices(self.num_rows, at_a_time):
+            for part in slices(self.num_rows, rows_at_a_time(self.stored)):
                 own = weights[:, part] if lengths is None else weights[:, part] / lengths[part]
                 total.addmm_(own, self.stored[part].to(dtype))
                 of_weights += own.sum(dim=1, keepdim=True)
@@ -178,115 +190,97 @@ class Rows:
         """Returns these rows with their sums; once measured, rows are to be stored whitened."""
         if self.sums is not None:
             return self
-        return replace(self, sums=Sums.of(self.stored[: self.num_rows]), is_due=True)
+        return replace(self, sums=sums_of(self.stored[: self.num_rows]), is_due=True)
 
-    def moments(self) -> Moments:
-        """Returns the moments of the rows as they are now, two or more, measured; they are not read."""
-        num_rows, sums = self._totals()
-        mean = sums.first / num_rows
-        squares = torch.addcmul(sums.second, sums.first, mean, value=-1)
-        squares.mul_(squares > self.noise)
-        return self._mapped(Moments(mean, squares.div_(max(num_rows - 1, 1)).sqrt_()))
+    def moments(self, num_rows: Tensor | int | None = None, sums: Sums | None = None) -> Moments:
+        """Returns the moments of the rows as they are now, measured; they are not read.
 
-    def _totals(self) -> tuple[int, Sums]:
-        """Returns how many rows there are, and the sums over them."""
-        assert self.sums is not None, "to be measured first"
-        return self.num_rows, self.sums
-
-    def _mapped(self, of_stored: Moments) -> Moments:
-        """Returns the moments of rows as they are now; a spread that rounding makes of equal rows is zero."""
-        # Others than rows as they were given are stored at a spread of 1.
-        least_std = of_stored.mean.abs().clamp_(min=_LEAST_SIZE if self.is_as_stored else 1)
-        least_std.mul_(8 * max(torch.finfo(self.stored.dtype).eps, 1e-8))
-        mean, std = of_stored.without_rounding(least_std)
-        return Moments(torch.addcmul(self.shift, mean, self.scale), std * self.scale.abs())
+        Args:
+            num_rows: counts of groups of rows ``(g, 1)``, two or more; default all rows.
+            sums: over the stored rows of the groups, ``(g, d)`` each; default over all.
+        """
+        num_rows = len(self) if num_rows is None else num_rows
+        first, second = self.totals if sums is None else sums
+        mean = first / num_rows
+        squares = torch.addcmul(second, first, mean, value=-1)
+        # What rounding makes of equal rows is no spread. Others than rows as they were given have one of 1.
+        rounding = 8 * max(torch.finfo(self.stored.dtype).eps, 1e-8)
+        least = _LEAST_SCALE / rounding if self.is_as_stored else 1.0
+        least_squares = torch.add(self.noise, second.clamp(min=num_rows * least**2), alpha=rounding**2)
+        std = squares.mul_(squares > least_squares).div_(num_rows - 1).sqrt_()
+        return Moments(torch.addcmul(self.shift, mean, self.scale), std.mul_(self.scale.abs()))
 
     def adapted(self: Self, affine: Affine) -> Self:
         """Returns the rows after a map of all of them."""
-        _, sums = self._totals()
-        least = _LEAST_FACTOR_OF_FLOAT16 if self.stored.dtype == torch.float16 else _LEAST_FACTOR
-        are_equal = affine.scale.abs() < least
         shift = torch.addcmul(affine.shift, self.shift, affine.scale)
-        scale = self.scale * affine.scale.masked_fill(are_equal, least)
-        noise = torch.where(are_equal, 2 * sums.second, self.noise)
+        scale = self.scale * affine.scale
+        if self.stored.dtype == torch.float16:
+            least = (self.scale.abs() * _LEAST_FACTOR_OF_FLOAT16).clamp_(min=_LEAST_SCALE)
+            are_equal = scale.abs() < least
+            scale = torch.where(are_equal, least, scale)
+        else:
+            are_equal = scale.abs() < _LEAST_SCALE
+            scale.masked_fill_(are_equal, _LEAST_SCALE)
+        noise = torch.where(are_equal, 2 * self.totals[1], self.noise)
         return replace(self, scale=scale, shift=shift, noise=noise, is_as_stored=False)
 
     def where_finite(self: Self, before: Rows) -> Self:
-        """Returns these rows, in dimensions in which their map holds NaN or inf with that of ``before``.
-
-        A scale stays where a smaller one, after several batches without spread, would have rows overflow.
-        """
+        """Returns these rows, in dimensions in which their map holds NaN or inf with that of ``before``."""
         scale, shift = Affine(self.scale, self.shift).where_finite(Affine(before.scale, before.shift))
-        scale = torch.where(scale.abs() < _LEAST_SCALE, before.scale, scale)
         return replace(self, scale=scale, shift=shift)
 
     def group_moments(self, slots: Tensor, num_groups: int) -> tuple[Tensor, Moments]:
         """Returns counts ``(g, 1)`` and moments ``(g, d)`` of the rows of every slot ``(n,)`` below g."""
-        _, slots, stored = rows_in_groups(self.stored[: self.num_rows], slots, num_groups)
-        sums = self._sums_of_groups(stored, slots, num_groups + 1)
-        mean, std = (x[:num_groups] for x in sums.moments(self.noise))
-        return sums.num_rows[:num_groups], self._mapped(Moments(mean, std))
+        places, slots = in_groups(slots, num_groups)
+        num_rows, first, second = (x[:num_groups] for x in self.sums_of_groups(places, slots, num_groups))
+        return num_rows, self.moments(num_rows.clamp(min=2), (first, second))
 
-    def _sums_of_groups(self, stored: Tensor, slots: Tensor, num_slots: int) -> GroupSums:
-        return GroupSums.of(stored, slots, num_slots)
+    def sums_of_groups(self, places: Tensor, slots: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:
+        return sums_of_groups(self.stored, places, slots, num_groups)
 
     def adapted_in_groups(
         self: Self, slots: Tensor, is_adapted: Tensor, of_group: Affine, of_others: Affine | None
     ) -> Self:
-        """Returns the rows after a map of all of them, but the rows of some groups after one of their own.
+        """Returns the rows after maps of groups, whose rows are stored anew, and one of all others.
 
-        The rows of these groups are stored anew.
-
-        Args:
-            slots: ``(n,)``, the group of every row in [0, g]; slot g is of no group.
-            is_adapted: which of the groups take their map, ``(g, 1)`` bool.
-            of_group: maps of the groups, ``(g, d)``.
-            of_others: map of all other rows; None: they stay.
+        Arguments as for :meth:`PlainRows.adapted_in_groups`.
         """
         after = self if of_others is None else self.adapted(of_others)
-        before_map, after_map = Affine(self.scale, self.shift), Affine(after.scale, after.shift)
-        of_stored = maps_of_stored(of_group.after(before_map), after_map, is_adapted)
-        places, slots, before = rows_in_groups(self.stored[: self.num_rows], slots, len(is_adapted))
-        before = before.clone() if isinstance(places, slice) else before
-        self.overwritten.append((self.stored, places, before))
-        sums = after.sums
-        for part, new in mapped_in_groups(before, slots, of_stored, self.dtype):
-            self.stored[part if isinstance(places, slice) else places[part]] = new
-            sums = sums and sums.exchanged(new, before[part])
-        return replace(after, sums=sums, is_as_stored=False)
+        after = replace(after, is_as_stored=False)
+        # From stored rows by the map of their group, and back from where all are read.
+        scale = (of_group.scale * self.scale / after.scale).to(self.dtype)
+        shift = ((of_group.scale * self.shift + of_group.shift - after.shift) / after.scale).to(self.dtype)
+        is_used = is_adapted & torch.isfinite(scale + shift)
+        scale = pad(torch.where(is_used, scale, 1.0), (0, 0, 0, 1), value=1.0)
+        shift = pad(torch.where(is_used, shift, 0.0), (0, 0, 0, 1))
+        places, slots = in_groups(slots, len(is_adapted))
+        at_a_time = rows_at_a_time(self.stored, 8)
+        for part, part_slots in zip(places.split(at_a_time), slots.split(at_a_time), strict=True):
+            stored = self.stored[part].to(self.dtype)
+            after = after._written(part, torch.addcmul(shift[part_slots], stored, scale[part_slots]))
+        return after
 
     # -- writing ---------------------------------------------------------------------------------------------
 
-    def to_store(self, values: Tensor) -> Tensor:
-        """Returns u of rows ``(k, d)``."""
+    def put(self: Self, places: Tensor | slice, values: Tensor, num_rows: int) -> Self:
+        """Returns these rows with ``values`` ``(k, d)`` at the places ``(k,)``; n are occupied then."""
+        stored = values if self.is_as_stored else (values - self.shift).div_(self.scale)  # in float64
+        return replace(self._written(places, stored), num_rows=num_rows)
+
+    def _written(self: Self, places: Tensor | slice, stored: Tensor) -> Self:
+        """Writes stored rows ``(k, d)`` in place, in their dtype, and returns the rows with new sums."""
         dtype = self.stored.dtype
-        if self.is_as_stored:
-            return values.to(dtype)
-        stored = (values - self.shift).div_(self.scale)  # in float64
         if dtype == torch.float16:
-            stored.clamp_(torch.finfo(dtype).min, torch.finfo(dtype).max)
-        return stored.to(dtype)
-
-    def put(self: Self, places: Tensor, values: Tensor, num_rows: int, *, is_whitened: bool) -> Self:
-        """Returns these rows with ``values`` ``(k, d)`` at the places ``(k,)``, of which n are occupied then.
-
-        Args:
-            is_whitened: the first rows of an empty memory are stored whitened.
-        """
-        after = replace(self, num_rows=num_rows)
-        if self.num_rows == 0 and len(values) and (is_whitened or self.stored.dtype.itemsize < 4):
-            after = after._beginning_with(values)
-        return after._overwritten_at(places, values)
-
-    def _overwritten_at(self: Self, places: Tensor, values: Tensor) -> Self:
-        come, gone = self.to_store(values), self.stored[places]  # zeros where there was no row
+            stored = stored.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
+        stored, gone = stored.to(dtype), self.stored[places]  # zeros where there was no row
         self.overwritten.append((self.stored, places, gone))
-        self.stored[places] = come
-        return replace(self, sums=self.sums.exchanged(come, gone)) if self.sums else self
-
-    def given(self, values: Tensor) -> Rows:
-        """Returns other rows ``(n, d)``, stored as they are, in the place of these."""
-        return Rows.of(values, len(self.stored), self.stored.dtype)
+        self.stored[places] = stored
+        if self.sums is None:
+            return self
+        wide = widest(stored)
+        change = wide - gone  # in float64 too, as is the next sum
+        first, second = self.sums
+        return replace(self, sums=(first + change.sum(dim=0), second + change.mul_(wide + gone).sum(dim=0)))
 
     def undo(self) -> None:
         """Writes back what has been overwritten since the last :meth:`settle`."""
@@ -298,33 +292,39 @@ class Rows:
         """Returns whether rows have to be stored anew, a 0-d bool tensor; None where sums are not kept."""
         if self.sums is None:
             return None
-        is_out = self.sums.second > self.num_rows * LARGEST_RMS**2
-        if self.stored.dtype == torch.float16:  # in which what is left of equal rows is not small enough
-            is_out |= self.noise != 0
-        return is_out.any()
+        # A dimension in which rows have been made equal, whose scale is the smallest, is out of range too.
+        squares = torch.add(self.totals[1], self.noise, alpha=2.0**40)
+        return (squares > len(self) * _LARGEST_RMS**2).any()
 
     def settle(self: Self) -> Self:
         """Returns these rows after a step that has succeeded: stored anew, in place, if that is due."""
         self.overwritten.clear()
-        if self.is_due and not self.is_as_stored:
-            return self.stored_anew()
-        return replace(self, is_due=False) if self.is_due else self
+        if not self.is_due:
+            return self
+        return replace(self, is_due=False) if self.is_as_stored else self.stored_anew()
 
     def stored_anew(self: Self) -> Self:
         """Returns these rows, whitened in place: a turn, after which u has mean 0 and σ 1."""
-        mean, std = self.measured().moments()
-        is_finite = torch.isfinite(mean + std)
-        is_spread = is_finite & (std > 0)
-        scale = torch.where(is_spread, fitting_scale(mean, std, self.stored.dtype), self.scale)
-        shift = torch.where(is_finite, mean, self.shift)
-        # Rows that have become equal are zeros, rows with NaN stay.
-        zeros, ones = torch.zeros_like(scale), torch.ones_like(scale)
-        of_stored = Affine(
-            torch.where(is_spread, self.scale / scale, torch.where(is_finite, zeros, ones)),
-            torch.where(is_spread, (self.shift - shift) / scale, zeros),
-        )
-        for part in slices(self.num_rows, rows_at_a_time(self.stored)):
-            self.stored[part] = of_stored.map(self.stored[part].to(self.dtype))
+        found = self.measured().moments()
+        scale, shift = self._whitening(found)
+        # Rows that have become equal are zeros.
+        factor = (self.scale / scale).masked_fill_(found.std == 0, 0.0)
+        offset = ((self.shift - shift) / scale).masked_fill_(found.std == 0, 0.0)
+        stored = self.stored[: self.num_rows]
+        for part in stored.split(rows_at_a_time(stored, 8)):
+            part.copy_(torch.addcmul(offset, widest(part), factor))
         # Measured and not computed: what they are off by would stay for ever.
-        measured = replace(self, sums=Sums.of(self.stored[: self.num_rows]), is_as_stored=False, is_due=False)
-        return replace(measured, scale=scale, shift=shift, noise=zeros)
+        after = replace(self, sums=sums_of(stored), noise=torch.zeros_like(scale))
+        return replace(after, scale=scale, shift=shift, is_as_stored=False, is_due=False)
+
+    def _whitening(self, of_rows: Moments) -> Affine:
+        """Returns the map to rows of these moments from where they are stored whitened."""
+        mean, std = of_rows
+        rms = (mean.square() + std.square()).nan_to_num_(0, 0, 0).mean().sqrt()
+        spread = std
+        if self.stored.dtype == torch.float16:  # rows may come that differ where all are nearly equal
+            spread = torch.maximum(std, _LEAST_SHARE_OF_FLOAT16 * rms)
+        otherwise = torch.where(rms > _LEAST_SCALE, rms, 1.0)
+        scale = torch.where(std > _LEAST_SCALE, spread, otherwise)
+        # A row of NaN leaves the map of its dimensions as it is.
+        return Affine(scale, mean).where_finite(Affine(self.scale, self.shift))

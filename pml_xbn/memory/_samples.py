@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -13,14 +14,9 @@ from ._queue import Contents
 
 
 class Update(NamedTuple):
-    """The memory updates of Cross-Batch Memory, supplement §2.
+    """The memory updates of Cross-Batch Memory, supplement §2, with their momentum m."""
 
-    Attributes:
-        kind: ``"queue"`` or ``"average"``.
-        momentum: m.
-    """
-
-    kind: str = "queue"
+    kind: str = "queue"  # or "average"
     momentum: float = 0.0
 
     def check(self) -> None:
@@ -49,10 +45,7 @@ class Update(NamedTuple):
             returning: numbers of those whose sample is stored, ``(r,)``.
             stored: these samples' rows as they are now, ``(r, d)``.
         """
-        new = rows[returning]
-        if self.momentum:
-            new = torch.lerp(new, stored, self.momentum)
-        return rows.index_copy(0, returning, normalize(new))
+        return rows.index_copy(0, returning, normalize(rows[returning].lerp(stored, self.momentum)))
 
 
 class Placement(NamedTuple):
@@ -60,20 +53,13 @@ class Placement(NamedTuple):
 
     A row whose sample is stored takes the place of the sample's row. Where the queue's new rows are to
     overwrite that place, it is one of them instead. All others go to the next places of the queue.
-
-    Attributes:
-        places: of every row of the batch its sample's place afterwards, ``(b,)``.
-        staying: numbers of the rows that replace others in their places, ``(s,)``.
-        coming: numbers of the rows that go to the next places of the queue, ``(k,)``, in order.
-        returning: numbers of the rows whose sample is stored, ``(r,)``.
-        stored_at: where these samples are stored before the step, ``(r,)``.
     """
 
-    places: Tensor
-    staying: Tensor
-    coming: Tensor
-    returning: Tensor
-    stored_at: Tensor
+    places: Tensor  # of every row of the batch its sample's place afterwards, (b,)
+    staying: Tensor  # numbers of the rows that replace others in their places, (s,)
+    coming: Tensor  # numbers of the rows that go to the next places of the queue, (k,), in order
+    returning: Tensor  # numbers of the rows whose sample is stored, (r,)
+    stored_at: Tensor  # where these samples are stored before the step, (r,)
 
 
 def placement_of(contents: Contents, ids: Tensor, labels: Tensor) -> Placement:
@@ -111,20 +97,17 @@ def placement_of(contents: Contents, ids: Tensor, labels: Tensor) -> Placement:
 
 
 def with_samples(
-    contents: Contents, placement: Placement, rows: Tensor, labels: Tensor, ids: Tensor, *, is_whitened: bool
+    contents: Contents, placement: Placement, rows: Tensor, labels: Tensor, ids: Tensor
 ) -> Contents:
     """Returns the contents with a batch ``(b, d)`` in the places that it has."""
     staying, coming = placement.staying, placement.coming
-    at = placement.places[staying]
-    held, numbers = contents.rows.held(at)
-    stored = contents.rows.put(at, rows[staying], len(contents.rows), is_whitened=is_whitened)
-    contents = contents._replace(
-        rows=stored,
-        labels=contents.labels.index_copy(0, held, labels[staying][numbers]),
-        num_replaced=contents.num_replaced + len(staying),
-    )
-    contents = contents.put(rows[coming], labels[coming], is_whitened=is_whitened, ids=ids[coming])
-    return contents._replace(newest=placement.places)
+    at, num_replaced = placement.places[staying], contents.num_replaced + len(staying)
+    stored = contents.rows.put(at, rows[staying], len(contents.rows))
+    if num_replaced >= stored.num_places:  # as in a turn
+        stored, num_replaced = replace(stored, is_due=True), 0
+    new_labels = contents.labels.index_copy(0, *contents.rows.held(at, labels[staying]))
+    contents = contents._replace(rows=stored, labels=new_labels, num_replaced=num_replaced)
+    return contents.put(rows[coming], labels[coming], ids[coming])._replace(newest=placement.places)
 
 
 def _last_rows(ids: Tensor) -> tuple[Tensor, Tensor]:

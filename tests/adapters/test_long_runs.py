@@ -187,6 +187,19 @@ def test_a_row_of_a_dimension_that_has_died_goes_with_the_others_when_it_dies_ag
         np.testing.assert_allclose(found, replay.rows, atol=1e-7)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("make", [XBNWrapper, AXBNWrapper, PerClassXBN], ids=lambda make: make.__name__)
+def test_a_dimension_that_stays_dead_stays_finite(make: Callable, dtype: torch.dtype) -> None:
+    """The filter's gain of 0.9998 divides what is left of its spread by thousands at every step."""
+    memory = make(ContrastiveLoss(), 2, 64, memory_dtype=dtype)
+    for step in range(140):
+        batch = torch.randn(16, 2)
+        batch[:, 0] *= step < 5 or step > 130
+        memory(batch, torch.arange(16) % 4, None, torch.ones(16, dtype=torch.bool))
+        assert memory.embedding_memory.isfinite().all()
+        assert (memory.embedding_memory[memory.curr_batch_idx] - batch).abs().max() < 0.01
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_many_rows_equal_the_replay(name: str) -> None:
     batches = Batches()
