@@ -281,7 +281,7 @@ class Step(NamedTuple):
                 elif self.batch_loss_weight:
                     loss = self.batch_loss_weight * self._loss_alone(whole)
         if share is not None:
-            loss = loss + share.value_of_ranks(exchange.of_ranks)
+            loss = loss + share.value(exchange.of_ranks)
         return loss
 
     def _loss_alone(self, batch: Batch) -> Tensor:
