@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,14 +50,13 @@ class Exchange:
         report = report.to(backend_device())
         reports = [torch.empty_like(report) for _ in range(dist.get_world_size())]
         dist.all_gather(reports, report)
-        of_ranks = torch.stack(reports).cpu()  # one wait for all of them
-        if of_ranks[:, 0].any():
+        has_failed, self.of_ranks = torch.stack(reports).cpu().tensor_split([1], dim=1)  # one wait for all
+        if has_failed.any():
             _raise_on_all_ranks(error)
-        self.of_ranks = of_ranks[:, 1:]
 
 
 def _raise_on_all_ranks(error: Exception | None) -> None:
-    messages: list[tuple[bool, str] | None] = [None] * dist.get_world_size()
+    messages: list[Any] = [None] * dist.get_world_size()
     own = None if error is None else (isinstance(error, ValueError), f"{type(error).__name__}: {error}")
     dist.all_gather_object(messages, own)
     if error is not None:

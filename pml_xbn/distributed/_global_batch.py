@@ -31,10 +31,30 @@ class Report(NamedTuple):
     num_negative: int  # entries of the last
     seed: int  # for draws that are the same on all ranks
 
-    @classmethod
-    def of_batch(cls, batch: Batch, is_storable: bool) -> Report:
+    @property
+    def is_empty(self) -> bool:
+        return self.num_refs == self.num_anchors == 0
+
+
+def gathered(make: Callable[[], tuple[Batch, bool]], state: Mapping[str, int]) -> tuple[Batch, list[Report]]:
+    """Returns this rank's batch with the rows that all ranks store, and the reports of all ranks.
+
+    Its embeddings are in the most precise of the ranks' dtypes; an empty one has a mask if theirs have.
+
+    Args:
+        make: returns this rank's batch, and whether it may be stored.
+        state: numbers that are to be equal on all ranks, by name.
+
+    Raises:
+        Exception: what ``make`` raises on one of the ranks, on all of them.
+        ValueError: on all ranks: their states differ, or their batches are of different kinds.
+    """
+    num_fields = len(Report._fields)
+    exchange = Exchange(num_fields + len(state))
+    with exchange.at_end():
+        batch, is_storable = make()
         given = batch.given or ()
-        return cls(
+        report = Report(
             num_refs=len(batch.refs),
             num_anchors=len(batch.anchors),
             dim=batch.refs.shape[1],
@@ -47,47 +67,27 @@ class Report(NamedTuple):
             num_negative=len(given[-1]) if given else 0,
             seed=int(torch.randint(2**31, ())),
         )
-
-    @property
-    def is_empty(self) -> bool:
-        return self.num_refs == self.num_anchors == 0
-
-
-def gathered(make: Callable[[], tuple[Batch, bool]], state: Mapping[str, int]) -> tuple[Batch, list[Report]]:
-    """Returns this rank's batch with the rows that all ranks store, and the reports of all ranks.
-
-    Its embeddings are in the most precise of the ranks' dtypes.
-
-    Args:
-        make: returns this rank's batch, and whether it may be stored.
-        state: numbers that are to be equal on all ranks, by name.
-
-    Raises:
-        Exception: what ``make`` raises on one of the ranks, on all of them.
-        ValueError: on all ranks: their states differ, or their batches are of different kinds.
-    """
-    exchange = Exchange(len(Report._fields) + len(state))
-    with exchange.at_end():
-        batch, is_storable = make()
-        report = Report.of_batch(batch, is_storable)
         exchange.numbers = torch.tensor([*report, *state.values()], dtype=torch.float64)
     numbers = exchange.of_ranks.long().tolist()
-    reports = [Report(*of_rank[: len(Report._fields)]) for of_rank in numbers]
-    for name, *of_ranks in zip(state, *(of_rank[len(Report._fields) :] for of_rank in numbers), strict=True):
+    reports = [Report(*of_rank[:num_fields]) for of_rank in numbers]
+    for name, *of_ranks in zip(state, *(of_rank[num_fields:] for of_rank in numbers), strict=True):
         _check_equal(name, of_ranks, "build and load the memory alike on all ranks")
     _check_kinds(reports)
-    batch, sizes = _of_one_kind(batch, reports), [report.num_refs for report in reports]
-    ids = None
+    dtype = reduce(torch.promote_types, (_DTYPES[report.dtype] for report in reports))
+    refs, sizes, ids = batch.refs.to(dtype), [report.num_refs for report in reports], None
     if any(report.has_ids for report in reports):
         own_ids = torch.full_like(batch.row_labels, -1) if batch.ids is None else batch.ids
         ids = gather_rows(own_ids, sizes)
-    everything = batch._replace(
-        rows=gather_rows(batch.refs.detach(), sizes),
+    batch = batch._replace(
+        anchors=refs if batch.anchors is batch.refs else batch.anchors.to(dtype),
+        refs=refs,
+        is_own=not any(report.has_mask and not report.is_empty for report in reports),
+        rows=gather_rows(refs.detach(), sizes),
         row_labels=gather_rows(batch.row_labels, sizes),
         first_row=first_row(sizes),
         ids=ids,
     )
-    return everything, reports
+    return batch, reports
 
 
 def _check_kinds(reports: list[Report]) -> None:
@@ -104,15 +104,6 @@ def _check_kinds(reports: list[Report]) -> None:
 def _check_equal(name: str, of_ranks: list[int], remedy: str) -> None:
     if len(set(of_ranks)) > 1:
         raise ValueError(f"{name} is {of_ranks} on ranks 0 to {len(of_ranks) - 1}: {remedy}")
-
-
-def _of_one_kind(batch: Batch, reports: list[Report]) -> Batch:
-    """Returns this rank's batch in the dtype of all, and if it is empty with a mask or without as theirs."""
-    dtype = reduce(torch.promote_types, (_DTYPES[report.dtype] for report in reports))
-    refs = batch.refs.to(dtype)
-    anchors = refs if batch.anchors is batch.refs else batch.anchors.to(dtype)
-    is_own = not any(report.has_mask and not report.is_empty for report in reports)
-    return batch._replace(anchors=anchors, refs=refs, is_own=is_own)
 
 
 def batch_of_all_ranks(batch: Batch, reports: list[Report]) -> Batch:

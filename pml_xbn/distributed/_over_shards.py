@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from ..pairwise import OverRows
+from ..pairwise._reductions import OverRows
 from ._collectives import all_reduced
 
 
@@ -20,17 +20,18 @@ class OverShards(OverRows):
     pairs are the number of ranks times those of a single process.
 
     Args:
-        num_rows: of all ranks.
         most_rows: rows that the rank with the most of them has room for.
     """
 
     are_all_held = False
+    pairs_at_once: ClassVar = {"cpu": 2**20, "gpu": 2**25}  # ranks wait for each other once for each of these
 
-    def __init__(self, num_rows: int, most_rows: int) -> None:
-        self._num_rows, self._most_rows = num_rows, most_rows
+    def __init__(self, most_rows: int) -> None:
+        self.most_rows = most_rows
 
     def sum(self, values: Tensor, counts: Tensor) -> Tensor:
-        return _summed(super().sum(values, counts))
+        result: Tensor = _Sum.apply(super().sum(values, counts))
+        return result
 
     def count(self, counts: Tensor) -> Tensor:
         return all_reduced(super().count(counts))
@@ -72,18 +73,6 @@ class OverShards(OverRows):
         held = (own_rows >= 0).nonzero().squeeze(1)
         mask[held, own_rows[held]] = False
         return mask
-
-    def num_rows(self, num_held: int) -> int:
-        return self._num_rows
-
-    def anchors_at_once(self, num_held: int, num_pairs: int) -> int:
-        # More than else, as ranks wait for each other once for each of these.
-        return super().anchors_at_once(self._most_rows, 2 * num_pairs)
-
-
-def _summed(values: Tensor) -> Tensor:
-    result: Tensor = _Sum.apply(values)
-    return result
 
 
 class _Sum(torch.autograd.Function):

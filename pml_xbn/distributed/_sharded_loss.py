@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ..memory._batch import Batch
 from ..memory._queue import Contents
-from ..pairwise import Comparison, attached, learned_tensors, recipe_of, share_against
+from ..pairwise._forms import recipe_of
+from ..pairwise._loss import Comparison, attached, share_against
 from ._collectives import reduce_scattered
 from ._global_batch import Report
 from ._over_shards import OverShards
@@ -17,19 +18,10 @@ from ._sharded_rows import ShardedRows
 
 
 class PartOfLoss(NamedTuple):
-    """The loss, and the gradients of what one rank's rows add to it.
-
-    Attributes:
-        value: that of a single process.
-        of_anchors: with respect to the anchors of all ranks, ``(a, d)``.
-        learned: what else gets a gradient.
-        of_learned: with respect to these.
-    """
+    """The loss of a single process, with the gradients of what one rank's rows add to it."""
 
     value: Tensor
-    of_anchors: Tensor
-    learned: list[Tensor]
-    of_learned: list[Tensor]
+    inputs: list[Tensor]  # the anchors of all ranks (a, d), and what is learned besides
 
     def of_all_ranks(self, batch: Batch, reports: list[Report]) -> Tensor:
         """Returns the loss; the mean over ranks of its gradients is one process's. Called on all ranks.
@@ -41,9 +33,11 @@ class PartOfLoss(NamedTuple):
         """
         if not torch.is_grad_enabled():
             return self.value
-        sizes = [report.num_anchors for report in reports]
-        gradients = [reduce_scattered(self.of_anchors, sizes), *self.of_learned]
-        return attached(self.value, gradients, [batch.anchors, *self.learned])
+        of_anchors, *of_learned = torch.autograd.grad(
+            self.value, self.inputs, allow_unused=True, materialize_grads=True
+        )
+        gradients = [reduce_scattered(of_anchors, [report.num_anchors for report in reports]), *of_learned]
+        return attached(self.value.detach(), gradients, [batch.anchors, *self.inputs[1:]])
 
 
 def part_of_loss(loss: Any, miner: Any, whole: Batch, contents: Contents) -> PartOfLoss:
@@ -55,26 +49,16 @@ def part_of_loss(loss: Any, miner: Any, whole: Batch, contents: Contents) -> Par
         whole: the batch of all ranks.
         contents: with the places of the batch's rows, if it is stored.
     """
-    rows, newest, own_rows = contents.rows, contents.newest, None
+    rows, newest, own_rows, recipe = contents.rows, contents.newest, None, recipe_of(loss)
     assert isinstance(rows, ShardedRows)
-    leaf = whole.anchors.detach().requires_grad_(torch.is_grad_enabled())
-    learned = learned_tensors(loss) if torch.is_grad_enabled() else []
-    if len(leaf) == 0 or len(rows) == 0:
-        zeros = [torch.zeros_like(x) for x in (leaf, *learned)]
-        return PartOfLoss(leaf.new_zeros(()), zeros[0], learned, zeros[1:])
-    if whole.is_own and newest is not None:
-        held, numbers = rows.shard.held(newest)
-        own_rows = torch.full_like(newest, -1).index_copy(0, numbers, held)
-    over_rows = OverShards(len(rows), rows.most_places)
-    compared = Comparison(
-        loss, miner, leaf, whole.anchor_labels, rows, contents.row_labels, own_rows, None, over_rows
-    )
-    recipe = recipe_of(loss)
     assert recipe is not None, "a loss that can be sharded has one"
-    value = share_against(compared, recipe).value()
-    if not torch.is_grad_enabled():
-        return PartOfLoss(value, leaf, [], [])
-    of_anchors, *of_learned = torch.autograd.grad(
-        value, [leaf, *learned], allow_unused=True, materialize_grads=True
-    )
-    return PartOfLoss(value.detach(), of_anchors, learned, of_learned)
+    anchors = whole.anchors.detach().requires_grad_(torch.is_grad_enabled())
+    inputs = [anchors, *recipe.learned]
+    if len(anchors) == 0 or len(rows) == 0:
+        return PartOfLoss((anchors * 0).sum(), inputs)
+    if whole.is_own and newest is not None:
+        held, numbers = rows.places_here(newest)
+        own_rows = torch.full_like(newest, -1).index_copy(0, numbers, held)
+    labels, over_rows = (whole.anchor_labels, contents.row_labels), OverShards(rows.most_places)
+    compared = Comparison(loss, miner, anchors, labels[0], rows, labels[1], own_rows, None, over_rows)
+    return PartOfLoss(share_against(compared, recipe).value(), inputs)

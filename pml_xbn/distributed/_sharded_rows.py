@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ from ..adapters.affine import Affine
 from ..memory._rows import Rows
 from ..memory._sums import Sums, sums_of
 from ._collectives import all_reduced
-from ._shard import Shard
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,12 +24,14 @@ class ShardedRows(Rows):
     this rank's. Methods that add up sums are called on all ranks.
 
     Attributes:
-        shard: the places held.
+        first: number of the first place held. Ranks hold consecutive places, divided as by ``torch.chunk``.
+        num_places_of_all: M, of all ranks.
         num_total: rows of all ranks.
         total: sums over the stored rows of all ranks; None: they have changed since they were added up.
     """
 
-    shard: Shard = field(default_factory=lambda: Shard(0, 0, 0))
+    first: int = 0
+    num_places_of_all: int = 0
     num_total: int = 0
     total: Sums | None = None
 
@@ -38,12 +39,15 @@ class ShardedRows(Rows):
     def empty(
         cls, num_places: int, embedding_size: int, dtype: torch.dtype, device: torch.device | None = None
     ) -> ShardedRows:
-        shard = Shard.of_this_rank(num_places)
-        rows = Rows.empty(shard.size, embedding_size, dtype, device)
-        return cls(rows.stored, 0, rows.scale, rows.shift, rows.noise, shard=shard)
+        most = -(-num_places // dist.get_world_size())
+        first = min(dist.get_rank() * most, num_places)
+        rows = Rows.empty(min(most, num_places - first), embedding_size, dtype, device)
+        return cls(
+            rows.stored, 0, rows.scale, rows.shift, rows.noise, first=first, num_places_of_all=num_places
+        )
 
     def restored(self, num_rows: int, **saved: Any) -> ShardedRows:
-        own = super().restored(self.shard.num_held(num_rows), **saved)
+        own = super().restored(self._num_held(num_rows), **saved)
         return replace(own, num_total=num_rows).to_save()
 
     def to_save(self) -> ShardedRows:
@@ -64,31 +68,39 @@ class ShardedRows(Rows):
         )
         return result
 
-    def as_stored(self, saved: Tensor) -> Tensor:
-        if isinstance(saved, _dtensor()[0]):
-            saved = saved.to_local()
-        else:
-            saved = saved[self.shard.first : self.shard.first + self.shard.size]
-        return saved
+    def as_stored(self, saved: Any) -> Tensor:
+        is_sharded = isinstance(saved, _dtensor()[0])
+        own: Tensor = saved.to_local() if is_sharded else saved[self.first : self.first + len(self.stored)]
+        return own
 
     def __len__(self) -> int:
         return self.num_total
 
     @property
     def num_places(self) -> int:
-        return self.shard.num_places
+        return self.num_places_of_all
 
     @property
     def most_places(self) -> int:
         """How many places the rank with the most of them holds."""
         return -(-self.num_places // dist.get_world_size())
 
+    def _num_held(self, num_rows: int) -> int:
+        """Returns how many of the first ``num_rows`` places are held."""
+        return min(max(num_rows - self.first, 0), len(self.stored))
+
+    def places_here(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the places held among these ``(k,)``, numbered from the first held, and which they are."""
+        own = places - self.first
+        numbers = ((own >= 0) & (own < len(self.stored))).nonzero().squeeze(1)
+        return own[numbers], numbers
+
     def held(self, places: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        held, numbers = self.shard.held(places)
-        return held, values[numbers]
+        own, numbers = self.places_here(places)
+        return own, values[numbers]
 
     def everywhere(self, places: Tensor) -> Tensor:
-        found = torch.where(places < 0, places, places + self.shard.first)
+        found = torch.where(places < 0, places, places + self.first)
         return all_reduced(found, dist.ReduceOp.MAX)
 
     def measured(self) -> ShardedRows:
@@ -116,7 +128,7 @@ class ShardedRows(Rows):
 
     def put(self, places: Tensor | slice, values: Tensor, num_rows: int) -> ShardedRows:
         assert isinstance(places, Tensor)
-        after = super().put(*self.held(places, values), self.shard.num_held(num_rows))
+        after = super().put(*self.held(places, values), self._num_held(num_rows))
         return replace(after, num_total=num_rows, total=None)
 
     def is_out_of_range(self) -> None:

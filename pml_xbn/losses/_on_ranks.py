@@ -87,7 +87,7 @@ def _loss_of_shares(memory: Memory, batch: Batch, reports: list[Report], recipe:
         if memory.batch_loss_weight:
             with same_draws(reports[0].seed, batch.rows.device):
                 loss = memory.batch_loss_weight * loss_alone(memory, whole)
-    return loss + share.value_of_ranks(exchange.of_ranks)
+    return loss + share.value(exchange.of_ranks)
 
 
 def _loss_on_shards(memory: Memory, batch: Batch, reports: list[Report], is_stored: bool) -> Tensor:

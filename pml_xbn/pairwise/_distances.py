@@ -14,7 +14,7 @@ from pytorch_metric_learning.distances import (
     SNRDistance,
 )
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import normalize, threshold
 
 from ..memory._rows import Rows
 from ._plain import is_plain
@@ -66,13 +66,13 @@ class Distances:
         """Returns |v - r| of unit vectors, whose square is 2 - 2 v·r."""
         cosines, lengths, norms = self._multiplied(is_normalized=True)
         # The squared length after scaling is 1, or 0 for a vector of zeros.
-        squared = torch.add((lengths > _SMALLEST_NORM).to(cosines), cosines, alpha=-2)
+        squared = torch.add(lengths > _SMALLEST_NORM, cosines, alpha=-2)
         squared += norms > _SMALLEST_NORM
-        eps = torch.finfo(squared.dtype).eps
-        are_equal = squared < _ROUNDING * eps
-        if squared.requires_grad:  # the root has none at 0
-            return squared.clamp_min(eps).sqrt().masked_fill(are_equal, 0.0)
-        return squared.clamp_min_(eps).sqrt_().masked_fill_(are_equal, 0.0)
+        equal = _ROUNDING * torch.finfo(squared.dtype).eps
+        if not squared.requires_grad:
+            return threshold(squared, equal, 0.0, inplace=True).sqrt_()
+        # The root has no gradient at 0.
+        return squared.clamp_min(equal).sqrt().masked_fill(squared <= equal, 0.0)
 
     def _noise_to_signal(self, is_normalized: bool) -> Tensor:
         """Returns the variance of the difference over that of the anchor."""
@@ -124,7 +124,7 @@ class _Products(torch.autograd.Function):
             mat /= lengths.clamp_min_(_SMALLEST_NORM)
         ctx.rows, ctx.scales_rows = rows, scales_rows
         ctx.save_for_backward(vectors, norms, lengths)
-        ctx.mark_non_differentiable(*(x for x in (lengths, norms) if x is not None))
+        ctx.mark_non_differentiable(lengths, *([] if norms is None else [norms]))
         ctx.set_materialize_grads(False)
         return mat, lengths, norms
 

@@ -1,7 +1,7 @@
 """PML's losses as functions of one matrix and two masks: a function each, and a line in ``FORMS``.
 
-A form returns, by the names of the loss's parts, the terms that PML hands its reducer. It is plain
-differentiable PyTorch, and sees more of an anchor than one pair through ``pairs.over_rows`` alone.
+A form returns the terms that PML hands its reducer. It is plain differentiable PyTorch, and sees more of an
+anchor than one pair through ``pairs.over_rows`` alone.
 """
 
 from __future__ import annotations
@@ -13,29 +13,30 @@ from typing import Any, NamedTuple
 import torch
 from pytorch_metric_learning import losses
 from pytorch_metric_learning.distances import BaseDistance
+from pytorch_metric_learning.reducers import ClassWeightedReducer, DivisorReducer
 from torch import Tensor
 from torch.nn.functional import relu, softplus
 
 from .._dtypes import widest
 from ._pairs import Pairs, similarities
-from ._plain import is_plain
-from ._reducers import Elements, Reduced, Rule, Terms, rules_of
+from ._plain import is_plain, learned_tensors
+from ._reductions import Elements, reducer_of
 from ._triplets import Positives, TripletTerms
 
+Terms = dict[str, Elements | TripletTerms]  # by the names of the parts of a loss
 
-def circle(loss: losses.CircleLoss, mat: Tensor, pairs: Pairs) -> dict[str, Terms]:
+
+def circle(loss: losses.CircleLoss, mat: Tensor, pairs: Pairs) -> Terms:
     """https://arxiv.org/abs/2002.10857, Eq. 6"""
-    (positive, negative), weighing = pairs.masks(), mat.detach()
+    (positive, negative), over_rows, weighing = pairs.masks(), pairs.over_rows, mat.detach()
     too_far = -loss.gamma * relu(loss.op - weighing) * (mat - loss.delta_p)
     too_near = loss.gamma * relu(weighing - loss.on) * (mat - loss.delta_n)
-    has_both = (pairs.over_rows.count(positive) > 0) & (pairs.over_rows.count(negative) > 0)
-    log_sums = pairs.over_rows.log_sum_exp(too_far, positive) + pairs.over_rows.log_sum_exp(
-        too_near, negative
-    )
+    has_both = over_rows.any(positive) & over_rows.any(negative)
+    log_sums = over_rows.log_sum_exp(too_far, positive) + over_rows.log_sum_exp(too_near, negative)
     return {"loss": Elements(loss.soft_plus(log_sums).masked_fill(~has_both, 0))}
 
 
-def contrastive(loss: losses.ContrastiveLoss, mat: Tensor, pairs: Pairs) -> dict[str, Terms]:
+def contrastive(loss: losses.ContrastiveLoss, mat: Tensor, pairs: Pairs) -> Terms:
     """Hadsell et al., Dimensionality Reduction by Learning an Invariant Mapping, Eq. 4"""
     margin = loss.distance.margin
     too_far, too_near = relu(margin(mat, loss.pos_margin)), relu(margin(loss.neg_margin, mat))
@@ -44,31 +45,25 @@ def contrastive(loss: losses.ContrastiveLoss, mat: Tensor, pairs: Pairs) -> dict
 
 def generalized_lifted_structure(
     loss: losses.GeneralizedLiftedStructureLoss, mat: Tensor, pairs: Pairs
-) -> dict[str, Terms]:
+) -> Terms:
     """https://arxiv.org/abs/1703.07737, page 4"""
-    margin, log_sum_exp, (positive, negative) = (
-        loss.distance.margin,
-        pairs.over_rows.log_sum_exp,
-        pairs.masks(),
-    )
+    margin, log_sum_exp = loss.distance.margin, pairs.over_rows.log_sum_exp
+    positive, negative = pairs.masks()
     too_far = _or_zero(log_sum_exp(margin(mat, loss.pos_margin), positive))
     too_near = _or_zero(log_sum_exp(margin(loss.neg_margin, mat), negative))
     return {"loss": Elements(relu(too_far + too_near))}
 
 
-def multi_similarity(loss: losses.MultiSimilarityLoss, mat: Tensor, pairs: Pairs) -> dict[str, Terms]:
+def multi_similarity(loss: losses.MultiSimilarityLoss, mat: Tensor, pairs: Pairs) -> Terms:
     """https://arxiv.org/abs/1904.06627"""
-    margin, log_sum_exp, (positive, negative) = (
-        loss.distance.margin,
-        pairs.over_rows.log_sum_exp,
-        pairs.masks(),
-    )
+    margin, log_sum_exp = loss.distance.margin, pairs.over_rows.log_sum_exp
+    positive, negative = pairs.masks()
     too_far = _log_one_plus_exp(log_sum_exp(loss.alpha * margin(mat, loss.base), positive))
     too_near = _log_one_plus_exp(log_sum_exp(loss.beta * margin(loss.base, mat), negative))
     return {"loss": Elements(too_far / loss.alpha + too_near / loss.beta)}
 
 
-def nca(loss: losses.NCALoss, mat: Tensor, pairs: Pairs) -> dict[str, Terms]:
+def nca(loss: losses.NCALoss, mat: Tensor, pairs: Pairs) -> Terms:
     """Goldberger et al., Neighbourhood Components Analysis, NIPS 2004
 
     Of all rows, whichever have been chosen, the anchors' own copies included.
@@ -84,14 +79,14 @@ def nca(loss: losses.NCALoss, mat: Tensor, pairs: Pairs) -> dict[str, Terms]:
     return {"loss": Elements(terms * weights * (len(mat) > 1), over_rows.count(same) > 0)}
 
 
-def nt_xent(loss: losses.NTXentLoss, mat: Tensor, pairs: Pairs) -> dict[str, Terms]:
+def nt_xent(loss: losses.NTXentLoss, mat: Tensor, pairs: Pairs) -> Terms:
     """https://arxiv.org/abs/1807.03748, Eq. 4"""
     logits = similarities(loss.distance, mat) / loss.temperature
     of_negatives = pairs.over_rows.log_sum_exp(logits, pairs.negative).unsqueeze(1)
     return {"loss": Elements(_log_one_plus_exp(of_negatives - logits), pairs.positive)}
 
 
-def supcon(loss: losses.SupConLoss, mat: Tensor, pairs: Pairs) -> dict[str, Terms]:
+def supcon(loss: losses.SupConLoss, mat: Tensor, pairs: Pairs) -> Terms:
     """https://arxiv.org/abs/2004.11362, Eq. 2"""
     logits, over_rows = similarities(loss.distance, mat) / loss.temperature, pairs.over_rows
     positive, negative = pairs.masks()
@@ -101,7 +96,7 @@ def supcon(loss: losses.SupConLoss, mat: Tensor, pairs: Pairs) -> dict[str, Term
     return {"loss": Elements((of_all - of_positives).masked_fill(num_positive == 0, 0))}
 
 
-def tuplet_margin(loss: losses.TupletMarginLoss, mat: Tensor, pairs: Pairs) -> dict[str, Terms]:
+def tuplet_margin(loss: losses.TupletMarginLoss, mat: Tensor, pairs: Pairs) -> Terms:
     """Yu and Tao, Deep Metric Learning with Tuplet Margin Loss, ICCV 2019
 
     With the angle's gradient taken for zero where it has none, at an angle of 0 or 180 degrees.
@@ -117,29 +112,30 @@ def tuplet_margin(loss: losses.TupletMarginLoss, mat: Tensor, pairs: Pairs) -> d
 # -- losses of triplets ------------------------------------------------------------------------------------
 
 
-def triplet_margin(loss: losses.TripletMarginLoss, mat: Tensor, pairs: Pairs) -> dict[str, Terms]:
+def triplet_margin(loss: losses.TripletMarginLoss, mat: Tensor, pairs: Pairs) -> Terms:
     """https://arxiv.org/abs/1503.03832"""
     mat = -similarities(loss.distance, mat)
     return {"loss": _of_triplets(mat, mat + loss.margin, -mat, pairs, softplus if loss.smooth_loss else relu)}
 
 
-def margin(loss: losses.MarginLoss, mat: Tensor, pairs: Pairs) -> dict[str, Terms]:
+def margin(loss: losses.MarginLoss, mat: Tensor, pairs: Pairs) -> Terms:
     """https://arxiv.org/abs/1706.07567"""
     mat, beta = -similarities(loss.distance, mat), loss.beta.to(mat)
     beta = beta.expand(len(mat)) if len(beta) == 1 else beta[pairs.labels]
     boundary = -similarities(loss.distance, beta).unsqueeze(1)
     too_far, too_near = relu(mat - boundary + loss.margin), relu(boundary - mat + loss.margin)
-    positive, negative = pairs.in_triplets()
+    positive, negative = pairs[:2]  # and then how many triplets each pair is part of
+    if not pairs.is_of_triplets:
+        num_positive, num_negative = (x.sum(dim=1, keepdim=True) for x in (positive, negative))
+        positive, negative = positive * num_negative, negative * num_positive
     divisor = (positive * (too_far > 0)).sum() + (negative * (too_near > 0)).sum()
     terms = _of_triplets(mat, too_far, too_near, pairs)._replace(divisor=divisor)
-    parts: dict[str, Terms] = {"margin_loss": terms}
+    regularization = Elements(mat.new_zeros(()))
     if loss.learn_beta and len(loss.beta) == 1:  # counts once and for all, if there are triplets
-        parts["beta_reg_loss"] = Reduced(beta[0] * loss.nu * positive.any())
+        regularization = Elements(beta[0] * loss.nu * positive.any())
     elif loss.learn_beta:  # counts with every triplet
-        parts["beta_reg_loss"] = Elements(beta * loss.nu, positive.sum(dim=1), divisor=divisor)
-    else:
-        parts["beta_reg_loss"] = Reduced(mat.new_zeros(()))
-    return parts
+        regularization = Elements(beta * loss.nu, positive.sum(dim=1), divisor=divisor)
+    return {"margin_loss": terms, "beta_reg_loss": regularization}
 
 
 def _of_triplets(
@@ -159,7 +155,7 @@ def _of_triplets(
 # -- losses of all anchors at once -------------------------------------------------------------------------
 
 
-def intra_pair_variance(loss: losses.IntraPairVarianceLoss, mat: Tensor, pairs: Pairs) -> dict[str, Terms]:
+def intra_pair_variance(loss: losses.IntraPairVarianceLoss, mat: Tensor, pairs: Pairs) -> Terms:
     """Yu and Tao, Deep Metric Learning with Tuplet Margin Loss, ICCV 2019"""
     is_inverted = loss.distance.is_inverted
 
@@ -173,7 +169,7 @@ def intra_pair_variance(loss: losses.IntraPairVarianceLoss, mat: Tensor, pairs: 
     }
 
 
-def lifted_structure(loss: losses.LiftedStructureLoss, mat: Tensor, pairs: Pairs) -> dict[str, Terms]:
+def lifted_structure(loss: losses.LiftedStructureLoss, mat: Tensor, pairs: Pairs) -> Terms:
     """https://arxiv.org/abs/1511.06452, Eq. 4
 
     Of every positive pair the negatives of both, where both are of the batch. A positive that is older is no
@@ -205,24 +201,16 @@ def _log_one_plus_exp(exponents: Tensor) -> Tensor:
 
 
 class Form(NamedTuple):
-    """
-    Attributes:
-        terms: of ``(loss, mat, pairs)``, by the names of the loss's parts.
-        needs_both_kinds: the loss is zero unless there are positive and negative pairs.
-        is_column: PML hands its reducer a column of terms, ``(a, 1)``.
-        is_by_anchor: an anchor's terms depend on no other anchor.
-        has_divisor: the terms have one, for PML's DivisorReducer.
-    """
+    """What is known of a loss of PML's."""
 
-    terms: Callable[[Any, Tensor, Pairs], dict[str, Terms]] | None
-    needs_both_kinds: bool = False
-    is_column: bool = False
-    is_by_anchor: bool = True
-    has_divisor: bool = False
+    terms: Callable[[Any, Tensor, Pairs], Terms] | None  # of (loss, mat, pairs); None: by PML's own code
+    needs_both_kinds: bool = False  # zero unless there are positive and negative pairs
+    is_column: bool = False  # PML hands its reducer a column of terms, (a, 1)
+    is_by_anchor: bool = True  # an anchor's terms depend on no other anchor
 
 
 FORMS: dict[type, Form] = {
-    losses.AngularLoss: Form(None, needs_both_kinds=True, is_column=True),  # by PML's own code
+    losses.AngularLoss: Form(None, needs_both_kinds=True, is_column=True),
     losses.CircleLoss: Form(circle, is_column=True),
     losses.ContrastiveLoss: Form(contrastive),
     losses.GeneralizedLiftedStructureLoss: Form(generalized_lifted_structure, is_column=True),
@@ -230,7 +218,7 @@ FORMS: dict[type, Form] = {
     losses.LiftedStructureLoss: Form(
         lifted_structure, needs_both_kinds=True, is_column=True, is_by_anchor=False
     ),
-    losses.MarginLoss: Form(margin, has_divisor=True),
+    losses.MarginLoss: Form(margin),
     losses.MultiSimilarityLoss: Form(multi_similarity, is_column=True),
     losses.NCALoss: Form(nca, is_by_anchor=False),
     losses.NTXentLoss: Form(nt_xent, needs_both_kinds=True),
@@ -241,19 +229,12 @@ FORMS: dict[type, Form] = {
 }
 
 
-_OF_TRIPLETS = (losses.MarginLoss, losses.TripletMarginLoss)
-
-
 class Recipe(NamedTuple):
-    """How a loss of PML's is computed without calling it.
-
-    Attributes:
-        form: its terms.
-        rules: how each of its parts is reduced, by name.
-    """
+    """How a loss of PML's is computed without calling it."""
 
     form: Form
-    rules: dict[str, Rule]
+    reducers: dict[str, Any]  # of its parts, by name
+    learned: list[Tensor]  # what gets a gradient besides the anchors
 
 
 def recipe_of(loss: Any) -> Recipe | None:
@@ -264,15 +245,13 @@ def recipe_of(loss: Any) -> Recipe | None:
     if isinstance(loss, losses.GenericPairLoss):
         if loss.loss_method not in (loss.mat_based_loss, loss.pair_based_loss):
             return None
-    elif type(loss) in _OF_TRIPLETS and type(loss.distance).margin is not BaseDistance.margin:
+    elif form.terms in (margin, triplet_margin) and type(loss.distance).margin is not BaseDistance.margin:
         return None
-    rules = rules_of(loss)
-    if rules is None:
-        return None
-    for rule in rules.values():
-        # PML multiplies a column with a row of class weights.
-        if form.is_column and rule.class_weights is not None:
+    reducers = {}
+    for name in loss._sub_loss_names():
+        reducers[name] = reducer = reducer_of(loss.reducer, name)
+        # PML multiplies a column with a row of class weights, and only MarginLoss has a divisor.
+        is_other = reducer is None or (form.is_column and type(reducer) is ClassWeightedReducer)
+        if is_other or (type(reducer) is DivisorReducer and form.terms is not margin):
             return None
-        if rule.divisor == "of loss" and not form.has_divisor:
-            return None
-    return Recipe(form, rules)
+    return Recipe(form, reducers, learned_tensors(loss))

@@ -2,82 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from pytorch_metric_learning import distances as pml_distances
-from pytorch_metric_learning.losses import AngularLoss, LiftedStructureLoss, MarginLoss, TripletMarginLoss
-from pytorch_metric_learning.miners import (
-    BatchEasyHardMiner,
-    BatchHardMiner,
-    MultiSimilarityMiner,
-    PairMarginMiner,
-)
+from pytorch_metric_learning.losses import AngularLoss, GenericPairLoss
+from pytorch_metric_learning.reducers import DoNothingReducer, SumReducer
 from torch import Tensor
 
 from .._parts import slices
 from ..memory._rows import Rows
-from ._by_pml import parts_by_pml
 from ._distances import Distances
-from ._forms import FORMS, Recipe, recipe_of
-from ._indices import IndicesTuple
-from ._miners import is_function_of_pairs, mined
-from ._over_rows import OverRows
-from ._pairs import Pairs
-from ._plain import is_plain, is_watched
-from ._share import Part, Share
+from ._forms import Recipe, Terms, recipe_of
+from ._miners import mined
+from ._pairs import IndicesTuple, Pairs, listed
+from ._plain import has_hooks
+from ._reductions import Elements, OverRows
 
-# Several matrices of that size are to fit into a CPU's cache.
-_PAIRS_AT_ONCE = {"cpu": 2**19, "gpu": 2**24}
-
-# Of which an anchor's terms follow from reductions over its rows.
-SHARDED_LOSSES = tuple(
-    kind for kind in FORMS if kind not in (AngularLoss, LiftedStructureLoss, MarginLoss, TripletMarginLoss)
-)
-SHARDED_MINERS = (BatchEasyHardMiner, BatchHardMiner, MultiSimilarityMiner, PairMarginMiner)
-
-# Of which the distance of an anchor does not depend on the others.
-_DISTANCES = (
-    pml_distances.CosineSimilarity,
-    pml_distances.DotProductSimilarity,
-    pml_distances.LpDistance,
-    pml_distances.SNRDistance,
-)
+_PAIRS_AT_ONCE_BY_PML = {"cpu": 2**22, "gpu": 2**26}
 
 
 class Comparison(NamedTuple):
-    """Anchors and rows, and the loss of them.
+    """Anchors and rows, at least one of each, and the loss of them."""
 
-    Attributes:
-        loss: any that a memory supports.
-        miner: chooses among the pairs; default all.
-        anchors: ``(a, d)``, with gradient; a > 0.
-        anchor_labels: ``(a,)``.
-        rows: ``(n, d)``; n > 0.
-        row_labels: ``(n,)``.
-        own_rows: row of every anchor's own copy, ``(a,)``, which it is not compared with; None where it has
-            none.
-        given: pairs or triplets of anchors and rows besides.
-        over_rows: reductions over the rows.
-    """
-
-    loss: Any
-    miner: Any
-    anchors: Tensor
-    anchor_labels: Tensor
-    rows: Rows
-    row_labels: Tensor
-    own_rows: Tensor | None = None
-    given: IndicesTuple | None = None
+    loss: Any  # that a memory supports
+    miner: Any  # chooses among the pairs; None: all
+    anchors: Tensor  # (a, d), with gradient
+    anchor_labels: Tensor  # (a,)
+    rows: Rows  # (n, d)
+    row_labels: Tensor  # (n,)
+    own_rows: Tensor | None = None  # (a,), rows of the anchors' own copies, which they are not compared with
+    given: IndicesTuple | None = None  # pairs or triplets of anchors and rows besides
     over_rows: OverRows = OverRows()
 
     def chosen(self, distances: Distances) -> Pairs:
-        """Returns what the miner chooses of all pairs, and what is given besides."""
+        """Returns what the miner chooses and what is given besides, counted unless these are all pairs."""
         pairs = Pairs.all(self.anchor_labels, self.row_labels, self.own_rows, self.over_rows)
         if self.miner is not None:
             pairs = mined(self.miner, distances, pairs)
-        return pairs if self.given is None else pairs.and_given(self.given)
+        if self.given is not None:
+            pairs = pairs.and_given(self.given)
+        elif self.miner is None and len(self.rows) > 4:  # certainly more than one pair
+            return pairs
+        return pairs.counted()
 
 
 def loss_against(compared: Comparison) -> Tensor:
@@ -86,7 +54,7 @@ def loss_against(compared: Comparison) -> Tensor:
     if recipe is None:
         return _value_by_pml(compared)
     value = share_against(compared, recipe).value()
-    if is_watched(compared.loss):  # for hooks that only look, once more
+    if has_hooks(compared.loss):  # which only look: once more for them
         device = compared.anchors.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             _value_by_pml(compared)
@@ -106,73 +74,175 @@ def _value_by_pml(compared: Comparison) -> Tensor:
     return value
 
 
-def recipe_to_share(loss: Any, miner: Any) -> Recipe | None:
-    """Returns the recipe if every rank can compute the terms of its own anchors, without the others'."""
-    recipe = recipe_of(loss)
-    can_be_shared = (
-        recipe is not None
-        and not is_watched(loss)
-        and recipe.form.is_by_anchor
-        and (miner is None or is_function_of_pairs(miner))
-        and all(type(part.distance) in _DISTANCES for part in (loss, miner) if part is not None)
-        # The same on all ranks, whatever their anchors.
-        and not getattr(loss, "learn_beta", False)
-        and not loss.embedding_regularizer
-    )
-    return recipe if can_be_shared else None
-
-
-def can_be_sharded(loss: Any, miner: Any) -> bool:
-    """Returns whether the rows may be spread over ranks, all of which have all anchors."""
-    return (
-        recipe_of(loss) is not None
-        and not is_watched(loss)
-        and type(loss) in SHARDED_LOSSES
-        and (miner is None or (type(miner) in SHARDED_MINERS and is_plain(miner)))
-        and all(type(part.distance) in _DISTANCES for part in (loss, miner) if part is not None)
-        and not loss.embedding_regularizer
-    )
-
-
 def share_against(compared: Comparison, recipe: Recipe) -> Share:
     """Returns what the anchors add to a loss, by its recipe."""
-    loss, anchors = compared.loss, compared.anchors
-    leaf = anchors.detach().requires_grad_(anchors.requires_grad and torch.is_grad_enabled())
-    distances = Distances(leaf, compared.rows)
-    pairs = compared.chosen(distances)
-    is_smooth = getattr(loss, "smooth_loss", False)
+    loss, form, share = compared.loss, recipe.form, Share(compared.loss, recipe, compared.anchors)
+    distances = Distances(share.leaf, compared.rows)
+    pairs, is_smooth = compared.chosen(distances), getattr(loss, "smooth_loss", False)
     if is_smooth and pairs.window is not None:
         pairs = pairs.listed(pairs.lists())
-    if isinstance(loss, AngularLoss) or (is_smooth and pairs.triplets is None):
-        (rule,) = recipe.rules.values()
-        parts = parts_by_pml(loss, rule, leaf, distances.row_tensor, pairs)
-        return Share(loss, recipe, anchors, pairs, parts, leaf)
-    mat = distances.measured(loss.distance)
+    share.pairs = pairs
+    if form.terms is None or (is_smooth and pairs.triplets is None):
+        for elements in _terms_by_pml(loss, share.leaf, distances.row_tensor, pairs):
+            share.add({"loss": elements}, pairs, share.leaf, slice(None))
+        return share
+    share.whole = mat = distances.measured(loss.distance)
     is_checked = hasattr(loss, "_assert_either_pos_or_neg")  # since PML 2.9
     if compared.given is not None and is_checked and loss.loss_method == loss.mat_based_loss:
         loss._assert_either_pos_or_neg(*pairs[:2])
+    over_rows, device = compared.over_rows, "cpu" if mat.device.type == "cpu" else "gpu"
+    at_once = max(1, over_rows.pairs_at_once[device] // max(1, over_rows.most_rows or mat.shape[1]))
+    needs_all = not form.is_by_anchor or getattr(loss, "learn_beta", False) or pairs.triplets is not None
+    parts: Iterable[tuple[Tensor, Pairs, slice | None]] = [(mat, pairs, None)]
+    if at_once < len(mat) and not needs_all:
+        parts = ((mat[places], pairs.at(places), places) for places in slices(len(mat), at_once))
+    for part, chosen, places in parts:
+        leaf = part.detach().requires_grad_(mat.requires_grad)
+        share.add(form.terms(loss, leaf, chosen), chosen, leaf, places)
+    return share
 
-    def pull(gradient: Tensor) -> Tensor:
-        return torch.autograd.grad(mat, leaf, gradient)[0]
 
-    return Share(loss, recipe, anchors, pairs, _parts(loss, recipe, mat, pairs), mat, pull)
+class Share:
+    """What some anchors add to a loss: of each of its parts a sum, what divides it, and its gradients."""
+
+    pairs: Pairs | None = None  # that the terms are of; None: there are no terms
+
+    def __init__(self, loss: Any, recipe: Recipe, anchors: Tensor) -> None:
+        self._loss, self._recipe, self._inputs = loss, recipe, [anchors, *recipe.learned]
+        is_learning = torch.is_grad_enabled() and (anchors.requires_grad or bool(recipe.learned))
+        self.leaf = anchors.detach().requires_grad_(is_learning)
+        self.whole = self.leaf  # or a matrix that is computed from it: what all terms are computed from
+        # Of each part: sum, count, and gradients with respect to the whole and to what is learned.
+        self._parts: list[list[Tensor]] = []
+
+    def add(self, terms: Terms, pairs: Pairs, leaf: Tensor, places: slice | None = None) -> None:
+        """Adds the terms of pairs, and forgets how they were computed.
+
+        Args:
+            leaf: what they were computed from.
+            places: where in the whole that is; None: it is the whole, and there are no other terms.
+        """
+        parts: list[list[Tensor]] = []
+        inputs = [leaf, *self._recipe.learned]
+        for name, reducer in self._recipe.reducers.items():
+            total, count = terms[name].fraction(reducer, pairs.labels, pairs.over_rows)
+            part = [total.detach(), count]
+            if total.requires_grad:
+                part += torch.autograd.grad(
+                    total,
+                    inputs,
+                    retain_graph=len(parts) + 1 < len(terms),
+                    allow_unused=True,
+                    materialize_grads=True,
+                )
+            elif leaf.requires_grad:
+                part += [torch.zeros_like(x) for x in inputs]
+            parts.append(part)
+        if places is None:
+            self._parts = parts
+            return
+        self._parts = self._parts or self._zeros()
+        for (total, count, *gradients), part in zip(self._parts, parts, strict=True):
+            if gradients:
+                gradients[0] = gradients[0][places]
+            for before, new in zip([total, count, *gradients], part, strict=True):
+                before += new
+
+    def _zeros(self) -> list[list[Tensor]]:
+        inputs = [self.whole, *self._recipe.learned] if self.leaf.requires_grad else []
+        of_part = [self.leaf.new_zeros(()), self.leaf.new_zeros((), dtype=torch.int64), *inputs]
+        return [[torch.zeros_like(x) for x in of_part] for _ in self._recipe.reducers]
+
+    def numbers(self) -> Tensor:
+        """Returns what the other ranks have to know, ``(2k + 2,)``, float64."""
+        num_pairs = (0, 0) if self.pairs is None else self.pairs.counted().numbers
+        sums, counts, *_ = zip(*(self._parts or self._zeros()), strict=True)
+        return torch.stack([x.double() for x in (*sums, *counts, *self.leaf.new_tensor(num_pairs))])
+
+    def value(self, of_ranks: Tensor | None = None) -> Tensor:
+        """Returns the loss, whose gradients are all that its graph keeps.
+
+        Args:
+            of_ranks: the numbers of all ranks, ``(ranks, 2k + 2)``: the loss is that of all, and the mean
+                over ranks of its gradients is that of a single process.
+        """
+        parts, num_ranks = self._parts or self._zeros(), 1
+        num_pairs: Sequence[float] | None = self.pairs and self.pairs.numbers
+        if of_ranks is not None:
+            num_ranks, k, numbers = len(of_ranks), len(parts), of_ranks.sum(dim=0)
+            num_pairs, numbers = numbers[2 * k :].tolist(), numbers.to(self.leaf)
+            parts = [[numbers[i], numbers[k + i], *part[2:]] for i, part in enumerate(parts)]
+        divisors = []
+        for reducer, (total, count, *_) in zip(self._recipe.reducers.values(), parts, strict=True):
+            divisors.append(torch.ones_like(total) if type(reducer) is SumReducer else count.clamp_min(1))
+        # Σ s / c is (s₀ + Σ s c₀ / c) / c₀, of which no matrix is divided.
+        sums = [parts[0][0], *parts[0][2:]]
+        for (total, _, *gradients), divisor in zip(parts[1:], divisors[1:], strict=True):
+            ratio = divisors[0].to(total.dtype) / divisor
+            sums = [torch.addcmul(x, y, ratio) for x, y in zip(sums, (total, *gradients), strict=True)]
+        if len(sums) > 1:
+            (sums[1],) = torch.autograd.grad(self.whole, self.leaf, sums[1])
+        has_terms, divisor = self._has_terms(num_pairs), divisors[0]
+        if has_terms is not True:
+            divisor = divisor.to(sums[0].dtype) / has_terms  # by infinity, if not
+        value = sums[0] / divisor
+        if len(sums) > 1:
+            divisor = divisor if num_ranks == 1 else divisor / num_ranks
+            value = attached(value, [x / divisor for x in sums[1:]], self._inputs)
+        if self._loss.embedding_regularizer:
+            value = value + self._loss.embedding_regularization_loss(self._inputs[0])["losses"]
+        return value
+
+    def _has_terms(self, num_pairs: Sequence[float] | None) -> bool | Tensor:
+        """Returns whether PML's loss looks at so many positive and negative pairs, and is not zero."""
+        needs_both = self._recipe.form.needs_both_kinds
+        if num_pairs is not None:
+            has_one = isinstance(self._loss, GenericPairLoss) and max(num_pairs) <= 1
+            return not (has_one or (needs_both and min(num_pairs) == 0))
+        if needs_both and self.pairs is not None:  # without positive pairs there are no terms anyway
+            return self.pairs.over_rows.any(self.pairs.negative).any()
+        return True
 
 
-def _parts(loss: Any, recipe: Recipe, mat: Tensor, pairs: Pairs) -> Iterator[Part]:
-    """Yields the terms of some anchors at a time, so that their matrices stay in a CPU's cache."""
-    form, rules = recipe
-    assert form.terms is not None
-    device = "cpu" if mat.device.type == "cpu" else "gpu"
-    at_once = pairs.over_rows.anchors_at_once(mat.shape[1], _PAIRS_AT_ONCE[device])
-    is_by_anchor = form.is_by_anchor and not getattr(loss, "learn_beta", False)
-    if not is_by_anchor or pairs.triplets is not None:
-        at_once = len(mat)
-    for places in slices(len(mat), at_once):
-        is_whole = at_once >= len(mat)
-        chosen = pairs if is_whole else pairs.at(places)
-        leaf = (mat if is_whole else mat[places]).detach().requires_grad_(mat.requires_grad)
-        terms = form.terms(loss, leaf, chosen)
-        fractions = [
-            terms[name].fraction(rule, chosen.labels, chosen.over_rows) for name, rule in rules.items()
-        ]
-        yield Part(fractions, leaf, None if is_whole else places)
+def attached(value: Tensor, gradients: list[Tensor], inputs: list[Tensor]) -> Tensor:
+    """Returns the value with known gradients, which are all that its graph keeps."""
+    result: Tensor = _KnownGradients.apply((value, gradients), *inputs)
+    return result
+
+
+class _KnownGradients(torch.autograd.Function):
+    """A loss whose gradients are known; they cannot be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, known: tuple[Tensor, list[Tensor]], *_: Tensor) -> Tensor:
+        value, gradients = known
+        ctx.save_for_backward(*gradients)
+        return value
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, of_loss: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *(of_loss * gradient for gradient in ctx.saved_tensors)
+
+
+def _terms_by_pml(loss: Any, anchors: Tensor, rows: Tensor, pairs: Pairs) -> Iterator[Elements]:
+    """Yields the terms of an ``AngularLoss``, or of a ``TripletMarginLoss`` of all triplets of the pairs.
+
+    By PML's own code, some positive pairs at a time.
+    """
+    collecting = copy.copy(loss)
+    collecting._modules = {**loss._modules, "reducer": DoNothingReducer()}
+    a1, p = listed(pairs.positive)
+    at_once = max(1, _PAIRS_AT_ONCE_BY_PML["cpu" if rows.device.type == "cpu" else "gpu"] // len(rows))
+    for of_pairs, places in zip(a1.split(at_once), p.split(at_once), strict=True):
+        if len(of_pairs) == 0:
+            return
+        first, last = of_pairs[[0, -1]].tolist()
+        chosen = slice(first, last + 1)
+        # AngularLoss takes all rows of other classes, whatever is listed, but something has to be listed.
+        is_angular = isinstance(loss, AngularLoss)
+        a2, n = (of_pairs[:1] - first, places[:1]) if is_angular else listed(pairs.negative[chosen])
+        lists = of_pairs - first, places, a2, n
+        info = collecting(anchors[chosen], pairs.labels[chosen], lists, rows, pairs.row_labels)["loss"]
+        if torch.is_tensor(info["losses"]):
+            yield Elements(info["losses"].flatten(), anchors=info["indices"][0] + first)

@@ -11,8 +11,7 @@ from pytorch_metric_learning import miners
 from torch import Tensor
 
 from ._distances import Distances
-from ._indices import IndicesTuple, drop_own_rows, mapped
-from ._pairs import Pairs, similarities
+from ._pairs import IndicesTuple, Pairs, drop_own_rows, mapped, similarities
 from ._plain import is_plain
 from ._triplets import Positives, Window
 
@@ -25,11 +24,11 @@ def mined(miner: Any, distances: Distances, pairs: Pairs) -> Pairs:
         return _mined_by_its_own_code(miner, distances, pairs)
     with torch.no_grad():
         miner.reset_stats()
-        chosen = MINERS[type(miner)](miner, distances.measured(miner.distance), pairs)
-    chosen = chosen._replace(is_all=False).counted()
-    assert chosen.numbers is not None
-    positives, negatives = (range(number) for number in chosen.numbers)
-    miner.output_assertion([positives] * 3 if chosen.is_of_triplets else [positives] * 2 + [negatives] * 2)
+        chosen = MINERS[type(miner)](miner, distances.measured(miner.distance), pairs).counted()
+    positives, negatives = (range(number) for number in chosen.numbers or ())
+    miner.output_assertion(
+        [positives] * 3 if type(miner) in _OF_TRIPLETS else [positives] * 2 + [negatives] * 2
+    )
     return chosen
 
 
@@ -69,7 +68,7 @@ def multi_similarity(miner: miners.MultiSimilarityMiner, mat: Tensor, pairs: Pai
     """Returns pairs beyond the hardest of the other kind (https://arxiv.org/abs/1904.06627)."""
     mat, over_rows = similarities(miner.distance, mat), pairs.over_rows
     nearest_negative = over_rows.max(mat, pairs.negative).unsqueeze(1)
-    farthest_positive = over_rows.min(mat, pairs.positive).unsqueeze(1)
+    farthest_positive = -over_rows.max(-mat, pairs.positive).unsqueeze(1)
     return pairs._replace(
         positive=pairs.positive & (mat - miner.epsilon < nearest_negative),
         negative=pairs.negative & (mat + miner.epsilon > farthest_positive),
@@ -84,9 +83,11 @@ def batch_easy_hard(miner: miners.BatchEasyHardMiner, mat: Tensor, pairs: Pairs)
         return sign * over_rows.max(sign * near, mask).unsqueeze(1)
 
     if miner.allowed_pos_range is not None:
-        positive = positive & _is_within(mat, *miner.allowed_pos_range)
+        low, high = miner.allowed_pos_range
+        positive = positive & (low <= mat) & (mat <= high)
     if miner.allowed_neg_range is not None:
-        negative = negative & _is_within(mat, *miner.allowed_neg_range)
+        low, high = miner.allowed_neg_range
+        negative = negative & (low <= mat) & (mat <= high)
     # Easy positives are the nearest, easy negatives the farthest; semihard ones are hard within bounds.
     sign_of_positives = 1 if miner.pos_strategy == miner.EASY else -1
     sign_of_negatives = -1 if miner.neg_strategy == miner.EASY else 1
@@ -114,7 +115,7 @@ def batch_hard(miner: miners.BatchHardMiner, mat: Tensor, pairs: Pairs) -> Pairs
     """Returns of every anchor the farthest positive with the nearest negative (https://arxiv.org/abs/1703.07737)."""
     chosen = batch_easy_hard(miner, mat, pairs)
     if not pairs.over_rows.are_all_held:  # nor are both rows of a triplet
-        return chosen._replace(window=Window(mat, -inf, inf, *chosen[:2]))
+        return chosen
     (anchors, positives), (_, negatives) = (mask.nonzero().unbind(dim=1) for mask in chosen[:2])
     return chosen._replace(triplets=(anchors, positives, negatives))
 
@@ -126,11 +127,12 @@ def triplet_margin(miner: miners.TripletMarginMiner, mat: Tensor, pairs: Pairs) 
         "semihard": (0.0, miner.margin),
         "easy": (miner.margin, inf),
     }.get(miner.type_of_triplets, (-inf, miner.margin))
-    window = Window(-similarities(miner.distance, mat), low, high, pairs.positive, pairs.negative)
-    positives = Positives.of(window.mat, window.positive)
-    runs = window.runs_among(positives)
-    positive, negative = positives.num_triplets(window.negative, *runs)
-    return pairs._replace(positive=positive, negative=negative, window=window._replace(runs=runs))
+    mat = -similarities(miner.distance, mat)
+    positives = Positives.of(mat, pairs.positive)
+    runs = positives.first(mat, mat - high), positives.first(mat, mat - low)
+    positive, negative = positives.num_triplets(pairs.negative, *runs)
+    window = Window(mat, low, high, pairs.positive, pairs.negative, *runs)
+    return pairs._replace(positive=positive, negative=negative, window=window)
 
 
 MINERS: dict[type, Callable[[Any, Tensor, Pairs], Pairs]] = {
@@ -140,7 +142,4 @@ MINERS: dict[type, Callable[[Any, Tensor, Pairs], Pairs]] = {
     miners.PairMarginMiner: pair_margin,
     miners.TripletMarginMiner: triplet_margin,
 }
-
-
-def _is_within(mat: Tensor, low: float, high: float) -> Tensor:
-    return (low <= mat) & (mat <= high)
+_OF_TRIPLETS = (miners.BatchHardMiner, miners.TripletMarginMiner)

@@ -1,4 +1,4 @@
-"""Pairs of anchors and rows, and what a loss of PML is computed from."""
+"""Pairs of anchors and rows, and PML's tuples of them: pairs ``(a1, p, a2, n)`` or triplets ``(a, p, n)``."""
 
 from __future__ import annotations
 
@@ -8,68 +8,49 @@ import torch
 from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor
 
-from ._indices import IndicesTuple, appended
-from ._over_rows import OverRows
+from ._reductions import OverRows
 from ._triplets import Window
+
+IndicesTuple = tuple[Tensor, ...]
 
 
 class Pairs(NamedTuple):
-    """Pairs of anchors and rows that have been chosen.
+    """Pairs of anchors and rows that have been chosen, or triplets.
 
-    Attributes:
-        positive, negative: ``(a, n)``, bool, or integers that say how often each pair counts: as often as it
-            was listed, or is part of a triplet.
-        labels: of the anchors, ``(a,)``.
-        row_labels: ``(n,)``.
-        own_rows: row of every anchor's own copy, ``(a,)``; None where it has none.
-        over_rows: reductions over the rows.
-        triplets: which positives of an anchor go with which of its negatives, as three index tensors.
-        window: the same, unlisted. If neither is there, a loss of triplets combines all with all.
-        is_all: whether these are all pairs.
-        numbers: how many positive and negative pairs there are; None: not counted.
+    Of pairs, a loss of triplets combines all positives of an anchor with all its negatives.
     """
 
-    positive: Tensor
+    positive: Tensor  # (a, n), bool, or how often each pair is listed or part of a triplet
     negative: Tensor
-    labels: Tensor
-    row_labels: Tensor
-    own_rows: Tensor | None
+    labels: Tensor  # (a,), of the anchors
+    row_labels: Tensor  # (n,)
+    own_rows: Tensor | None  # (a,), rows of the anchors' own copies
     over_rows: OverRows
     triplets: IndicesTuple | None = None
-    window: Window | None = None
-    is_all: bool = False
-    numbers: tuple[int, int] | None = None
+    window: Window | None = None  # triplets that are not listed
+    numbers: tuple[int, int] | None = None  # of positive and negative pairs; None: not counted
 
     @classmethod
-    def all(
-        cls, labels: Tensor, row_labels: Tensor, own_rows: Tensor | None, over_rows: OverRows | None = None
-    ) -> Pairs:
-        """Returns every pair but those of an anchor and its own row.
-
-        Example:
-            >>> Pairs.all(torch.tensor([4, 7]), torch.tensor([4, 4, 7]), torch.tensor([1, 2])).lists()
-            (tensor([0]), tensor([0]), tensor([0, 1, 1]), tensor([2, 0, 1]))
-        """
-        over_rows = OverRows() if over_rows is None else over_rows
+    def all(cls, labels: Tensor, row_labels: Tensor, own_rows: Tensor | None, over_rows: OverRows) -> Pairs:
+        """Returns every pair but those of an anchor and its own row."""
         positive = labels.unsqueeze(1) == row_labels
         negative = ~positive
         if own_rows is not None:
             positive = over_rows.leave_out(positive, own_rows)
-        return cls(positive, negative, labels, row_labels, own_rows, over_rows, is_all=True)
+        return cls(positive, negative, labels, row_labels, own_rows, over_rows)
 
     def listed(self, lists: IndicesTuple) -> Pairs:
         """Returns the pairs, four index tensors, or triplets, three of them, in the place of these."""
-        halves = (lists[:2], lists[::2]) if len(lists) == 3 else (lists[:2], lists[2:])
-        counts = [torch.zeros_like(self.positive, dtype=torch.int32) for _ in halves]
-        for count, places in zip(counts, halves, strict=True):
-            count.index_put_(places, count.new_ones(()), accumulate=True)
-        triplets = lists if len(lists) == 3 else None
+        is_of_triplets = len(lists) == 3
+        counts = []
+        for places in (lists[:2], lists[::2] if is_of_triplets else lists[2:]):
+            count = torch.zeros_like(self.positive, dtype=torch.int32)
+            counts.append(count.index_put_(places, count.new_ones(()), accumulate=True))
         return self._replace(
             positive=counts[0],
             negative=counts[1],
-            triplets=triplets,
+            triplets=lists if is_of_triplets else None,
             window=None,
-            is_all=False,
             numbers=(len(lists[0]), len(lists[-1])),
         )
 
@@ -92,13 +73,6 @@ class Pairs(NamedTuple):
         if self.positive.dtype == torch.bool:
             return self.positive, self.negative
         return self.positive > 0, self.negative > 0
-
-    def in_triplets(self) -> tuple[Tensor, Tensor]:
-        """Returns how many triplets each positive and each negative pair is part of, ``(a, n)``."""
-        if self.is_of_triplets:
-            return self.positive, self.negative
-        num_positive, num_negative = (self.over_rows.count(x).unsqueeze(1) for x in self[:2])
-        return self.positive * num_negative, self.negative * num_positive
 
     @property
     def is_of_triplets(self) -> bool:
@@ -135,3 +109,32 @@ def listed(counts: Tensor) -> tuple[Tensor, Tensor]:
         places = places.repeat_interleave(counts[counts > 0], dim=0)
     anchors, rows = places.unbind(dim=1)
     return anchors, rows
+
+
+def mapped(given: IndicesTuple, rows: Tensor) -> IndicesTuple:
+    """Returns pairs or triplets whose positives and negatives number ``rows``, not what ``rows`` number."""
+    is_anchor = (True, False, False) if len(given) == 3 else (True, False, True, False)
+    numbers = (x.to(rows.device, torch.int64) for x in given)
+    return tuple(x if anchor else rows[x] for x, anchor in zip(numbers, is_anchor, strict=True))
+
+
+def appended(indices: IndicesTuple, given: IndicesTuple, labels: Tensor) -> IndicesTuple:
+    """Returns ``indices`` followed by ``given``, as triplets or pairs, whichever ``indices`` are.
+
+    Args:
+        labels: of the batch, ``(b,)``.
+    """
+    convert = lmu.convert_to_triplets if len(indices) == 3 else lmu.convert_to_pairs
+    given = convert(given, labels)
+    return tuple(torch.cat([a, b.to(a.device)]) for a, b in zip(indices, given, strict=True))
+
+
+def drop_own_rows(indices: IndicesTuple, own_rows: Tensor) -> IndicesTuple:
+    """Returns the pairs or triplets without those of an anchor and its own row."""
+    if len(indices) == 3:
+        anchors, positives, negatives = indices
+        keep = (positives != own_rows[anchors]) & (negatives != own_rows[anchors])
+        return anchors[keep], positives[keep], negatives[keep]
+    anchors, positives, other_anchors, negatives = indices
+    keep, keep_other = positives != own_rows[anchors], negatives != own_rows[other_anchors]
+    return anchors[keep], positives[keep], other_anchors[keep_other], negatives[keep_other]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar
 
@@ -19,16 +19,21 @@ def is_plain(module: nn.Module, *, allow_stats: bool = False) -> bool:
 
     That is: no method was replaced, no hook could change a result, and no statistics are collected.
     """
-    if any(getattr(torch_module, f"_global_{name}") for name in _HOOKS):
-        return False
+    for name in _HOOKS:
+        if getattr(torch_module, f"_global_{name}"):
+            return False
     for part in module.modules():
+        kind: Any = type(part)
         attributes = vars(part)
         if attributes.get("collect_stats") and not allow_stats:
             return False
-        kind: Any = type(part)
         if not _names_of_class(kind).isdisjoint(attributes):
             return False
-    return all(hasattr(hook, "only_looks") for hook in _hooks(module))
+        for name in _HOOKS:
+            for hook in attributes[f"_{name}"].values():
+                if not hasattr(hook, "only_looks"):
+                    return False
+    return True
 
 
 @cache
@@ -42,18 +47,16 @@ def only_looks(hook: Function) -> Function:
     return hook
 
 
-def is_watched(module: nn.Module) -> bool:
-    """Returns whether hooks that only look are registered on the module, or inside it."""
-    return any(hasattr(hook, "only_looks") for hook in _hooks(module))
-
-
-def _hooks(module: nn.Module) -> Iterator[Any]:
-    for part in module.modules():
-        for name in _HOOKS:
-            yield from getattr(part, f"_{name}").values()
+def has_hooks(module: nn.Module) -> bool:
+    """Returns whether hooks are registered on the module, or inside it."""
+    return any(getattr(part, f"_{name}") for part in module.modules() for name in _HOOKS)
 
 
 def learned_tensors(loss: nn.Module) -> list[Tensor]:
     """Returns what gets a gradient besides the anchors: a temperature, say, or a reducer's weights."""
-    attributes = [x for module in loss.modules() for x in vars(module).values() if isinstance(x, Tensor)]
-    return list({id(x): x for x in (*loss.parameters(), *attributes) if x.requires_grad}.values())
+    learned = {}
+    for part in loss.modules():
+        for value in (*vars(part).values(), *part.parameters(recurse=False)):
+            if isinstance(value, Tensor) and value.requires_grad:
+                learned[id(value)] = value
+    return list(learned.values())

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._dtypes import widest
-from ._indices import IndicesTuple
-from ._over_rows import OverRows
-from ._reducers import Fraction, Rule
+from ._reductions import Fraction, OverRows, reduced
 
 
 class Window(NamedTuple):
     """Triplets by how much farther from the anchor the negative is than the positive.
 
-    Attributes:
-        mat: distances that grow where vectors come apart, ``(a, n)``.
-        low, high: the difference is more than the one, and at most the other.
-        positive, negative: the pairs of which triplets are formed, ``(a, n)`` bool.
-        runs: of every negative the first positive it goes with, in the order of their distance, and the
-            first behind these, ``(a, n)`` each; None: not looked for.
+    With every negative go consecutive positives, in the order of their distance.
     """
 
-    mat: Tensor
-    low: float
-    high: float
-    positive: Tensor
+    mat: Tensor  # (a, n), distances that grow where vectors come apart
+    low: float  # the difference is more
+    high: float  # the difference is at most that
+    positive: Tensor  # (a, n) bool, pairs of which triplets are formed
     negative: Tensor
-    runs: tuple[Tensor, Tensor] | None = None
+    start: Tensor  # (a, n), number of the first positive that goes with a negative
+    end: Tensor  # (a, n), number of the first behind these
 
-    def lists(self) -> IndicesTuple:
+    def lists(self) -> tuple[Tensor, ...]:
         """Returns all triplets as three index tensors."""
         found = []
         for anchor in range(len(self.mat)):
@@ -41,29 +35,18 @@ class Window(NamedTuple):
             found.append((torch.full_like(first, anchor), p[first], n[second]))
         return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
 
-    def runs_among(self, positives: Positives) -> tuple[Tensor, Tensor]:
-        """Returns ``runs``."""
-        return positives.first(self.mat, self.mat - self.high), positives.first(self.mat, self.mat - self.low)
-
     def at(self, anchors: slice) -> Window:
         """Returns the triplets of some anchors."""
-        mat, positive, negative = (x[anchors] for x in (self.mat, self.positive, self.negative))
-        runs = None if self.runs is None else (self.runs[0][anchors], self.runs[1][anchors])
-        return Window(mat, self.low, self.high, positive, negative, runs)
+        mat, *others = (x[anchors] for x in (self.mat, *self[3:]))
+        return Window(mat, self.low, self.high, *others)
 
 
 class Positives(NamedTuple):
-    """The positives of every anchor in the order of their distance, ``(a, k)``, and behind them others.
+    """The positives of every anchor in the order of their distance, ``(a, k)``, and behind them others."""
 
-    Attributes:
-        places: their rows.
-        counts: how often each counts, int64; 0 for others.
-        numbers: how many positives there are, ``(a, 1)``.
-    """
-
-    places: Tensor
-    counts: Tensor
-    numbers: Tensor
+    places: Tensor  # their rows
+    counts: Tensor  # how often each counts, int64; 0 for others
+    numbers: Tensor  # (a, 1), how many positives there are
 
     @classmethod
     def of(cls, mat: Tensor, counts: Tensor) -> Positives:
@@ -112,50 +95,37 @@ class TripletTerms(NamedTuple):
 
     The triplets with terms between two numbers are, for every negative, a run of the positives in the order
     of their distance. How many such triplets each pair is part of is all that the sum of their terms needs.
-
-    Attributes:
-        mat: distances that grow where vectors come apart, ``(a, n)``.
-        x, y: ``(a, n)``, with gradient.
-        positive, negative: how often each pair counts, ``(a, n)``.
-        window: the triplets that count; None: all positives with all negatives of an anchor.
-        is_positive: x_p + y_n is never less than zero.
-        divisor: that of PML's DivisorReducer.
     """
 
-    mat: Tensor
-    x: Tensor
+    mat: Tensor  # (a, n), distances that grow where vectors come apart
+    x: Tensor  # (a, n), with gradient
     y: Tensor
-    positive: Tensor
+    positive: Tensor  # (a, n), how often each pair counts
     negative: Tensor
-    window: Window | None
-    is_positive: bool = False
-    divisor: Tensor | None = None
+    window: Window | None  # the triplets that count; None: all positives with all negatives of an anchor
+    is_positive: bool = False  # x_p + y_n is never less than zero
+    divisor: Tensor | None = None  # that of PML's DivisorReducer
 
-    def fraction(self, rule: Rule, labels: Tensor, over_rows: OverRows) -> Fraction:
-        low = None if rule.low is None or rule.low < 0 else rule.low  # no term is less than 0
+    def fraction(self, reducer: Any, labels: Tensor, over_rows: OverRows) -> Fraction:
+        """Returns what ``Elements.fraction`` does of all terms."""
+        low, high = getattr(reducer, "low", None), getattr(reducer, "high", None)
+        low = None if low is None or low < 0 else low  # no term is less than 0
         least = 0.0 if low is None and not self.is_positive else low
-        positive, negative = self._num_triplets(least, rule.high)
-        counted = positive if least == low else self._num_triplets(None, rule.high)[0]
+        positive, negative = self._num_triplets(least, high)
+        counted = positive if least == low else self._num_triplets(None, high)[0]
         totals = over_rows.sum(widest(self.x), positive) + over_rows.sum(widest(self.y), negative)
-        if rule.class_weights is not None:
-            totals = totals * rule.class_weights.to(totals)[labels]
-        count = counted.sum()
-        if rule.divisor == "of loss":
-            assert self.divisor is not None, "the loss has no divisor"
-            count = self.divisor
-        return totals.sum().to(self.x.dtype), count
+        total, count = reduced(reducer, totals, counted.sum(), self.divisor, labels)
+        return total.to(self.x.dtype), count
 
     @torch.no_grad()
     def _num_triplets(self, low: float | None, high: float | None) -> tuple[Tensor, Tensor]:
         """Returns how many triplets with x_p + y_n between these numbers each pair is part of, ``(a, n)``."""
-        if self.window is not None:
-            positive, negative = self.window.positive, self.window.negative
+        if self.window is None:
+            positives, negative = Positives.of(self.mat, self.positive), self.negative
+            start, end = torch.zeros_like(self.mat, dtype=torch.int64), positives.numbers.expand_as(self.mat)
         else:
-            positive, negative = self.positive, self.negative
-        positives = Positives.of(self.mat, positive)
-        start, end = torch.zeros_like(self.mat, dtype=torch.int64), positives.numbers.expand_as(self.mat)
-        if self.window is not None:
-            start, end = self.window.runs or self.window.runs_among(positives)
+            _, _, _, positive, negative, start, end = self.window
+            positives = Positives.of(self.mat, positive)
         if low is not None:
             start = torch.maximum(start, positives.first(self.x, low - self.y, is_above=True))
         if high is not None:

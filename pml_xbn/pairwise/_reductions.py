@@ -1,0 +1,155 @@
+"""Reductions over the rows of an anchor, and of all terms of a loss, as PML's reducers do it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from pytorch_metric_learning import reducers
+from torch import Tensor
+
+# Of which the result follows from a sum and a count.
+REDUCERS = (
+    reducers.AvgNonZeroReducer,
+    reducers.ClassWeightedReducer,
+    reducers.DivisorReducer,
+    reducers.MeanReducer,
+    reducers.SumReducer,
+    reducers.ThresholdReducer,
+)
+
+Fraction = tuple[Tensor, Tensor]  # a sum with gradient, and what it is to be divided by, int64
+
+
+class OverRows:
+    """Reductions of ``(a, n)`` to ``(a,)``, through which alone a loss or miner sees more than one pair.
+
+    ``counts`` says how often each pair counts, ``(a, n)``, bool or integers. A subclass may hold a part of
+    the rows on every rank, and merge what the ranks find.
+    """
+
+    are_all_held = True  # by this process
+    most_rows: int | None = None  # that a process holds; None: as many as this one
+    # Several matrices of that size are to fit into a CPU's cache.
+    pairs_at_once: ClassVar = {"cpu": 2**19, "gpu": 2**24}
+
+    def sum(self, values: Tensor, counts: Tensor) -> Tensor:
+        """Returns the sum of the values, each as often as it counts."""
+        return (values * counts).sum(dim=1)
+
+    def count(self, counts: Tensor) -> Tensor:
+        """Returns how many pairs count, int64."""
+        return counts.sum(dim=1)
+
+    def total(self, counts: Tensor) -> Tensor:
+        """Returns how many pairs of all anchors count, a 0-d int64 tensor."""
+        # On a CPU, the sum of a mask would make int64 of all of it.
+        return counts.count_nonzero() if counts.dtype == torch.bool else counts.sum()
+
+    def any(self, mask: Tensor) -> Tensor:
+        """Returns whether any pair counts."""
+        return mask.any(dim=1)
+
+    def max(self, values: Tensor, mask: Tensor) -> Tensor:
+        """Returns the largest of the values that count, without gradient; -inf where none does."""
+        return values.detach().masked_fill(~mask, -torch.inf).amax(dim=1)
+
+    def largest(self, values: Tensor, mask: Tensor) -> Tensor:
+        """Returns the pair with the largest of the values that count, the first of equal ones, ``(a, n)``."""
+        rows = values.masked_fill(~mask, -torch.inf).argmax(dim=1, keepdim=True)
+        return torch.zeros_like(mask).scatter_(1, rows, mask.gather(1, rows))
+
+    def log_sum_exp(self, values: Tensor, counts: Tensor) -> Tensor:
+        """Returns log Σ exp(values), with the least finite number where none counts."""
+        if counts.dtype != torch.bool:
+            values, counts = values + counts.to(values.dtype).clamp_min(1).log(), counts > 0
+        result: Tensor = _LogSumExp.apply(values, counts)
+        return result
+
+    def leave_out(self, mask: Tensor, own_rows: Tensor) -> Tensor:
+        """Returns the mask, in place, without the pairs of anchors and their own rows ``(a,)``."""
+        return mask.scatter_(1, own_rows.unsqueeze(1), False)
+
+
+class _LogSumExp(torch.autograd.Function):
+    """log Σ exp(values) over rows, whose gradient is a softmax.
+
+    On a CPU, ``exp`` of what is nearly zero takes ten to thirty times as long; that of a softmax does not.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, mask: Tensor) -> Tensor:
+        values = values.masked_fill(~mask, torch.finfo(values.dtype).min)
+        ctx.save_for_backward(values.softmax(dim=1))
+        return values.amax(dim=1) - values.log_softmax(dim=1).amax(dim=1)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, of_result: Tensor) -> tuple[Tensor, None]:
+        (shares,) = ctx.saved_tensors  # where none counts all do, but the result is not used
+        return of_result.unsqueeze(1) * shares, None
+
+
+class Elements(NamedTuple):
+    """The terms that a loss hands its reducer.
+
+    They are of anchors ``(a,)``, of pairs ``(a, n)``, or of listed pairs or triplets ``(k,)``; a term without
+    dimensions is a result already, whatever the reducer.
+    """
+
+    values: Tensor
+    counts: Tensor | None = None  # how often each counts, bool or integers; None: once
+    anchors: Tensor | None = None  # (k,), of the listed ones
+    divisor: Tensor | None = None  # that of PML's DivisorReducer
+
+    def fraction(self, reducer: Any, labels: Tensor, over_rows: OverRows) -> Fraction:
+        """Returns the sum and what divides it for one of ``REDUCERS``, given the anchors' labels ``(a,)``."""
+        values, counts = self.values, self.counts
+        if values.ndim == 0:
+            return values, torch.ones((), dtype=torch.int64, device=values.device)
+        for name, is_beyond in (("low", torch.gt), ("high", torch.lt)):
+            bound = getattr(reducer, name, None)
+            if bound is not None:
+                is_within = is_beyond(values, bound)
+                counts = is_within if counts is None else counts * is_within
+        if counts is None:
+            count = torch.tensor(values.numel(), device=values.device)
+        else:
+            is_mask = counts.dtype == torch.bool
+            # What does not count may be NaN.
+            values = values.masked_fill(~counts if is_mask else counts == 0, 0)
+            if values.ndim == 2:
+                values, count = over_rows.sum(values, counts), over_rows.total(counts)
+            else:
+                values, count = values if is_mask else values * counts, counts.sum()
+        return reduced(reducer, values, count, self.divisor, labels, self.anchors)
+
+
+def reduced(
+    reducer: Any,
+    totals: Tensor,
+    count: Tensor,
+    divisor: Tensor | None,
+    labels: Tensor,
+    anchors: Tensor | None = None,
+) -> Fraction:
+    """Returns the sum of totals ``(k,)``, one per anchor or of these ``anchors``, and what divides it."""
+    if type(reducer) is reducers.ClassWeightedReducer:
+        totals = totals * reducer.weights.to(totals)[labels if anchors is None else labels[anchors]]
+    elif type(reducer) is reducers.DivisorReducer:
+        assert divisor is not None, "the loss has no divisor"
+        count = divisor
+    return totals.sum(), count
+
+
+def reducer_of(reducer: Any, name: str) -> Any:
+    """Returns the one of ``REDUCERS`` that reduces a loss's part; None where it is another."""
+    while type(reducer) not in REDUCERS:
+        if type(reducer) is reducers.MultipleReducers:
+            has_own = name in reducer.reducers
+            reducer = reducer.reducers[name] if has_own else reducer.default_reducer
+        elif type(reducer) is reducers.PerAnchorReducer:
+            reducer = reducer.reducer  # to which it hands on what is one per anchor
+        else:
+            return None
+    return reducer
