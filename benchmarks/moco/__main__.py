@@ -1,7 +1,7 @@
 """MoCo with a queue that keeps up: Adaptive Cross Batch Normalization, Appendix B.
 
 Two views of every image: the query's encoder learns, the key's follows it with momentum, and the keys of
-past batches wait in a queue as negatives. XBN moves them to where the encoder of today would put them.
+past batches wait in a queue as negatives. XBN gives them the mean and spread of today's.
 
     python -m benchmarks.moco
     python -m benchmarks.moco --methods moco xbn axbn centre --epochs 20
