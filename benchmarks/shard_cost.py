@@ -3,28 +3,22 @@
 XBN with SupConLoss, rows in float32. Ranks start every step together, and its time is the slowest one's; the
 memories take turns in processes of their own, so that each one's peak is seen.
 
-    torchrun --nproc_per_node=2 -m benchmarks.shard_cost --memory gather --rows 200000
-
-measures one line. Without torchrun, all lines are measured and written to ``shard_cost_cpu.csv`` and ``.md``
-in ``benchmarks/results``:
-
     python -m benchmarks.shard_cost
     python -m benchmarks.shard_cost --quick
+
+Writes ``shard_cost_cpu.csv`` and ``.md`` to ``benchmarks/results``.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import tyro
 from pytorch_metric_learning.losses import SupConLoss
 from torch import distributed
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from benchmarks.engine.cost import environment, write_report
 from benchmarks.engine.measuring import milliseconds, peak_rss
@@ -44,8 +38,8 @@ COLUMNS = {
 }
 
 
-def measure(memory: str, rows: int, batch: int, steps: int) -> None:
-    """Prints median and peak of one memory, as one of the ranks."""
+def measure(memory: str, rows: int, batch: int, steps: int) -> dict[str, float]:
+    """Returns median and peak of one memory, as one of the ranks."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
     ranks = distributed.get_world_size()
@@ -61,10 +55,9 @@ def measure(memory: str, rows: int, batch: int, steps: int) -> None:
     peak = torch.tensor(peak_rss() - before, dtype=torch.float64)
     for value in (times, peak):
         distributed.all_reduce(value, distributed.ReduceOp.MAX)
-    if distributed.get_rank() == 0:
-        print(json.dumps({"ms": median(times[1:].tolist()), "mb": peak.item()}))
     distributed.barrier()
     distributed.destroy_process_group()
+    return {"ms": median(times[1:].tolist()), "mb": peak.item()}
 
 
 def built(memory: str, rows: int) -> XBNWrapper:
@@ -82,13 +75,10 @@ def step(loss_fn: XBNWrapper, batch: int) -> float:
 
 
 def run(memory: str, rows: int, batch: int, steps: int) -> dict[str, float]:
-    """Returns what the ranks print."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={RANKS}"]
-    arguments = ["--memory", memory, "--rows", str(rows), "--batch", str(batch), "--steps", str(steps)]
-    finished = subprocess.run(
-        [*command, "-m", "benchmarks.shard_cost", *arguments], stdout=subprocess.PIPE, text=True, check=True
-    )
-    return json.loads(finished.stdout.splitlines()[-1])
+    """Measures one memory, in a process for every rank."""
+    local: Any = {"run_id": "shards", "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
+    config = LaunchConfig(1, 1, RANKS, max_restarts=0, **local)
+    return elastic_launch(config, measure)(memory, rows, batch, steps)[0]
 
 
 def line(rows: int, batch: int, steps: int) -> dict[str, Any]:
@@ -110,24 +100,19 @@ def line(rows: int, batch: int, steps: int) -> dict[str, Any]:
 
 def main(
     quick: bool = False,
-    memory: Literal["both", "gather", "shard"] = "both",
     rows: tuple[int, ...] = (200_000, 2_000_000),
     batch: int = 16,
     steps: int = 5,
 ) -> None:
-    """Measures one memory as one of the ranks, or all.
+    """Measures both memories.
 
     Args:
         quick: one small size.
-        memory: of a rank.
         rows: M.
         batch: rows of a rank's batch.
         steps: of which the median is taken, after one more.
     """
     steps = at_most(steps)
-    if "RANK" in os.environ and memory != "both":
-        measure(memory, rows[0], batch, steps)
-        return
     sizes = (10_000,) if quick else [at_most(size, 10_000) for size in rows[: at_most(len(rows))]]
     print(
         write_report(

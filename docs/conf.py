@@ -23,7 +23,7 @@ extensions = [
     "myst_nb",
     "extension.written_files",
 ]
-exclude_patterns = ["_build", "reproducing.md"]  # the latter is a part of papers.md
+exclude_patterns = ["_build"]
 
 # -- Markdown and notebooks ----------------------------------------------------------------------------------
 

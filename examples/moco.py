@@ -5,7 +5,7 @@ encoder of now would put them. ResNet-18 on CIFAR-10, or --glyphs: a small netwo
 matplotlib draws. Prints the accuracy of a vote of nearest neighbours.
 
     python examples/moco.py --root data
-    python examples/moco.py --glyphs --epochs 3
+    python examples/moco.py --glyphs --epochs 2
 """
 
 from __future__ import annotations

@@ -32,13 +32,10 @@ PANELS = {
     "recall_at_1": ("Test accuracy", "Recall@1 (%)"),
     "drift": ("Feature drift per step", r"$\|z^k - z^{k-1}\|_2$, mean over the epoch"),
 }
-# A network this small gains little from more, and where other programs keep a core busy, threads
-# that wait for each other lose far more than that.
-_THREADS = 1
 
 
 def main() -> None:
-    torch.set_num_threads(_THREADS)
+    torch.set_num_threads(1)  # a network this small gains little from more
     with errors_in_one_line():
         settings, _ = read(Settings, __doc__)
         settings.output.mkdir(parents=True, exist_ok=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+from pytorch_metric_learning.utils.inference import FaissKNN
 from torch import Tensor, nn
 
 _CHUNK = 64  # images; larger ones leave a CPU's cache and take three times as long
@@ -52,15 +54,8 @@ def neighbours(
 
 
 def _by_faiss(references: Tensor) -> Search:
-    import faiss
-
-    index = faiss.IndexFlatL2(references.shape[1])
-    index.add(references.numpy())
-
-    def search(queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        distances, places = index.search(queries.numpy(), k)
-        return torch.from_numpy(distances), torch.from_numpy(places)
-
+    search: Any = FaissKNN(reset_before=False, reset_after=False)
+    search.train(references)
     return search
 
 

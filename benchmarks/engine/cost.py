@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
 from multiprocessing import get_context
@@ -14,7 +14,7 @@ import torch
 from pytorch_metric_learning import losses, miners
 from torch import Tensor, nn
 
-from benchmarks.engine.measuring import device_name, milliseconds
+from benchmarks.engine.measuring import milliseconds
 from benchmarks.engine.results import markdown, write_csv
 
 T = TypeVar("T")
@@ -87,21 +87,13 @@ def in_fresh_process(call: Callable[..., T], *arguments: Any) -> T:
 
 
 def write_report(
-    rows: list[dict[str, Any]],
-    columns: Mapping[str, str],
-    path: Path,
-    title: str,
-    measured: str,
-    after: Iterable[str] = (),
+    rows: list[dict[str, Any]], columns: Mapping[str, str], path: Path, title: str, measured: str
 ) -> str:
-    """Writes a CSV file, and a page with a table beside it, whose text is returned.
-
-    ``columns`` are those of the table, with titles; ``after`` are paragraphs below it.
-    """
+    """Writes a CSV file, and beside it a page with a table of some columns, whose text is returned."""
     write_csv(rows, path)
     words = [title for name, title in columns.items() if not str(rows[0][name]).lstrip("-")[:1].isdigit()]
     table = markdown(columns.values(), ([cell(name, row[name]) for name in columns] for row in rows), words)
-    text = "\n\n".join([f"# {title}", measured, table, *after]) + "\n"
+    text = "\n\n".join([f"# {title}", measured, table]) + "\n"
     path.with_suffix(".md").write_text(text)
     return text
 
@@ -118,7 +110,9 @@ def cell(name: str, value: Any) -> str:
 
 def environment(device: torch.device, threads: int | None = None) -> str:
     """Returns what a measurement was made on, and with; by default with the threads of this process."""
+    is_cuda = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if is_cuda else f"{platform.machine()} CPU"
     return (
-        f"{device_name(device)}, {threads or torch.get_num_threads()} threads, torch {torch.__version__}, "
+        f"{name}, {threads or torch.get_num_threads()} threads, torch {torch.__version__}, "
         f"pytorch-metric-learning {version('pytorch-metric-learning')}, Python {platform.python_version()}"
     )

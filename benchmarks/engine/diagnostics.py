@@ -52,13 +52,7 @@ class Measured:
 
 
 class StoredBatch(NamedTuple):
-    """What a memory still holds of a batch.
-
-    Attributes:
-        step: that stored it.
-        places: of its rows in memory.
-        batch_places: the rows' places in the batch, ascending.
-    """
+    """What memory still holds of a step's batch: the rows' places there, and in the batch, ascending."""
 
     step: int
     places: Tensor
@@ -106,7 +100,6 @@ class Diagnostics:
         # Of what the loss compares, which for most is directions.
         unit = getattr(getattr(memory.loss, "distance", None), "normalize_embeddings", False)
         stale = self._staleness(rows, stored, unit)
-        self.task.note_staleness(stale)
         self._found["staleness"] = scalars("before", stale.before) | scalars("after", stale.after)
         self._found["push"] = _floats(seen.common_mode_push(normalize=unit))
         if seen.pair_gradient is not None:

@@ -70,8 +70,8 @@ def bootstrap(gaps: Tensor, images: Tensor, resamples: int = 10_000) -> tuple[fl
         drawn = torch.randint(size, (resamples, size), generator=draw)
         return torch.zeros(resamples, size).scatter_add_(1, drawn, torch.ones(resamples, size))
 
-    of_seeds, of_classes = (times_drawn(size) for size in gaps.shape)
-    means = of_seeds / len(gaps) @ gaps.float()
-    differences = 100 * (means * of_classes).sum(dim=1) / (of_classes @ images.float())
+    seed_counts, class_counts = (times_drawn(size) for size in gaps.shape)
+    means = seed_counts / len(gaps) @ gaps.float()
+    differences = 100 * (means * class_counts).sum(dim=1) / (class_counts @ images.float())
     low, high = differences.quantile(torch.tensor([0.025, 0.975])).tolist()
     return float(100 * gaps.float().mean(dim=0).sum() / images.sum()), low, high

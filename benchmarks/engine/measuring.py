@@ -1,8 +1,7 @@
-"""Devices, time of a call, and memory of a process."""
+"""Time of a call, and memory of a process."""
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +9,6 @@ from pathlib import Path
 import torch
 
 _STATUS = Path("/proc/self/status")
-
-
-def device_name(device: torch.device) -> str:
-    """Returns the name of the device."""
-    is_cuda = device.type == "cuda"
-    return torch.cuda.get_device_name(device) if is_cuda else f"{platform.machine()} CPU"
 
 
 def now(device: torch.device) -> float:

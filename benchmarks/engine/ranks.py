@@ -36,7 +36,7 @@ class Ranks:
         return self.rank == 0
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        """Returns averages the gradients of a module over the ranks."""
+        """Returns the module, wrapped so that its gradients are averaged over the ranks."""
         if self.world_size == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
             return module
         return DistributedDataParallel(module)
@@ -78,20 +78,12 @@ class Ranks:
         return bool(flags.item())
 
     def wait(self) -> None:
-        """Returns when all ranks are here."""
+        """Waits until all ranks are here."""
         if self.world_size > 1:
             distributed.barrier(device_ids=[self.device.index] if self.device.type == "cuda" else None)
 
     def leave(self) -> None:
+        """Leaves the group, once the caller has let go of all modules that were wrapped for it."""
         if self.world_size > 1:
-            leave_process_group()
-
-
-def leave_process_group() -> None:
-    """Leaves the group, once the caller has let go of all modules that were wrapped for it.
-
-    They hold on to the group in cycles; were these left to the interpreter's end, the group's threads
-    would find no interpreter to finish in.
-    """
-    gc.collect()
-    distributed.destroy_process_group()
+            gc.collect()  # they hold the group in cycles, and its threads would outlive the interpreter
+            distributed.destroy_process_group()

@@ -24,12 +24,12 @@ _PLACE_IN_SCHEDULE = ("last_epoch", "_step_count", "_last_lr")  # what a schedul
 
 
 def progress_bar(batches: Iterable[Any], title: str, done: int, steps: int) -> Iterable[Any]:
-    """Returns the `Progress` of a terminal."""
+    """Shows the steps in a terminal; a `Progress`."""
     return tqdm(batches, desc=title, initial=done, total=steps, unit="step")
 
 
 def quietly(batches: Iterable[Any], title: str, done: int, steps: int) -> Iterable[Any]:
-    """Returns the `Progress` that shows nothing."""
+    """Shows nothing; a `Progress`."""
     return batches
 
 

@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from benchmarks.engine.checkpoint import restore, state_of
 from benchmarks.engine.diagnostics import Diagnostics, Measured
 from benchmarks.engine.history import Row
-from pml_xbn.diagnostics import AdaptedStaleness
 
 
 class Step(NamedTuple):
-    """Where a run is: epoch from 0, step in it, step over all epochs; whether it gives a row of the log."""
+    """Where a run is: epoch from 0, step in it, step over all epochs, and whether the log gets a row."""
 
     epoch: int
     number: int
@@ -25,7 +24,7 @@ class Step(NamedTuple):
 
 
 class Evaluated(NamedTuple):
-    """Accuracies of the model as it is, and, if wished, how its embeddings lie."""
+    """Accuracies of the model, and, if wished, how its embeddings lie."""
 
     accuracy: Row
     embeddings: Row
@@ -62,7 +61,6 @@ class Task(ABC):
     evaluate_every = 1
 
     def steps_in(self, epoch: int) -> int:
-        """Returns steps of an epoch."""
         return self.steps_per_epoch
 
     @property
@@ -76,17 +74,14 @@ class Task(ABC):
 
     @abstractmethod
     def train_step(self, batch: Any, step: Step, diagnostics: Diagnostics) -> dict[str, Any]:
-        """Returns one step of the optimizer; the numbers of the log, the loss among them.
-
-        The loss is computed within ``diagnostics.watch(step)``.
-        """
+        """Takes a step; returns the numbers of the log, with the loss, computed in ``diagnostics.watch``."""
 
     def evaluates_after(self, epochs: int) -> bool:
         """Returns whether there is an evaluation after so many epochs."""
         return epochs % self.evaluate_every == 0
 
     def end_epoch(self) -> None:  # noqa: B027
-        """Ends an epoch, after its last step."""
+        """Called after the last step of an epoch."""
 
     @abstractmethod
     def evaluate(self, logged: list[Row]) -> Evaluated:
@@ -98,14 +93,10 @@ class Task(ABC):
 
     @abstractmethod
     def embed_steps(self, steps: list[int]) -> Tensor:
-        """Embeds what the given steps stored, (number of steps · rows_per_step, d), by the model as it is.
+        """Embeds what earlier steps stored, the same images and batches, by the model as it is.
 
-        Of the same images, augmentation and batches. The model and the generators of random numbers stay as
-        they are; see `embed_without_trace`.
+        The model and the random numbers stay as they are; see `embed_without_trace`.
         """
-
-    def note_staleness(self, staleness: AdaptedStaleness) -> None:  # noqa: B027
-        """Takes note of a measurement of staleness."""
 
     def state_dict(self) -> dict[str, Any]:
         return {name: state_of(part) for name, part in self.parts.items()}

@@ -33,7 +33,7 @@ from tqdm import tqdm
 from benchmarks.engine.results import RESULTS, read_csv, write_csv
 from benchmarks.engine.settings import Positive, among, check
 from benchmarks.engine.trial import at_most
-from benchmarks.loss_cost.case import LOSSES, Case, usual_miner
+from benchmarks.loss_cost.case import LOSSES, USUAL_MINERS, Case
 from benchmarks.loss_cost.report import FITS, NO_FIT, Results, case_from_row, page
 
 _OUT_OF_MEMORY = re.compile(
@@ -66,7 +66,7 @@ def planned(settings: Settings) -> Iterator[Case]:
     """Yields the cases; those that differ in rows alone follow each other, the smallest first."""
     kinds = itertools.product(settings.losses, settings.miners, settings.classes, settings.memories)
     for loss, miner, classes, memory in kinds:
-        name = usual_miner(loss) if miner == "usual" else miner
+        name = USUAL_MINERS[loss] if miner == "usual" else miner
         rows = sorted(settings.rows)
         for number in rows[: at_most(len(rows))]:
             yield Case(loss, name, classes, memory, number)

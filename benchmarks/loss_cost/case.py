@@ -21,7 +21,7 @@ OURS, PML = "XBNWrapper", "CrossBatchMemory"
 MEMORIES = {OURS: XBNWrapper, PML: losses.CrossBatchMemory}
 LOSSES: list[str] = losses.CrossBatchMemory.supported_losses()
 NUM_CLASSES: dict[str, Callable[[int], int]] = {"n/10": lambda rows: rows // 10, "10": lambda rows: 10}
-_USUAL_MINERS = {
+USUAL_MINERS = dict.fromkeys(LOSSES, "PairMarginMiner") | {
     "AngularLoss": "AngularMiner",
     "MarginLoss": "DistanceWeightedMiner",
     "MultiSimilarityLoss": "MultiSimilarityMiner",
@@ -41,10 +41,6 @@ class Case(NamedTuple):
     classes: str
     memory: str
     rows: int
-
-
-def usual_miner(loss: str) -> str:
-    return _USUAL_MINERS.get(loss, "PairMarginMiner")
 
 
 class Data:

@@ -46,9 +46,7 @@ def main() -> None:
     with errors_in_one_line():
         settings = read()
         if settings.dataset == "glyphs":
-            # A network this small gains little from more, and where other programs keep a core busy,
-            # threads that wait for each other lose far more than that.
-            torch.set_num_threads(1)
+            torch.set_num_threads(1)  # a network this small gains little from more
         data = load_data(settings)
         settings.output.mkdir(parents=True, exist_ok=True)
         comparison = compare(settings, data)

@@ -37,7 +37,7 @@ def tuned(tuning: Tuning) -> str:
         parts += [
             "The best of each, and the one last test:",
             markdown(
-                ["method", "draw", *CHOICES, *RANGES],
+                ["method", "draw", *(name.replace("_", " ") for name in (*CHOICES, *RANGES))],
                 [_best(tuning, method) for method in tested],
                 ["method", "loss"],
             ),

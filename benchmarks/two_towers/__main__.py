@@ -36,8 +36,7 @@ _LATE = 0.75  # share of the epochs behind which a curve is to be flat
 
 
 def main() -> None:
-    # Networks this small gain little from more.
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # networks this small gain little from more
     with errors_in_one_line():
         settings, _ = read(Settings, __doc__)
         settings.results.mkdir(parents=True, exist_ok=True)

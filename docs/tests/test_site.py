@@ -12,6 +12,7 @@ import pytest
 # Attributes by which a page makes a browser fetch something.
 FETCHED = {("script", "src"), ("img", "src"), ("link", "href"), ("iframe", "src"), ("source", "src")}
 NOT_FETCHED = {"canonical", "search", "next", "prev", "index", "author"}
+MOST_ENTRIES = 24  # of the menu, before a part of it is unfolded
 
 
 class Page(HTMLParser):
@@ -76,6 +77,11 @@ def test_every_page_is_in_the_menu(site: Path, pages: dict[Path, Page]) -> None:
     menu = {urlsplit(link).path for link in pages[site / "index.html"].links} | {"index.html"}
     made_by_sphinx = {"genindex.html", "search.html", "py-modindex.html"}
     assert {str(path.relative_to(site)) for path in pages} - made_by_sphinx <= menu
+
+
+def test_the_menu_is_short(site: Path) -> None:
+    menu = (site / "index.html").read_text(encoding="utf-8")
+    assert len(re.findall(r'<li class="toctree-l1[ "]', menu)) <= MOST_ENTRIES
 
 
 def test_the_readme_links_to_pages_and_anchors_that_are_there(site: Path, pages: dict[Path, Page]) -> None:

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from count_words import MOST_OF_PAGES, MOST_OF_README, README, words_of, words_of_pages
+from pathlib import Path
+
+import pytest
+from count_words import (
+    DOCS,
+    MOST_OF_A_PAGE,
+    MOST_OF_A_SENTENCE,
+    MOST_OF_PAGES,
+    MOST_OF_README,
+    README,
+    pages,
+    words_of,
+    words_per_sentence,
+)
 
 
 def test_the_readme_is_short() -> None:
@@ -10,4 +23,14 @@ def test_the_readme_is_short() -> None:
 
 
 def test_the_pages_are_short() -> None:
-    assert sum(words_of_pages().values()) <= MOST_OF_PAGES
+    assert sum(map(words_of, pages())) <= MOST_OF_PAGES
+
+
+@pytest.mark.parametrize("page", MOST_OF_A_PAGE)
+def test_a_page_is_short(page: str) -> None:
+    assert words_of(DOCS / page) <= MOST_OF_A_PAGE[page]
+
+
+@pytest.mark.parametrize("path", [README, *pages()], ids=lambda path: path.name)
+def test_sentences_are_short(path: Path) -> None:
+    assert words_per_sentence(path) <= MOST_OF_A_SENTENCE

@@ -61,12 +61,12 @@ class RowTracker:
         self._look()
 
     def _look(self) -> None:
-        """What is in the memory now counts as seen."""
+        """Counts what is in the memory now as seen."""
         self._queue_idx = self.memory.queue_idx
         self._stored = StoredSince(self.memory)
 
     def update(self, step: int, images: Tensor, enqueue_mask: Tensor | None = None) -> None:
-        """To be called after every call of the memory (or of its ``fill_memory``), whatever that stored.
+        """Notes what a call of the memory (or of its ``fill_memory``) stored; call it after each.
 
         Args:
             step: number of the step, counted over all epochs.
@@ -185,7 +185,7 @@ class RowTracker:
         return {"images": self.images.clone(), "stored_at": self.stored_at.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """To be called after the memory has loaded its state.
+        """Loads a state; call it after the memory has loaded its own.
 
         A state of PML's class says nothing of where its queue stood: its rows are overwritten from the
         first on, and those in this state are forgotten with the first update.

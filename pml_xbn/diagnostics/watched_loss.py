@@ -151,7 +151,7 @@ class WatchedLoss:
     def _take_gradients(
         self, loss: Tensor, anchors: Tensor, memory_loss: Tensor | None, distances: Tensor | None
     ) -> None:
-        """From the memory's loss, the part of it that was computed against the memory, and the distances."""
+        """Computes the gradients of the loss, and of its part against the memory by the distances."""
         self.gradient = _gradient(loss, anchors)
         self.pair_gradient = self.memory_gradient = None
         if distances is not None and distances.shape == (len(self.anchors), len(self.rows)):

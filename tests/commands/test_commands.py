@@ -60,6 +60,17 @@ def test_ci_runs_what_the_readme_says_letter_for_letter() -> None:
     assert of_readme == of_ci == ["pip install tox && tox -e demo", "pip install tox && tox"]
 
 
+def test_the_workflows_run_every_environment_of_tox() -> None:
+    tox, workflows = (
+        read("tox.ini"),
+        "".join(map(read, (".github/workflows/tests.yml", ".github/workflows/docs.yml"))),
+    )
+    (matrix,) = re.findall(r"^    matrix = (.*)$", tox, re.MULTILINE)
+    environments = {"py", *matrix.split(", "), *re.findall(r"^\[testenv:(\w+)\]$", tox, re.MULTILINE)}
+    run = re.findall(r'env: "(.*)"|tox run -e (\w+)', workflows)
+    assert {name for names in run for name in ",".join(names).split(",") if name} == environments
+
+
 # What ends with a line that says what is missing, where it is.
 MISSING = {
     "python -m benchmarks.papers": "the weights resnet50.a1_in1k are not here",
