@@ -1,17 +1,17 @@
 """Counts what a step of a memory consists of: operations, waits for the host, files and functions.
 
 An operation is one that torch dispatches in the forward or backward pass, views included. A wait is an
-operation whose result the host has to know. The functions and files are those of this package and of
-pytorch-metric-learning in the forward pass.
+operation whose result the host has to know. The functions, files and how deep they call each other are those
+of this package and of pytorch-metric-learning in the forward pass.
 """
 
 from __future__ import annotations
 
-import cProfile
-import pstats
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -62,12 +62,25 @@ class Lists(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def called_functions(call: Callable[[], object]) -> set[tuple[str, int, str]]:
-    """Returns file, line and name of the functions of both packages that a call runs."""
-    profile = cProfile.Profile()
-    profile.runcall(call)
-    functions = pstats.Stats(profile).stats  # type: ignore[attr-defined]
-    return {function for function in functions if any(f"/{name}/" in function[0] for name in _PACKAGES)}
+def called_functions(call: Callable[[], object]) -> tuple[set[CodeType], int]:
+    """Returns the functions of both packages that a call runs, and how deep they call each other."""
+    found: set[CodeType] = set()
+    depth = deepest = 0
+
+    def look(frame: FrameType, event: str, _: object) -> None:
+        nonlocal depth, deepest
+        code = frame.f_code
+        if event in ("call", "return") and any(f"/{name}/" in code.co_filename for name in _PACKAGES):
+            found.add(code)
+            depth += 1 if event == "call" else -1
+            deepest = max(deepest, depth)
+
+    sys.setprofile(look)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return found, deepest
 
 
 def counts(memory: nn.Module) -> dict[str, int]:
@@ -90,15 +103,16 @@ def counts(memory: nn.Module) -> dict[str, int]:
         loss.backward()
     with Operations() as without_loss:  # no anchors: rows are adapted and stored
         memory(*batch(), None, torch.ones(BATCH_SIZE, dtype=torch.bool))
-    functions = called_functions(lambda: memory(*batch()))
+    functions, depth = called_functions(lambda: memory(*batch()))
     num_forward, num_backward = (sum(mode.counts.values()) for mode in (forward, backward))
     return {
         "operations": num_forward + num_backward,
         "forward": num_forward,
         "memory": sum(without_loss.counts.values()),
         "waits": lists.count + sum(forward.counts[name] for name in _WAITS),
-        "files": len({file for file, *_ in functions}),
+        "files": len({code.co_filename for code in functions}),
         "functions": len(functions),
+        "depth": depth,
     }
 
 
