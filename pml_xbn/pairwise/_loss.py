@@ -8,7 +8,12 @@ from typing import Any, NamedTuple
 
 import torch
 from pytorch_metric_learning.losses import AngularLoss, GenericPairLoss
-from pytorch_metric_learning.reducers import DoNothingReducer, SumReducer
+from pytorch_metric_learning.reducers import (
+    ClassWeightedReducer,
+    DivisorReducer,
+    DoNothingReducer,
+    SumReducer,
+)
 from torch import Tensor
 
 from .._parts import slices
@@ -125,7 +130,15 @@ class Share:
         parts: list[list[Tensor]] = []
         inputs = [leaf, *self._recipe.learned]
         for name, reducer in self._recipe.reducers.items():
-            total, count = terms[name].fraction(reducer, pairs.labels, pairs.over_rows)
+            totals, count = terms[name].totals(reducer, pairs.over_rows)
+            if type(reducer) is ClassWeightedReducer and totals.ndim:
+                anchors = terms[name].anchors
+                labels = pairs.labels if anchors is None else pairs.labels[anchors]
+                totals = totals * reducer.weights.to(totals)[labels]
+            elif type(reducer) is DivisorReducer:
+                divisor = terms[name].divisor
+                count = count if divisor is None else divisor
+            total = totals.sum().to(leaf.dtype)
             part = [total.detach(), count]
             if total.requires_grad:
                 part += torch.autograd.grad(

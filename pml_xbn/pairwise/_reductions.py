@@ -18,8 +18,6 @@ REDUCERS = (
     reducers.ThresholdReducer,
 )
 
-Fraction = tuple[Tensor, Tensor]  # a sum with gradient, and what it is to be divided by, int64
-
 
 class OverRows:
     """Reductions of ``(a, n)`` to ``(a,)``, through which alone a loss or miner sees more than one pair.
@@ -102,8 +100,8 @@ class Elements(NamedTuple):
     anchors: Tensor | None = None  # (k,), of the listed ones
     divisor: Tensor | None = None  # that of PML's DivisorReducer
 
-    def fraction(self, reducer: Any, labels: Tensor, over_rows: OverRows) -> Fraction:
-        """Returns the sum and what divides it for one of ``REDUCERS``, given the anchors' labels ``(a,)``."""
+    def totals(self, reducer: Any, over_rows: OverRows) -> tuple[Tensor, Tensor]:
+        """Returns what one of ``REDUCERS`` sums, with a number per anchor or listed one, and counts."""
         values, counts = self.values, self.counts
         if values.ndim == 0:
             return values, torch.ones((), dtype=torch.int64, device=values.device)
@@ -113,33 +111,13 @@ class Elements(NamedTuple):
                 is_within = is_beyond(values, bound)
                 counts = is_within if counts is None else counts * is_within
         if counts is None:
-            count = torch.tensor(values.numel(), device=values.device)
-        else:
-            is_mask = counts.dtype == torch.bool
-            # What does not count may be NaN.
-            values = values.masked_fill(~counts if is_mask else counts == 0, 0)
-            if values.ndim == 2:
-                values, count = over_rows.sum(values, counts), over_rows.total(counts)
-            else:
-                values, count = values if is_mask else values * counts, counts.sum()
-        return reduced(reducer, values, count, self.divisor, labels, self.anchors)
-
-
-def reduced(
-    reducer: Any,
-    totals: Tensor,
-    count: Tensor,
-    divisor: Tensor | None,
-    labels: Tensor,
-    anchors: Tensor | None = None,
-) -> Fraction:
-    """Returns the sum of totals ``(k,)``, one per anchor or of these ``anchors``, and what divides it."""
-    if type(reducer) is reducers.ClassWeightedReducer:
-        totals = totals * reducer.weights.to(totals)[labels if anchors is None else labels[anchors]]
-    elif type(reducer) is reducers.DivisorReducer:
-        assert divisor is not None, "the loss has no divisor"
-        count = divisor
-    return totals.sum(), count
+            return values, torch.tensor(values.numel(), device=values.device)
+        is_mask = counts.dtype == torch.bool
+        # What does not count may be NaN.
+        values = values.masked_fill(~counts if is_mask else counts == 0, 0)
+        if values.ndim == 2:
+            return over_rows.sum(values, counts), over_rows.total(counts)
+        return values if is_mask else values * counts, counts.sum()
 
 
 def reducer_of(reducer: Any, name: str) -> Any:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._dtypes import widest
-from ._reductions import Fraction, OverRows, reduced
+from ._reductions import OverRows
 
 
 class Window(NamedTuple):
@@ -105,17 +105,17 @@ class TripletTerms(NamedTuple):
     window: Window | None  # the triplets that count; None: all positives with all negatives of an anchor
     is_positive: bool = False  # x_p + y_n is never less than zero
     divisor: Tensor | None = None  # that of PML's DivisorReducer
+    anchors: Tensor | None = None  # those of the totals; None: all
 
-    def fraction(self, reducer: Any, labels: Tensor, over_rows: OverRows) -> Fraction:
-        """Returns what ``Elements.fraction`` does of all terms."""
+    def totals(self, reducer: Any, over_rows: OverRows) -> tuple[Tensor, Tensor]:
+        """Returns the sum of every anchor's terms, and how many are counted, as ``Elements.totals`` does."""
         low, high = getattr(reducer, "low", None), getattr(reducer, "high", None)
         low = None if low is None or low < 0 else low  # no term is less than 0
         least = 0.0 if low is None and not self.is_positive else low
         positive, negative = self._num_triplets(least, high)
         counted = positive if least == low else self._num_triplets(None, high)[0]
         totals = over_rows.sum(widest(self.x), positive) + over_rows.sum(widest(self.y), negative)
-        total, count = reduced(reducer, totals, counted.sum(), self.divisor, labels)
-        return total.to(self.x.dtype), count
+        return totals, counted.sum()
 
     @torch.no_grad()
     def _num_triplets(self, low: float | None, high: float | None) -> tuple[Tensor, Tensor]:
