@@ -70,6 +70,11 @@ def loss_on_ranks(memory: Memory, batch: Batch, reports: list[Report], is_stored
         contents = stored(memory, batch)
         with same_draws(reports[0].seed, batch.rows.device):
             loss = loss_with_memory(memory, whole, contents)
+        if loss.numel() != 1:  # with which the backward pass of one rank would fail, and the others wait
+            raise TypeError(
+                f"{type(memory.loss).__name__} returned shape {tuple(loss.shape)}: give it a reducer that "
+                "returns a scalar, such as MeanReducer"
+            )
     return loss
 
 
