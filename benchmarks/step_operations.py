@@ -101,9 +101,11 @@ def counts(memory: nn.Module) -> dict[str, int]:
         loss = memory(embeddings, labels)
     with Operations() as backward:
         loss.backward()
-    with Operations() as without_loss:  # no anchors: rows are adapted and stored
-        memory(*batch(), None, torch.ones(BATCH_SIZE, dtype=torch.bool))
-    functions, depth = called_functions(lambda: memory(*batch()))
+    embeddings, labels = batch()
+    no_anchors = torch.ones(BATCH_SIZE, dtype=torch.bool)
+    with Operations() as without_loss:  # rows are adapted and stored
+        memory(embeddings, labels, None, no_anchors)
+    functions, depth = called_functions(lambda: memory(embeddings, labels))
     num_forward, num_backward = (sum(mode.counts.values()) for mode in (forward, backward))
     return {
         "operations": num_forward + num_backward,
