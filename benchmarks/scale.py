@@ -35,11 +35,6 @@ COLUMNS = {
 }
 
 
-def memory_bytes(rows: int, dim: int, itemsize: int) -> int:
-    """Returns the bytes of a memory at rest: the rows, and their labels in int64."""
-    return rows * (dim * itemsize + 8)
-
-
 def step_bytes(rows: int, anchors: int) -> int:
     """Returns the bytes that a step with SupConLoss and all pairs takes beside the memory.
 
@@ -60,7 +55,7 @@ def measure(rows: int, dim: int, batch: int, steps: int, device: torch.device) -
     subject.size = batch // RANKS
     subject.step()
     quarter_times = [subject.step() for _ in range(steps)]
-    memory = memory_bytes(rows, dim, DTYPE.itemsize)
+    memory = rows * (dim * DTYPE.itemsize + 8)  # the rows, and their labels in int64
     return {
         "rows": rows,
         "dim": dim,

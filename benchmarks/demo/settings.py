@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import torch
 
 from benchmarks.engine import settings as common
-from benchmarks.engine.methods import METHODS
-from benchmarks.engine.settings import Natural, Positive, among, check
+from benchmarks.engine.methods import MethodName
+from benchmarks.engine.settings import Natural, Positive, check
 
 
 @dataclass(frozen=True)
 class Experiment:
     """What a result depends on."""
 
-    methods: Annotated[tuple[str, ...], among(METHODS)] = ("no-xbm", "xbm", "xbn", "axbn")  # what is compared
+    methods: tuple[MethodName, ...] = ("no-xbm", "xbm", "xbn", "axbn")  # what is compared
     epochs: Positive = 3  # epochs with memory
     warmup_epochs: Positive = 1  # shared epochs without memory
     batch_size: int = 16  # images per step, a multiple of 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pytorch_metric_learning.losses import CrossBatchMemory
@@ -35,6 +35,24 @@ class Method(NamedTuple):
     hook: Callable[[nn.Module, MemorySetup], Callable[..., Tensor | None]] | None = None
 
 
+MethodName = Literal[
+    "no-xbm",
+    "xbm",
+    "xbm-star",
+    "xbn",
+    "axbn",
+    "ema",
+    "centre",
+    "unit-norm",
+    "xbn-bfloat16",
+    "xbn-float16",
+    "delayed",
+    "per-class",
+    "super-class",
+    "clusters",
+    "spherical",
+    "recency",
+]
 METHODS: dict[str, Method | None] = {
     "no-xbm": None,
     "xbm": Method(CrossBatchMemory),

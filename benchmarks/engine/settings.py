@@ -32,11 +32,6 @@ def among(names: Collection[str]) -> Must:
     return Must(lambda values: set(values) <= set(names), f"names of {', '.join(names)}")
 
 
-def one_of(names: Collection[str]) -> Must:
-    """Returns what a value has to be."""
-    return Must(lambda value: value in names, f"one of {', '.join(names)}")
-
-
 def _named(words: Sequence[str]) -> dict[str, Any]:
     """Returns the values of ``name=value`` by name: Python literals, and anything else as text."""
     found: dict[str, Any] = {}

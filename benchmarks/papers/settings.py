@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Literal, get_args
 
-from benchmarks.engine import methods
 from benchmarks.engine import settings as common
+from benchmarks.engine.methods import MethodName
 from benchmarks.engine.settings import (
     AtLeastOne,
     BelowOne,
@@ -18,16 +18,15 @@ from benchmarks.engine.settings import (
     Probability,
     Share,
     check,
-    one_of,
 )
 
-METHODS = (*methods.METHODS, "norm-softmax", "sgsl")
+Method = Literal[MethodName, "norm-softmax", "sgsl"]
 Dataset = Literal[
     "glyphs", "sop", "in-shop", "deep-fashion2", "vehicle-id", "cifar10", "cifar100", "cub", "cars"
 ]
 Preset = Literal["axbn", "xbm", "thesis", "thesis-margins", "norm-softmax", "sgsl"]
 Head = Literal["linear", "layer-norm", "bn", "mbn", "ln", "bn-neck", "gem", "gem-bn-neck"]
-DATASETS, PRESETS = get_args(Dataset), get_args(Preset)
+METHODS, DATASETS, PRESETS = get_args(Method), get_args(Dataset), get_args(Preset)
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class Model:
 class Loss:
     """The method, loss and memory."""
 
-    method: Annotated[str, one_of(METHODS)] = "axbn"  # how the loss sees past batches
+    method: Method = "axbn"  # how the loss sees past batches
     loss: str = "SupConLoss"  # a loss of PML; norm-softmax and sgsl bring their own
     loss_options: NamedValues = field(default_factory=dict)  # name=value arguments of the loss
     loss_per_anchor: bool = False  # divide the loss by the batch size, for one that sums
