@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-import torch
+import numpy as np
 from scipy.stats import t as student
-from torch import Tensor
 
 
 class Difference(NamedTuple):
@@ -57,21 +56,15 @@ def pool(differences: Iterable[Difference]) -> list[Difference]:
     return [d._replace(pooled=(deviation, degrees)) if len(d.gaps) > 1 else d for d in all_of_them]
 
 
-def bootstrap(gaps: Tensor, images: Tensor, resamples: int = 10_000) -> tuple[float, float, float]:
+def bootstrap(gaps: np.ndarray, images: np.ndarray, resamples: int = 10_000) -> tuple[float, float, float]:
     """Returns a mean difference in per cent and its 95 % interval, over seeds and classes drawn anew.
 
     Args:
         gaps: by how many images one method finds more of a class than another, (seeds, classes).
         images: of every class, (classes,).
     """
-    draw = torch.Generator().manual_seed(0)
-
-    def times_drawn(size: int) -> Tensor:
-        drawn = torch.randint(size, (resamples, size), generator=draw)
-        return torch.zeros(resamples, size).scatter_add_(1, drawn, torch.ones(resamples, size))
-
-    seed_counts, class_counts = (times_drawn(size) for size in gaps.shape)
-    means = seed_counts / len(gaps) @ gaps.float()
-    differences = 100 * (means * class_counts).sum(dim=1) / (class_counts @ images.float())
-    low, high = differences.quantile(torch.tensor([0.025, 0.975])).tolist()
-    return float(100 * gaps.float().mean(dim=0).sum() / images.sum()), low, high
+    draw = np.random.default_rng(0)
+    seeds, classes = (draw.multinomial(n, np.full(n, 1 / n), resamples) for n in gaps.shape)
+    differences = 100 * (seeds @ gaps * classes).sum(axis=1) / (classes @ images) / len(gaps)
+    low, high = np.quantile(differences, (0.025, 0.975))
+    return 100 * gaps.sum() / images.sum() / len(gaps), low, high

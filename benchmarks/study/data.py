@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
+import numpy as np
 
 from benchmarks.engine.intervals import Difference, bootstrap, paired, pool
 from benchmarks.engine.results import read_csv
@@ -86,9 +86,8 @@ class Study:
         seeds = sorted(ours.keys() & theirs.keys())
         if not seeds:
             return None
-        hits, others = (torch.tensor([of[seed][0] for seed in seeds]) for of in (ours, theirs))
-        images = torch.tensor(ours[seeds[0]][1])
-        mean, low, high = bootstrap(hits - others, images)
+        gaps = np.array([np.subtract(ours[seed][0], theirs[seed][0]) for seed in seeds])
+        mean, low, high = bootstrap(gaps, np.array(ours[seeds[0]][1]))
         return f"{mean:+.1f} ({low:+.1f} to {high:+.1f}; {len(seeds)})"
 
     def last_tenth(self, name: str, setting: Setting) -> list[float]:

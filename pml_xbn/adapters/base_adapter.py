@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import torch
@@ -38,19 +39,19 @@ class PlainRows:
         return group_moments(self.values, slots, num_groups)
 
     def adapted_in_groups(
-        self, slots: Tensor, is_adapted: Tensor, of_group: Affine, of_others: Affine | None
+        self, slots: Tensor, is_adapted: Tensor, group_maps: Affine, other_map: Affine | None
     ) -> PlainRows:
         """Returns the rows after a map of all of them, but the rows of some groups after one of their own.
 
         Args:
             slots: ``(n,)``, the group of every row in [0, g]; slot g is of no group.
             is_adapted: which of the groups take their map, ``(g, 1)`` bool.
-            of_group: maps of the groups, ``(g, d)``.
-            of_others: map of all other rows; None: they stay.
+            group_maps: maps of the groups, ``(g, d)``.
+            other_map: map of all other rows; None: they stay.
         """
-        others = self.values if of_others is None else of_others.map(self.values)
+        others = self.values if other_map is None else other_map.map(self.values)
         groups = slots.clamp(max=len(is_adapted) - 1)
-        own = torch.addcmul(of_group.shift[groups], self.values, of_group.scale[groups])
+        own = torch.addcmul(group_maps.shift[groups], self.values, group_maps.scale[groups])
         return PlainRows(torch.where(is_adapted[groups] & (slots == groups).unsqueeze(1), own, others))
 
 
@@ -93,6 +94,10 @@ class BaseAdapter(nn.Module):
             self._record_these_stats += names
             self.reset_stats()
 
+    def extra_repr(self) -> str:
+        options = {name: getattr(self, name, None) for name in signature(type(self)).parameters}
+        return ", ".join(f"{name}={x}" for name, x in options.items() if isinstance(x, float | int))
+
     def reset_stats(self) -> None:
         for name in self._record_these_stats:
             setattr(self, name, 0)
@@ -104,7 +109,9 @@ class BaseAdapter(nn.Module):
             memory: moments of the stored rows, ``(d,)`` each, float64; σ is 0 in dimensions without spread.
             target: moments to adapt to, which :meth:`estimate` has returned.
         """
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} has no map: define map(memory, target) -> Affine(scale, shift)"
+        )
 
     def estimate(self, batch: Moments, batch_size: int) -> Moments:
         """Returns the moments to adapt to, given those of the batch, float64: the batch's own by default.
@@ -151,21 +158,21 @@ class BaseAdapter(nn.Module):
             self.reset_stats()
         if len(batch) < 2:
             return rows
-        of_batch = moments(widest(batch))
-        target = self.estimate(of_batch, len(batch))
+        batch_moments = moments(widest(batch))
+        target = self.estimate(batch_moments, len(batch))
         if len(rows) < 2:
             return rows
-        of_memory = rows.moments()
+        memory_moments = rows.moments()
         if self.collect_stats:
-            self.mean_distance = (of_memory.mean - of_batch.mean).norm().item()
-            self.std_ratio = of_memory.to(of_batch).scale.mean().item()
-        return self._adapted(rows, labels, batch, batch_labels, of_memory, target)
+            self.mean_distance = (memory_moments.mean - batch_moments.mean).norm().item()
+            self.std_ratio = memory_moments.to(batch_moments).scale.mean().item()
+        return self._adapted(rows, labels, batch, batch_labels, memory_moments, target)
 
     def _adapted(
-        self, rows: Any, labels: Tensor, batch: Tensor, batch_labels: Tensor, of_memory: Moments, to: Moments
+        self, rows: Any, labels: Tensor, batch: Tensor, batch_labels: Tensor, memory: Moments, to: Moments
     ) -> Any:
         """Returns the rows, of these moments, adapted to others."""
-        affine, shape = self.map(of_memory, to), of_memory.mean.shape
+        affine, shape = self.map(memory, to), memory.mean.shape
         if not isinstance(affine, Affine):
             raise TypeError(
                 f"{type(self).__name__}.map returned a {type(affine).__name__}: return Affine(scale, shift), "

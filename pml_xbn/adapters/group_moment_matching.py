@@ -96,17 +96,17 @@ class GroupMomentMatching(BaseAdapter):
         return memory.to(blend)
 
     def _adapted(
-        self, rows: Any, labels: Tensor, batch: Tensor, batch_labels: Tensor, of_memory: Moments, to: Moments
+        self, rows: Any, labels: Tensor, batch: Tensor, batch_labels: Tensor, memory: Moments, to: Moments
     ) -> Any:
         num_groups, memory_slots, batch_slots = self._slots(labels, batch_labels)
-        in_batch, of_batch = group_moments(widest(batch), batch_slots, num_groups)
-        in_memory, of_rows = rows.group_moments(memory_slots, num_groups)
+        in_batch, batch_groups = group_moments(widest(batch), batch_slots, num_groups)
+        in_memory, memory_groups = rows.group_moments(memory_slots, num_groups)
         is_present = (in_memory >= 2) & (in_batch >= 2)
         if self.collect_stats:
             self.share_normalized_per_group = (in_memory * is_present).sum().item() / len(rows)
-        of_others = self.map(of_memory, to) if self.normalize_absent else None
-        of_group = self.map_groups(of_rows, of_batch, to)
-        return rows.adapted_in_groups(memory_slots, is_present, of_group, of_others)
+        other_map = self.map(memory, to) if self.normalize_absent else None
+        group_maps = self.map_groups(memory_groups, batch_groups, to)
+        return rows.adapted_in_groups(memory_slots, is_present, group_maps, other_map)
 
     def _slots(self, memory_labels: Tensor, batch_labels: Tensor) -> tuple[int, Tensor, Tensor]:
         """Returns the number of groups g, and the slot of every row of memory ``(n,)`` and batch ``(b,)``.

@@ -26,9 +26,9 @@ def gather_rows(rows: Tensor, sizes: list[int]) -> Tensor:
     """
     padded = rows.new_zeros(max(sizes), *rows.shape[1:], device=backend_device())
     padded[: len(rows)] = rows
-    of_ranks = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather(of_ranks, padded)
-    return torch.cat([x[:size] for x, size in zip(of_ranks, sizes, strict=True)]).to(rows.device)
+    by_rank = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(by_rank, padded)
+    return torch.cat([x[:size] for x, size in zip(by_rank, sizes, strict=True)]).to(rows.device)
 
 
 def all_reduced(values: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
@@ -72,9 +72,9 @@ def reduce_scattered(rows: Tensor, sizes: list[int]) -> Tensor:
         summed = torch.empty_like(padded[0])
         dist.reduce_scatter_tensor(summed, padded)
     else:  # which gloo lacks in some releases
-        of_ranks = torch.empty_like(padded)
-        dist.all_to_all_single(of_ranks, padded)
-        summed = of_ranks.sum(dim=0)
+        by_rank = torch.empty_like(padded)
+        dist.all_to_all_single(by_rank, padded)
+        summed = by_rank.sum(dim=0)
     return summed[: sizes[dist.get_rank()]].to(rows.device)
 
 

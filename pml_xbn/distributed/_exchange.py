@@ -18,14 +18,14 @@ class Exchange:
 
     Attributes:
         numbers: this rank's, ``(k,)``, float64; the block may set others, as many.
-        of_ranks: those of every rank, ``(ranks, k)``, float64; set at the end of the block.
+        by_rank: those of every rank, ``(ranks, k)``, float64; set at the end of the block.
 
     Args:
         size: k.
         has_reductions: whether the block calls :func:`all_reduced`, and nothing else that ranks do together.
     """
 
-    of_ranks: Tensor
+    by_rank: Tensor
 
     def __init__(self, size: int = 0, *, has_reductions: bool = False) -> None:
         self.numbers = torch.zeros(size, dtype=torch.float64)
@@ -50,7 +50,7 @@ class Exchange:
         report = report.to(backend_device())
         reports = [torch.empty_like(report) for _ in range(dist.get_world_size())]
         dist.all_gather(reports, report)
-        has_failed, self.of_ranks = torch.stack(reports).cpu().tensor_split([1], dim=1)  # one wait for all
+        has_failed, self.by_rank = torch.stack(reports).cpu().tensor_split([1], dim=1)  # one wait for all
         if has_failed.any():
             _raise_on_all_ranks(error)
 

@@ -68,10 +68,10 @@ def gathered(make: Callable[[], tuple[Batch, bool]], state: Mapping[str, int]) -
             seed=int(torch.randint(2**31, ())),
         )
         exchange.numbers = torch.tensor([*report, *state.values()], dtype=torch.float64)
-    numbers = exchange.of_ranks.long().tolist()
-    reports = [Report(*of_rank[:num_fields]) for of_rank in numbers]
-    for name, *of_ranks in zip(state, *(of_rank[num_fields:] for of_rank in numbers), strict=True):
-        _check_equal(name, of_ranks, "build and load the memory alike on all ranks")
+    numbers = exchange.by_rank.long().tolist()
+    reports = [Report(*row[:num_fields]) for row in numbers]
+    for name, *values in zip(state, *(row[num_fields:] for row in numbers), strict=True):
+        _check_equal(name, values, "build and load the memory alike on all ranks")
     _check_kinds(reports)
     dtype = reduce(torch.promote_types, (_DTYPES[report.dtype] for report in reports))
     refs, sizes, ids = batch.refs.to(dtype), [report.num_refs for report in reports], None
@@ -101,9 +101,9 @@ def _check_kinds(reports: list[Report]) -> None:
         raise ValueError("indices_tuple holds pairs on one rank and triplets on another: pass one of them")
 
 
-def _check_equal(name: str, of_ranks: list[int], remedy: str) -> None:
-    if len(set(of_ranks)) > 1:
-        raise ValueError(f"{name} is {of_ranks} on ranks 0 to {len(of_ranks) - 1}: {remedy}")
+def _check_equal(name: str, values: list[int], remedy: str) -> None:
+    if len(set(values)) > 1:
+        raise ValueError(f"{name} is {values} on ranks 0 to {len(values) - 1}: {remedy}")
 
 
 def batch_of_all_ranks(batch: Batch, reports: list[Report]) -> Batch:
@@ -144,11 +144,11 @@ def _gathered_indices(batch: Batch, reports: list[Report]) -> tuple[Tensor, ...]
         return None
     none = batch.row_labels.new_zeros(0)
     given = batch.given or (none,) * num_tensors
-    of_positives = [report.num_positive for report in reports]
-    of_negatives = [report.num_negative for report in reports]
+    num_positive = [report.num_positive for report in reports]
+    num_negative = [report.num_negative for report in reports]
     # Of pairs (anchor, positive, anchor, negative) the two halves have lengths of their own.
-    sizes = [of_positives] * 2 + [of_negatives] * 2 if num_tensors == 4 else [of_positives] * 3
+    sizes = [num_positive] * 2 + [num_negative] * 2 if num_tensors == 4 else [num_positive] * 3
     return tuple(
-        gather_rows(numbers.to(none) + batch.first_row, of_ranks)
-        for numbers, of_ranks in zip(given, sizes, strict=True)
+        gather_rows(numbers.to(none) + batch.first_row, by_rank)
+        for numbers, by_rank in zip(given, sizes, strict=True)
     )

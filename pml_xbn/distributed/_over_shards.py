@@ -84,5 +84,5 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, of_result: Tensor) -> Tensor:
-        return all_reduced(of_result)
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return all_reduced(gradient)

@@ -23,7 +23,7 @@ class PartOfLoss(NamedTuple):
     value: Tensor
     inputs: list[Tensor]  # the anchors of all ranks (a, d), and what is learned besides
 
-    def of_all_ranks(self, batch: Batch, reports: list[Report]) -> Tensor:
+    def whole_loss(self, batch: Batch, reports: list[Report]) -> Tensor:
         """Returns the loss; the mean over ranks of its gradients is one process's. Called on all ranks.
 
         Each rank gets the sum of the gradients of its own anchors: nothing is sent in the backward pass.
@@ -33,11 +33,12 @@ class PartOfLoss(NamedTuple):
         """
         if not torch.is_grad_enabled():
             return self.value
-        of_anchors, *of_learned = torch.autograd.grad(
+        anchor_gradient, *learned_gradients = torch.autograd.grad(
             self.value, self.inputs, allow_unused=True, materialize_grads=True
         )
-        gradients = [reduce_scattered(of_anchors, [report.num_anchors for report in reports]), *of_learned]
-        return attached(self.value.detach(), gradients, [batch.anchors, *self.inputs[1:]])
+        own_gradient = reduce_scattered(anchor_gradient, [report.num_anchors for report in reports])
+        inputs = [batch.anchors, *self.inputs[1:]]
+        return attached(self.value.detach(), [own_gradient, *learned_gradients], inputs)
 
 
 def part_of_loss(loss: Any, miner: Any, whole: Batch, contents: Contents) -> PartOfLoss:

@@ -122,9 +122,9 @@ class ShardedRows(Rows):
         return all_reduced(count), all_reduced(first), all_reduced(second)
 
     def adapted_in_groups(
-        self, slots: Tensor, is_adapted: Tensor, of_group: Affine, of_others: Affine | None
+        self, slots: Tensor, is_adapted: Tensor, group_maps: Affine, other_map: Affine | None
     ) -> ShardedRows:
-        return replace(super().adapted_in_groups(slots, is_adapted, of_group, of_others), total=None)
+        return replace(super().adapted_in_groups(slots, is_adapted, group_maps, other_map), total=None)
 
     def put(self, places: Tensor | slice, values: Tensor, num_rows: int) -> ShardedRows:
         assert isinstance(places, Tensor)

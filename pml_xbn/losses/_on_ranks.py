@@ -92,7 +92,7 @@ def _loss_of_shares(memory: Memory, batch: Batch, reports: list[Report], recipe:
         if memory.batch_loss_weight:
             with same_draws(reports[0].seed, batch.rows.device):
                 loss = memory.batch_loss_weight * loss_alone(memory, whole)
-    return loss + share.value(exchange.of_ranks)
+    return loss + share.value(exchange.by_rank)
 
 
 def _loss_on_shards(memory: Memory, batch: Batch, reports: list[Report], is_stored: bool) -> Tensor:
@@ -106,7 +106,7 @@ def _loss_on_shards(memory: Memory, batch: Batch, reports: list[Report], is_stor
             part = part_of_loss(memory.loss, memory.miner, whole, contents)
             if is_stored and memory.batch_loss_weight:
                 loss = memory.batch_loss_weight * loss_alone(memory, whole)
-    return loss if part is None else loss + part.of_all_ranks(batch, reports)
+    return loss if part is None else loss + part.whole_loss(batch, reports)
 
 
 def check_sharded(memory: Memory) -> None:

@@ -125,7 +125,7 @@ def comparison(memory: Memory, batch: Batch, contents: Contents) -> Comparison |
     rows = contents.rows
     if len(batch.anchors) == 0 or len(rows) == 0 or contents.newest is None:
         return None
-    own_rows = batch.own(contents.newest)
+    own_rows = contents.newest[batch.first_row : batch.first_row + len(batch.refs)]  # of this rank
     given = None if batch.given is None else mapped(batch.given, own_rows)
     if given is not None and batch.ids is not None:  # rows of one sample share a place
         given = drop_own_rows(given, own_rows)

@@ -82,10 +82,10 @@ class TwoTowerMemory(nn.Module):
         if query_memory is document_memory:
             raise ValueError("query_memory is the document_memory: build one for each tower")
         for name in ("embedding_size", "gather_distributed", "shard_distributed"):
-            of_documents, *of_queries = (getattr(memory, name) for memory in memories.values())
-            if of_queries and of_queries != [of_documents]:
+            value, *others = (getattr(memory, name) for memory in memories.values())
+            if others and others != [value]:
                 raise ValueError(
-                    f"document_memory has {name}={of_documents} and query_memory {of_queries[0]}: build both "
+                    f"document_memory has {name}={value} and query_memory {others[0]}: build both "
                     "with the same"
                 )
 

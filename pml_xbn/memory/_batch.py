@@ -21,10 +21,6 @@ class Batch(NamedTuple):
     first_row: int  # where this rank's refs begin among the rows
     ids: Tensor | None = None  # samples of the rows, (g,); None: of no row, on no rank
 
-    def own(self, batch_rows: Tensor) -> Tensor:
-        """Of the places ``(g,)`` of all ranks' rows, those of this rank's, ``(b,)``."""
-        return batch_rows[self.first_row : self.first_row + len(self.refs)]
-
 
 def zero_loss(batch: Batch) -> Tensor:
     """What PML's losses return without pairs: zero, with a zero gradient."""

@@ -89,7 +89,7 @@ class Rows:
         if len(values) == 0:
             return self
         wide, zeros = widest(values), torch.zeros_like(self.shift)
-        scale, shift = self._whitening(moments(wide) if len(wide) > 1 else Moments(wide[0], zeros))
+        scale, shift = self._whitening(*(moments(wide) if len(wide) > 1 else (wide[0], zeros)))
         return replace(self, scale=scale, shift=shift, sums=(zeros, zeros), is_as_stored=False)
 
     # -- what is different where ranks hold parts of the rows ------------------------------------------------
@@ -170,19 +170,19 @@ class Rows:
         if self.num_rows <= rows_at_a_time(self.stored):
             weights = weights if lengths is None else weights / lengths
             total = weights @ self.stored[: self.num_rows].to(dtype)
-            of_weights = weights.sum(dim=1, keepdim=True)
+            weight_sums = weights.sum(dim=1, keepdim=True)
         else:  # a part at a time, as a copy of the weights may not fit
             total = weights.new_zeros(len(weights), self.stored.shape[1])
-            of_weights = weights.new_zeros(len(weights), 1)
+            weight_sums = weights.new_zeros(len(weights), 1)
             for part in slices(self.num_rows, rows_at_a_time(self.stored)):
                 own = weights[:, part] if lengths is None else weights[:, part] / lengths[part]
                 total.addmm_(own, self.stored[part].to(dtype))
-                of_weights += own.sum(dim=1, keepdim=True)
+                weight_sums += own.sum(dim=1, keepdim=True)
         if self.is_as_stored:
             return total
         # The sum of a ∘ u + b is a ∘ (the sum of u) + b: no row has to be mapped for it.
         scale, shift = self._map(dtype)
-        return (total * scale).addcmul_(of_weights, shift)
+        return (total * scale).addcmul_(weight_sums, shift)
 
     # -- moments and maps ------------------------------------------------------------------------------------
 
@@ -239,17 +239,17 @@ class Rows:
         return sums_of_groups(self.stored, places, slots, num_groups)
 
     def adapted_in_groups(
-        self: Self, slots: Tensor, is_adapted: Tensor, of_group: Affine, of_others: Affine | None
+        self: Self, slots: Tensor, is_adapted: Tensor, group_maps: Affine, other_map: Affine | None
     ) -> Self:
         """Returns the rows after maps of groups, whose rows are stored anew, and one of all others.
 
         Arguments as for :meth:`PlainRows.adapted_in_groups`.
         """
-        after = self if of_others is None else self.adapted(of_others)
-        after = replace(after, is_as_stored=False)
+        after = replace(self if other_map is None else self.adapted(other_map), is_as_stored=False)
         # From stored rows by the map of their group, and back from where all are read.
-        scale = (of_group.scale * self.scale / after.scale).to(self.dtype)
-        shift = ((of_group.scale * self.shift + of_group.shift - after.shift) / after.scale).to(self.dtype)
+        own = group_maps.after(Affine(self.scale, self.shift))
+        scale = (own.scale / after.scale).to(self.dtype)
+        shift = ((own.shift - after.shift) / after.scale).to(self.dtype)
         is_used = is_adapted & torch.isfinite(scale + shift)
         scale = pad(torch.where(is_used, scale, 1.0), (0, 0, 0, 1), value=1.0)
         shift = pad(torch.where(is_used, shift, 0.0), (0, 0, 0, 1))
@@ -306,7 +306,7 @@ class Rows:
     def stored_anew(self: Self) -> Self:
         """Returns these rows, whitened in place: a turn, after which u has mean 0 and σ 1."""
         found = self.measured().moments()
-        scale, shift = self._whitening(found)
+        scale, shift = self._whitening(*found)
         # Rows that have become equal are zeros.
         factor = (self.scale / scale).masked_fill_(found.std == 0, 0.0)
         offset = ((self.shift - shift) / scale).masked_fill_(found.std == 0, 0.0)
@@ -317,9 +317,8 @@ class Rows:
         after = replace(self, sums=sums_of(stored), noise=torch.zeros_like(scale))
         return replace(after, scale=scale, shift=shift, is_as_stored=False, is_due=False)
 
-    def _whitening(self, of_rows: Moments) -> Affine:
+    def _whitening(self, mean: Tensor, std: Tensor) -> Affine:
         """Returns the map to rows of these moments from where they are stored whitened."""
-        mean, std = of_rows
         rms = (mean.square() + std.square()).nan_to_num_(0, 0, 0).mean().sqrt()
         spread = std
         if self.stored.dtype == torch.float16:  # rows may come that differ where all are nearly equal

@@ -79,11 +79,11 @@ class Distances:
         vectors = normalize(self.anchors) if is_normalized else self.anchors
         vectors = vectors - vectors.mean(dim=1, keepdim=True)  # so that means of rows make no difference
         products, lengths, _ = _Products.apply(vectors, self.rows, False, is_normalized)
-        of_rows = torch.empty_like(lengths)
+        row_signal = torch.empty_like(lengths)
         for places, part in self.rows.parts(vectors.dtype):
-            of_rows[places] = (part - part.mean(dim=1, keepdim=True)).square().sum(dim=1)
+            row_signal[places] = (part - part.mean(dim=1, keepdim=True)).square().sum(dim=1)
         signal = vectors.square().sum(dim=1, keepdim=True)
-        noise = signal + of_rows / lengths.square() - 2 * products
+        noise = signal + row_signal / lengths.square() - 2 * products
         is_rounding = noise < signal * _ROUNDING * torch.finfo(noise.dtype).eps
         mat: Tensor = (noise / signal).masked_fill(is_rounding, 0.0)
         return mat
@@ -130,10 +130,10 @@ class _Products(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, of_mat: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, mat_gradient: Tensor, *_: None) -> tuple[Tensor | None, ...]:
         vectors, norms, lengths = ctx.saved_tensors
-        of_vectors = ctx.rows.weighted_sum(of_mat, lengths if ctx.scales_rows else None)
+        gradient = ctx.rows.weighted_sum(mat_gradient, lengths if ctx.scales_rows else None)
         if norms is not None:  # a change of length changes nothing
-            along = (of_vectors * vectors).sum(dim=1, keepdim=True)
-            of_vectors = torch.addcmul(of_vectors, vectors, along, value=-1).div_(norms)
-        return of_vectors, None, None, None
+            along = (gradient * vectors).sum(dim=1, keepdim=True)
+            gradient = torch.addcmul(gradient, vectors, along, value=-1).div_(norms)
+        return gradient, None, None, None

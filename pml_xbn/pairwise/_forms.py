@@ -70,8 +70,8 @@ def nca(loss: losses.NCALoss, mat: Tensor, pairs: Pairs) -> Terms:
     """
     logits, over_rows = loss.softmax_scale * similarities(loss.distance, mat), pairs.over_rows
     same = pairs.labels.unsqueeze(1) == pairs.row_labels
-    of_all = over_rows.log_sum_exp(logits, torch.ones_like(same))
-    terms = of_all - over_rows.log_sum_exp(logits, same)
+    log_sum = over_rows.log_sum_exp(logits, torch.ones_like(same))
+    terms = log_sum - over_rows.log_sum_exp(logits, same)
     # How often each anchor has been chosen, over how often the one was that has been chosen most.
     numbers = over_rows.count(pairs.positive) + over_rows.count(pairs.negative)
     weights = torch.where(numbers.max() > 0, widest(numbers) / numbers.max().clamp_min(1), 1).to(terms)
@@ -82,8 +82,8 @@ def nca(loss: losses.NCALoss, mat: Tensor, pairs: Pairs) -> Terms:
 def nt_xent(loss: losses.NTXentLoss, mat: Tensor, pairs: Pairs) -> Terms:
     """https://arxiv.org/abs/1807.03748, Eq. 4"""
     logits = similarities(loss.distance, mat) / loss.temperature
-    of_negatives = pairs.over_rows.log_sum_exp(logits, pairs.negative).unsqueeze(1)
-    return {"loss": Elements(_log_one_plus_exp(of_negatives - logits), pairs.positive)}
+    negative_log_sum = pairs.over_rows.log_sum_exp(logits, pairs.negative).unsqueeze(1)
+    return {"loss": Elements(_log_one_plus_exp(negative_log_sum - logits), pairs.positive)}
 
 
 def supcon(loss: losses.SupConLoss, mat: Tensor, pairs: Pairs) -> Terms:
@@ -91,9 +91,9 @@ def supcon(loss: losses.SupConLoss, mat: Tensor, pairs: Pairs) -> Terms:
     logits, over_rows = similarities(loss.distance, mat) / loss.temperature, pairs.over_rows
     positive, negative = pairs.masks()
     num_positive = over_rows.count(positive)
-    of_positives = over_rows.sum(logits, positive) / num_positive.clamp_min(1)
-    of_all = over_rows.log_sum_exp(logits, positive | negative)
-    return {"loss": Elements((of_all - of_positives).masked_fill(num_positive == 0, 0))}
+    positive_mean = over_rows.sum(logits, positive) / num_positive.clamp_min(1)
+    log_sum = over_rows.log_sum_exp(logits, positive | negative)
+    return {"loss": Elements((log_sum - positive_mean).masked_fill(num_positive == 0, 0))}
 
 
 def tuplet_margin(loss: losses.TupletMarginLoss, mat: Tensor, pairs: Pairs) -> Terms:
@@ -101,12 +101,12 @@ def tuplet_margin(loss: losses.TupletMarginLoss, mat: Tensor, pairs: Pairs) -> T
 
     With the angle's gradient taken for zero where it has none, at an angle of 0 or 180 degrees.
     """
-    of_negatives = pairs.over_rows.log_sum_exp(loss.scale * mat, pairs.negative).unsqueeze(1)
+    negative_log_sum = pairs.over_rows.log_sum_exp(loss.scale * mat, pairs.negative).unsqueeze(1)
     squared_sines = (1 - mat) * (1 + mat)
     has_gradient = squared_sines > 0
     sines = torch.where(has_gradient, squared_sines, 1).sqrt() * has_gradient
     slackened = math.cos(loss.margin) * mat + math.sin(loss.margin) * sines
-    return {"loss": Elements(_log_one_plus_exp(of_negatives - loss.scale * slackened), pairs.positive)}
+    return {"loss": Elements(_log_one_plus_exp(negative_log_sum - loss.scale * slackened), pairs.positive)}
 
 
 # -- losses of triplets ------------------------------------------------------------------------------------
@@ -114,8 +114,8 @@ def tuplet_margin(loss: losses.TupletMarginLoss, mat: Tensor, pairs: Pairs) -> T
 
 def triplet_margin(loss: losses.TripletMarginLoss, mat: Tensor, pairs: Pairs) -> Terms:
     """https://arxiv.org/abs/1503.03832"""
-    mat = -similarities(loss.distance, mat)
-    return {"loss": _of_triplets(mat, mat + loss.margin, -mat, pairs, softplus if loss.smooth_loss else relu)}
+    mat, hinge = -similarities(loss.distance, mat), softplus if loss.smooth_loss else relu
+    return {"loss": _triplet_terms(mat, mat + loss.margin, -mat, pairs, hinge)}
 
 
 def margin(loss: losses.MarginLoss, mat: Tensor, pairs: Pairs) -> Terms:
@@ -129,7 +129,7 @@ def margin(loss: losses.MarginLoss, mat: Tensor, pairs: Pairs) -> Terms:
         num_positive, num_negative = (x.sum(dim=1, keepdim=True) for x in (positive, negative))
         positive, negative = positive * num_negative, negative * num_positive
     divisor = (positive * (too_far > 0)).sum() + (negative * (too_near > 0)).sum()
-    terms = _of_triplets(mat, too_far, too_near, pairs)._replace(divisor=divisor)
+    terms = _triplet_terms(mat, too_far, too_near, pairs)._replace(divisor=divisor)
     regularization = Elements(mat.new_zeros(()))
     if loss.learn_beta and len(loss.beta) == 1:  # counts once and for all, if there are triplets
         regularization = Elements(beta[0] * loss.nu * positive.any())
@@ -138,7 +138,7 @@ def margin(loss: losses.MarginLoss, mat: Tensor, pairs: Pairs) -> Terms:
     return {"margin_loss": terms, "beta_reg_loss": regularization}
 
 
-def _of_triplets(
+def _triplet_terms(
     mat: Tensor, x: Tensor, y: Tensor, pairs: Pairs, activation: Callable[[Tensor], Tensor] | None = None
 ) -> Elements | TripletTerms:
     """Returns the terms of x_p + y_n, of which a loss that is never below zero needs no activation."""
@@ -177,15 +177,16 @@ def lifted_structure(loss: losses.LiftedStructureLoss, mat: Tensor, pairs: Pairs
     its own in memory.
     """
     margin = loss.distance.margin
-    of_negatives = pairs.over_rows.log_sum_exp(margin(loss.neg_margin, mat), pairs.negative)
-    totals = of_negatives.unsqueeze(1).expand_as(mat)
+    negative_log_sum = pairs.over_rows.log_sum_exp(margin(loss.neg_margin, mat), pairs.negative)
+    totals = negative_log_sum.unsqueeze(1).expand_as(mat)
     if pairs.own_rows is not None:
         # Of the anchors of one sample the last is what is stored.
         numbers = torch.arange(len(mat), device=mat.device)
         anchor_of_row = torch.full_like(pairs.row_labels, -1)
         anchor_of_row.scatter_reduce_(0, pairs.own_rows, numbers, "amax", include_self=False)
-        of_rows = of_negatives[anchor_of_row].masked_fill(anchor_of_row < 0, torch.finfo(mat.dtype).min)
-        totals = torch.logaddexp(totals, of_rows)
+        own_row_sum = negative_log_sum[anchor_of_row]
+        own_row_sum = own_row_sum.masked_fill(anchor_of_row < 0, torch.finfo(mat.dtype).min)
+        totals = torch.logaddexp(totals, own_row_sum)
     terms = relu(_or_zero(totals) + margin(mat, loss.pos_margin)) ** 2
     return {"loss": Elements(terms / 2, pairs.positive)}  # every pair of the batch counts twice
 

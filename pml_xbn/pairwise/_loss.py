@@ -163,8 +163,8 @@ class Share:
 
     def _zeros(self) -> list[list[Tensor]]:
         inputs = [self.whole, *self._recipe.learned] if self.leaf.requires_grad else []
-        of_part = [self.leaf.new_zeros(()), self.leaf.new_zeros((), dtype=torch.int64), *inputs]
-        return [[torch.zeros_like(x) for x in of_part] for _ in self._recipe.reducers]
+        like = [self.leaf.new_zeros(()), self.leaf.new_zeros((), dtype=torch.int64), *inputs]
+        return [[torch.zeros_like(x) for x in like] for _ in self._recipe.reducers]
 
     def numbers(self) -> Tensor:
         """Returns what the other ranks have to know, ``(2k + 2,)``, float64."""
@@ -172,17 +172,17 @@ class Share:
         sums, counts, *_ = zip(*(self._parts or self._zeros()), strict=True)
         return torch.stack([x.double() for x in (*sums, *counts, *self.leaf.new_tensor(num_pairs))])
 
-    def value(self, of_ranks: Tensor | None = None) -> Tensor:
+    def value(self, by_rank: Tensor | None = None) -> Tensor:
         """Returns the loss, whose gradients are all that its graph keeps.
 
         Args:
-            of_ranks: the numbers of all ranks, ``(ranks, 2k + 2)``: the loss is that of all, and the mean
+            by_rank: the numbers of all ranks, ``(ranks, 2k + 2)``: the loss is that of all, and the mean
                 over ranks of its gradients is that of a single process.
         """
         parts, num_ranks = self._parts or self._zeros(), 1
         num_pairs: Sequence[float] | None = self.pairs and self.pairs.numbers
-        if of_ranks is not None:
-            num_ranks, k, numbers = len(of_ranks), len(parts), of_ranks.sum(dim=0)
+        if by_rank is not None:
+            num_ranks, k, numbers = len(by_rank), len(parts), by_rank.sum(dim=0)
             num_pairs, numbers = numbers[2 * k :].tolist(), numbers.to(self.leaf)
             parts = [[numbers[i], numbers[k + i], *part[2:]] for i, part in enumerate(parts)]
         divisors = []
@@ -234,8 +234,8 @@ class _KnownGradients(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, of_loss: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *(of_loss * gradient for gradient in ctx.saved_tensors)
+    def backward(ctx: Any, loss_gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *(loss_gradient * gradient for gradient in ctx.saved_tensors)
 
 
 def _terms_by_pml(loss: Any, anchors: Tensor, rows: Tensor, pairs: Pairs) -> Iterator[Elements]:
@@ -247,15 +247,15 @@ def _terms_by_pml(loss: Any, anchors: Tensor, rows: Tensor, pairs: Pairs) -> Ite
     collecting._modules = {**loss._modules, "reducer": DoNothingReducer()}
     a1, p = listed(pairs.positive)
     at_once = max(1, _PAIRS_AT_ONCE_BY_PML["cpu" if rows.device.type == "cpu" else "gpu"] // len(rows))
-    for of_pairs, places in zip(a1.split(at_once), p.split(at_once), strict=True):
-        if len(of_pairs) == 0:
+    for anchors_of_pairs, places in zip(a1.split(at_once), p.split(at_once), strict=True):
+        if len(anchors_of_pairs) == 0:
             return
-        first, last = of_pairs[[0, -1]].tolist()
+        first, last = anchors_of_pairs[[0, -1]].tolist()
         chosen = slice(first, last + 1)
         # AngularLoss takes all rows of other classes, whatever is listed, but something has to be listed.
         is_angular = isinstance(loss, AngularLoss)
-        a2, n = (of_pairs[:1] - first, places[:1]) if is_angular else listed(pairs.negative[chosen])
-        lists = of_pairs - first, places, a2, n
+        a2, n = (anchors_of_pairs[:1] - first, places[:1]) if is_angular else listed(pairs.negative[chosen])
+        lists = anchors_of_pairs - first, places, a2, n
         info = collecting(anchors[chosen], pairs.labels[chosen], lists, rows, pairs.row_labels)["loss"]
         if torch.is_tensor(info["losses"]):
             yield Elements(info["losses"].flatten(), anchors=info["indices"][0] + first)

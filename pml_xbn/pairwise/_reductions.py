@@ -83,9 +83,9 @@ class _LogSumExp(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, of_result: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (shares,) = ctx.saved_tensors  # where none counts all do, but the result is not used
-        return of_result.unsqueeze(1) * shares, None
+        return gradient.unsqueeze(1) * shares, None
 
 
 class Elements(NamedTuple):

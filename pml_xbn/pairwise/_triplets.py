@@ -82,12 +82,12 @@ class Positives(NamedTuple):
         end = torch.minimum(end, self.numbers)
         start = torch.minimum(start, end)
         before = torch.nn.functional.pad(self.counts.cumsum(dim=1), (1, 0))
-        of_negatives = (before.gather(1, end) - before.gather(1, start)) * negative
+        per_negative = (before.gather(1, end) - before.gather(1, start)) * negative
         # By how much the number of negatives changes from one positive to the next.
         changes, weights = torch.zeros_like(before), negative.long()
         changes.scatter_add_(1, start, weights).scatter_add_(1, end, -weights)
-        of_positives = changes.cumsum(dim=1)[:, :-1] * self.counts
-        return torch.zeros_like(of_negatives).scatter_add_(1, self.places, of_positives), of_negatives
+        per_positive = changes.cumsum(dim=1)[:, :-1] * self.counts
+        return torch.zeros_like(per_negative).scatter_add_(1, self.places, per_positive), per_negative
 
 
 class TripletTerms(NamedTuple):

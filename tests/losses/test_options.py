@@ -220,5 +220,6 @@ def test_the_repr_shows_sizes_and_options() -> None:
         "delay=7",
         "memory_dtype=torch.bfloat16",
         "nonfinite=raise",
+        "MomentMatching(match_std=True, momentum=0.0",
     ):
         assert text in shown
