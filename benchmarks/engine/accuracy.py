@@ -120,14 +120,9 @@ def retrieval_accuracy(
     return result
 
 
-def hits_by_class(queries: Tensor, labels: Tensor) -> tuple[list[int], list[int]]:
-    """Returns of every class how many queries find one of their class nearest, and how many there are.
-
-    Args:
-        queries: (N, d); every query is searched for among the others.
-        labels: (N,).
-    """
+def hits_by_class(queries: Tensor, labels: Tensor) -> dict[str, list[int]]:
+    """Returns of every class its "images" and its "hits", images whose nearest neighbour is of the class."""
     right = torch.cat([labels[x[:, 0]] == labels[part] for part, _, x in neighbours(queries, None, 1)])
     classes, inverse = labels.unique(return_inverse=True)
     hits = inverse[right].bincount(minlength=len(classes))
-    return hits.tolist(), inverse.bincount().tolist()
+    return {"hits": hits.tolist(), "images": inverse.bincount().tolist()}

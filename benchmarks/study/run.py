@@ -34,7 +34,6 @@ from benchmarks.study.task import StudyTask
 
 EMOJI_ROOT = Path("data/emoji")
 _RATES = {512: 8**0.5}  # of the learning rate; AdamW's is to grow as the root of the batch
-_BY_CLASS = ("hits", "images")  # of every test class
 _BY_EPOCH = ("epoch", "loss", "recall_at_1", "map_at_r")
 
 
@@ -117,7 +116,7 @@ def train(
     if isinstance(task.data, PretrainedData):
         test = task.data.test
         found = hits_by_class(embed(task.model, test.images), test.labels)
-        outcome["classes"] = {name: " ".join(map(str, x)) for name, x in zip(_BY_CLASS, found, strict=True)}
+        outcome["classes"] = {name: " ".join(map(str, x)) for name, x in found.items()}
     return outcome
 
 

@@ -28,10 +28,9 @@ from benchmarks.engine.settings import Positive, check
 from benchmarks.engine.trial import at_most
 from benchmarks.study.report import write_report
 from benchmarks.study.run import EMOJI_ROOT
-from benchmarks.tuning.results import METHODS, RUNS, Tuning
+from benchmarks.tuning.results import AGAIN, FINAL, METHODS, RUNS, SEARCH, Trial, Tuning
 from benchmarks.tuning.run import train
 from benchmarks.tuning.space import draw
-from benchmarks.tuning.trial import AGAIN, FINAL, SEARCH, Trial
 
 # Trains with each of the arguments; yields these and what came of them.
 Runs = Callable[[Callable[..., Any], Iterable[tuple[Any, ...]], str], Iterator[tuple[tuple[Any, ...], Any]]]

@@ -6,9 +6,8 @@ from statistics import median
 
 from benchmarks.engine.intervals import paired
 from benchmarks.engine.results import markdown, spread
-from benchmarks.tuning.results import FIGURE, METHODS, SUBGROUPS, Tuning
+from benchmarks.tuning.results import AGAIN, FIGURE, FINAL, METHODS, SUBGROUPS, Tuning
 from benchmarks.tuning.space import CHOICES, DEFAULTS, LOGARITHMIC, RANGES, draw
-from benchmarks.tuning.trial import AGAIN, FINAL
 
 
 def tuned(tuning: Tuning) -> str:

@@ -6,13 +6,13 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.engine.intervals import Difference, paired
 from benchmarks.engine.results import read_csv
-from benchmarks.tuning.trial import AGAIN, FINAL, SEARCH, Trial
 
 METHODS = ("no-xbm", "xbm", "xbm-star", "xbn")
+SEARCH, AGAIN, FINAL = "search", "again", "final"
 RUNS = "tuning.csv"
 FIGURE = "map_at_r"
 FINALISTS = 5
@@ -21,6 +21,15 @@ _DECLARED: dict[str, dict[str, list[Any]]] = json.loads(
 )["subgroups"]
 Row = dict[str, str]
 Part = Callable[[Row], bool]
+
+
+class Trial(NamedTuple):
+    """A run: ``stage`` says how long and on which classes; the others what and with which seed."""
+
+    stage: str
+    method: str
+    number: int
+    seed: int
 
 
 def _part(bounds: dict[str, list[Any]]) -> Part:

@@ -17,8 +17,8 @@ from benchmarks.engine.run import Run
 from benchmarks.study.cases import MILDER, MILESTONES
 from benchmarks.study.run import EmojiData
 from benchmarks.study.task import StudyTask
+from benchmarks.tuning.results import FINAL, Trial
 from benchmarks.tuning.space import draw
-from benchmarks.tuning.trial import FINAL, Trial
 
 _HELD_OUT = 3  # one class of so many
 _SIDE = 32

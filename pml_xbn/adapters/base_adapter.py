@@ -109,7 +109,7 @@ class BaseAdapter(nn.Module):
             memory: moments of the stored rows, ``(d,)`` each, float64; σ is 0 in dimensions without spread.
             target: moments to adapt to, which :meth:`estimate` has returned.
         """
-        raise NotImplementedError(
+        raise TypeError(
             f"{type(self).__name__} has no map: define map(memory, target) -> Affine(scale, shift)"
         )
 

@@ -245,6 +245,7 @@ class OverridesForward(BaseAdapter):
         (ReturnsRows(), "returned a Tensor: return Affine"),
         (ReturnsOneScale(), "one number per dimension"),
         (OverridesForward(), "overrides forward"),
+        (BaseAdapter(), "BaseAdapter has no map: define map"),
     ],
 )
 def test_an_adapter_that_is_no_map_is_refused_with_words(adapter: BaseAdapter, message: str) -> None:

@@ -60,7 +60,7 @@ def test_hits_of_the_classes_add_up_to_recall() -> None:
     labels *= 3  # numbers of classes need not be next to each other
     distances = torch.cdist(queries.double(), queries.double()).fill_diagonal_(torch.inf)
     right = labels[distances.argmin(dim=1)] == labels
-    hits, numbers = hits_by_class(queries, labels)
+    hits, numbers = (hits_by_class(queries, labels)[name] for name in ("hits", "images"))
     classes = labels.unique().tolist()
     assert hits == [int(right[labels == label].sum()) for label in classes]
     assert numbers == [int((labels == label).sum()) for label in classes]

@@ -16,10 +16,9 @@ from benchmarks.demo.settings import Settings as GlyphsSettings
 from benchmarks.engine.emoji import load_emoji
 from benchmarks.tuning import __main__ as tuning
 from benchmarks.tuning.report import tuned
-from benchmarks.tuning.results import METHODS, SUBGROUPS, Tuning
+from benchmarks.tuning.results import AGAIN, FINAL, METHODS, SEARCH, SUBGROUPS, Trial, Tuning
 from benchmarks.tuning.run import FinalData, ValidationData, train
 from benchmarks.tuning.space import CHOICES, DEFAULTS, RANGES, draw
-from benchmarks.tuning.trial import AGAIN, FINAL, SEARCH, Trial
 
 
 class Trains:
