@@ -20,10 +20,15 @@ class AXBNWrapper(AdaptiveCrossBatchMemory):
     from ten rows a batch on. A larger ``measurement_noise`` smooths over more batches.
 
     Args:
+        loss: one of PML's pair or triplet losses, computed between the batch and the memory.
+        embedding_size: number of dimensions d.
+        memory_size: number of rows M.
+        miner: chooses among the pairs of batch and memory; default all pairs.
         process_noise, measurement_noise, initial_variance, gain_update_interval: see
             :class:`~pml_xbn.adapters.KalmanMomentMatching`.
-        loss, embedding_size, memory_size, miner, and all from ``delay`` on: see
+        delay, warmup, batch_loss_weight, normalize_memory, gather_distributed, shard_distributed: see
             :class:`AdaptiveCrossBatchMemory`.
+        nonfinite, memory_dtype, update, update_momentum, collect_stats: likewise.
 
     Example:
         >>> import torch

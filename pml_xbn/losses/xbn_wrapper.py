@@ -19,9 +19,14 @@ class XBNWrapper(AdaptiveCrossBatchMemory):
     Adaptive Cross Batch Normalization, Eq. 6. The one to start with.
 
     Args:
+        loss: one of PML's pair or triplet losses, computed between the batch and the memory.
+        embedding_size: number of dimensions d.
+        memory_size: number of rows M.
+        miner: chooses among the pairs of batch and memory; default all pairs.
         match_std, momentum: see :class:`~pml_xbn.adapters.MomentMatching`.
-        loss, embedding_size, memory_size, miner, and all from ``delay`` on: see
+        delay, warmup, batch_loss_weight, normalize_memory, gather_distributed, shard_distributed: see
             :class:`AdaptiveCrossBatchMemory`.
+        nonfinite, memory_dtype, update, update_momentum, collect_stats: likewise.
 
     Example:
         >>> import torch
