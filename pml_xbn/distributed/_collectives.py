@@ -53,9 +53,9 @@ def finish_reductions() -> None:
 
 def _announced(*reduction: int) -> Tensor:
     """Returns the reduction that other ranks announce, while those without one announce zeros."""
-    numbers = torch.tensor(reduction, device=backend_device())
-    dist.all_reduce(numbers, dist.ReduceOp.MAX)
-    return numbers
+    announced = torch.tensor(reduction, device=backend_device())
+    dist.all_reduce(announced, dist.ReduceOp.MAX)
+    return announced
 
 
 def reduce_scattered(rows: Tensor, sizes: list[int]) -> Tensor:

@@ -17,7 +17,7 @@ class Exchange:
     """Numbers that the ranks tell each other at the end of a block, which raises on all ranks if on one.
 
     Attributes:
-        numbers: this rank's, ``(k,)``, float64; the block may set others, as many.
+        values: this rank's, ``(k,)``, float64; the block may set others, as many.
         by_rank: those of every rank, ``(ranks, k)``, float64; set at the end of the block.
 
     Args:
@@ -28,7 +28,7 @@ class Exchange:
     by_rank: Tensor
 
     def __init__(self, size: int = 0, *, has_reductions: bool = False) -> None:
-        self.numbers = torch.zeros(size, dtype=torch.float64)
+        self.values = torch.zeros(size, dtype=torch.float64)
         self._has_reductions = has_reductions
 
     @contextmanager
@@ -46,7 +46,7 @@ class Exchange:
             error = raised
         if self._has_reductions:
             finish_reductions()
-        report = torch.cat([torch.tensor([error is not None]), self.numbers.cpu()]).double()
+        report = torch.cat([torch.tensor([error is not None]), self.values.cpu()]).double()
         report = report.to(backend_device())
         reports = [torch.empty_like(report) for _ in range(dist.get_world_size())]
         dist.all_gather(reports, report)

@@ -53,7 +53,7 @@ def gathered(make: Callable[[], tuple[Batch, bool]], state: Mapping[str, int]) -
     exchange = Exchange(num_fields + len(state))
     with exchange.at_end():
         batch, is_storable = make()
-        given = batch.given or ()
+        user_pairs = batch.user_pairs or ()
         report = Report(
             num_refs=len(batch.refs),
             num_anchors=len(batch.anchors),
@@ -62,15 +62,15 @@ def gathered(make: Callable[[], tuple[Batch, bool]], state: Mapping[str, int]) -
             is_storable=is_storable,
             has_mask=not batch.is_own,
             has_ids=batch.ids is not None,
-            num_tensors=len(given),
-            num_positive=len(given[0]) if given else 0,
-            num_negative=len(given[-1]) if given else 0,
+            num_tensors=len(user_pairs),
+            num_positive=len(user_pairs[0]) if user_pairs else 0,
+            num_negative=len(user_pairs[-1]) if user_pairs else 0,
             seed=int(torch.randint(2**31, ())),
         )
-        exchange.numbers = torch.tensor([*report, *state.values()], dtype=torch.float64)
-    numbers = exchange.by_rank.long().tolist()
-    reports = [Report(*row[:num_fields]) for row in numbers]
-    for name, *values in zip(state, *(row[num_fields:] for row in numbers), strict=True):
+        exchange.values = torch.tensor([*report, *state.values()], dtype=torch.float64)
+    values_by_rank = exchange.by_rank.long().tolist()
+    reports = [Report(*row[:num_fields]) for row in values_by_rank]
+    for name, *values in zip(state, *(row[num_fields:] for row in values_by_rank), strict=True):
         _check_equal(name, values, "build and load the memory alike on all ranks")
     _check_kinds(reports)
     dtype = reduce(torch.promote_types, (_DTYPES[report.dtype] for report in reports))
@@ -123,7 +123,7 @@ def batch_of_all_ranks(batch: Batch, reports: list[Report]) -> Batch:
         anchor_labels=anchor_labels,
         refs=refs,
         ref_labels=batch.row_labels,
-        given=_gathered_indices(batch, reports),
+        user_pairs=_gathered_indices(batch, reports),
         first_row=0,
     )
 
@@ -143,12 +143,12 @@ def _gathered_indices(batch: Batch, reports: list[Report]) -> tuple[Tensor, ...]
     if num_tensors == 0:
         return None
     none = batch.row_labels.new_zeros(0)
-    given = batch.given or (none,) * num_tensors
+    user_pairs = batch.user_pairs or (none,) * num_tensors
     num_positive = [report.num_positive for report in reports]
     num_negative = [report.num_negative for report in reports]
     # Of pairs (anchor, positive, anchor, negative) the two halves have lengths of their own.
     sizes = [num_positive] * 2 + [num_negative] * 2 if num_tensors == 4 else [num_positive] * 3
     return tuple(
-        gather_rows(numbers.to(none) + batch.first_row, by_rank)
-        for numbers, by_rank in zip(given, sizes, strict=True)
+        gather_rows(indices.to(none) + batch.first_row, by_rank)
+        for indices, by_rank in zip(user_pairs, sizes, strict=True)
     )

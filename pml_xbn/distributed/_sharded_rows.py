@@ -92,12 +92,12 @@ class ShardedRows(Rows):
     def places_here(self, places: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the places held among these ``(k,)``, numbered from the first held, and which they are."""
         own = places - self.first
-        numbers = ((own >= 0) & (own < len(self.stored))).nonzero().squeeze(1)
-        return own[numbers], numbers
+        which = ((own >= 0) & (own < len(self.stored))).nonzero().squeeze(1)
+        return own[which], which
 
     def held(self, places: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        own, numbers = self.places_here(places)
-        return own, values[numbers]
+        own, which = self.places_here(places)
+        return own, values[which]
 
     def everywhere(self, places: Tensor) -> Tensor:
         found = torch.where(places < 0, places, places + self.first)

@@ -17,15 +17,15 @@ from ..pairwise import IndicesTuple
 def split(
     embeddings: Tensor,
     labels: Tensor,
-    given: IndicesTuple | None,
+    user_pairs: IndicesTuple | None,
     mask: Tensor | None = None,
     ids: Tensor | None = None,
 ) -> Batch:
     """Returns a call's input, split by its enqueue mask, once shapes and dtypes of all but embeddings fit."""
     size, device = len(embeddings), embeddings.device
     check_integers("labels", labels, size, "one label per embedding")
-    if given is not None:
-        check_indices(given)
+    if user_pairs is not None:
+        check_indices(user_pairs)
         if mask is not None:
             raise ValueError("indices_tuple and enqueue_mask are mutually exclusive: pass one of them")
     labels = labels.to(device, torch.int64).contiguous()
@@ -39,7 +39,7 @@ def split(
         anchors, anchor_labels = embeddings[~mask], labels[~mask]
         embeddings, labels, ids = embeddings[mask], labels[mask], None if ids is None else ids[mask]
     rows, is_own = embeddings.detach(), mask is None
-    return Batch(anchors, anchor_labels, embeddings, labels, is_own, given, rows, labels, 0, ids)
+    return Batch(anchors, anchor_labels, embeddings, labels, is_own, user_pairs, rows, labels, 0, ids)
 
 
 @torch.no_grad()
@@ -93,15 +93,15 @@ def check_indices(indices_tuple: tuple[Tensor, ...]) -> None:
             f"indices_tuple has {len(indices_tuple)} tensors: pass 3 (anchors, positives, negatives) "
             "or 4 (anchors, positives, anchors, negatives)"
         )
-    for numbers in indices_tuple:
-        if not isinstance(numbers, Tensor):
-            raise TypeError(f"indices_tuple holds a {type(numbers).__name__}: pass tensors")
-        if numbers.ndim != 1 or numbers.dtype not in INTEGERS:
+    for indices in indices_tuple:
+        if not isinstance(indices, Tensor):
+            raise TypeError(f"indices_tuple holds a {type(indices).__name__}: pass tensors")
+        if indices.ndim != 1 or indices.dtype not in INTEGERS:
             raise ValueError(
-                f"indices_tuple holds a tensor of shape {tuple(numbers.shape)} and dtype {numbers.dtype}: "
+                f"indices_tuple holds a tensor of shape {tuple(indices.shape)} and dtype {indices.dtype}: "
                 "pass numbers of the batch's rows, of one dimension and torch.int64"
             )
-    lengths = [len(numbers) for numbers in indices_tuple]
+    lengths = [len(indices) for indices in indices_tuple]
     halves = (lengths,) if len(lengths) == 3 else (lengths[:2], lengths[2:])
     if any(len(set(half)) > 1 for half in halves):
         raise ValueError(
@@ -111,12 +111,12 @@ def check_indices(indices_tuple: tuple[Tensor, ...]) -> None:
 
 def refused_indices(indices_tuple: tuple[Tensor, ...], batch_size: int, device: torch.device) -> Refusal:
     """Numbers of rows that the batch does not have."""
-    numbers = torch.cat([x.to(device) for x in indices_tuple])
-    is_outside = (numbers < 0) | (numbers >= batch_size)
+    indices = torch.cat([x.to(device) for x in indices_tuple])
+    is_outside = (indices < 0) | (indices >= batch_size)
     return (
         is_outside.any(),
         lambda: (
-            f"indices_tuple has numbers {numbers[is_outside].unique().tolist()} for a batch of {batch_size}: "
+            f"indices_tuple has numbers {indices[is_outside].unique().tolist()} for a batch of {batch_size}: "
             f"pass numbers from 0 to {batch_size - 1}"
         ),
     )

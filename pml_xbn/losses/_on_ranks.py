@@ -82,13 +82,13 @@ def _loss_of_shares(memory: Memory, batch: Batch, reports: list[Report], recipe:
     """Returns the loss, of which every rank computes the terms of its own anchors."""
     whole = batch_of_all_ranks(batch, reports) if memory.batch_loss_weight else batch
     loss, share = batch.anchors.new_zeros(()), Share(memory.loss, recipe, batch.anchors)
-    exchange = Exchange(len(share.numbers()))
+    exchange = Exchange(len(share.totals()))
     with exchange.at_end():
         contents = stored(memory, batch)
         compared = None if contents is None else comparison(memory, batch, contents)
         if compared is not None:
             share = share_against(compared, recipe)
-            exchange.numbers = share.numbers()
+            exchange.values = share.totals()
         if memory.batch_loss_weight:
             with same_draws(reports[0].seed, batch.rows.device):
                 loss = memory.batch_loss_weight * loss_alone(memory, whole)

@@ -38,7 +38,7 @@ def checked(
     memory: Memory,
     embeddings: Tensor,
     labels: Tensor,
-    given: IndicesTuple | None,
+    user_pairs: IndicesTuple | None,
     mask: Tensor | None,
     ids: Tensor | None,
     is_stored: bool,
@@ -53,20 +53,20 @@ def checked(
             "the memory was called from one of its own hooks: return the new rows from the hook, and "
             "store others after the step"
         )
-    if given is not None and memory._is_sharded:
+    if user_pairs is not None and memory._is_sharded:
         raise ValueError("indices_tuple with shard_distributed=True: pass a miner, or use gather_distributed")
     if is_stored and memory.update == "average":
         Update(memory.update, memory.update_momentum).check_ids(ids)
     check_embeddings(embeddings, rows.stored.shape[1])
     if embeddings.dtype != torch.float64:
         embeddings = embeddings.to(rows.dtype)
-    batch, device, is_due = split(embeddings, labels, given, mask, ids), embeddings.device, False
+    batch, device, is_due = split(embeddings, labels, user_pairs, mask, ids), embeddings.device, False
     if is_stored:
         check_num_rows(len(batch.refs), rows.num_places)
     if is_stored and memory.nonfinite != "ignore":
         refusals = memory._hooks.refusals(batch.ref_labels)
-        if given is not None:
-            refusals.append(refused_indices(given, len(embeddings), device))
+        if user_pairs is not None:
+            refusals.append(refused_indices(user_pairs, len(embeddings), device))
         is_out = rows.is_out_of_range() if rows.stored.device == device else None
         can_skip = memory.nonfinite == "skip"
         is_stored, is_due = are_storable(embeddings, rows.dtype, refusals, is_out, skip=can_skip)
@@ -95,7 +95,7 @@ def stored(memory: Memory, batch: Batch, *, is_fill: bool = False) -> Contents |
         with torch.no_grad():
             adapted = hooks.adapted(*arguments, allow_nonfinite=memory.nonfinite == "ignore")
             if memory.normalize_memory:
-                adapted = adapted.given(normalize(adapted.read(rows.dtype)))
+                adapted = adapted.replaced_by(normalize(adapted.read(rows.dtype)))
         contents = contents._replace(rows=adapted)
     if batch.ids is None or placement is None:
         contents = contents.put(rows, labels)
@@ -126,12 +126,12 @@ def comparison(memory: Memory, batch: Batch, contents: Contents) -> Comparison |
     if len(batch.anchors) == 0 or len(rows) == 0 or contents.newest is None:
         return None
     own_rows = contents.newest[batch.first_row : batch.first_row + len(batch.refs)]  # of this rank
-    given = None if batch.given is None else mapped(batch.given, own_rows)
-    if given is not None and batch.ids is not None:  # rows of one sample share a place
-        given = drop_own_rows(given, own_rows)
+    user_pairs = None if batch.user_pairs is None else mapped(batch.user_pairs, own_rows)
+    if user_pairs is not None and batch.ids is not None:  # rows of one sample share a place
+        user_pairs = drop_own_rows(user_pairs, own_rows)
     anchors = batch.anchors, batch.anchor_labels
     own = own_rows if batch.is_own else None
-    return Comparison(memory.loss, memory.miner, *anchors, rows, contents.row_labels, own, given)
+    return Comparison(memory.loss, memory.miner, *anchors, rows, contents.row_labels, own, user_pairs)
 
 
 def loss_alone(memory: Memory, batch: Batch) -> Tensor:
@@ -141,15 +141,15 @@ def loss_alone(memory: Memory, batch: Batch) -> Tensor:
 
 def loss_against_stored(memory: Memory, batch: Batch) -> Tensor:
     """Returns the loss of a batch that is not stored, against the memory as it is."""
-    given, rows, labels = batch.given, memory.queue.contents.rows, memory.queue.contents.row_labels
+    user_pairs, rows, labels = batch.user_pairs, memory.queue.contents.rows, memory.queue.contents.row_labels
     if len(batch.anchors) == 0 or len(rows) == 0:
-        return zero_loss(batch) if given is None else loss_of_batch(memory.loss, memory.miner, batch)
+        return zero_loss(batch) if user_pairs is None else loss_of_batch(memory.loss, memory.miner, batch)
     compared = Comparison(memory.loss, memory.miner, batch.anchors, batch.anchor_labels, rows, labels)
-    if given is None:
+    if user_pairs is None:
         return loss_against(compared)
     # Not stored, so the given pairs find their rows of the batch behind those of the memory.
     batch_rows = torch.arange(len(rows), len(rows) + len(batch.refs), device=labels.device)
-    lists = appended(chosen_pairs(compared), mapped(given, batch_rows), batch.anchor_labels)
+    lists = appended(chosen_pairs(compared), mapped(user_pairs, batch_rows), batch.anchor_labels)
     values = torch.cat([rows.read(batch.refs.dtype), batch.refs.detach()])
     rows, labels = Rows.of(values, len(values), values.dtype), torch.cat([labels, batch.ref_labels])
     return loss_against(compared._replace(miner=lambda *_: lists, rows=rows, row_labels=labels))

@@ -81,11 +81,11 @@ def loss_of_batch(
         return zero_loss(batch)
     arguments: tuple[Any, ...] = batch.anchors, batch.anchor_labels
     refs = no_refs if batch.is_own else (batch.refs, batch.ref_labels)
-    indices = batch.given
+    indices = batch.user_pairs
     if miner is not None:
         indices = miner(*arguments, *refs)
-        if batch.given is not None:
+        if batch.user_pairs is not None:
             batch_rows = torch.arange(len(batch.refs), device=batch.refs.device)
-            indices = appended(indices, mapped(batch.given, batch_rows), batch.anchor_labels)
+            indices = appended(indices, mapped(batch.user_pairs, batch_rows), batch.anchor_labels)
     value: Tensor = loss(*arguments, indices, *refs)
     return value

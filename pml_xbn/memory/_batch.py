@@ -15,7 +15,7 @@ class Batch(NamedTuple):
     refs: Tensor  # (b, d), what this rank stores, with gradient
     ref_labels: Tensor  # (b,)
     is_own: bool  # the anchors are the refs
-    given: tuple[Tensor, ...] | None  # pairs or triplets, whose positives and negatives number refs
+    user_pairs: tuple[Tensor, ...] | None  # pairs or triplets, whose positives and negatives number refs
     rows: Tensor  # (g, d), what all ranks store; on one rank the refs, detached
     row_labels: Tensor  # (g,)
     first_row: int  # where this rank's refs begin among the rows

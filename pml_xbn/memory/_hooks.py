@@ -115,7 +115,7 @@ class MemoryHooks:
             values = rows.read(batch.dtype)
             new_values = hook(values, labels.clone(), batch.clone(), batch_labels.clone())
             if new_values is not None:
-                rows = rows.given(_checked(new_values, values, hook, allow_nonfinite))
+                rows = rows.replaced_by(_checked(new_values, values, hook, allow_nonfinite))
         self.are_running = False
         return rows
 

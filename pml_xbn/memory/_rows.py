@@ -76,7 +76,7 @@ class Rows:
         rows.overwritten.clear()
         return rows
 
-    def given(self, values: Tensor) -> Rows:
+    def replaced_by(self, values: Tensor) -> Rows:
         """Returns other rows ``(n, d)`` in the place of these."""
         return Rows.of(values, len(self.stored), self.stored.dtype)
 

@@ -73,8 +73,9 @@ def nca(loss: losses.NCALoss, mat: Tensor, pairs: Pairs) -> Terms:
     log_sum = over_rows.log_sum_exp(logits, torch.ones_like(same))
     terms = log_sum - over_rows.log_sum_exp(logits, same)
     # How often each anchor has been chosen, over how often the one was that has been chosen most.
-    numbers = over_rows.count(pairs.positive) + over_rows.count(pairs.negative)
-    weights = torch.where(numbers.max() > 0, widest(numbers) / numbers.max().clamp_min(1), 1).to(terms)
+    num_chosen = over_rows.count(pairs.positive) + over_rows.count(pairs.negative)
+    most = num_chosen.max()
+    weights = torch.where(most > 0, widest(num_chosen) / most.clamp_min(1), 1).to(terms)
     # PML's loss of a single anchor is zero.
     return {"loss": Elements(terms * weights * (len(mat) > 1), over_rows.count(same) > 0)}
 
@@ -181,9 +182,9 @@ def lifted_structure(loss: losses.LiftedStructureLoss, mat: Tensor, pairs: Pairs
     totals = negative_log_sum.unsqueeze(1).expand_as(mat)
     if pairs.own_rows is not None:
         # Of the anchors of one sample the last is what is stored.
-        numbers = torch.arange(len(mat), device=mat.device)
+        anchors = torch.arange(len(mat), device=mat.device)
         anchor_of_row = torch.full_like(pairs.row_labels, -1)
-        anchor_of_row.scatter_reduce_(0, pairs.own_rows, numbers, "amax", include_self=False)
+        anchor_of_row.scatter_reduce_(0, pairs.own_rows, anchors, "amax", include_self=False)
         own_row_sum = negative_log_sum[anchor_of_row]
         own_row_sum = own_row_sum.masked_fill(anchor_of_row < 0, torch.finfo(mat.dtype).min)
         totals = torch.logaddexp(totals, own_row_sum)

@@ -38,7 +38,7 @@ class Comparison(NamedTuple):
     rows: Rows  # (n, d)
     row_labels: Tensor  # (n,)
     own_rows: Tensor | None = None  # (a,), rows of the anchors' own copies, which they are not compared with
-    given: IndicesTuple | None = None  # pairs or triplets of anchors and rows besides
+    user_pairs: IndicesTuple | None = None  # pairs or triplets of anchors and rows besides
     over_rows: OverRows = OverRows()
 
     def chosen(self, distances: Distances) -> Pairs:
@@ -46,8 +46,8 @@ class Comparison(NamedTuple):
         pairs = Pairs.all(self.anchor_labels, self.row_labels, self.own_rows, self.over_rows)
         if self.miner is not None:
             pairs = mined(self.miner, distances, pairs)
-        if self.given is not None:
-            pairs = pairs.and_given(self.given)
+        if self.user_pairs is not None:
+            pairs = pairs.and_user_pairs(self.user_pairs)
         elif self.miner is None and len(self.rows) > 4:  # certainly more than one pair
             return pairs
         return pairs.counted()
@@ -93,7 +93,7 @@ def share_against(compared: Comparison, recipe: Recipe) -> Share:
         return share
     share.whole = mat = distances.measured(loss.distance)
     is_checked = hasattr(loss, "_assert_either_pos_or_neg")  # since PML 2.9
-    if compared.given is not None and is_checked and loss.loss_method == loss.mat_based_loss:
+    if compared.user_pairs is not None and is_checked and loss.loss_method == loss.mat_based_loss:
         loss._assert_either_pos_or_neg(*pairs[:2])
     over_rows, device = compared.over_rows, "cpu" if mat.device.type == "cpu" else "gpu"
     at_once = max(1, over_rows.pairs_at_once[device] // max(1, over_rows.most_rows or mat.shape[1]))
@@ -166,9 +166,9 @@ class Share:
         like = [self.leaf.new_zeros(()), self.leaf.new_zeros((), dtype=torch.int64), *inputs]
         return [[torch.zeros_like(x) for x in like] for _ in self._recipe.reducers]
 
-    def numbers(self) -> Tensor:
+    def totals(self) -> Tensor:
         """Returns what the other ranks have to know, ``(2k + 2,)``, float64."""
-        num_pairs = (0, 0) if self.pairs is None else self.pairs.counted().numbers
+        num_pairs = (0, 0) if self.pairs is None else self.pairs.counted().num_pairs
         sums, counts, *_ = zip(*(self._parts or self._zeros()), strict=True)
         return torch.stack([x.double() for x in (*sums, *counts, *self.leaf.new_tensor(num_pairs))])
 
@@ -180,11 +180,11 @@ class Share:
                 over ranks of its gradients is that of a single process.
         """
         parts, num_ranks = self._parts or self._zeros(), 1
-        num_pairs: Sequence[float] | None = self.pairs and self.pairs.numbers
+        num_pairs: Sequence[float] | None = self.pairs and self.pairs.num_pairs
         if by_rank is not None:
-            num_ranks, k, numbers = len(by_rank), len(parts), by_rank.sum(dim=0)
-            num_pairs, numbers = numbers[2 * k :].tolist(), numbers.to(self.leaf)
-            parts = [[numbers[i], numbers[k + i], *part[2:]] for i, part in enumerate(parts)]
+            num_ranks, k, totals = len(by_rank), len(parts), by_rank.sum(dim=0)
+            num_pairs, totals = totals[2 * k :].tolist(), totals.to(self.leaf)
+            parts = [[totals[i], totals[k + i], *part[2:]] for i, part in enumerate(parts)]
         divisors = []
         for reducer, (total, count, *_) in zip(self._recipe.reducers.values(), parts, strict=True):
             divisors.append(torch.ones_like(total) if type(reducer) is SumReducer else count.clamp_min(1))

@@ -25,7 +25,7 @@ def mined(miner: Any, distances: Distances, pairs: Pairs) -> Pairs:
     with torch.no_grad():
         miner.reset_stats()
         chosen = MINERS[type(miner)](miner, distances.measured(miner.distance), pairs).counted()
-    positives, negatives = (range(number) for number in chosen.numbers or ())
+    positives, negatives = (range(number) for number in chosen.num_pairs or ())
     miner.output_assertion(
         [positives] * 3 if type(miner) in _OF_TRIPLETS else [positives] * 2 + [negatives] * 2
     )

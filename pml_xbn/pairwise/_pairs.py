@@ -28,7 +28,7 @@ class Pairs(NamedTuple):
     over_rows: OverRows
     triplets: IndicesTuple | None = None
     window: Window | None = None  # triplets that are not listed
-    numbers: tuple[int, int] | None = None  # of positive and negative pairs; None: not counted
+    num_pairs: tuple[int, int] | None = None  # of positive and negative pairs; None: not counted
 
     @classmethod
     def all(cls, labels: Tensor, row_labels: Tensor, own_rows: Tensor | None, over_rows: OverRows) -> Pairs:
@@ -51,16 +51,16 @@ class Pairs(NamedTuple):
             negative=counts[1],
             triplets=lists if is_of_triplets else None,
             window=None,
-            numbers=(len(lists[0]), len(lists[-1])),
+            num_pairs=(len(lists[0]), len(lists[-1])),
         )
 
-    def and_given(self, given: IndicesTuple) -> Pairs:
+    def and_user_pairs(self, user_pairs: IndicesTuple) -> Pairs:
         """Returns these pairs, and those that the caller has given besides."""
         if self.is_of_triplets:
-            return self.listed(appended(self.lists(), given, self.labels))
-        also = self.listed(lmu.convert_to_pairs(given, self.labels))
+            return self.listed(appended(self.lists(), user_pairs, self.labels))
+        also = self.listed(lmu.convert_to_pairs(user_pairs, self.labels))
         positive, negative = also.positive + self.positive, also.negative + self.negative
-        return also._replace(positive=positive, negative=negative, numbers=None)
+        return also._replace(positive=positive, negative=negative, num_pairs=None)
 
     def lists(self) -> IndicesTuple:
         """Returns index tensors as PML's miners do, four of pairs or three of triplets."""
@@ -81,10 +81,10 @@ class Pairs(NamedTuple):
 
     def counted(self) -> Pairs:
         """Returns these pairs with their numbers, for which a GPU has to wait."""
-        if self.numbers is not None:
+        if self.num_pairs is not None:
             return self
         num_positive, num_negative = torch.stack([self.over_rows.total(x) for x in self[:2]]).tolist()
-        return self._replace(numbers=(num_positive, num_negative))
+        return self._replace(num_pairs=(num_positive, num_negative))
 
     def at(self, anchors: slice) -> Pairs:
         """Returns the pairs of some anchors, not of triplets that are listed."""
@@ -111,22 +111,22 @@ def listed(counts: Tensor) -> tuple[Tensor, Tensor]:
     return anchors, rows
 
 
-def mapped(given: IndicesTuple, rows: Tensor) -> IndicesTuple:
+def mapped(user_pairs: IndicesTuple, rows: Tensor) -> IndicesTuple:
     """Returns pairs or triplets whose positives and negatives number ``rows``, not what ``rows`` number."""
-    is_anchor = (True, False, False) if len(given) == 3 else (True, False, True, False)
-    numbers = (x.to(rows.device, torch.int64) for x in given)
-    return tuple(x if anchor else rows[x] for x, anchor in zip(numbers, is_anchor, strict=True))
+    is_anchor = (True, False, False) if len(user_pairs) == 3 else (True, False, True, False)
+    indices = (x.to(rows.device, torch.int64) for x in user_pairs)
+    return tuple(x if anchor else rows[x] for x, anchor in zip(indices, is_anchor, strict=True))
 
 
-def appended(indices: IndicesTuple, given: IndicesTuple, labels: Tensor) -> IndicesTuple:
-    """Returns ``indices`` followed by ``given``, as triplets or pairs, whichever ``indices`` are.
+def appended(indices: IndicesTuple, user_pairs: IndicesTuple, labels: Tensor) -> IndicesTuple:
+    """Returns ``indices`` followed by ``user_pairs``, as triplets or pairs, whichever ``indices`` are.
 
     Args:
         labels: of the batch, ``(b,)``.
     """
     convert = lmu.convert_to_triplets if len(indices) == 3 else lmu.convert_to_pairs
-    given = convert(given, labels)
-    return tuple(torch.cat([a, b.to(a.device)]) for a, b in zip(indices, given, strict=True))
+    user_pairs = convert(user_pairs, labels)
+    return tuple(torch.cat([a, b.to(a.device)]) for a, b in zip(indices, user_pairs, strict=True))
 
 
 def drop_own_rows(indices: IndicesTuple, own_rows: Tensor) -> IndicesTuple:

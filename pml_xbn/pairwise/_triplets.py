@@ -46,14 +46,14 @@ class Positives(NamedTuple):
 
     places: Tensor  # their rows
     counts: Tensor  # how often each counts, int64; 0 for others
-    numbers: Tensor  # (a, 1), how many positives there are
+    num_positives: Tensor  # (a, 1), how many positives there are
 
     @classmethod
     def of(cls, mat: Tensor, counts: Tensor) -> Positives:
-        numbers = (counts > 0).sum(dim=1, keepdim=True)
-        k = max(1, int(numbers.max()))
+        num_positives = (counts > 0).sum(dim=1, keepdim=True)
+        k = max(1, int(num_positives.max()))
         places = mat.masked_fill(counts == 0, torch.inf).topk(k, largest=False).indices
-        return cls(places, counts.gather(1, places).long(), numbers)
+        return cls(places, counts.gather(1, places).long(), num_positives)
 
     def first(self, keys: Tensor, bounds: Tensor, *, is_above: bool = False) -> Tensor:
         """Returns which is the first positive whose key is at least the bound, or above it, ``(a, n)``.
@@ -63,7 +63,7 @@ class Positives(NamedTuple):
             bounds: ``(a, n)``.
         """
         inner = keys.gather(1, self.places)
-        is_other = torch.arange(inner.shape[1], device=inner.device) >= self.numbers
+        is_other = torch.arange(inner.shape[1], device=inner.device) >= self.num_positives
         return torch.searchsorted(inner.masked_fill(is_other, torch.inf), bounds, right=is_above)
 
     def are_ordered_by(self, keys: Tensor) -> bool:
@@ -79,7 +79,7 @@ class Positives(NamedTuple):
             negative: how often each pair counts, ``(a, n)``.
             start, end: the positives from ``start`` to before ``end`` go with each negative, ``(a, n)``.
         """
-        end = torch.minimum(end, self.numbers)
+        end = torch.minimum(end, self.num_positives)
         start = torch.minimum(start, end)
         before = torch.nn.functional.pad(self.counts.cumsum(dim=1), (1, 0))
         per_negative = (before.gather(1, end) - before.gather(1, start)) * negative
@@ -122,7 +122,8 @@ class TripletTerms(NamedTuple):
         """Returns how many triplets with x_p + y_n between these numbers each pair is part of, ``(a, n)``."""
         if self.window is None:
             positives, negative = Positives.of(self.mat, self.positive), self.negative
-            start, end = torch.zeros_like(self.mat, dtype=torch.int64), positives.numbers.expand_as(self.mat)
+            end = positives.num_positives.expand_as(self.mat)
+            start = torch.zeros_like(end)
         else:
             _, _, _, positive, negative, start, end = self.window
             positives = Positives.of(self.mat, positive)
