@@ -132,6 +132,10 @@ class _Products(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, mat_gradient: Tensor, *_: None) -> tuple[Tensor | None, ...]:
         vectors, norms, lengths = ctx.saved_tensors
+        if (
+            ctx.scales_rows
+        ):  # a row without length has no direction, and may be far from zero where it is stored
+            lengths = lengths.masked_fill(lengths <= _SMALLEST_NORM, torch.inf)
         gradient = ctx.rows.weighted_sum(mat_gradient, lengths if ctx.scales_rows else None)
         if norms is not None:  # a change of length changes nothing
             along = (gradient * vectors).sum(dim=1, keepdim=True)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -27,11 +29,12 @@ def train_in_float64(accumulate: int, monkeypatch: pytest.MonkeyPatch, *flags: s
     with monkeypatch.context() as patch:
         # The memory keeps float32 or less unless it is told.
         init = AdaptiveCrossBatchMemory.__init__
-        patch.setattr(
-            AdaptiveCrossBatchMemory,
-            "__init__",
-            lambda *args, **options: init(*args, **options | {"memory_dtype": torch.float64}),
-        )
+
+        @functools.wraps(init)
+        def init_in_float64(*args: object, **options: object) -> None:
+            init(*args, **options | {"memory_dtype": torch.float64})
+
+        patch.setattr(AdaptiveCrossBatchMemory, "__init__", init_in_float64)
         task = PapersTask(settings, load_data(settings), Ranks(cpu=True))
     for part in (task.model, task.loss_fn, task._warmup_loss):
         part.double()

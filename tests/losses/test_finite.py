@@ -40,3 +40,12 @@ def test_finite_batches_stay_finite(name: str, loss: type, data: st.DataObject, 
             assert torch.isfinite(embeddings.grad).all()
         assert torch.isfinite(value)
         assert torch.isfinite(loss_fn.embedding_memory).all()
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_row_of_zeros_that_is_stored_far_out_has_no_direction(name: str) -> None:
+    loss_fn, labels = CLASSES[name](SupConLoss(), 3, 5), torch.zeros(2, dtype=torch.int64)
+    for values in ([[1.0, 1, 0], [1, 1, 1]], [[0.0, 0, 0], [0, 0, 0]], [[0.0, 0, 2.476e14], [0, 0, 0]]):
+        embeddings = torch.tensor(values, requires_grad=True)
+        loss_fn(embeddings, labels).backward()
+        assert embeddings.grad.isfinite().all()
