@@ -56,7 +56,7 @@ class PlainRows:
 
 
 class BaseAdapter(nn.Module):
-    """From the moments of memory and batch to the map that takes the stored rows to where they would be now.
+    """From the moments of memory and batch to the map that adapts the stored rows.
 
     A subclass implements :meth:`map` and, if it estimates the moments to adapt to from more than one batch,
     :meth:`estimate`. The memory applies the map and follows the moments itself. With fewer than two rows in
