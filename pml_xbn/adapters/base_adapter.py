@@ -17,8 +17,8 @@ from .moments import Moments, group_moments, moments
 Refusal = tuple[Tensor, Callable[[], str]]
 
 
-class PlainRows:
-    """Rows ``(n, d)`` of a plain tensor, float64. The rows of a memory have the same methods for adapters."""
+class _PlainRows:
+    """Rows ``(n, d)`` of a plain tensor, in float64, with what adapters ask of the rows of a memory."""
 
     def __init__(self, values: Tensor) -> None:
         self.values = values
@@ -27,32 +27,16 @@ class PlainRows:
         return len(self.values)
 
     def moments(self) -> Moments:
-        """Returns the moments of all rows, two or more, in float64."""
         return moments(self.values)
 
-    def adapted(self, affine: Affine) -> PlainRows:
-        """Returns the rows after a map of all of them."""
-        return PlainRows(affine.map(self.values))
-
     def group_moments(self, slots: Tensor, num_groups: int) -> tuple[Tensor, Moments]:
-        """Returns counts ``(g, 1)`` and moments ``(g, d)`` of the rows of every slot ``(n,)`` below g."""
         return group_moments(self.values, slots, num_groups)
 
-    def adapted_in_groups(
-        self, slots: Tensor, is_adapted: Tensor, group_maps: Affine, other_map: Affine | None
-    ) -> PlainRows:
-        """Returns the rows after a map of all of them, but the rows of some groups after one of their own.
+    def adapted(self, affine: Affine) -> _PlainRows:
+        return _PlainRows(affine.map(self.values))
 
-        Args:
-            slots: ``(n,)``, the group of every row in [0, g]; slot g is of no group.
-            is_adapted: which of the groups take their map, ``(g, 1)`` bool.
-            group_maps: maps of the groups, ``(g, d)``.
-            other_map: map of all other rows; None: they stay.
-        """
-        others = self.values if other_map is None else other_map.map(self.values)
-        groups = slots.clamp(max=len(is_adapted) - 1)
-        own = torch.addcmul(group_maps.shift[groups], self.values, group_maps.scale[groups])
-        return PlainRows(torch.where(is_adapted[groups] & (slots == groups).unsqueeze(1), own, others))
+    def adapted_in_groups(self, maps: Affine, slots: Tensor) -> _PlainRows:
+        return self.adapted(Affine(maps.scale[slots], maps.shift[slots]))
 
 
 class BaseAdapter(nn.Module):
@@ -139,7 +123,7 @@ class BaseAdapter(nn.Module):
             batch: detached rows about to be enqueued, ``(b, d)``.
             batch_labels: ``(b,)``, integers.
         """
-        rows, limits = PlainRows(widest(memory)), torch.finfo(memory.dtype)
+        rows, limits = _PlainRows(widest(memory)), torch.finfo(memory.dtype)
         with torch.no_grad():
             adapted = self.adapt(rows, memory_labels, batch, batch_labels)
         if adapted is rows:
@@ -151,7 +135,7 @@ class BaseAdapter(nn.Module):
         """Returns the adapted rows; ``rows`` itself where they stay.
 
         Args:
-            rows: those of a memory, or :class:`PlainRows`.
+            rows: those of a memory, or of a plain tensor.
             labels, batch, batch_labels: as for :meth:`forward`.
         """
         if self.collect_stats:
@@ -166,21 +150,18 @@ class BaseAdapter(nn.Module):
         if self.collect_stats:
             self.mean_distance = (memory_moments.mean - batch_moments.mean).norm().item()
             self.std_ratio = memory_moments.to(batch_moments).scale.mean().item()
-        return self._adapted(rows, labels, batch, batch_labels, memory_moments, target)
+        affine, shape = self.map(memory_moments, target), batch.shape[1:]
+        if not (isinstance(affine, Affine) and affine.scale.shape == affine.shift.shape == shape):
+            is_affine = isinstance(affine, Affine)
+            found = [tuple(x.shape) for x in affine] if is_affine else f"a {type(affine).__name__}"
+            raise TypeError(
+                f"{type(self).__name__}.map returned {found}: return Affine(scale, shift), which makes "
+                f"scale * z + shift of every row z, one number per dimension, {tuple(shape)} each"
+            )
+        return self._adapted(rows, labels, batch, batch_labels, affine, target)
 
     def _adapted(
-        self, rows: Any, labels: Tensor, batch: Tensor, batch_labels: Tensor, memory: Moments, to: Moments
+        self, rows: Any, labels: Tensor, batch: Tensor, batch_labels: Tensor, affine: Affine, target: Moments
     ) -> Any:
-        """Returns the rows, of these moments, adapted to others."""
-        affine, shape = self.map(memory, to), memory.mean.shape
-        if not isinstance(affine, Affine):
-            raise TypeError(
-                f"{type(self).__name__}.map returned a {type(affine).__name__}: return Affine(scale, shift), "
-                "of which the memory makes scale * z + shift of every row z"
-            )
-        if affine.scale.shape != shape or affine.shift.shape != shape:
-            raise ValueError(
-                f"{type(self).__name__}.map returned shapes {[tuple(x.shape) for x in affine]}: return a "
-                f"scale and a shift of shape {tuple(shape)}, one number per dimension"
-            )
+        """Returns the rows after the map of all of them."""
         return rows.adapted(affine)

@@ -81,22 +81,23 @@ class CovarianceMatching(nn.Module):
     def matrix(self, memory: Tensor, batch: Tensor) -> Tensor:
         """A, given the covariances Σ and Σ′: ``(d, d)`` each."""
         std, new_std = memory.diagonal().sqrt(), batch.diagonal().sqrt()
-        scale = torch.where(std > 0, new_std / std, 1.0)
-        size, has_spread = torch.where(std > 0, std, 1.0), (std > 0) & (new_std > 0)
-        old = self._correlations(memory, torch.where(has_spread, std, torch.inf))
-        new = self._correlations(batch, torch.where(has_spread, new_std, torch.inf))
-        are_regular = _is_regular(old) & _is_regular(new)
+        has_spread = (std > 0) & (new_std > 0)
         unit = torch.eye(len(std), dtype=std.dtype, device=std.device)
+        old, new = (
+            # A dimension without spread is correlated with none.
+            ((1 - self.shrinkage) * x / torch.outer(size, size)).fill_diagonal_(1.0)
+            for x, size in (
+                (memory, torch.where(has_spread, std, torch.inf)),
+                (batch, torch.where(has_spread, new_std, torch.inf)),
+            )
+        )
+        are_regular = _is_regular(old) & _is_regular(new)
         old, new = torch.where(are_regular, old, unit), torch.where(are_regular, new, unit)
-        mixes = torch.outer(has_spread, has_spread)
-        return torch.where(mixes, size.unsqueeze(1) * self._solve(old, new, scale) / size, torch.diag(scale))
+        scale, size = torch.where(std > 0, new_std / std, 1.0), torch.where(std > 0, std, 1.0)
+        return size.unsqueeze(1) * self._solve(old, new, torch.diag(scale)) / size
 
-    def _correlations(self, covariance: Tensor, std: Tensor) -> Tensor:
-        return ((1 - self.shrinkage) * covariance / torch.outer(std, std)).fill_diagonal_(1.0)
-
-    def _solve(self, old: Tensor, new: Tensor, scale: Tensor) -> Tensor:
-        """D⁻¹ A D, given the correlations C and C′ ``(d, d)``, and D′ / D ``(d,)``."""
-        scales = torch.diag(scale)
+    def _solve(self, old: Tensor, new: Tensor, scales: Tensor) -> Tensor:
+        """D⁻¹ A D, given the correlations C and C′, and D′ / D as a matrix: ``(d, d)`` each."""
         if self.root == "cholesky":
             factor, new_factor = torch.linalg.cholesky(old), torch.linalg.cholesky(new)
             solved: Tensor = torch.linalg.solve_triangular(factor, new_factor, upper=False, left=False)
@@ -110,12 +111,9 @@ class CovarianceMatching(nn.Module):
 def _moments(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Mean ``(d,)`` and covariance ``(d, d)``; a variance of a few rounding errors of the mean is zero."""
     wide = widest(rows)
-    mean = wide.mean(dim=0)
-    centred = wide - mean
-    covariance = centred.T @ centred / (len(rows) - 1)
-    variance = covariance.diagonal()
-    least = 8 * torch.finfo(rows.dtype).eps * mean.abs()
-    variance.copy_(torch.where(variance > least.square(), variance, 0.0))
+    mean, covariance = wide.mean(dim=0), torch.atleast_2d(wide.T.cov())
+    variance, least = covariance.diagonal(), 8 * torch.finfo(rows.dtype).eps * wide.mean(dim=0)
+    variance *= variance > least.square()
     return mean, covariance
 
 

@@ -96,7 +96,7 @@ class GroupMomentMatching(BaseAdapter):
         return memory.to(blend)
 
     def _adapted(
-        self, rows: Any, labels: Tensor, batch: Tensor, batch_labels: Tensor, memory: Moments, to: Moments
+        self, rows: Any, labels: Tensor, batch: Tensor, batch_labels: Tensor, affine: Affine, target: Moments
     ) -> Any:
         num_groups, memory_slots, batch_slots = self._slots(labels, batch_labels)
         in_batch, batch_groups = group_moments(widest(batch), batch_slots, num_groups)
@@ -104,9 +104,15 @@ class GroupMomentMatching(BaseAdapter):
         is_present = (in_memory >= 2) & (in_batch >= 2)
         if self.collect_stats:
             self.share_normalized_per_group = (in_memory * is_present).sum().item() / len(rows)
-        other_map = self.map(memory, to) if self.normalize_absent else None
-        group_maps = self.map_groups(memory_groups, batch_groups, to)
-        return rows.adapted_in_groups(memory_slots, is_present, group_maps, other_map)
+        if not self.normalize_absent:
+            affine = Affine(torch.ones_like(affine.scale), torch.zeros_like(affine.shift))
+        group_maps = self.map_groups(memory_groups, batch_groups, target)
+        # Absent groups go with all other rows, whose map is the last.
+        maps = (
+            torch.cat([torch.where(is_present, of_groups, of_others), of_others.unsqueeze(0)])
+            for of_groups, of_others in zip(group_maps, affine, strict=True)
+        )
+        return rows.adapted_in_groups(Affine(*maps), memory_slots)
 
     def _slots(self, memory_labels: Tensor, batch_labels: Tensor) -> tuple[int, Tensor, Tensor]:
         """Returns the number of groups g, and the slot of every row of memory ``(n,)`` and batch ``(b,)``.

@@ -86,6 +86,12 @@ class MomentMatching(BaseAdapter):
 
     def set_extra_state(self, state: Tensor) -> None:
         numbers, estimated = state.tensor_split([len(self._state)])
+        size = len(self.estimated.mean)
+        if size and len(estimated) != 2 * size:
+            raise ValueError(
+                f"the state of a {type(self).__name__} holds {len(estimated)} moments, not {2 * size}: build "
+                "the memory as it was built then"
+            )
         for name, number in zip(self._state, numbers.tolist(), strict=True):
             setattr(self, name, number)
         self.estimated = Moments(*estimated.clone().chunk(2))

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from .._tensor_checks import INTEGERS
+
 Superclasses = Tensor | Sequence[int] | Mapping[int, int]
 
 
@@ -43,17 +45,14 @@ class SuperclassLookup(nn.Module):
 
     def forward(self, labels: Tensor, missing: int = -1) -> Tensor:
         """Superclass of every label ``(n,)``, ``missing`` where it has none."""
-        position = self._position(labels)
+        if self.labels.device != labels.device:
+            self.to(labels.device)  # as PML's memory follows the batch
+        position = torch.searchsorted(self.labels, labels).clamp(max=len(self.labels) - 1)
         return torch.where(self.labels[position] == labels, self.groups[position], missing)
 
     def is_missing(self, labels: Tensor) -> Tensor:
         """True ``(n,)`` where a label has no superclass."""
-        return self.labels[self._position(labels)] != labels
-
-    def _position(self, labels: Tensor) -> Tensor:
-        if self.labels.device != labels.device:
-            self.to(labels.device)  # as PML's memory follows the batch
-        return torch.searchsorted(self.labels, labels).clamp(max=len(self.labels) - 1)
+        return self(labels) < 0  # type: ignore[no-any-return]
 
 
 def _as_integers(values: Tensor | Sequence[int], what: str) -> Tensor:
@@ -64,8 +63,8 @@ def _as_integers(values: Tensor | Sequence[int], what: str) -> Tensor:
         raise ValueError(f"{what} holds {values!r}: {remedy}") from error
     if tensor.ndim != 1 or len(tensor) == 0:
         raise ValueError(f"superclasses has shape {tuple(tensor.shape)}: {remedy}, in one dimension")
-    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+    if tensor.dtype not in INTEGERS:
         raise ValueError(f"{what} is {tensor[0].item()!r} ({tensor.dtype}): {remedy}")
-    if (tensor < 0).any():
+    if tensor.min() < 0:
         raise ValueError(f"{what} is {int(tensor.min())}: {remedy}")
     return tensor.to(torch.int64)

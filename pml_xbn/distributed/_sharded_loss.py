@@ -58,7 +58,7 @@ def part_of_loss(loss: Any, miner: Any, whole: Batch, contents: Contents) -> Par
     if len(anchors) == 0 or len(rows) == 0:
         return PartOfLoss((anchors * 0).sum(), inputs)
     if whole.is_own and newest is not None:
-        held, which = rows.places_here(newest)
+        held, which = rows.held(newest, torch.arange(len(newest), device=newest.device))
         own_rows = torch.full_like(newest, -1).index_copy(0, which, held)
     labels, over_rows = (whole.anchor_labels, contents.row_labels), OverShards(rows.most_places)
     compared = Comparison(loss, miner, anchors, labels[0], rows, labels[1], own_rows, None, over_rows)

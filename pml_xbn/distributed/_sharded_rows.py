@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from ..adapters.affine import Affine
-from ..memory._rows import Rows
-from ..memory._sums import Sums, sums_of
+from ..memory._queue import Queue
+from ..memory._rows import Rows, sums_of
 from ._collectives import all_reduced
+
+_OF_PLACES = ("rows", "labels", "ids")  # entries of a queue's state that have one of every place
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,20 +21,11 @@ class ShardedRows(Rows):
     """This rank's rows of a memory that is spread over the ranks.
 
     The map is the same on all ranks, as it follows from moments of all rows, of which the ranks add up their
-    sums. ``len()`` and :meth:`put` count rows and places of all ranks; what is stored, and ``num_rows``, are
-    this rank's. Methods that add up sums are called on all ranks.
-
-    Attributes:
-        first: number of the first place held. Ranks hold consecutive places, divided as by ``torch.chunk``.
-        num_places_of_all: M, of all ranks.
-        num_total: rows of all ranks.
-        total: sums over the stored rows of all ranks; None: they have changed since they were added up.
+    sums. ``count`` and places are those of all ranks; what is stored, its sums and ``num_rows`` are this
+    rank's. Ranks hold consecutive places, divided as by ``torch.chunk``.
     """
 
-    first: int = 0
-    num_places_of_all: int = 0
-    num_total: int = 0
-    total: Sums | None = None
+    first: int = 0  # number of the first place held
 
     @classmethod
     def empty(
@@ -42,62 +34,24 @@ class ShardedRows(Rows):
         most = -(-num_places // dist.get_world_size())
         first = min(dist.get_rank() * most, num_places)
         rows = Rows.empty(min(most, num_places - first), embedding_size, dtype, device)
-        return cls(
-            rows.stored, 0, rows.scale, rows.shift, rows.noise, first=first, num_places_of_all=num_places
-        )
-
-    def restored(self, num_rows: int, **saved: Any) -> ShardedRows:
-        own = super().restored(self._num_held(num_rows), **saved)
-        return replace(own, num_total=num_rows).to_save()
-
-    def to_save(self) -> ShardedRows:
-        # Another number of ranks has other shards, so a checkpoint holds no sums of them.
-        sums = None if self.sums is None else sums_of(self.stored[: self.num_rows])
-        return replace(self, sums=sums, total=None)
-
-    def as_saved(self, values: Tensor) -> Tensor:
-        """Returns a DTensor, which ``torch.distributed.checkpoint`` can load on another number of ranks."""
-        kind, split = _dtensor()
-        from torch.distributed.device_mesh import DeviceMesh
-
-        assert dist.group.WORLD is not None
-        mesh = DeviceMesh.from_group(dist.group.WORLD, values.device.type)
-        shape = torch.Size([self.num_places, *values.shape[1:]])
-        result: Tensor = kind.from_local(
-            values, mesh, [split(0)], run_check=False, shape=shape, stride=values.stride()
-        )
-        return result
-
-    def as_stored(self, saved: Any) -> Tensor:
-        is_sharded = isinstance(saved, _dtensor()[0])
-        own: Tensor = saved.to_local() if is_sharded else saved[self.first : self.first + len(self.stored)]
-        return own
-
-    def __len__(self) -> int:
-        return self.num_total
+        return cls(rows.stored, 0, rows.scale, rows.shift, num_places, first=first)
 
     @property
-    def num_places(self) -> int:
-        return self.num_places_of_all
+    def num_rows(self) -> int:
+        return min(max(self.count - self.first, 0), len(self.stored))
 
     @property
     def most_places(self) -> int:
         """How many places the rank with the most of them holds."""
         return -(-self.num_places // dist.get_world_size())
 
-    def _num_held(self, num_rows: int) -> int:
-        """Returns how many of the first ``num_rows`` places are held."""
-        return min(max(num_rows - self.first, 0), len(self.stored))
-
-    def places_here(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the places held among these ``(k,)``, numbered from the first held, and which they are."""
-        own = places - self.first
-        which = ((own >= 0) & (own < len(self.stored))).nonzero().squeeze(1)
-        return own[which], which
+    def over_ranks(self, sums: Tensor) -> Tensor:
+        return all_reduced(sums)
 
     def held(self, places: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        own, which = self.places_here(places)
-        return own, values[which]
+        own = places - self.first
+        is_here = (own >= 0) & (own < len(self.stored))
+        return own[is_here], values[is_here]
 
     def everywhere(self, places: Tensor) -> Tensor:
         found = torch.where(places < 0, places, places + self.first)
@@ -105,37 +59,55 @@ class ShardedRows(Rows):
 
     def measured(self) -> ShardedRows:
         rows = super().measured()
-        if rows.total is not None:
-            return rows
-        assert rows.sums is not None
-        first, second = all_reduced(torch.stack(rows.sums))
-        rows = replace(rows, total=(first, second))
-        return replace(rows, is_due=rows.is_due or bool(Rows.is_out_of_range(rows)))
-
-    @property
-    def totals(self) -> Sums:
-        assert self.total is not None, "to be measured first"
-        return self.total
-
-    def sums_of_groups(self, places: Tensor, slots: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:
-        count, first, second = super().sums_of_groups(places, slots, num_groups)
-        return all_reduced(count), all_reduced(first), all_reduced(second)
-
-    def adapted_in_groups(
-        self, slots: Tensor, is_adapted: Tensor, group_maps: Affine, other_map: Affine | None
-    ) -> ShardedRows:
-        return replace(super().adapted_in_groups(slots, is_adapted, group_maps, other_map), total=None)
-
-    def put(self, places: Tensor | slice, values: Tensor, num_rows: int) -> ShardedRows:
-        assert isinstance(places, Tensor)
-        after = super().put(*self.held(places, values), self._num_held(num_rows))
-        return replace(after, num_total=num_rows, total=None)
+        # Seen here and not before the step, alike on all ranks.
+        return rows.stored_anew(torch.zeros_like(rows.stored)) if Rows.is_out_of_range(rows) else rows
 
     def is_out_of_range(self) -> None:
-        """Is seen when the rows are measured, alike on all ranks."""
+        """Is seen when the rows are measured."""
 
-    def stored_anew(self) -> ShardedRows:
-        return replace(super().stored_anew(), total=None)
+
+class ShardedQueue(Queue):
+    """The queue of such rows. In its state, what has an entry of every place is a DTensor.
+
+    ``torch.distributed.checkpoint`` can load these on another number of ranks. As that has other shards, the
+    sums over the rows of a shard are measured anew, when a state is saved and when it is loaded.
+    """
+
+    kind = ShardedRows
+
+    def assign(self, values: Tensor) -> None:
+        raise RuntimeError("rows that are spread over ranks cannot be assigned: call fill_memory")
+
+    def _measure(self) -> None:
+        rows = self.contents.rows
+        if rows.sums is not None:
+            rows = replace(rows, sums=sums_of(rows.stored[: rows.num_rows]))
+        self.contents = self.contents._replace(rows=rows)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        kind, split = _dtensor()
+        from torch.distributed.device_mesh import DeviceMesh
+
+        self._measure()
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        assert dist.group.WORLD is not None
+        mesh = DeviceMesh.from_group(dist.group.WORLD, self.contents.labels.device.type)
+        for name in _OF_PLACES:
+            own = destination[prefix + name]
+            shape = torch.Size([self.contents.rows.num_places, *own.shape[1:]])
+            destination[prefix + name] = kind.from_local(
+                own, mesh, [split(0)], run_check=False, shape=shape, stride=own.stride()
+            )
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        state, rows = dict(state_dict), self.contents.rows
+        assert isinstance(rows, ShardedRows)
+        for key in {prefix + name for name in _OF_PLACES} & state.keys():
+            is_sharded = isinstance(state[key], _dtensor()[0])
+            here = slice(rows.first, rows.first + len(rows.stored))
+            state[key] = state[key].to_local() if is_sharded else state[key][here]
+        super()._load_from_state_dict(state, prefix, *args)
+        self._measure()
 
 
 def _dtensor() -> tuple[Any, Any]:

@@ -15,7 +15,7 @@ from torch.nn.functional import normalize
 from ..memory._batch import Batch, zero_loss
 from ..memory._queue import Contents
 from ..memory._rows import Rows
-from ..memory._samples import Update, placement_of, with_samples
+from ..memory._samples import averaged, placement_of, with_samples
 from ..pairwise import (
     Comparison,
     IndicesTuple,
@@ -48,15 +48,13 @@ def checked(
     Embeddings take the rows' dtype if that is more precise.
     """
     rows = memory.queue.settled().rows
-    if memory._hooks.are_running and (is_stored or memory._is_sharded):
-        raise RuntimeError(
-            "the memory was called from one of its own hooks: return the new rows from the hook, and "
-            "store others after the step"
-        )
     if user_pairs is not None and memory._is_sharded:
         raise ValueError("indices_tuple with shard_distributed=True: pass a miner, or use gather_distributed")
-    if is_stored and memory.update == "average":
-        Update(memory.update, memory.update_momentum).check_ids(ids)
+    if is_stored and memory.update == "average" and ids is None:
+        raise ValueError(
+            "update='average' averages the rows of a sample: pass sample_ids, of every image its number in "
+            "the data set, or -1"
+        )
     check_embeddings(embeddings, rows.stored.shape[1])
     if embeddings.dtype != torch.float64:
         embeddings = embeddings.to(rows.dtype)
@@ -74,7 +72,7 @@ def checked(
         _warn_of_eval(embeddings)
     memory.queue.on(device)  # which may be out of memory
     if is_due:
-        memory.queue.store_anew_after_step()
+        memory.queue.store_anew()
     return batch, is_stored
 
 
@@ -90,20 +88,18 @@ def stored(memory: Memory, batch: Batch, *, is_fill: bool = False) -> Contents |
     rows = batch.rows.to(contents.rows.dtype)
     placement = None if batch.ids is None else placement_of(contents, batch.ids, labels)
     if is_adapting and not is_fill:
-        hooks.placement = placement
-        arguments = contents.rows, contents.row_labels, rows, labels
+        arguments = contents.rows, contents.row_labels, rows, labels, placement
         with torch.no_grad():
             adapted = hooks.adapted(*arguments, allow_nonfinite=memory.nonfinite == "ignore")
             if memory.normalize_memory:
-                adapted = adapted.replaced_by(normalize(adapted.read(rows.dtype)))
+                unit_rows = normalize(adapted.read(rows.dtype))
+                adapted = Rows.of(unit_rows, adapted.num_places, adapted.stored.dtype)
         contents = contents._replace(rows=adapted)
     if batch.ids is None or placement is None:
         contents = contents.put(rows, labels)
     else:
         if memory.update == "average":
-            old = contents.rows.at(placement.stored_at, rows.dtype)
-            update = Update(memory.update, memory.update_momentum)
-            rows = update.averaged(rows, placement.returning, old)
+            rows = averaged(rows, contents.rows, placement, memory.update_momentum)
         contents = with_samples(contents, placement, rows, labels, batch.ids)
     memory.queue.contents = contents
     return contents

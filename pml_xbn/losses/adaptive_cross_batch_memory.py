@@ -15,13 +15,12 @@ from .._keywords import refuse_keywords, refuse_overrides
 from .._number_checks import check_integer, check_non_negative, check_one_of
 from ..distributed._collectives import is_distributed
 from ..distributed._global_batch import Report
-from ..distributed._sharded_rows import ShardedRows
+from ..distributed._sharded_rows import ShardedQueue
 from ..memory._batch import Batch
 from ..memory._checkpoint import prepare_state
 from ..memory._hooks import MemoryHook, MemoryHooks, transaction
 from ..memory._queue import Queue
-from ..memory._rows import Rows
-from ..memory._samples import Update
+from ..memory._samples import check_update
 from ..pairwise import IndicesTuple, Miner, check_reducers, check_supported
 from ._on_ranks import check_sharded, check_sharded_hook, checked_on_ranks, fill, loss_on_ranks
 from ._step import checked, eager, loss_against_stored, loss_with_memory, stored
@@ -80,7 +79,6 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     """
 
     queue: Queue
-    _takes_parts = False  # while a state is loaded that may lack entries or have others
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuses methods of PML's that are not called here, so that nobody overrides them in vain."""
@@ -118,7 +116,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         check_integer("delay", delay, at_least=0)
         check_non_negative("batch_loss_weight", batch_loss_weight)
         check_one_of("nonfinite", nonfinite, ("raise", "skip", "ignore"))
-        Update(update, update_momentum).check()
+        check_update(update, update_momentum)
         # What reset_queue needs, which runs inside super().__init__.
         self.memory_dtype = memory_dtype
         self._hooks = MemoryHooks()
@@ -242,16 +240,19 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         Raises:
             RuntimeError: no hook is running.
         """
-        in_memory, in_batch = self._hooks.returning_samples()
-        return in_memory.to(self.label_memory.device), in_batch.to(self.label_memory.device)
+        if self._hooks.returning is None:
+            raise RuntimeError(
+                "returning_samples is of the batch that hooks see: ask for it in a memory hook"
+            )
+        none = self.label_memory.new_zeros(0)
+        in_memory, in_batch = self._hooks.returning or (none, none)
+        return in_memory, in_batch
 
     def reset_queue(self) -> None:
         """Empties the memory. Calls stay counted and adapters keep their estimates."""
-        sizes = self.memory_size, self.embedding_size, self.memory_dtype
-        if hasattr(self, "queue"):
-            self.queue.reset(*sizes)
-        else:
-            self.queue = Queue(*sizes, ShardedRows if self._is_sharded else Rows)
+        kind = ShardedQueue if self._is_sharded else Queue
+        before = self.queue.contents if hasattr(self, "queue") else None
+        self.queue = kind(self.memory_size, self.embedding_size, self.memory_dtype, before)
 
     @property
     def embedding_memory(self) -> Tensor:
@@ -277,8 +278,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     @property
     def id_memory(self) -> Tensor:
         """Samples of the rows, ``(memory_size,)`` int64; -1 where a row is of none. A copy."""
-        contents = self.queue.contents
-        return torch.full_like(contents.labels, -1) if contents.ids is None else contents.ids.clone()
+        return self.queue.contents.ids.clone()
 
     @property
     def num_rows(self) -> int:
@@ -295,35 +295,20 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         """Whether all rows are occupied."""
         return bool(self.num_rows == self.memory_size)
 
-    @has_been_filled.setter
-    def has_been_filled(self, is_full: bool) -> None:
-        self.queue.resume_at(self.queue_idx, self.memory_size if is_full else self.queue_idx)
-
     @property
     def queue_idx(self) -> int:
         """Place of the next row."""
         return self.queue.contents.position
-
-    @queue_idx.setter
-    def queue_idx(self, position: int) -> None:
-        self.queue.resume_at(position, self.num_rows if self.has_been_filled else position)
 
     @property
     def curr_batch_idx(self) -> Tensor | None:
         """Places of the rows stored last, ``(b,)``; None before the first."""
         return self.queue.contents.newest
 
-    def load_state_dict(self, state_dict: Any, strict: bool = True, **kwargs: Any) -> Any:
-        self._takes_parts = not strict
-        try:
-            return super().load_state_dict(state_dict, strict, **kwargs)
-        finally:
-            self._takes_parts = False
-
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self._hooks.drop_removed(self)
+        self._hooks.name_modules(self)
         super()._save_to_state_dict(*args, **kwargs)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        prepare_state(state_dict, prefix, self, self.queue, is_whole=not self._takes_parts)
+        prepare_state(state_dict, prefix, self, self.queue)
         super()._load_from_state_dict(state_dict, prefix, *args)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +10,6 @@ from torch import Tensor, nn
 from .._tensor_checks import check_integers
 from ..distributed._collectives import is_distributed
 from ..distributed._exchange import Exchange
-from ..memory._checkpoint import prepare_state
 from ..memory._hooks import transaction
 from ._input import check_embeddings
 from ._step import eager
@@ -158,16 +156,3 @@ class TwoTowerMemory(nn.Module):
                 "them: pass documents.detach() if their tower is not to be trained, or build the "
                 "document_memory with batch_loss_weight=1.0, or pass a query_memory"
             )
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        own = tuple(f"{prefix}{name}." for name, _ in self.named_children())
-        others = sorted(key for key in state_dict if key.startswith(prefix) and not key.startswith(own))
-        if others:
-            raise RuntimeError(
-                f"the checkpoint holds {others} besides: build the TwoTowerMemory as it was built then, with "
-                "a query_memory or without"
-            )
-        # The second memory is to refuse the state of another before the first loads any.
-        for part, memory in zip(own, self._memories(), strict=True):
-            prepare_state(state_dict, part, memory, memory.queue, is_whole=True)
-        super()._load_from_state_dict(state_dict, prefix, *args)

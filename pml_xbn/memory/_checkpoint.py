@@ -1,4 +1,4 @@
-"""States of other memories: PML's, and those that were built otherwise."""
+"""Checkpoints of PML's own memory, and of memories of another size."""
 
 from __future__ import annotations
 
@@ -9,61 +9,33 @@ import torch
 from torch import Tensor, nn
 
 from .._dtypes import at_least_float32
-from ._queue import Contents, Queue, state_of
+from ._queue import Contents, Queue
 from ._rows import Rows
 
 
-def prepare_state(
-    state: dict[str, Any], prefix: str, memory: nn.Module, queue: Queue, *, is_whole: bool
-) -> None:
-    """Checks a state before it is loaded, and turns one of PML's ``CrossBatchMemory`` into one of ours.
-
-    Args:
-        prefix: of the memory's own entries.
-        is_whole: entries may neither be missing nor be of something else.
-
-    Raises:
-        ValueError: an entry has another shape.
-        RuntimeError: entries are missing or unexpected, and the state is to be whole.
-    """
+def prepare_state(state: dict[str, Any], prefix: str, memory: nn.Module, queue: Queue) -> None:
+    """Refuses a state of a memory of another size, and turns one of PML's ``CrossBatchMemory`` into ours."""
     rows, labels = (state.pop(prefix + name, None) for name in ("embedding_memory", "label_memory"))
-    own_rows = queue.contents.rows
-    own_size = own_rows.num_places, own_rows.stored.shape[1]
-    for stored in (rows, state.get(prefix + "queue.rows")):
-        for axis, name in enumerate(("memory_size", "embedding_size")):
-            if stored is not None and (stored.ndim != 2 or stored.shape[axis] != own_size[axis]):
-                raise ValueError(
-                    f"the checkpoint's memory has shape {tuple(stored.shape)}, this one {own_size}: "
-                    f"build it with {name}={stored.shape[axis]}, not {own_size[axis]}"
-                )
-    if rows is not None and labels is not None:
-        _add_pmls(state, prefix, memory, queue, rows, labels)
-    own = memory.state_dict(prefix=prefix, keep_vars=True)
-    for key in own.keys() & state.keys():
-        mine, saved = own[key], state[key]
-        if isinstance(mine, Tensor) and isinstance(saved, Tensor) and mine.shape != saved.shape:
+    own = queue.contents.rows
+    own_size = own.num_places, own.stored.shape[1]
+    saved_rows = state.get(prefix + "queue.rows") if rows is None else rows
+    for axis, name in enumerate(("memory_size", "embedding_size")):
+        if saved_rows is not None and saved_rows.shape[axis] != own_size[axis]:
             raise ValueError(
-                f"{key} has shape {tuple(saved.shape)} in the checkpoint and {tuple(mine.shape)} here: "
-                "build the memory as it was built then, with the same class, adapters and sizes"
+                f"the checkpoint's memory has shape {tuple(saved_rows.shape)}, this one {own_size}: "
+                f"build it with {name}={saved_rows.shape[axis]}, not {own_size[axis]}"
             )
-    found = {key for key in state if key.startswith(prefix)}
-    # Of a state with no entry of the memory's, such as a backbone's weights, torch says what is missing.
-    if is_whole and found and own.keys() != found:
-        missing, unexpected = sorted(own.keys() - found), sorted(found - own.keys())
-        raise RuntimeError(
-            f"the checkpoint lacks {missing} and holds {unexpected} besides: build the memory as it was "
-            "built then, or load this part by the memory's own load_state_dict, with strict=False"
-        )
+    if rows is not None and labels is not None:
+        found = _contents_of_pmls(rows, labels, queue.dtype).state()
+        state.update({f"{prefix}queue.{name}": values for name, values in found.items()})
+        # What PML's class has no counterpart for stays as it is.
+        for key, value in memory.state_dict(prefix=prefix).items():
+            if not key.startswith((prefix + "loss.", prefix + "miner.")):
+                state.setdefault(key, value)
 
 
-def _add_pmls(
-    state: dict[str, Any], prefix: str, memory: nn.Module, queue: Queue, rows: Tensor, labels: Tensor
-) -> None:
-    """Adds the entries of a memory with these rows ``(M, d)``, of which PML does not say how many are filled.
-
-    Rows are filled up to the last one that is not zero. In a full memory the oldest row cannot be told;
-    it is taken to be the first.
-    """
+def _contents_of_pmls(rows: Tensor, labels: Tensor, dtype: torch.dtype) -> Contents:
+    """Returns the contents of a memory with these rows ``(M, d)``, filled up to the last that is not zero."""
     occupied = (rows != 0).any(dim=1).nonzero()
     num_rows = int(occupied[-1]) + 1 if len(occupied) else 0
     warnings.warn(
@@ -73,11 +45,7 @@ def _add_pmls(
         stacklevel=2,
     )
     with torch.inference_mode(False):
-        values = at_least_float32(rows.detach()[:num_rows].clone())
-        stored, labels = Rows.of(values, len(rows), queue.dtype), labels.to(torch.int64, copy=True)
-    contents = Contents(stored, labels, position=num_rows % len(rows))
-    state.update({f"{prefix}queue.{name}": value for name, value in state_of(contents).items()})
-    # What PML's class has no counterpart for starts afresh.
-    for key, value in memory.state_dict(prefix=prefix).items():
-        if not key.startswith((prefix + "loss.", prefix + "miner.")):
-            state.setdefault(key, value)
+        values = at_least_float32(rows.detach()[:num_rows])
+        stored = Rows.of(values, len(rows), dtype)
+        labels = labels.to(torch.int64, copy=True)
+        return Contents(stored, labels, torch.full_like(labels, -1), position=num_rows % len(rows))

@@ -11,41 +11,19 @@ from torch.nn.functional import normalize
 
 from .._number_checks import check_one_of
 from ._queue import Contents
+from ._rows import Rows
 
 
-class Update(NamedTuple):
-    """The memory updates of Cross-Batch Memory, supplement §2, with their momentum m."""
-
-    kind: str = "queue"  # or "average"
-    momentum: float = 0.0
-
-    def check(self) -> None:
-        """Refuses numbers out of range, or without effect."""
-        check_one_of("update", self.kind, ("queue", "average"))
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"update_momentum={self.momentum!r}: pass a number from 0 to below 1")
-        if self.momentum and self.kind == "queue":
-            raise ValueError(
-                f"update_momentum={self.momentum!r} has no effect with update='queue', which replaces rows: "
-                "pass update='average'"
-            )
-
-    def check_ids(self, ids: Tensor | None) -> None:
-        """Refuses a batch without samples if stored rows are to be averaged with theirs."""
-        if ids is None and self.kind == "average":
-            raise ValueError(
-                f"update={self.kind!r} with update_momentum={self.momentum!r} averages the rows of a sample: "
-                "pass sample_ids, of every image its number in the data set, or -1"
-            )
-
-    def averaged(self, rows: Tensor, returning: Tensor, stored: Tensor) -> Tensor:
-        """The rows ``(b, d)`` that are to be stored of a batch.
-
-        Args:
-            returning: numbers of those whose sample is stored, ``(r,)``.
-            stored: these samples' rows as they are now, ``(r, d)``.
-        """
-        return rows.index_copy(0, returning, normalize(rows[returning].lerp(stored, self.momentum)))
+def check_update(update: str, momentum: float) -> None:
+    """Refuses a memory update of Cross-Batch Memory, supplement §2, out of range or without effect."""
+    check_one_of("update", update, ("queue", "average"))
+    if not 0 <= momentum < 1:
+        raise ValueError(f"update_momentum={momentum!r}: pass a number from 0 to below 1")
+    if momentum and update == "queue":
+        raise ValueError(
+            f"update_momentum={momentum!r} has no effect with update='queue', which replaces rows: "
+            "pass update='average'"
+        )
 
 
 class Placement(NamedTuple):
@@ -63,15 +41,7 @@ class Placement(NamedTuple):
 
 
 def placement_of(contents: Contents, ids: Tensor, labels: Tensor) -> Placement:
-    """Places of a batch, at most M rows.
-
-    Args:
-        ids: samples of the rows, ``(b,)``, int64; a negative one is that of no sample.
-        labels: of the rows, ``(b,)``.
-
-    Raises:
-        ValueError: rows of one sample have different labels.
-    """
+    """Returns the places of a batch of these samples ``(b,)``; a negative one is that of no sample."""
     kept, last = _last_rows(ids)
     if not torch.equal(labels, labels[last]):
         rows = (labels != labels[last]).nonzero().flatten().tolist()
@@ -96,6 +66,12 @@ def placement_of(contents: Contents, ids: Tensor, labels: Tensor) -> Placement:
     return Placement(places[last], staying, coming, returning, stored_at[returning])
 
 
+def averaged(rows: Tensor, stored: Rows, placement: Placement, momentum: float) -> Tensor:
+    """Returns the rows ``(b, d)`` that are to be stored of a batch, some of whose samples are stored."""
+    new = normalize(rows[placement.returning].lerp(stored.at(placement.stored_at), momentum))
+    return rows.index_copy(0, placement.returning, new)
+
+
 def with_samples(
     contents: Contents, placement: Placement, rows: Tensor, labels: Tensor, ids: Tensor
 ) -> Contents:
@@ -105,8 +81,8 @@ def with_samples(
     stored = contents.rows.put(at, rows[staying], len(contents.rows))
     if num_replaced >= stored.num_places:  # as in a turn
         stored, num_replaced = replace(stored, is_due=True), 0
-    new_labels = contents.labels.index_copy(0, *contents.rows.held(at, labels[staying]))
-    contents = contents._replace(rows=stored, labels=new_labels, num_replaced=num_replaced)
+    contents = contents.with_entries(at, labels[staying], ids[staying])
+    contents = contents._replace(rows=stored, num_replaced=num_replaced)
     return contents.put(rows[coming], labels[coming], ids[coming])._replace(newest=placement.places)
 
 
@@ -121,10 +97,10 @@ def _last_rows(ids: Tensor) -> tuple[Tensor, Tensor]:
     return kept, last
 
 
-def _places(stored: Tensor | None, ids: Tensor) -> Tensor:
+def _places(stored: Tensor, ids: Tensor) -> Tensor:
     """Where the samples are stored, ``(b,)``; -1 where they are not."""
     found = torch.full_like(ids, -1)
-    if stored is None or len(ids) == 0:
+    if len(ids) == 0:
         return found
     in_order = ids.sort().values
     slots = torch.searchsorted(in_order, stored).clamp_max_(len(ids) - 1)
