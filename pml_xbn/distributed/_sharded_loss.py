@@ -10,7 +10,7 @@ from torch import Tensor
 from ..memory._batch import Batch
 from ..memory._queue import Contents
 from ..pairwise._forms import recipe_of
-from ..pairwise._loss import Comparison, attached, share_against
+from ..pairwise._loss import Comparison, Share, attached, share_against
 from ._collectives import reduce_scattered
 from ._global_batch import Report
 from ._over_shards import OverShards
@@ -21,6 +21,7 @@ class PartOfLoss(NamedTuple):
     """The loss of a single process, with the gradients of what one rank's rows add to it."""
 
     value: Tensor
+    gradients: list[Tensor]  # with respect to the inputs; none where nothing is learned
     inputs: list[Tensor]  # the anchors of all ranks (a, d), and what is learned besides
 
     def whole_loss(self, batch: Batch, reports: list[Report]) -> Tensor:
@@ -31,14 +32,11 @@ class PartOfLoss(NamedTuple):
         Args:
             batch: this rank's.
         """
-        if not torch.is_grad_enabled():
+        if not self.gradients:
             return self.value
-        anchor_gradient, *learned_gradients = torch.autograd.grad(
-            self.value, self.inputs, allow_unused=True, materialize_grads=True
-        )
-        own_gradient = reduce_scattered(anchor_gradient, [report.num_anchors for report in reports])
-        inputs = [batch.anchors, *self.inputs[1:]]
-        return attached(self.value.detach(), [own_gradient, *learned_gradients], inputs)
+        of_anchors, *of_learned = self.gradients
+        of_own = reduce_scattered(of_anchors, [report.num_anchors for report in reports])
+        return attached(self.value, [of_own, *of_learned], [batch.anchors, *self.inputs[1:]])
 
 
 def part_of_loss(loss: Any, miner: Any, whole: Batch, contents: Contents) -> PartOfLoss:
@@ -54,12 +52,12 @@ def part_of_loss(loss: Any, miner: Any, whole: Batch, contents: Contents) -> Par
     assert isinstance(rows, ShardedRows)
     assert recipe is not None, "a loss that can be sharded has one"
     anchors = whole.anchors.detach().requires_grad_(torch.is_grad_enabled())
-    inputs = [anchors, *recipe.learned]
-    if len(anchors) == 0 or len(rows) == 0:
-        return PartOfLoss((anchors * 0).sum(), inputs)
-    if whole.is_own and newest is not None:
-        held, which = rows.places_here(newest)
-        own_rows = torch.full_like(newest, -1).index_copy(0, which, held)
-    labels, over_rows = (whole.anchor_labels, contents.row_labels), OverShards(rows.most_places)
-    compared = Comparison(loss, miner, anchors, labels[0], rows, labels[1], own_rows, None, over_rows)
-    return PartOfLoss(share_against(compared, recipe).value(), inputs)
+    share = Share(loss, recipe, anchors)
+    if len(anchors) > 0 and len(rows) > 0:
+        if whole.is_own and newest is not None:
+            held, which = rows.places_here(newest)
+            own_rows = torch.full_like(newest, -1).index_copy(0, which, held)
+        labels, over_rows = (whole.anchor_labels, contents.row_labels), OverShards(rows.most_places)
+        compared = Comparison(loss, miner, anchors, labels[0], rows, labels[1], own_rows, None, over_rows)
+        share = share_against(compared, recipe)
+    return PartOfLoss(*share.of_all(share.totals()), share.inputs)

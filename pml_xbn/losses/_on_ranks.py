@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from ..adapters.base_adapter import BaseAdapter
@@ -18,6 +19,7 @@ from ..pairwise import (
     SHARDED_LOSSES,
     SHARDED_MINERS,
     Share,
+    attached,
     can_be_sharded,
     recipe_to_share,
     share_against,
@@ -88,11 +90,13 @@ def _loss_of_shares(memory: Memory, batch: Batch, reports: list[Report], recipe:
         compared = None if contents is None else comparison(memory, batch, contents)
         if compared is not None:
             share = share_against(compared, recipe)
-            exchange.values = share.totals()
+            exchange.values = torch.stack([total.double() for total in share.totals()])
         if memory.batch_loss_weight:
             with same_draws(reports[0].seed, batch.rows.device):
                 loss = memory.batch_loss_weight * loss_alone(memory, whole)
-    return loss + share.value(exchange.by_rank)
+    value, gradients = share.of_all(exchange.by_rank.sum(dim=0).unbind())
+    # Of which the mean over ranks is taken.
+    return loss + attached(value, [len(reports) * gradient for gradient in gradients], share.inputs)
 
 
 def _loss_on_shards(memory: Memory, batch: Batch, reports: list[Report], is_stored: bool) -> Tensor:
