@@ -100,10 +100,7 @@ def is_read_off_products(distance: Any) -> bool:
 
 
 class _Products(torch.autograd.Function):
-    """Products ``(a, n)`` of vectors ``(a, d)`` with rows, or their cosines, and the lengths ``(n,)`` of rows.
-
-    Rows take no gradient.
-    """
+    """Products ``(a, n)`` of vectors ``(a, d)`` with rows, or cosines, and lengths ``(n,)`` of the rows."""
 
     @staticmethod
     def forward(ctx: Any, vectors: Tensor, rows: Rows, is_normalized: bool) -> tuple[Tensor, Tensor]:

@@ -117,7 +117,7 @@ def triplet_margin(loss: losses.TripletMarginLoss, mat: Tensor, pairs: Pairs) ->
     """https://arxiv.org/abs/1503.03832"""
     mat = -similarities(loss.distance, mat)
     activation = softplus if loss.smooth_loss else relu
-    return {"loss": _triplet_terms(mat, mat + loss.margin, -mat, pairs, activation)}
+    return {"loss": _triplet_terms(mat + loss.margin, -mat, pairs, activation)}
 
 
 def margin(loss: losses.MarginLoss, mat: Tensor, pairs: Pairs) -> Terms:
@@ -131,7 +131,7 @@ def margin(loss: losses.MarginLoss, mat: Tensor, pairs: Pairs) -> Terms:
         num_positive, num_negative = (x.sum(dim=1, keepdim=True) for x in (positive, negative))
         positive, negative = positive * num_negative, negative * num_positive
     divisor = (positive * (too_far > 0)).sum() + (negative * (too_near > 0)).sum()
-    terms = _triplet_terms(mat, too_far, too_near, pairs)._replace(divisor=divisor)
+    terms = _triplet_terms(too_far, too_near, pairs, None)._replace(divisor=divisor)
     regularization = Elements(mat[:, :0].sum())  # zero
     if loss.learn_beta and len(loss.beta) == 1:  # counts once and for all, if there are triplets
         regularization = Elements(beta[0] * loss.nu * positive.any())
@@ -141,16 +141,17 @@ def margin(loss: losses.MarginLoss, mat: Tensor, pairs: Pairs) -> Terms:
 
 
 def _triplet_terms(
-    mat: Tensor, x: Tensor, y: Tensor, pairs: Pairs, activation: Callable[[Tensor], Tensor] = relu
+    x: Tensor, y: Tensor, pairs: Pairs, activation: Callable[[Tensor], Tensor] | None
 ) -> Elements | TripletTerms:
-    """Returns the terms of x_p + y_n."""
-    triplets = pairs.triplets or Runs.all(mat.detach(), *pairs[:2])
+    """Returns the terms of x_p + y_n, where x grows with the distance; without activation none is below 0."""
+    triplets = pairs.triplets or Runs.all(x.detach(), *pairs[:2])
     if isinstance(triplets, Runs):
-        if activation is relu and triplets.are_ordered_by(x.detach()):
-            return TripletTerms(x, y, triplets)
+        if activation is not softplus and triplets.are_ordered_by(x.detach()):
+            return TripletTerms(x, y, triplets, is_positive=activation is None)
         triplets = triplets.lists()
     anchors, positives, negatives = triplets
-    return Elements(activation(x[anchors, positives] + y[anchors, negatives]))
+    terms = x[anchors, positives] + y[anchors, negatives]
+    return Elements(terms if activation is None else activation(terms))
 
 
 # -- losses of all anchors at once -------------------------------------------------------------------------
@@ -213,6 +214,7 @@ class Form(NamedTuple):
     needs_both_kinds: bool = False  # zero unless there are positive and negative pairs
     is_by_anchor: bool = True  # an anchor's terms depend on no other anchor
     is_reduced: bool = True  # they follow from reductions over the anchor's rows
+    more_reducers: tuple[type, ...] = ()
 
 
 FORMS: dict[type, Form] = {
@@ -224,7 +226,7 @@ FORMS: dict[type, Form] = {
     losses.LiftedStructureLoss: Form(
         lifted_structure, needs_both_kinds=True, is_by_anchor=False, is_reduced=False
     ),
-    losses.MarginLoss: Form(margin, is_reduced=False),
+    losses.MarginLoss: Form(margin, is_reduced=False, more_reducers=(DivisorReducer,)),
     losses.MultiSimilarityLoss: Form(multi_similarity, is_per_anchor=True),
     losses.NCALoss: Form(nca, is_per_anchor=True, is_by_anchor=False),
     losses.NTXentLoss: Form(nt_xent, needs_both_kinds=True),
@@ -249,17 +251,17 @@ def recipe_of(loss: Any) -> Recipe | None:
     form = FORMS.get(type(loss))
     if form is None or type(loss.distance) not in DISTANCES or loss.embedding_regularizer:
         return None
-    if not is_plain(loss):
+    is_pair_loss = isinstance(loss, losses.GenericPairLoss)
+    has_own_method = is_pair_loss and loss.loss_method not in (loss.mat_based_loss, loss.pair_based_loss)
+    if has_own_method or not is_plain(loss):
         return None
-    if isinstance(loss, losses.GenericPairLoss):
-        if loss.loss_method not in (loss.mat_based_loss, loss.pair_based_loss):
-            return None
     reducers = {}
     for name in loss._sub_loss_names():
         reducer = loss.reducer
         if isinstance(reducer, MultipleReducers):
-            reducer = reducer.reducers[name] if name in reducer.reducers else reducer.default_reducer
-        if type(reducer) not in REDUCERS and not (form.terms is margin and type(reducer) is DivisorReducer):
+            has_own = name in reducer.reducers
+            reducer = reducer.reducers[name] if has_own else reducer.default_reducer
+        if type(reducer) not in (*REDUCERS, *form.more_reducers):
             return None
         reducers[name] = reducer
     is_by_anchor = form.is_by_anchor and not getattr(loss, "learn_beta", False)

@@ -21,8 +21,6 @@ from ._pairs import IndicesTuple, Pairs
 from ._reductions import Elements, OverRows
 from ._triplets import Runs, listed
 
-_PAIRS_AT_ONCE_BY_PML = {"cpu": 2**22, "gpu": 2**26}
-
 
 class Comparison(NamedTuple):
     """Anchors and rows, at least one of each, and the loss of them."""
@@ -79,10 +77,6 @@ def share_against(compared: Comparison, recipe: Recipe) -> Share:
         loss._assert_either_pos_or_neg(*pairs[:2])
     can_be_cut = recipe.is_by_anchor and (pairs.triplets is None or isinstance(pairs.triplets, Runs))
     at_once = over_rows.anchors_at_once(mat.shape[1], mat.device) if can_be_cut else len(mat)
-    if at_once >= len(mat):
-        leaf = mat.detach().requires_grad_(mat.requires_grad)
-        share.add(form.terms(loss, leaf, pairs), over_rows, leaf)
-        return share
     for places in slices(len(mat), at_once):
         leaf = mat[places].detach().requires_grad_(mat.requires_grad)
         share.add(form.terms(loss, leaf, pairs.at(places)), over_rows, leaf, places)
@@ -90,7 +84,7 @@ def share_against(compared: Comparison, recipe: Recipe) -> Share:
 
 
 class Share:
-    """What some anchors add to a loss: of each of its k parts a sum, what divides it, and gradients of the sum.
+    """What some anchors add to a loss: of each of k parts a sum, what divides it, and its gradients.
 
     Attributes:
         leaf: the anchors, apart from how they were computed.
@@ -107,29 +101,28 @@ class Share:
         self._totals: list[list[Tensor]] = []  # k sums and k counts of what was added at once
         self._gradients: list[list[Tensor]] = []  # of each sum, with respect to the whole and what is learned
 
-    def add(self, terms: Terms, over_rows: OverRows, leaf: Tensor, places: slice | None = None) -> None:
-        """Adds terms, and forgets how they were computed from a leaf, which is at these places of the whole."""
-        sums, counts, gradients, k = [], [], [], len(self._recipe.reducers)
+    def add(self, terms: Terms, over_rows: OverRows, leaf: Tensor, places: slice = slice(None)) -> None:
+        """Adds terms, and forgets how they were computed from some places of the whole."""
+        inputs = [leaf, *self._recipe.learned]
+        sums, counts, gradients = [], [], []
         for name, reducer in self._recipe.reducers.items():
             values, count = terms[name].totals(reducer, over_rows)
             divisor = terms[name].divisor if type(reducer) is DivisorReducer else None
             sums.append(values.detach().sum())
             counts.append(count if divisor is None else divisor)
             if leaf.requires_grad:
-                inputs, is_last = [leaf, *self._recipe.learned], len(sums) == k
-                ones = torch.ones_like(values)
+                ones, is_last = torch.ones_like(values), len(sums) == len(terms)
                 options = {"retain_graph": not is_last, "allow_unused": True, "materialize_grads": True}
                 gradients.append(list(torch.autograd.grad(values, inputs, ones, **options)))
         self._totals.append(sums + counts)
-        if not self._gradients and places is None:
+        if not self._gradients and leaf.shape == self.whole.shape:
             self._gradients = gradients
             return
         if not self._gradients:
             inputs = [self.whole, *self._recipe.learned]
             self._gradients = [[torch.zeros_like(x) for x in inputs] for _ in gradients]
-        for before, new in zip(self._gradients, gradients, strict=True):
-            of_whole = before[0] if places is None else before[0][places]
-            for total, gradient in zip([of_whole, *before[1:]], new, strict=True):
+        for (of_whole, *of_learned), new in zip(self._gradients, gradients, strict=True):
+            for total, gradient in zip([of_whole[places], *of_learned], new, strict=True):
                 total += gradient
 
     def totals(self) -> list[Tensor]:
@@ -191,14 +184,15 @@ class _KnownGradients(torch.autograd.Function):
 
 def _angular_terms(loss: AngularLoss, anchors: Tensor, rows: Tensor, pairs: Pairs) -> Iterator[Elements]:
     """Yields the terms by PML's own code, some positive pairs at a time."""
-    if not pairs.negative.any():
+    a1, p = listed(pairs.positive)
+    if len(a1) == 0 or not pairs.negative.any():
         return
     collecting = copy.copy(loss)
     collecting._modules = {**loss._modules, "reducer": DoNothingReducer()}
-    at_once = max(1, _PAIRS_AT_ONCE_BY_PML["cpu" if rows.device.type == "cpu" else "gpu"] // len(rows))
-    for a1, p in zip(*(places.split(at_once) for places in listed(pairs.positive)), strict=True):
-        if len(a1) == 0:
-            return
+    at_once = 8 * pairs.over_rows.anchors_at_once(len(rows), rows.device)  # for each part all rows are read
+    for anchors_of_pairs, places in zip(a1.split(at_once), p.split(at_once), strict=True):
         # All rows of other classes are its negatives, whatever is listed, but something has to be listed.
-        info = collecting(anchors, pairs.labels, (a1, p, a1[:1], p[:1]), rows, pairs.row_labels)["loss"]
-        yield Elements(info["losses"].flatten())
+        lists = anchors_of_pairs, places, a1[:1], p[:1]
+        yield Elements(
+            collecting(anchors, pairs.labels, lists, rows, pairs.row_labels)["loss"]["losses"].flatten()
+        )

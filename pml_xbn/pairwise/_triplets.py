@@ -86,22 +86,23 @@ def listed(counts: Tensor) -> tuple[Tensor, Tensor]:
 class TripletTerms(NamedTuple):
     """Of every triplet the positive part of x_p + y_n, where x grows with the distance, and y falls.
 
-    The triplets with terms between two numbers are runs too. How many of them each pair is part of is all that
-    the sum of their terms needs.
+    The triplets with terms between two numbers are runs too. How many of them each pair is part of is all
+    that the sum of their terms needs.
     """
 
     x: Tensor  # (a, n), with gradient
     y: Tensor
     triplets: Runs
+    is_positive: bool  # x_p + y_n is never less than 0
     divisor: Tensor | None = None  # that of PML's DivisorReducer
 
     def totals(self, reducer: Any, over_rows: OverRows) -> tuple[Tensor, Tensor]:
         """Returns the sum of every anchor's terms, and how many are counted, as ``Elements.totals`` does."""
         low, high = getattr(reducer, "low", None), getattr(reducer, "high", None)
-        positive, negative = self._between(max(low or 0.0, 0.0), high).num_of_pairs()
-        counted = positive
-        if low is None or low < 0:  # of which those of 0 count, and no term is less
-            counted, _ = self._between(None, high).num_of_pairs()
+        low = None if low is None or low < 0 else low  # no term is less than 0
+        least = 0.0 if low is None and not self.is_positive else low
+        positive, negative = self._between(least, high).num_of_pairs()
+        counted = positive if least == low else self._between(None, high).num_of_pairs()[0]
         totals = over_rows.sum(widest(self.x), positive) + over_rows.sum(widest(self.y), negative)
         return totals, counted.sum()
 
