@@ -53,6 +53,7 @@ def part_of_loss(loss: Any, miner: Any, whole: Batch, contents: Contents) -> Par
     assert recipe is not None, "a loss that can be sharded has one"
     anchors = whole.anchors.detach().requires_grad_(torch.is_grad_enabled())
     share = Share(loss, recipe, anchors)
+    share.begin()
     if len(anchors) > 0 and len(rows) > 0:
         if whole.is_own and newest is not None:
             held, which = rows.places_here(newest)
@@ -60,4 +61,4 @@ def part_of_loss(loss: Any, miner: Any, whole: Batch, contents: Contents) -> Par
         labels, over_rows = (whole.anchor_labels, contents.row_labels), OverShards(rows.most_places)
         compared = Comparison(loss, miner, anchors, labels[0], rows, labels[1], own_rows, None, over_rows)
         share = share_against(compared, recipe)
-    return PartOfLoss(*share.of_all(share.totals()), share.inputs)
+    return PartOfLoss(*share.value(), share.inputs)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from ..adapters.base_adapter import BaseAdapter
@@ -84,17 +83,18 @@ def _loss_of_shares(memory: Memory, batch: Batch, reports: list[Report], recipe:
     """Returns the loss, of which every rank computes the terms of its own anchors."""
     whole = batch_of_all_ranks(batch, reports) if memory.batch_loss_weight else batch
     loss, share = batch.anchors.new_zeros(()), Share(memory.loss, recipe, batch.anchors)
-    exchange = Exchange(len(share.totals()))
+    exchange = Exchange(len(share.totals))
     with exchange.at_end():
         contents = stored(memory, batch)
         compared = None if contents is None else comparison(memory, batch, contents)
         if compared is not None:
             share = share_against(compared, recipe)
-            exchange.values = torch.stack([total.double() for total in share.totals()])
+            exchange.values = share.totals
         if memory.batch_loss_weight:
             with same_draws(reports[0].seed, batch.rows.device):
                 loss = memory.batch_loss_weight * loss_alone(memory, whole)
-    value, gradients = share.of_all(exchange.by_rank.sum(dim=0).unbind())
+    share.totals = exchange.by_rank.sum(dim=0)
+    value, gradients = share.value()
     # Of which the mean over ranks is taken.
     return loss + attached(value, [len(reports) * gradient for gradient in gradients], share.inputs)
 

@@ -38,7 +38,9 @@ class Distances:
 
     def measured(self, distance: BaseDistance) -> Tensor:
         """Returns what the distance measures, ``(a, n)``, with gradient; not to be written to."""
-        if not is_read_off_products(distance):
+        is_of_pml = type(distance) in DISTANCES and distance.p == 2 and is_plain(distance)
+        is_of_lengths = type(distance) is LpDistance and not distance.normalize_embeddings
+        if is_of_lengths or not is_of_pml:
             mat: Tensor = distance(self.anchors, self.row_tensor)
             return mat
         if isinstance(distance, LpDistance):
@@ -90,13 +92,6 @@ class Distances:
         is_rounding = noise < signal * _ROUNDING * torch.finfo(noise.dtype).eps
         mat: Tensor = (noise / signal).masked_fill(is_rounding, 0.0)
         return mat
-
-
-def is_read_off_products(distance: Any) -> bool:
-    """Returns whether the distance is one of PML's, unchanged, that needs products with the rows alone."""
-    if type(distance) is LpDistance and not distance.normalize_embeddings:
-        return False
-    return type(distance) in DISTANCES and distance.p == 2 and is_plain(distance)
 
 
 class _Products(torch.autograd.Function):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from functools import reduce
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -36,8 +35,13 @@ class Comparison(NamedTuple):
     over_rows: OverRows = OverRows()
 
     def chosen(self, distances: Distances) -> Pairs:
-        """Returns what the miner chooses and what is given besides."""
-        pairs = Pairs.all(self.anchor_labels, self.row_labels, self.own_rows, self.over_rows)
+        """Returns what the miner chooses, without one all but own copies, and what is given besides."""
+        positive = self.anchor_labels.unsqueeze(1) == self.row_labels
+        negative = ~positive
+        if self.own_rows is not None:
+            positive = self.over_rows.leave_out(positive, self.own_rows)
+        labels = self.anchor_labels, self.row_labels
+        pairs = Pairs(positive, negative, *labels, self.own_rows, self.over_rows)
         if self.miner is not None:
             pairs = mined(self.miner, distances, pairs)
         return pairs if self.user_pairs is None else pairs.and_user_pairs(self.user_pairs)
@@ -48,7 +52,7 @@ def loss_against(compared: Comparison) -> Tensor:
     recipe = recipe_of(compared.loss)
     if recipe is not None:
         share = share_against(compared, recipe)
-        return attached(*share.of_all(share.totals()), share.inputs)
+        return attached(*share.value(), share.inputs)
     distances = Distances(compared.anchors, compared.rows)
     lists, rows = compared.chosen(distances).lists(), distances.row_tensor
     value: Tensor = compared.loss(compared.anchors, compared.anchor_labels, lists, rows, compared.row_labels)
@@ -66,8 +70,9 @@ def share_against(compared: Comparison, recipe: Recipe) -> Share:
     share = Share(loss, recipe, compared.anchors)
     distances = Distances(share.leaf, compared.rows)
     pairs = compared.chosen(distances)
-    share.num_pairs = [over_rows.total(counts) for counts in pairs[:2]]
+    share.num_pairs = [over_rows.total(pairs.positive), over_rows.total(pairs.negative)]
     if form.terms is None:
+        share.begin()
         for elements in _angular_terms(loss, share.leaf, distances.row_tensor, pairs):
             share.add({"loss": elements}, over_rows, share.leaf)
         return share
@@ -84,79 +89,89 @@ def share_against(compared: Comparison, recipe: Recipe) -> Share:
 
 
 class Share:
-    """What some anchors add to a loss: of each of k parts a sum, what divides it, and its gradients.
+    """What some anchors add to a loss.
 
     Attributes:
         leaf: the anchors, apart from how they were computed.
         whole: what the terms are computed from, the leaf or a matrix that follows from it.
-        num_pairs: 0-d tensors, how many positive and negative pairs there are.
+        parts: of each of the k parts of the loss the sum of its terms, what divides it, and the gradients of
+            the sum with respect to the whole and to what is learned.
+        num_pairs: how many positive and negative pairs there are.
     """
 
     def __init__(self, loss: Any, recipe: Recipe, anchors: Tensor) -> None:
         self._loss, self._recipe = loss, recipe
         self.inputs = [anchors, *recipe.learned]
-        is_learning = torch.is_grad_enabled() and any(x.requires_grad for x in self.inputs)
+        is_learning = torch.is_grad_enabled() and (anchors.requires_grad or bool(recipe.learned))
         self.leaf = self.whole = anchors.detach().requires_grad_(is_learning)
+        self.parts: list[list[Tensor]] = []
         self.num_pairs: list[Tensor] = []
-        self._totals: list[list[Tensor]] = []  # k sums and k counts of what was added at once
-        self._gradients: list[list[Tensor]] = []  # of each sum, with respect to the whole and what is learned
 
     def add(self, terms: Terms, over_rows: OverRows, leaf: Tensor, places: slice = slice(None)) -> None:
         """Adds terms, and forgets how they were computed from some places of the whole."""
+        parts: list[list[Tensor]] = []
         inputs = [leaf, *self._recipe.learned]
-        sums, counts, gradients = [], [], []
         for name, reducer in self._recipe.reducers.items():
             values, count = terms[name].totals(reducer, over_rows)
             divisor = terms[name].divisor if type(reducer) is DivisorReducer else None
-            sums.append(values.detach().sum())
-            counts.append(count if divisor is None else divisor)
+            parts.append([values.detach().sum(), count if divisor is None else divisor])
             if leaf.requires_grad:
-                ones, is_last = torch.ones_like(values), len(sums) == len(terms)
+                ones, is_last = torch.ones_like(values), len(parts) == len(terms)
                 options = {"retain_graph": not is_last, "allow_unused": True, "materialize_grads": True}
-                gradients.append(list(torch.autograd.grad(values, inputs, ones, **options)))
-        self._totals.append(sums + counts)
-        if not self._gradients and leaf.shape == self.whole.shape:
-            self._gradients = gradients
+                parts[-1] += torch.autograd.grad(values, inputs, ones, **options)
+        if not self.parts and leaf.shape == self.whole.shape:
+            self.parts = parts
             return
-        if not self._gradients:
-            inputs = [self.whole, *self._recipe.learned]
-            self._gradients = [[torch.zeros_like(x) for x in inputs] for _ in gradients]
-        for (of_whole, *of_learned), new in zip(self._gradients, gradients, strict=True):
-            for total, gradient in zip([of_whole[places], *of_learned], new, strict=True):
-                total += gradient
+        self.begin()
+        for before, new in zip(self.parts, parts, strict=True):
+            at_places = before[:2] + [x[places] for x in before[2:3]] + before[3:]
+            for total, added in zip(at_places, new, strict=True):
+                total += added
 
-    def totals(self) -> list[Tensor]:
-        """Returns k sums, k counts, and the numbers of pairs."""
-        if not self._totals:
-            return [self.leaf.new_zeros(())] * (2 * len(self._recipe.reducers) + 2)
-        return [reduce(torch.add, added) for added in zip(*self._totals, strict=True)] + self.num_pairs
+    def begin(self) -> None:
+        """Begins with zeros, if nothing has been added yet."""
+        if not self.parts:
+            inputs = [self.whole, *self._recipe.learned] if self.leaf.requires_grad else []
+            like = [self.leaf.new_zeros(()), self.leaf.new_zeros((), dtype=torch.int64), *inputs]
+            self.parts = [[torch.zeros_like(x) for x in like] for _ in self._recipe.reducers]
+        self.num_pairs = self.num_pairs or [self.leaf.new_zeros(())] * 2
 
-    def of_all(self, totals: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Returns the loss, given the totals of all shares, and its gradients; none if nothing is learned."""
-        *sums_and_counts, num_positive, num_negative = totals
-        k = len(sums_and_counts) // 2
+    @property
+    def totals(self) -> Tensor:
+        """k sums, k counts, and the 2 numbers of pairs, float64; may be set to those of all ranks."""
+        self.begin()
+        sums, counts, *_ = zip(*self.parts, strict=True)
+        return torch.stack([x.double() for x in (*sums, *counts, *self.num_pairs)])
+
+    @totals.setter
+    def totals(self, totals: Tensor) -> None:
+        k, numbers = len(self.parts), totals.to(self.leaf.device).unbind()
+        for number, part in enumerate(self.parts):
+            part[:2] = numbers[number], numbers[k + number]
+        self.num_pairs = list(numbers[2 * k :])
+
+    def value(self) -> tuple[Tensor, list[Tensor]]:
+        """Returns the loss, and its gradients with respect to the inputs, if any."""
         if isinstance(self._loss, GenericPairLoss):  # of a pair of each kind, or fewer, PML's are zero
+            num_positive, num_negative = self.num_pairs
             needs_both = self._recipe.form.needs_both_kinds
             number = num_positive * num_negative if needs_both else torch.maximum(num_positive, num_negative)
             has_terms = (number > 1).to(self.leaf)
         else:
             has_terms = self.leaf.new_ones(())
-        factors = []
-        for reducer, count in zip(self._recipe.reducers.values(), totals[k : 2 * k], strict=True):
-            factors.append(has_terms if type(reducer) is SumReducer else has_terms / count.clamp_min(1))
-        value = _weighed(sums_and_counts[:k], factors).to(self.leaf)
-        if not self.leaf.requires_grad:
-            return value, []
-        if not self._gradients:
-            return value, [torch.zeros_like(x) for x in self.inputs]
-        of_whole, *of_learned = (_weighed(x, factors) for x in zip(*self._gradients, strict=True))
-        (of_anchors,) = torch.autograd.grad(self.whole, self.leaf, of_whole)
-        return value, [of_anchors, *of_learned]
-
-
-def _weighed(parts: Sequence[Tensor], factors: Sequence[Tensor]) -> Tensor:
-    """Returns the sum of the parts times their factors, in the place of the parts."""
-    return reduce(torch.Tensor.add_, (part.mul_(factor) for part, factor in zip(parts, factors, strict=True)))
+        for reducer, (total, count, *gradients) in zip(
+            self._recipe.reducers.values(), self.parts, strict=True
+        ):
+            factor = has_terms if type(reducer) is SumReducer else has_terms / count.clamp_min(1)
+            for x in (total, *gradients):
+                x *= factor
+        (value, _, *gradients), *others = self.parts
+        for other, _, *other_gradients in others:
+            for x, y in zip([value, *gradients], [other, *other_gradients], strict=True):
+                x += y
+        if gradients:
+            gradients[:1] = torch.autograd.grad(self.whole, self.leaf, gradients[0])
+        return value.to(self.leaf), gradients
 
 
 def attached(value: Tensor, gradients: list[Tensor], inputs: list[Tensor]) -> Tensor:

@@ -28,15 +28,6 @@ class Pairs(NamedTuple):
     over_rows: OverRows
     triplets: Runs | IndicesTuple | None = None  # three index tensors, or runs; None: pairs
 
-    @classmethod
-    def all(cls, labels: Tensor, row_labels: Tensor, own_rows: Tensor | None, over_rows: OverRows) -> Pairs:
-        """Returns every pair but those of an anchor and its own row."""
-        positive = labels.unsqueeze(1) == row_labels
-        negative = ~positive
-        if own_rows is not None:
-            positive = over_rows.leave_out(positive, own_rows)
-        return cls(positive, negative, labels, row_labels, own_rows, over_rows)
-
     def listed(self, lists: IndicesTuple) -> Pairs:
         """Returns the pairs, four index tensors, or triplets, three of them, in the place of these."""
         is_of_triplets = len(lists) == 3

@@ -16,14 +16,17 @@ def is_plain(module: nn.Module, *, allow_stats: bool = False) -> bool:
 
     That is: no method was replaced, no hook is registered, and no statistics are collected.
     """
-    if any(getattr(torch_module, f"_global{name}") for name in _HOOKS):
-        return False
+    for name in _HOOKS:
+        if getattr(torch_module, f"_global{name}"):
+            return False
     for part in module.modules():
         kind: Any = type(part)
         attributes = vars(part)
-        if attributes.get("collect_stats") and not allow_stats:
-            return False
-        if not _names_of_class(kind).isdisjoint(attributes) or any(attributes[name] for name in _HOOKS):
+        for name in _HOOKS:
+            if attributes[name]:
+                return False
+        has_stats = attributes.get("collect_stats") and not allow_stats
+        if has_stats or not _names_of_class(kind).isdisjoint(attributes):
             return False
     return True
 
