@@ -20,9 +20,9 @@ from .valid_pairs import ValidPairs, valid_pairs
 class WatchedLoss:
     """Watches one call of a cross-batch memory, PML's ``CrossBatchMemory`` or a subclass.
 
-    A context in which the memory is called once. The training step goes on as if nobody had watched: a
-    memory of this package computes its loss as always, and once more by PML's code, in sight. Besides a copy
-    of the rows this costs one more backward pass, of the loss but not of the model.
+    A context in which the memory is called once. The training step goes on as if nobody had watched, up to
+    rounding, but that PML's own code computes the loss. It costs a copy of the rows and one more backward
+    pass, of the loss but not of the model.
 
     Args:
         memory: the memory to be called.

@@ -41,19 +41,14 @@ class OverShards(OverRows):
 
     def max(self, values: Tensor, mask: Tensor) -> Tensor:
         values = values.detach()
-        if values.shape[1] == 0:
-            found = values.new_full((len(values),), -torch.inf)
-        else:
-            found = super().max(values, mask)
+        is_empty = values.shape[1] == 0
+        found = values.new_full((len(values),), -torch.inf) if is_empty else super().max(values, mask)
         return all_reduced(found, dist.ReduceOp.MAX)
 
     def largest(self, values: Tensor, mask: Tensor) -> Tensor:
         """Of equal ones on many ranks, the first rank's, which holds the first places of the queue."""
-        largest = self.max(values, mask)
-        if values.shape[1] == 0:
-            places = mask
-        else:
-            places = super().largest(values, mask) & (values == largest.unsqueeze(1))
+        places = mask & (values == self.max(values, mask).unsqueeze(1))
+        places &= places.cumsum(dim=1) == 1
         number = torch.where(places.any(dim=1), -dist.get_rank(), -dist.get_world_size())
         is_here = all_reduced(number, dist.ReduceOp.MAX) == number
         return places & is_here.unsqueeze(1)

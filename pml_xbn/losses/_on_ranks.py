@@ -12,7 +12,7 @@ from ..adapters.base_adapter import BaseAdapter
 from ..distributed._collectives import same_draws
 from ..distributed._exchange import Exchange
 from ..distributed._global_batch import Report, batch_of_all_ranks, gathered
-from ..distributed._sharded_loss import part_of_loss
+from ..distributed._sharded_loss import part_of_loss, whole_loss
 from ..memory._batch import Batch
 from ..pairwise import (
     SHARDED_LOSSES,
@@ -110,7 +110,7 @@ def _loss_on_shards(memory: Memory, batch: Batch, reports: list[Report], is_stor
             part = part_of_loss(memory.loss, memory.miner, whole, contents)
             if is_stored and memory.batch_loss_weight:
                 loss = memory.batch_loss_weight * loss_alone(memory, whole)
-    return loss if part is None else loss + part.whole_loss(batch, reports)
+    return loss if part is None else loss + whole_loss(memory.loss, *part, batch, reports)
 
 
 def check_sharded(memory: Memory) -> None:
