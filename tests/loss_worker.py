@@ -84,7 +84,15 @@ OTHERS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
         {},
     ),
     "own": (OwnSupCon, {}),
+    "own reducer": (lambda: losses.SupConLoss(reducer=MedianReducer()), {}),
 }
+
+
+class MedianReducer(reducers.MeanReducer):
+    """A reducer of somebody's own, whose result does not follow from sums and counts."""
+
+    def element_reduction(self, losses: Any, *_: Any) -> Any:
+        return losses.median()
 
 
 class LearnableTemperature(losses.NTXentLoss):

@@ -44,17 +44,19 @@ def state_of(output: Path, name: str = "last.pt") -> dict[str, Any]:
     return state
 
 
-def assert_equal(first: Any, second: Any, path: str = "state") -> None:
-    """Every tensor and number in two checkpoints is the same, bit for bit."""
+def assert_equal(first: Any, second: Any, path: str = "state", *, rounding: float = 0.0) -> None:
+    """Every tensor and number in two checkpoints is the same, bit for bit or up to rounding."""
     assert type(first) is type(second), path
     if isinstance(first, dict):
         assert first.keys() == second.keys(), path
         for key, value in first.items():
-            assert_equal(value, second[key], f"{path}.{key}")
+            assert_equal(value, second[key], f"{path}.{key}", rounding=rounding)
     elif isinstance(first, (list, tuple)):
         assert len(first) == len(second), path
         for number, (one, other) in enumerate(zip(first, second, strict=True)):
-            assert_equal(one, other, f"{path}[{number}]")
+            assert_equal(one, other, f"{path}[{number}]", rounding=rounding)
+    elif isinstance(first, float) or (isinstance(first, torch.Tensor) and first.is_floating_point()):
+        torch.testing.assert_close(first, second, rtol=rounding, atol=rounding, msg=path)
     elif isinstance(first, torch.Tensor):
         assert first.dtype == second.dtype, path
         assert torch.equal(first, second), path

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,11 +23,11 @@ class OverShards(OverRows):
         most_rows: rows that the rank with the most of them has room for.
     """
 
-    are_all_held = False
-    pairs_at_once: ClassVar = {"cpu": 2**20, "gpu": 2**25}  # ranks wait for each other once for each of these
-
     def __init__(self, most_rows: int) -> None:
         self.most_rows = most_rows
+
+    def anchors_at_once(self, num_rows: int, device: torch.device) -> int:
+        return super().anchors_at_once(self.most_rows, device)  # alike on all ranks
 
     def sum(self, values: Tensor, counts: Tensor) -> Tensor:
         result: Tensor = _Sum.apply(super().sum(values, counts))
@@ -39,25 +39,16 @@ class OverShards(OverRows):
     def total(self, counts: Tensor) -> Tensor:
         return all_reduced(super().total(counts))
 
-    def any(self, mask: Tensor) -> Tensor:
-        # Not counted, for which a CPU would make int64 of the mask.
-        return all_reduced(super().any(mask).long(), dist.ReduceOp.MAX) > 0
-
     def max(self, values: Tensor, mask: Tensor) -> Tensor:
         values = values.detach()
-        if values.shape[1] == 0:
-            found = values.new_full((len(values),), -torch.inf)
-        else:
-            found = super().max(values, mask)
+        is_empty = values.shape[1] == 0
+        found = values.new_full((len(values),), -torch.inf) if is_empty else super().max(values, mask)
         return all_reduced(found, dist.ReduceOp.MAX)
 
     def largest(self, values: Tensor, mask: Tensor) -> Tensor:
         """Of equal ones on many ranks, the first rank's, which holds the first places of the queue."""
-        largest = self.max(values, mask)
-        if values.shape[1] == 0:
-            places = mask
-        else:
-            places = super().largest(values, mask) & (values == largest.unsqueeze(1))
+        places = mask & (values == self.max(values, mask).unsqueeze(1))
+        places &= places.cumsum(dim=1) == 1
         number = torch.where(places.any(dim=1), -dist.get_rank(), -dist.get_world_size())
         is_here = all_reduced(number, dist.ReduceOp.MAX) == number
         return places & is_here.unsqueeze(1)

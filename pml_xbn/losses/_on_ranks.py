@@ -12,12 +12,13 @@ from ..adapters.base_adapter import BaseAdapter
 from ..distributed._collectives import same_draws
 from ..distributed._exchange import Exchange
 from ..distributed._global_batch import Report, batch_of_all_ranks, gathered
-from ..distributed._sharded_loss import part_of_loss
+from ..distributed._sharded_loss import part_of_loss, whole_loss
 from ..memory._batch import Batch
 from ..pairwise import (
     SHARDED_LOSSES,
     SHARDED_MINERS,
     Share,
+    attached,
     can_be_sharded,
     recipe_to_share,
     share_against,
@@ -82,17 +83,20 @@ def _loss_of_shares(memory: Memory, batch: Batch, reports: list[Report], recipe:
     """Returns the loss, of which every rank computes the terms of its own anchors."""
     whole = batch_of_all_ranks(batch, reports) if memory.batch_loss_weight else batch
     loss, share = batch.anchors.new_zeros(()), Share(memory.loss, recipe, batch.anchors)
-    exchange = Exchange(len(share.totals()))
+    exchange = Exchange(len(share.totals))
     with exchange.at_end():
         contents = stored(memory, batch)
         compared = None if contents is None else comparison(memory, batch, contents)
         if compared is not None:
             share = share_against(compared, recipe)
-            exchange.values = share.totals()
+            exchange.values = share.totals
         if memory.batch_loss_weight:
             with same_draws(reports[0].seed, batch.rows.device):
                 loss = memory.batch_loss_weight * loss_alone(memory, whole)
-    return loss + share.value(exchange.by_rank)
+    share.totals = exchange.by_rank.sum(dim=0)
+    value, gradients = share.value()
+    # Of which the mean over ranks is taken.
+    return loss + attached(value, [len(reports) * gradient for gradient in gradients], share.inputs)
 
 
 def _loss_on_shards(memory: Memory, batch: Batch, reports: list[Report], is_stored: bool) -> Tensor:
@@ -106,7 +110,7 @@ def _loss_on_shards(memory: Memory, batch: Batch, reports: list[Report], is_stor
             part = part_of_loss(memory.loss, memory.miner, whole, contents)
             if is_stored and memory.batch_loss_weight:
                 loss = memory.batch_loss_weight * loss_alone(memory, whole)
-    return loss if part is None else loss + part.whole_loss(batch, reports)
+    return loss if part is None else loss + whole_loss(memory.loss, *part, batch, reports)
 
 
 def check_sharded(memory: Memory) -> None:

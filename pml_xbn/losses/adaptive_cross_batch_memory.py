@@ -21,7 +21,7 @@ from ..memory._checkpoint import prepare_state
 from ..memory._hooks import MemoryHook, MemoryHooks, transaction
 from ..memory._queue import Queue
 from ..memory._samples import check_update
-from ..pairwise import IndicesTuple, Miner, check_reducers, check_supported
+from ..pairwise import IndicesTuple, Miner, check_supported
 from ._on_ranks import check_sharded, check_sharded_hook, checked_on_ranks, fill, loss_on_ranks
 from ._step import checked, eager, loss_against_stored, loss_with_memory, stored
 
@@ -107,8 +107,6 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     ) -> None:
         refuse_keywords(type(self), unknown)
         check_supported(loss)
-        if gather_distributed:
-            check_reducers(loss)
         check_integer("embedding_size", embedding_size, at_least=1)
         check_integer("memory_size", memory_size, at_least=1)
         check_one_of("memory_dtype", memory_dtype, _DTYPES)

@@ -19,6 +19,8 @@ from torch.nn.functional import normalize, threshold
 from ..memory._rows import Rows
 from ._plain import is_plain
 
+DISTANCES = (CosineSimilarity, DotProductSimilarity, LpDistance, SNRDistance)
+
 _SMALLEST_NORM = 1e-12  # what torch.nn.functional.normalize divides by at least
 _ROUNDING = 16  # a squared distance of that many eps is that of equal vectors
 
@@ -32,12 +34,13 @@ class Distances:
 
     def __init__(self, anchors: Tensor, rows: Rows) -> None:
         self.anchors, self.rows = anchors, rows
-        self._is_differentiated = torch.is_grad_enabled()
-        self._products: dict[bool, tuple[Tensor, Tensor, Tensor]] = {}
+        self._products: dict[bool, tuple[Tensor, Tensor]] = {}
 
     def measured(self, distance: BaseDistance) -> Tensor:
         """Returns what the distance measures, ``(a, n)``, with gradient; not to be written to."""
-        if not is_read_off_products(distance):
+        is_of_pml = type(distance) in DISTANCES and distance.p == 2 and is_plain(distance)
+        is_of_lengths = type(distance) is LpDistance and not distance.normalize_embeddings
+        if is_of_lengths or not is_of_pml:
             mat: Tensor = distance(self.anchors, self.row_tensor)
             return mat
         if isinstance(distance, LpDistance):
@@ -45,7 +48,7 @@ class Distances:
         elif isinstance(distance, SNRDistance):
             mat = self._noise_to_signal(distance.normalize_embeddings)
         else:
-            mat, *_ = self._multiplied(distance.normalize_embeddings)
+            mat, _ = self._multiplied(distance.normalize_embeddings)
         return mat if distance.power == 1 else mat**distance.power
 
     @cached_property
@@ -53,21 +56,19 @@ class Distances:
         """The rows, ``(n, d)``, for PML's own code."""
         return self.rows.read(self.anchors.dtype)
 
-    def _multiplied(self, is_normalized: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns products with rows or cosines ``(a, n)``, and lengths: ``(n,)`` of rows, ``(a, 1)``."""
+    def _multiplied(self, is_normalized: bool) -> tuple[Tensor, Tensor]:
+        """Returns products with rows or cosines, ``(a, n)``, and lengths of the rows."""
         if is_normalized not in self._products:
-            # A miner may ask first, which takes no gradients; the loss asks next.
-            with torch.set_grad_enabled(self._is_differentiated):
-                products = _Products.apply(self.anchors, self.rows, is_normalized, is_normalized)
-            self._products[is_normalized] = products
+            with torch.enable_grad():  # a miner may ask first, which takes no gradients; the loss asks next
+                self._products[is_normalized] = _Products.apply(self.anchors, self.rows, is_normalized)
         return self._products[is_normalized]
 
     def _euclidean(self) -> Tensor:
         """Returns |v - r| of unit vectors, whose square is 2 - 2 v·r."""
-        cosines, lengths, norms = self._multiplied(is_normalized=True)
+        cosines, lengths = self._multiplied(is_normalized=True)
         # The squared length after scaling is 1, or 0 for a vector of zeros.
-        squared = torch.add(lengths > _SMALLEST_NORM, cosines, alpha=-2)
-        squared += norms > _SMALLEST_NORM
+        squared = torch.add(lengths < torch.inf, cosines, alpha=-2)
+        squared += self.anchors.any(dim=1, keepdim=True)
         equal = _ROUNDING * torch.finfo(squared.dtype).eps
         if not squared.requires_grad:
             return threshold(squared, equal, 0.0, inplace=True).sqrt_()
@@ -78,66 +79,50 @@ class Distances:
         """Returns the variance of the difference over that of the anchor."""
         vectors = normalize(self.anchors) if is_normalized else self.anchors
         vectors = vectors - vectors.mean(dim=1, keepdim=True)  # so that means of rows make no difference
-        products, lengths, _ = _Products.apply(vectors, self.rows, False, is_normalized)
+        products, _ = _Products.apply(vectors, self.rows, False)
+        lengths = products.new_ones(self.rows.num_rows)
         row_signal = torch.empty_like(lengths)
         for places, part in self.rows.parts(vectors.dtype):
             row_signal[places] = (part - part.mean(dim=1, keepdim=True)).square().sum(dim=1)
+            if is_normalized:
+                torch.linalg.vector_norm(part, dim=1, out=lengths[places])
+        lengths.masked_fill_(lengths <= _SMALLEST_NORM, torch.inf)
         signal = vectors.square().sum(dim=1, keepdim=True)
-        noise = signal + row_signal / lengths.square() - 2 * products
+        noise = signal + row_signal / lengths.square() - 2 * products / lengths
         is_rounding = noise < signal * _ROUNDING * torch.finfo(noise.dtype).eps
         mat: Tensor = (noise / signal).masked_fill(is_rounding, 0.0)
         return mat
 
 
-def is_read_off_products(distance: Any) -> bool:
-    """Returns whether the distance is one of PML's, unchanged, that needs products with the rows alone."""
-    if type(distance) is LpDistance and not distance.normalize_embeddings:
-        return False
-    kinds = (CosineSimilarity, DotProductSimilarity, LpDistance, SNRDistance)
-    return type(distance) in kinds and distance.p == 2 and is_plain(distance)
-
-
 class _Products(torch.autograd.Function):
-    """Products of vectors ``(a, d)`` with rows, either of them scaled to unit length or not.
-
-    Rows take no gradient.
-
-    Returns:
-        The matrix ``(a, n)``, and what rows and vectors were divided by, ``(n,)`` and ``(a, 1)``; None: by 1.
-    """
+    """Products ``(a, n)`` of vectors ``(a, d)`` with rows, or cosines, and lengths ``(n,)`` of the rows."""
 
     @staticmethod
-    def forward(
-        ctx: Any, vectors: Tensor, rows: Rows, scales_vectors: bool, scales_rows: bool
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    def forward(ctx: Any, vectors: Tensor, rows: Rows, is_normalized: bool) -> tuple[Tensor, Tensor]:
         norms = None
-        if scales_vectors:
+        if is_normalized:
             norms = torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_min_(_SMALLEST_NORM)
             vectors = vectors / norms
-        mat = vectors.new_empty(len(vectors), rows.num_rows)
-        lengths = vectors.new_ones(rows.num_rows)
+        mat, lengths = vectors.new_empty(len(vectors), rows.num_rows), vectors.new_empty(rows.num_rows)
         for places, part in rows.parts(vectors.dtype):
             torch.mm(vectors, part.t(), out=mat[:, places])
-            if scales_rows:
+            if is_normalized:
                 torch.linalg.vector_norm(part, dim=1, out=lengths[places])
-        if scales_rows:
-            mat /= lengths.clamp_min_(_SMALLEST_NORM)
-        ctx.rows, ctx.scales_rows = rows, scales_rows
+        if is_normalized:  # a row of zeros has no direction, and stays zero
+            mat /= lengths.masked_fill_(lengths <= _SMALLEST_NORM, torch.inf)
+        ctx.rows, ctx.is_normalized = rows, is_normalized
         ctx.save_for_backward(vectors, norms, lengths)
-        ctx.mark_non_differentiable(lengths, *([] if norms is None else [norms]))
+        ctx.mark_non_differentiable(lengths)
         ctx.set_materialize_grads(False)
-        return mat, lengths, norms
+        return mat, lengths
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, mat_gradient: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, mat_gradient: Tensor, _: None) -> tuple[Tensor | None, ...]:
         vectors, norms, lengths = ctx.saved_tensors
-        if (
-            ctx.scales_rows
-        ):  # a row without length has no direction, and may be far from zero where it is stored
-            lengths = lengths.masked_fill(lengths <= _SMALLEST_NORM, torch.inf)
-        gradient = ctx.rows.weighted_sum(mat_gradient, lengths if ctx.scales_rows else None)
-        if norms is not None:  # a change of length changes nothing
-            along = (gradient * vectors).sum(dim=1, keepdim=True)
-            gradient = torch.addcmul(gradient, vectors, along, value=-1).div_(norms)
-        return gradient, None, None, None
+        if not ctx.is_normalized:
+            return ctx.rows.weighted_sum(mat_gradient), None, None
+        gradient = ctx.rows.weighted_sum(mat_gradient, lengths)
+        # A change of length changes nothing.
+        along = (gradient * vectors).sum(dim=1, keepdim=True)
+        return torch.addcmul(gradient, vectors, along, value=-1).div_(norms), None, None

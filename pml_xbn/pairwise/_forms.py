@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 
 import torch
 from pytorch_metric_learning import losses
-from pytorch_metric_learning.distances import BaseDistance
-from pytorch_metric_learning.reducers import ClassWeightedReducer, DivisorReducer
+from pytorch_metric_learning.reducers import DivisorReducer, MultipleReducers
 from torch import Tensor
 from torch.nn.functional import relu, softplus
 
 from .._dtypes import widest
+from ._distances import DISTANCES
 from ._pairs import Pairs, similarities
 from ._plain import is_plain, learned_tensors
-from ._reductions import Elements, reducer_of
-from ._triplets import Positives, TripletTerms
+from ._reductions import REDUCERS, Elements
+from ._triplets import Runs, TripletTerms
 
 Terms = dict[str, Elements | TripletTerms]  # by the names of the parts of a loss
 
@@ -31,7 +31,7 @@ def circle(loss: losses.CircleLoss, mat: Tensor, pairs: Pairs) -> Terms:
     (positive, negative), over_rows, weighing = pairs.masks(), pairs.over_rows, mat.detach()
     too_far = -loss.gamma * relu(loss.op - weighing) * (mat - loss.delta_p)
     too_near = loss.gamma * relu(weighing - loss.on) * (mat - loss.delta_n)
-    has_both = over_rows.any(positive) & over_rows.any(negative)
+    has_both = over_rows.count(positive) * over_rows.count(negative) > 0
     log_sums = over_rows.log_sum_exp(too_far, positive) + over_rows.log_sum_exp(too_near, negative)
     return {"loss": Elements(loss.soft_plus(log_sums).masked_fill(~has_both, 0))}
 
@@ -115,8 +115,9 @@ def tuplet_margin(loss: losses.TupletMarginLoss, mat: Tensor, pairs: Pairs) -> T
 
 def triplet_margin(loss: losses.TripletMarginLoss, mat: Tensor, pairs: Pairs) -> Terms:
     """https://arxiv.org/abs/1503.03832"""
-    mat, hinge = -similarities(loss.distance, mat), softplus if loss.smooth_loss else relu
-    return {"loss": _triplet_terms(mat, mat + loss.margin, -mat, pairs, hinge)}
+    mat = -similarities(loss.distance, mat)
+    activation = softplus if loss.smooth_loss else relu
+    return {"loss": _triplet_terms(mat + loss.margin, -mat, pairs, activation)}
 
 
 def margin(loss: losses.MarginLoss, mat: Tensor, pairs: Pairs) -> Terms:
@@ -126,12 +127,12 @@ def margin(loss: losses.MarginLoss, mat: Tensor, pairs: Pairs) -> Terms:
     boundary = -similarities(loss.distance, beta).unsqueeze(1)
     too_far, too_near = relu(mat - boundary + loss.margin), relu(boundary - mat + loss.margin)
     positive, negative = pairs[:2]  # and then how many triplets each pair is part of
-    if not pairs.is_of_triplets:
+    if pairs.triplets is None:
         num_positive, num_negative = (x.sum(dim=1, keepdim=True) for x in (positive, negative))
         positive, negative = positive * num_negative, negative * num_positive
     divisor = (positive * (too_far > 0)).sum() + (negative * (too_near > 0)).sum()
-    terms = _triplet_terms(mat, too_far, too_near, pairs)._replace(divisor=divisor)
-    regularization = Elements(mat.new_zeros(()))
+    terms = _triplet_terms(too_far, too_near, pairs, None)._replace(divisor=divisor)
+    regularization = Elements(mat[:, :0].sum())  # zero
     if loss.learn_beta and len(loss.beta) == 1:  # counts once and for all, if there are triplets
         regularization = Elements(beta[0] * loss.nu * positive.any())
     elif loss.learn_beta:  # counts with every triplet
@@ -140,17 +141,17 @@ def margin(loss: losses.MarginLoss, mat: Tensor, pairs: Pairs) -> Terms:
 
 
 def _triplet_terms(
-    mat: Tensor, x: Tensor, y: Tensor, pairs: Pairs, activation: Callable[[Tensor], Tensor] | None = None
+    x: Tensor, y: Tensor, pairs: Pairs, activation: Callable[[Tensor], Tensor] | None
 ) -> Elements | TripletTerms:
-    """Returns the terms of x_p + y_n, of which a loss that is never below zero needs no activation."""
-    window = pairs.window
-    if window is not None and not Positives.of(mat, window.positive).are_ordered_by(window.mat):
-        pairs = pairs.listed(window.lists())
-    if pairs.triplets is None:
-        return TripletTerms(mat, x, y, *pairs[:2], pairs.window, is_positive=activation is None)
-    anchors, positives, negatives = pairs.triplets
+    """Returns the terms of x_p + y_n, where x grows with the distance; without activation none is below 0."""
+    triplets = pairs.triplets or Runs.all(x.detach(), *pairs[:2])
+    if isinstance(triplets, Runs):
+        if activation is not softplus and triplets.are_ordered_by(x.detach()):
+            return TripletTerms(x, y, triplets, is_positive=activation is None)
+        triplets = triplets.lists()
+    anchors, positives, negatives = triplets
     terms = x[anchors, positives] + y[anchors, negatives]
-    return Elements(terms if activation is None else activation(terms), anchors=anchors)
+    return Elements(terms if activation is None else activation(terms))
 
 
 # -- losses of all anchors at once -------------------------------------------------------------------------
@@ -202,58 +203,66 @@ def _log_one_plus_exp(exponents: Tensor) -> Tensor:
     return softplus(exponents, threshold=40)
 
 
+# -- what is known of each loss ------------------------------------------------------------------------------
+
+
 class Form(NamedTuple):
-    """What is known of a loss of PML's."""
+    """How a loss of PML's is computed from one matrix."""
 
     terms: Callable[[Any, Tensor, Pairs], Terms] | None  # of (loss, mat, pairs); None: by PML's own code
+    is_per_anchor: bool = False  # its reducer gets one value of each anchor, and not one of each pair
     needs_both_kinds: bool = False  # zero unless there are positive and negative pairs
-    is_column: bool = False  # PML hands its reducer a column of terms, (a, 1)
     is_by_anchor: bool = True  # an anchor's terms depend on no other anchor
+    is_reduced: bool = True  # they follow from reductions over the anchor's rows
+    more_reducers: tuple[type, ...] = ()
 
 
 FORMS: dict[type, Form] = {
-    losses.AngularLoss: Form(None, needs_both_kinds=True, is_column=True),
-    losses.CircleLoss: Form(circle, is_column=True),
+    losses.AngularLoss: Form(None, is_reduced=False),
+    losses.CircleLoss: Form(circle, is_per_anchor=True),
     losses.ContrastiveLoss: Form(contrastive),
-    losses.GeneralizedLiftedStructureLoss: Form(generalized_lifted_structure, is_column=True),
+    losses.GeneralizedLiftedStructureLoss: Form(generalized_lifted_structure, is_per_anchor=True),
     losses.IntraPairVarianceLoss: Form(intra_pair_variance, is_by_anchor=False),
     losses.LiftedStructureLoss: Form(
-        lifted_structure, needs_both_kinds=True, is_column=True, is_by_anchor=False
+        lifted_structure, needs_both_kinds=True, is_by_anchor=False, is_reduced=False
     ),
-    losses.MarginLoss: Form(margin),
-    losses.MultiSimilarityLoss: Form(multi_similarity, is_column=True),
-    losses.NCALoss: Form(nca, is_by_anchor=False),
+    losses.MarginLoss: Form(margin, is_reduced=False, more_reducers=(DivisorReducer,)),
+    losses.MultiSimilarityLoss: Form(multi_similarity, is_per_anchor=True),
+    losses.NCALoss: Form(nca, is_per_anchor=True, is_by_anchor=False),
     losses.NTXentLoss: Form(nt_xent, needs_both_kinds=True),
     losses.SignalToNoiseRatioContrastiveLoss: Form(contrastive),
-    losses.SupConLoss: Form(supcon, needs_both_kinds=True),
-    losses.TripletMarginLoss: Form(triplet_margin),
-    losses.TupletMarginLoss: Form(tuplet_margin, needs_both_kinds=True, is_column=True),
+    losses.SupConLoss: Form(supcon, is_per_anchor=True, needs_both_kinds=True),
+    losses.TripletMarginLoss: Form(triplet_margin, is_reduced=False),
+    losses.TupletMarginLoss: Form(tuplet_margin, needs_both_kinds=True),
 }
 
 
 class Recipe(NamedTuple):
-    """How a loss of PML's is computed without calling it."""
+    """How a loss is computed without calling it."""
 
     form: Form
     reducers: dict[str, Any]  # of its parts, by name
     learned: list[Tensor]  # what gets a gradient besides the anchors
+    is_by_anchor: bool
 
 
 def recipe_of(loss: Any) -> Recipe | None:
     """Returns the recipe of a loss of PML's, unchanged, if nobody could tell that it is not called."""
     form = FORMS.get(type(loss))
-    if form is None or not is_plain(loss):
+    if form is None or type(loss.distance) not in DISTANCES or loss.embedding_regularizer:
         return None
-    if isinstance(loss, losses.GenericPairLoss):
-        if loss.loss_method not in (loss.mat_based_loss, loss.pair_based_loss):
-            return None
-    elif form.terms in (margin, triplet_margin) and type(loss.distance).margin is not BaseDistance.margin:
+    is_pair_loss = isinstance(loss, losses.GenericPairLoss)
+    has_own_method = is_pair_loss and loss.loss_method not in (loss.mat_based_loss, loss.pair_based_loss)
+    if has_own_method or not is_plain(loss):
         return None
     reducers = {}
     for name in loss._sub_loss_names():
-        reducers[name] = reducer = reducer_of(loss.reducer, name)
-        # PML multiplies a column with a row of class weights, and only MarginLoss has a divisor.
-        is_other = reducer is None or (form.is_column and type(reducer) is ClassWeightedReducer)
-        if is_other or (type(reducer) is DivisorReducer and form.terms is not margin):
+        reducer = loss.reducer
+        if isinstance(reducer, MultipleReducers):
+            has_own = name in reducer.reducers
+            reducer = reducer.reducers[name] if has_own else reducer.default_reducer
+        if type(reducer) not in (*REDUCERS, *form.more_reducers):
             return None
-    return Recipe(form, reducers, learned_tensors(loss))
+        reducers[name] = reducer
+    is_by_anchor = form.is_by_anchor and not getattr(loss, "learn_beta", False)
+    return Recipe(form, reducers, learned_tensors(loss), is_by_anchor)

@@ -13,7 +13,7 @@ from torch import Tensor
 from ._distances import Distances
 from ._pairs import IndicesTuple, Pairs, drop_own_rows, mapped, similarities
 from ._plain import is_plain
-from ._triplets import Positives, Window
+from ._triplets import Runs
 
 Miner = Callable[[Tensor, Tensor, Tensor, Tensor], IndicesTuple]
 
@@ -24,11 +24,11 @@ def mined(miner: Any, distances: Distances, pairs: Pairs) -> Pairs:
         return _mined_by_its_own_code(miner, distances, pairs)
     with torch.no_grad():
         miner.reset_stats()
-        chosen = MINERS[type(miner)](miner, distances.measured(miner.distance), pairs).counted()
-    positives, negatives = (range(number) for number in chosen.num_pairs or ())
-    miner.output_assertion(
-        [positives] * 3 if type(miner) in _OF_TRIPLETS else [positives] * 2 + [negatives] * 2
-    )
+        chosen = MINERS[type(miner)](miner, distances.measured(miner.distance), pairs)
+        numbers = torch.stack([pairs.over_rows.total(counts) for counts in chosen[:2]]).tolist()
+    positives, negatives = map(range, numbers)  # which PML asks for their length
+    is_of_pairs = chosen.triplets is None
+    miner.output_assertion([positives] * 2 + [negatives] * 2 if is_of_pairs else [positives] * 3)
     return chosen
 
 
@@ -104,7 +104,7 @@ def batch_easy_hard(miner: miners.BatchEasyHardMiner, mat: Tensor, pairs: Pairs)
     if miner.neg_strategy == miner.ALL:
         chosen_negative = pairs.negative
     if miner.ALL not in (miner.pos_strategy, miner.neg_strategy):
-        has_both = (over_rows.any(chosen_positive) & over_rows.any(chosen_negative)).unsqueeze(1)
+        has_both = (over_rows.count(chosen_positive) * over_rows.count(chosen_negative)).unsqueeze(1) > 0
         chosen_positive, chosen_negative = chosen_positive & has_both, chosen_negative & has_both
     if miner.collect_stats:
         miner.set_stats(mat[chosen_positive], mat[chosen_negative])
@@ -114,10 +114,7 @@ def batch_easy_hard(miner: miners.BatchEasyHardMiner, mat: Tensor, pairs: Pairs)
 def batch_hard(miner: miners.BatchHardMiner, mat: Tensor, pairs: Pairs) -> Pairs:
     """Returns of every anchor the farthest positive with the nearest negative (https://arxiv.org/abs/1703.07737)."""
     chosen = batch_easy_hard(miner, mat, pairs)
-    if not pairs.over_rows.are_all_held:  # nor are both rows of a triplet
-        return chosen
-    (anchors, positives), (_, negatives) = (mask.nonzero().unbind(dim=1) for mask in chosen[:2])
-    return chosen._replace(triplets=(anchors, positives, negatives))
+    return chosen._replace(triplets=Runs.all(mat, chosen.positive, chosen.negative))
 
 
 def triplet_margin(miner: miners.TripletMarginMiner, mat: Tensor, pairs: Pairs) -> Pairs:
@@ -128,11 +125,10 @@ def triplet_margin(miner: miners.TripletMarginMiner, mat: Tensor, pairs: Pairs) 
         "easy": (miner.margin, inf),
     }.get(miner.type_of_triplets, (-inf, miner.margin))
     mat = -similarities(miner.distance, mat)
-    positives = Positives.of(mat, pairs.positive)
-    runs = positives.first(mat, mat - high), positives.first(mat, mat - low)
-    positive, negative = positives.num_triplets(pairs.negative, *runs)
-    window = Window(mat, low, high, pairs.positive, pairs.negative, *runs)
-    return pairs._replace(positive=positive, negative=negative, window=window)
+    every = Runs.all(mat, pairs.positive, pairs.negative)
+    triplets = every._replace(start=every.first(mat, mat - high), end=every.first(mat, mat - low))
+    positive, negative = triplets.num_of_pairs()
+    return pairs._replace(positive=positive, negative=negative, triplets=triplets)
 
 
 MINERS: dict[type, Callable[[Any, Tensor, Pairs], Pairs]] = {
@@ -142,4 +138,3 @@ MINERS: dict[type, Callable[[Any, Tensor, Pairs], Pairs]] = {
     miners.PairMarginMiner: pair_margin,
     miners.TripletMarginMiner: triplet_margin,
 }
-_OF_TRIPLETS = (miners.BatchHardMiner, miners.TripletMarginMiner)

@@ -9,7 +9,7 @@ from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor
 
 from ._reductions import OverRows
-from ._triplets import Window
+from ._triplets import Runs, listed
 
 IndicesTuple = tuple[Tensor, ...]
 
@@ -26,18 +26,7 @@ class Pairs(NamedTuple):
     row_labels: Tensor  # (n,)
     own_rows: Tensor | None  # (a,), rows of the anchors' own copies
     over_rows: OverRows
-    triplets: IndicesTuple | None = None
-    window: Window | None = None  # triplets that are not listed
-    num_pairs: tuple[int, int] | None = None  # of positive and negative pairs; None: not counted
-
-    @classmethod
-    def all(cls, labels: Tensor, row_labels: Tensor, own_rows: Tensor | None, over_rows: OverRows) -> Pairs:
-        """Returns every pair but those of an anchor and its own row."""
-        positive = labels.unsqueeze(1) == row_labels
-        negative = ~positive
-        if own_rows is not None:
-            positive = over_rows.leave_out(positive, own_rows)
-        return cls(positive, negative, labels, row_labels, own_rows, over_rows)
+    triplets: Runs | IndicesTuple | None = None  # three index tensors, or runs; None: pairs
 
     def listed(self, lists: IndicesTuple) -> Pairs:
         """Returns the pairs, four index tensors, or triplets, three of them, in the place of these."""
@@ -46,27 +35,23 @@ class Pairs(NamedTuple):
         for places in (lists[:2], lists[::2] if is_of_triplets else lists[2:]):
             count = torch.zeros_like(self.positive, dtype=torch.int32)
             counts.append(count.index_put_(places, count.new_ones(()), accumulate=True))
-        return self._replace(
-            positive=counts[0],
-            negative=counts[1],
-            triplets=lists if is_of_triplets else None,
-            window=None,
-            num_pairs=(len(lists[0]), len(lists[-1])),
-        )
-
-    def and_user_pairs(self, user_pairs: IndicesTuple) -> Pairs:
-        """Returns these pairs, and those that the caller has given besides."""
-        if self.is_of_triplets:
-            return self.listed(appended(self.lists(), user_pairs, self.labels))
-        also = self.listed(lmu.convert_to_pairs(user_pairs, self.labels))
-        positive, negative = also.positive + self.positive, also.negative + self.negative
-        return also._replace(positive=positive, negative=negative, num_pairs=None)
+        positive, negative = counts
+        triplets = lists if is_of_triplets else None
+        return self._replace(positive=positive, negative=negative, triplets=triplets)
 
     def lists(self) -> IndicesTuple:
         """Returns index tensors as PML's miners do, four of pairs or three of triplets."""
-        if self.window is not None:
-            return self.window.lists()
+        if isinstance(self.triplets, Runs):
+            return self.triplets.lists()
         return self.triplets or (*listed(self.positive), *listed(self.negative))
+
+    def and_user_pairs(self, user_pairs: IndicesTuple) -> Pairs:
+        """Returns these pairs, and those that the caller has given besides."""
+        if self.triplets is not None:
+            return self.listed(appended(self.lists(), user_pairs, self.labels))
+        also = self.listed(lmu.convert_to_pairs(user_pairs, self.labels))
+        positive, negative = also.positive + self.positive, also.negative + self.negative
+        return also._replace(positive=positive, negative=negative)
 
     def masks(self) -> tuple[Tensor, Tensor]:
         """Returns which pairs are positive and which negative, ``(a, n)`` bool."""
@@ -74,41 +59,22 @@ class Pairs(NamedTuple):
             return self.positive, self.negative
         return self.positive > 0, self.negative > 0
 
-    @property
-    def is_of_triplets(self) -> bool:
-        """Whether triplets have been chosen, and not pairs."""
-        return self.triplets is not None or self.window is not None
-
-    def counted(self) -> Pairs:
-        """Returns these pairs with their numbers, for which a GPU has to wait."""
-        if self.num_pairs is not None:
-            return self
-        num_positive, num_negative = torch.stack([self.over_rows.total(x) for x in self[:2]]).tolist()
-        return self._replace(num_pairs=(num_positive, num_negative))
-
     def at(self, anchors: slice) -> Pairs:
         """Returns the pairs of some anchors, not of triplets that are listed."""
+        if anchors == slice(0, len(self.labels)):
+            return self
         return self._replace(
             positive=self.positive[anchors],
             negative=self.negative[anchors],
             labels=self.labels[anchors],
             own_rows=None if self.own_rows is None else self.own_rows[anchors],
-            window=None if self.window is None else self.window.at(anchors),
+            triplets=None if self.triplets is None else Runs(*(x[anchors] for x in self.triplets)),
         )
 
 
 def similarities(distance: Any, mat: Tensor) -> Tensor:
     """Returns what the distance measured, with a sign by which it grows where vectors become alike."""
     return mat if distance.is_inverted else -mat
-
-
-def listed(counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns anchors and rows of pairs, each as often as it counts."""
-    places = counts.nonzero()
-    if counts.dtype != torch.bool:
-        places = places.repeat_interleave(counts[counts > 0], dim=0)
-    anchors, rows = places.unbind(dim=1)
-    return anchors, rows
 
 
 def mapped(user_pairs: IndicesTuple, rows: Tensor) -> IndicesTuple:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from pytorch_metric_learning import reducers
@@ -11,12 +11,12 @@ from torch import Tensor
 # Of which the result follows from a sum and a count.
 REDUCERS = (
     reducers.AvgNonZeroReducer,
-    reducers.ClassWeightedReducer,
-    reducers.DivisorReducer,
     reducers.MeanReducer,
     reducers.SumReducer,
     reducers.ThresholdReducer,
 )
+# Several matrices of that size are to fit into a CPU's cache.
+_PAIRS_AT_ONCE = {"cpu": 2**19, "gpu": 2**24}
 
 
 class OverRows:
@@ -26,10 +26,9 @@ class OverRows:
     the rows on every rank, and merge what the ranks find.
     """
 
-    are_all_held = True  # by this process
-    most_rows: int | None = None  # that a process holds; None: as many as this one
-    # Several matrices of that size are to fit into a CPU's cache.
-    pairs_at_once: ClassVar = {"cpu": 2**19, "gpu": 2**24}
+    def anchors_at_once(self, num_rows: int, device: torch.device) -> int:
+        """Returns for how many anchors a loss is computed at once."""
+        return max(1, _PAIRS_AT_ONCE["cpu" if device.type == "cpu" else "gpu"] // max(1, num_rows))
 
     def sum(self, values: Tensor, counts: Tensor) -> Tensor:
         """Returns the sum of the values, each as often as it counts."""
@@ -44,21 +43,17 @@ class OverRows:
         # On a CPU, the sum of a mask would make int64 of all of it.
         return counts.count_nonzero() if counts.dtype == torch.bool else counts.sum()
 
-    def any(self, mask: Tensor) -> Tensor:
-        """Returns whether any pair counts."""
-        return mask.any(dim=1)
-
     def max(self, values: Tensor, mask: Tensor) -> Tensor:
         """Returns the largest of the values that count, without gradient; -inf where none does."""
-        return values.detach().masked_fill(~mask, -torch.inf).amax(dim=1)
+        return torch.where(mask, values.detach(), -torch.inf).amax(dim=1)
 
     def largest(self, values: Tensor, mask: Tensor) -> Tensor:
         """Returns the pair with the largest of the values that count, the first of equal ones, ``(a, n)``."""
-        rows = values.masked_fill(~mask, -torch.inf).argmax(dim=1, keepdim=True)
+        rows = torch.where(mask, values, -torch.inf).argmax(dim=1, keepdim=True)
         return torch.zeros_like(mask).scatter_(1, rows, mask.gather(1, rows))
 
     def log_sum_exp(self, values: Tensor, counts: Tensor) -> Tensor:
-        """Returns log Σ exp(values), with the least finite number where none counts."""
+        """Returns log Σ exp(values), the smallest finite number where none counts."""
         if counts.dtype != torch.bool:
             values, counts = values + counts.to(values.dtype).clamp_min(1).log(), counts > 0
         result: Tensor = _LogSumExp.apply(values, counts)
@@ -77,7 +72,7 @@ class _LogSumExp(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, mask: Tensor) -> Tensor:
-        values = values.masked_fill(~mask, torch.finfo(values.dtype).min)
+        values = torch.where(mask, values, torch.finfo(values.dtype).min)
         ctx.save_for_backward(values.softmax(dim=1))
         return values.amax(dim=1) - values.log_softmax(dim=1).amax(dim=1)
 
@@ -97,17 +92,14 @@ class Elements(NamedTuple):
 
     values: Tensor
     counts: Tensor | None = None  # how often each counts, bool or integers; None: once
-    anchors: Tensor | None = None  # (k,), of the listed ones
     divisor: Tensor | None = None  # that of PML's DivisorReducer
 
     def totals(self, reducer: Any, over_rows: OverRows) -> tuple[Tensor, Tensor]:
-        """Returns what one of ``REDUCERS`` sums, with a number per anchor or listed one, and counts."""
+        """Returns what the reducer sums, with a number per anchor or listed one, and what divides the sum."""
         values, counts = self.values, self.counts
-        if values.ndim == 0:
-            return values, torch.ones((), dtype=torch.int64, device=values.device)
         for name, is_beyond in (("low", torch.gt), ("high", torch.lt)):
             bound = getattr(reducer, name, None)
-            if bound is not None:
+            if bound is not None and values.ndim > 0:
                 is_within = is_beyond(values, bound)
                 counts = is_within if counts is None else counts * is_within
         if counts is None:
@@ -118,16 +110,3 @@ class Elements(NamedTuple):
         if values.ndim == 2:
             return over_rows.sum(values, counts), over_rows.total(counts)
         return values if is_mask else values * counts, counts.sum()
-
-
-def reducer_of(reducer: Any, name: str) -> Any:
-    """Returns the one of ``REDUCERS`` that reduces a loss's part; None where it is another."""
-    while type(reducer) not in REDUCERS:
-        if type(reducer) is reducers.MultipleReducers:
-            has_own = name in reducer.reducers
-            reducer = reducer.reducers[name] if has_own else reducer.default_reducer
-        elif type(reducer) is reducers.PerAnchorReducer:
-            reducer = reducer.reducer  # to which it hands on what is one per anchor
-        else:
-            return None
-    return reducer
