@@ -1,37 +1,15 @@
-"""Keywords that a class shares with its base or does not know, and methods that it does not call."""
+"""Parameters that a class shares with its base, and methods that it does not call."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any
 
 
 def parameters_of(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns those of the values that a class takes as named parameters."""
-    parameters = inspect.signature(cls).parameters.values()
-    return {x.name: values[x.name] for x in parameters if x.kind is not x.VAR_KEYWORD}
-
-
-def refuse_keywords(cls: type, unknown: Mapping[str, object]) -> None:
-    """Raises a TypeError if there are unknown keywords, which names the nearest known one.
-
-    Example:
-        >>> from pml_xbn import XBNWrapper
-        >>> refuse_keywords(XBNWrapper, {"memory_sizee": 64})
-        Traceback (most recent call last):
-        TypeError: XBNWrapper has no keyword 'memory_sizee': did you mean 'memory_size'?
-    """
-    if not unknown:
-        return
-    initializers = [vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base)]
-    known = {name for function in initializers for name in inspect.signature(function).parameters}
-    known -= {"self", "args", "kwargs", "unknown"}
-    name = next(iter(unknown))
-    nearest = get_close_matches(name, known, n=1)
-    remedy = f"did you mean {nearest[0]!r}?" if nearest else f"pass some of {', '.join(sorted(known))}"
-    raise TypeError(f"{cls.__name__} has no keyword {name!r}: {remedy}")
+    """Returns those of the values that a class takes as parameters."""
+    return {name: values[name] for name in inspect.signature(cls).parameters}
 
 
 def refuse_overrides(cls: type, base: type, *names: str) -> None:

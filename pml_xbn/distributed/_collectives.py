@@ -68,19 +68,9 @@ def reduce_scattered(rows: Tensor, sizes: list[int]) -> Tensor:
     padded = rows.new_zeros(len(sizes), max(sizes), *rows.shape[1:], device=backend_device())
     for rank, part in enumerate(rows.split(sizes)):
         padded[rank, : len(part)] = part
-    if dist.get_backend() == "nccl":
-        summed = torch.empty_like(padded[0])
-        dist.reduce_scatter_tensor(summed, padded)
-    else:  # which gloo lacks in some releases
-        by_rank = torch.empty_like(padded)
-        dist.all_to_all_single(by_rank, padded)
-        summed = by_rank.sum(dim=0)
-    return summed[: sizes[dist.get_rank()]].to(rows.device)
-
-
-def first_row(sizes: list[int]) -> int:
-    """Returns the place of this rank's first row among the rows of all ranks."""
-    return sum(sizes[: dist.get_rank()])
+    by_rank = torch.empty_like(padded)  # not reduce_scatter, which gloo lacks in some releases
+    dist.all_to_all_single(by_rank, padded)
+    return by_rank.sum(dim=0)[: sizes[dist.get_rank()]].to(rows.device)
 
 
 def backend_device() -> torch.device:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,7 +12,9 @@ from ._collectives import backend_device, finish_reductions
 
 
 class Exchange:
-    """Numbers that the ranks tell each other at the end of a block, which raises on all ranks if on one.
+    """A block at whose end ranks tell each other numbers, and which raises on all ranks if it does on one.
+
+    Another rank's error is raised as a ValueError or RuntimeError that names the rank.
 
     Attributes:
         values: this rank's, ``(k,)``, float64; the block may set others, as many.
@@ -31,35 +31,23 @@ class Exchange:
         self.values = torch.zeros(size, dtype=torch.float64)
         self._has_reductions = has_reductions
 
-    @contextmanager
-    def at_end(self) -> Iterator[None]:
-        """Exchanges numbers and errors at the end of the block.
+    def __enter__(self) -> Exchange:
+        return self
 
-        Raises:
-            Exception: this rank's own error.
-            ValueError, RuntimeError: another rank's, with its number and message.
-        """
-        error = None
-        try:
-            yield
-        except Exception as raised:
-            error = raised
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None and not isinstance(error, Exception):
+            return  # an interrupt: nobody waits for the others
         if self._has_reductions:
             finish_reductions()
-        report = torch.cat([torch.tensor([error is not None]), self.values.cpu()]).double()
-        report = report.to(backend_device())
-        reports = [torch.empty_like(report) for _ in range(dist.get_world_size())]
-        dist.all_gather(reports, report)
-        has_failed, self.by_rank = torch.stack(reports).cpu().tensor_split([1], dim=1)  # one wait for all
-        if has_failed.any():
-            _raise_on_all_ranks(error)
-
-
-def _raise_on_all_ranks(error: Exception | None) -> None:
-    messages: list[Any] = [None] * dist.get_world_size()
-    own = None if error is None else (isinstance(error, ValueError), f"{type(error).__name__}: {error}")
-    dist.all_gather_object(messages, own)
-    if error is not None:
-        raise error
-    rank, (is_value_error, message) = next((r, m) for r, m in enumerate(messages) if m is not None)
-    raise (ValueError if is_value_error else RuntimeError)(f"rank {rank} failed with {message}")
+        own = torch.cat([torch.tensor([error is not None]), self.values.cpu()]).to(backend_device())
+        by_rank = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+        dist.all_gather(by_rank, own)
+        has_failed, self.by_rank = torch.stack(by_rank).cpu().tensor_split([1], dim=1)  # one wait for all
+        if not has_failed.any():
+            return
+        messages: list[Any] = [None] * len(by_rank)
+        told = None if error is None else (isinstance(error, ValueError), f"{type(error).__name__}: {error}")
+        dist.all_gather_object(messages, told)
+        if error is None:
+            rank, (is_value_error, message) = next((r, m) for r, m in enumerate(messages) if m is not None)
+            raise (ValueError if is_value_error else RuntimeError)(f"rank {rank} failed with {message}")

@@ -57,7 +57,7 @@ def part_of_loss(loss: Any, miner: Any, whole: Batch, contents: Contents) -> Par
     inputs = [anchors, *recipe.learned]
     if len(anchors) == 0 or len(rows) == 0:
         return PartOfLoss((anchors * 0).sum(), inputs)
-    if whole.is_own and newest is not None:
+    if whole.own is not None and newest is not None:
         held, which = rows.places_here(newest)
         own_rows = torch.full_like(newest, -1).index_copy(0, which, held)
     labels, over_rows = (whole.anchor_labels, contents.row_labels), OverShards(rows.most_places)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from inspect import signature
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from pytorch_metric_learning.losses import CrossBatchMemory
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from .._keywords import refuse_keywords, refuse_overrides
+from .._keywords import refuse_overrides
 from .._number_checks import check_integer, check_non_negative, check_one_of
 from ..distributed._collectives import is_distributed
+from ..distributed._exchange import Exchange
 from ..distributed._global_batch import Report
 from ..distributed._sharded_rows import ShardedRows
 from ..memory._batch import Batch
@@ -23,8 +25,9 @@ from ..memory._queue import Queue
 from ..memory._rows import Rows
 from ..memory._samples import Update
 from ..pairwise import IndicesTuple, Miner, check_reducers, check_supported
-from ._on_ranks import check_sharded, check_sharded_hook, checked_on_ranks, fill, loss_on_ranks
-from ._step import checked, eager, loss_against_stored, loss_with_memory, stored
+from ._input import checked
+from ._on_ranks import check_sharded, check_sharded_hook, checked_on_ranks, loss_on_ranks
+from ._step import eager, loss_with_memory, read_only, stored
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -35,8 +38,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     Without hooks it is Cross-Batch Memory (https://arxiv.org/abs/1912.06798). Input is validated before
     anything changes, and nothing changes when a hook, the miner or the loss raises.
 
-    In ``eval()`` mode and where gradients are disabled the memory is read only, and an ``indices_tuple``
-    compares within the batch itself.
+    In ``eval()`` mode and where gradients are disabled the memory is read only. The loss is that against the
+    stored rows, and with an ``indices_tuple`` that against the batch besides, as if it had been stored.
 
     Args:
         loss: any loss of ``CrossBatchMemory.supported_losses()``, or a subclass of one.
@@ -105,9 +108,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         update: str = "queue",
         update_momentum: float = 0.0,
         collect_stats: bool | None = None,
-        **unknown: NoReturn,
     ) -> None:
-        refuse_keywords(type(self), unknown)
         check_supported(loss)
         if gather_distributed:
             check_reducers(loss)
@@ -134,7 +135,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         self.add_to_recordable_attributes(list_of_names=names, is_stat=False)
 
     def extra_repr(self) -> str:
-        hidden = ("loss", "miner", "collect_stats", "unknown")  # or shown as modules
+        hidden = ("loss", "miner", "collect_stats")  # or shown as modules
         names = [name for name in signature(AdaptiveCrossBatchMemory).parameters if name not in hidden]
         return ", ".join(f"{name}={getattr(self, name)}" for name in names)
 
@@ -171,22 +172,13 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         if self.collect_stats:
             self.reset_stats()
         is_stored = self.training and torch.is_grad_enabled()
-        arguments = embeddings, labels, indices_tuple, enqueue_mask, sample_ids
-        batch, reports, is_stored = self._checked(*arguments, is_stored)
+        batch, reports = self._checked(embeddings, labels, indices_tuple, enqueue_mask, sample_ids, is_stored)
         # Autocast would have distances in half precision.
-        with torch.autocast(batch.rows.device.type, enabled=False):
-            if not is_stored:
-                if reports is None:
-                    return loss_against_stored(self, batch)
-                return loss_on_ranks(self, batch, reports, is_stored)
-            with transaction(self.queue, self._hooks):
-                if reports is None:
-                    loss = loss_with_memory(self, batch, stored(self, batch))
-                else:
-                    loss = loss_on_ranks(self, batch, reports, is_stored)
-                contents = self.queue.contents
-                self.queue.contents = contents._replace(num_calls=contents.num_calls + 1)
-        return loss
+        with torch.autocast(embeddings.device.type, enabled=False), transaction(self.queue, self._hooks):
+            if reports is not None:
+                return loss_on_ranks(self, batch, reports)
+            contents = stored(self, batch) if batch.is_stored else read_only(self, batch)
+            return loss_with_memory(self, batch, contents)
 
     def fill_memory(self, embeddings: Tensor, labels: Tensor, sample_ids: Tensor | None = None) -> None:
         """Stores rows without computing a loss or adapting what is there.
@@ -199,22 +191,22 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         Raises:
             ValueError: as in :meth:`forward`.
         """
-        batch, reports, is_stored = self._checked(embeddings, labels, None, None, sample_ids, True)
-        if is_stored:
-            with transaction(self.queue, self._hooks):
-                fill(self, batch, reports)
+        batch, reports = self._checked(embeddings, labels, None, None, sample_ids, True)
+        if batch.is_stored:
+            exchange = nullcontext() if reports is None else Exchange(has_reductions=self._is_sharded)
+            with transaction(self.queue, self._hooks), exchange:
+                stored(self, batch, is_fill=True)
 
     def add_to_memory(self, embeddings: Tensor, labels: Tensor, batch_size: int) -> None:
         """PML's name for :meth:`fill_memory`."""
         self.fill_memory(embeddings[:batch_size], labels[:batch_size])
 
-    def _checked(self, *arguments: Any) -> tuple[Batch, list[Report] | None, bool]:
-        """Returns the batch, the reports of all ranks if they compute together, and whether to store it."""
-        check, is_stored = partial(checked, self, *arguments), arguments[-1]
+    def _checked(self, *arguments: Any) -> tuple[Batch, list[Report] | None]:
+        """Returns the batch, and if all ranks compute together, their reports."""
+        is_stored = arguments[-1]
         if self._is_sharded or (is_stored and self.gather_distributed and is_distributed()):
-            return checked_on_ranks(self, check, is_stored)
-        batch, is_stored = check()
-        return batch, None, is_stored
+            return checked_on_ranks(self, partial(checked, self, *arguments), is_stored)
+        return checked(self, *arguments), None
 
     def register_memory_hook(self, hook: MemoryHook) -> RemovableHandle:
         """Registers a hook that adapts the stored rows; the handle's ``remove()`` takes it out again.

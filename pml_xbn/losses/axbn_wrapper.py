@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 import torch
 from torch import nn
 
@@ -20,15 +18,11 @@ class AXBNWrapper(AdaptiveCrossBatchMemory):
     from ten rows a batch on. A larger ``measurement_noise`` smooths over more batches.
 
     Args:
-        loss: one of PML's pair or triplet losses, computed between the batch and the memory.
-        embedding_size: number of dimensions d.
-        memory_size: number of rows M.
-        miner: chooses among the pairs of batch and memory; default all pairs.
         process_noise, measurement_noise, initial_variance, gain_update_interval: see
             :class:`~pml_xbn.adapters.KalmanMomentMatching`.
-        delay, warmup, batch_loss_weight, normalize_memory, gather_distributed, shard_distributed: see
-            :class:`AdaptiveCrossBatchMemory`.
-        nonfinite, memory_dtype, update, update_momentum, collect_stats: likewise.
+        loss, embedding_size, memory_size, miner, delay, warmup, batch_loss_weight, normalize_memory,
+            gather_distributed, shard_distributed, nonfinite, memory_dtype, update, update_momentum,
+            collect_stats: see :class:`AdaptiveCrossBatchMemory`.
 
     Example:
         >>> import torch
@@ -61,9 +55,8 @@ class AXBNWrapper(AdaptiveCrossBatchMemory):
         update: str = "queue",
         update_momentum: float = 0.0,
         collect_stats: bool | None = None,
-        **unknown: NoReturn,
     ) -> None:
-        super().__init__(**parameters_of(AdaptiveCrossBatchMemory, locals()), **unknown)
+        super().__init__(**parameters_of(AdaptiveCrossBatchMemory, locals()))
         self.adapter = KalmanMomentMatching(
             process_noise,
             measurement_noise,

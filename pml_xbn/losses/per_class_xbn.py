@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 import torch
 from torch import nn
 
@@ -21,14 +19,10 @@ class PerClassXBN(AdaptiveCrossBatchMemory):
     default margins may find no positives left (thesis, Table 5.15).
 
     Args:
-        loss: one of PML's pair or triplet losses, computed between the batch and the memory.
-        embedding_size: number of dimensions d.
-        memory_size: number of rows M.
-        miner: chooses among the pairs of batch and memory; default all pairs.
         mean_lambda, std_lambda, normalize_absent: see :class:`~pml_xbn.adapters.GroupMomentMatching`.
-        delay, warmup, batch_loss_weight, normalize_memory, gather_distributed, shard_distributed: see
-            :class:`AdaptiveCrossBatchMemory`.
-        nonfinite, memory_dtype, update, update_momentum, collect_stats: likewise.
+        loss, embedding_size, memory_size, miner, delay, warmup, batch_loss_weight, normalize_memory,
+            gather_distributed, shard_distributed, nonfinite, memory_dtype, update, update_momentum,
+            collect_stats: see :class:`AdaptiveCrossBatchMemory`.
 
     Example:
         >>> import torch
@@ -58,9 +52,8 @@ class PerClassXBN(AdaptiveCrossBatchMemory):
         update: str = "queue",
         update_momentum: float = 0.0,
         collect_stats: bool | None = None,
-        **unknown: NoReturn,
     ) -> None:
-        super().__init__(**parameters_of(AdaptiveCrossBatchMemory, locals()), **unknown)
+        super().__init__(**parameters_of(AdaptiveCrossBatchMemory, locals()))
         self.adapter = GroupMomentMatching(
             mean_lambda, std_lambda, normalize_absent, collect_stats=self.collect_stats
         )

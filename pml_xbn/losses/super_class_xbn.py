@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 import torch
 from torch import nn
 
@@ -21,15 +19,11 @@ class SuperClassXBN(AdaptiveCrossBatchMemory):
     Where a batch holds most superclasses, nearly all rows are stored anew: the memory keeps room for as many.
 
     Args:
-        loss: one of PML's pair or triplet losses, computed between the batch and the memory.
-        embedding_size: number of dimensions d.
-        memory_size: number of rows M.
-        miner: chooses among the pairs of batch and memory; default all pairs.
         superclasses: label → superclass, a 1-D integer tensor or sequence indexed by label, or a dict.
         mean_lambda, std_lambda, normalize_absent: see :class:`~pml_xbn.adapters.GroupMomentMatching`.
-        delay, warmup, batch_loss_weight, normalize_memory, gather_distributed, shard_distributed: see
-            :class:`AdaptiveCrossBatchMemory`.
-        nonfinite, memory_dtype, update, update_momentum, collect_stats: likewise.
+        loss, embedding_size, memory_size, miner, delay, warmup, batch_loss_weight, normalize_memory,
+            gather_distributed, shard_distributed, nonfinite, memory_dtype, update, update_momentum,
+            collect_stats: see :class:`AdaptiveCrossBatchMemory`.
 
     Example:
         >>> import torch
@@ -60,9 +54,8 @@ class SuperClassXBN(AdaptiveCrossBatchMemory):
         update: str = "queue",
         update_momentum: float = 0.0,
         collect_stats: bool | None = None,
-        **unknown: NoReturn,
     ) -> None:
-        super().__init__(**parameters_of(AdaptiveCrossBatchMemory, locals()), **unknown)
+        super().__init__(**parameters_of(AdaptiveCrossBatchMemory, locals()))
         self.adapter = GroupMomentMatching(
             mean_lambda, std_lambda, normalize_absent, superclasses, collect_stats=self.collect_stats
         )

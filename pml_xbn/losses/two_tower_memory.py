@@ -116,7 +116,7 @@ class TwoTowerMemory(nn.Module):
         is_joint = self.document_memory.shard_distributed or (
             is_training and self.document_memory.gather_distributed
         )
-        with Exchange().at_end() if is_joint and is_distributed() else nullcontext():
+        with Exchange() if is_joint and is_distributed() else nullcontext():
             self._check(queries, documents, labels, sample_ids, is_training)
             forth, back = torch.cat([queries, documents]), torch.cat([documents, queries])
             labels = labels.repeat(2)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 import torch
 from torch import nn
 
@@ -24,9 +22,8 @@ class XBNWrapper(AdaptiveCrossBatchMemory):
         memory_size: number of rows M.
         miner: chooses among the pairs of batch and memory; default all pairs.
         match_std, momentum: see :class:`~pml_xbn.adapters.MomentMatching`.
-        delay, warmup, batch_loss_weight, normalize_memory, gather_distributed, shard_distributed: see
-            :class:`AdaptiveCrossBatchMemory`.
-        nonfinite, memory_dtype, update, update_momentum, collect_stats: likewise.
+        delay, warmup, batch_loss_weight, normalize_memory, gather_distributed, shard_distributed, nonfinite,
+            memory_dtype, update, update_momentum, collect_stats: see :class:`AdaptiveCrossBatchMemory`.
 
     Example:
         >>> import torch
@@ -57,8 +54,7 @@ class XBNWrapper(AdaptiveCrossBatchMemory):
         update: str = "queue",
         update_momentum: float = 0.0,
         collect_stats: bool | None = None,
-        **unknown: NoReturn,
     ) -> None:
-        super().__init__(**parameters_of(AdaptiveCrossBatchMemory, locals()), **unknown)
+        super().__init__(**parameters_of(AdaptiveCrossBatchMemory, locals()))
         self.adapter = MomentMatching(match_std, momentum, collect_stats=self.collect_stats)
         self.register_memory_hook(self.adapter)

@@ -169,11 +169,9 @@ def test_settings_are_recordables() -> None:
 @pytest.mark.parametrize(
     "cls", [AdaptiveCrossBatchMemory, XBNWrapper, AXBNWrapper, PerClassXBN, SuperClassXBN]
 )
-def test_a_misspelt_keyword_names_the_nearest(cls: type) -> None:
+def test_a_misspelt_keyword_is_named(cls: type) -> None:
     superclasses = {"superclasses": [0, 0, 0]} if cls is SuperClassXBN else {}
-    with pytest.raises(
-        TypeError, match=f"{cls.__name__} has no keyword 'memry_dtype': did you mean 'memory_dtype'"
-    ):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'memry_dtype'"):
         cls(contrastive(), D, 40, memry_dtype=torch.float16, **superclasses)
 
 
@@ -196,20 +194,11 @@ def test_every_class_has_the_options_of_the_memory_and_hands_them_on(cls: type) 
         "update_momentum": 0.25,
         "collect_stats": True,
     }
-    assert {"loss", "embedding_size", "miner", "unknown", *options} == parameters.keys()
+    assert {"loss", "embedding_size", "miner", *options} == parameters.keys()
     superclasses = {"superclasses": [0, 0, 0]} if cls is SuperClassXBN else {}
     ours = cls(contrastive(), D, miner=miners.BatchHardMiner(), **options, **superclasses)
     assert {name: getattr(ours, name) for name in options} == options
     assert isinstance(ours.miner, miners.BatchHardMiner)
-
-
-def test_the_keywords_of_a_subclass_count_too() -> None:
-    class Mine(XBNWrapper):
-        def __init__(self, *args: object, **kwargs: object) -> None:
-            super().__init__(*args, **kwargs)
-
-    with pytest.raises(TypeError, match="Mine has no keyword 'momentun': did you mean 'momentum'"):
-        Mine(contrastive(), D, momentun=0.9)
 
 
 def test_the_repr_shows_sizes_and_options() -> None:
