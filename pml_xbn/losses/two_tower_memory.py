@@ -73,27 +73,24 @@ class TwoTowerMemory(nn.Module):
         super().__init__()
         self.document_memory = document_memory
         self.query_memory = query_memory
-        memories = {"document_memory": document_memory}
-        if query_memory is not None:
-            memories["query_memory"] = query_memory
-        for name, memory in memories.items():
+        other = document_memory if query_memory is None else query_memory
+        for name, memory in (("document_memory", document_memory), ("query_memory", other)):
             if not isinstance(memory, AdaptiveCrossBatchMemory):
                 raise TypeError(f"{name} is a {type(memory).__name__}: pass a memory such as XBNWrapper")
         if query_memory is document_memory:
             raise ValueError("query_memory is the document_memory: build one for each tower")
         for name in ("embedding_size", "gather_distributed", "shard_distributed"):
-            value, *others = (getattr(memory, name) for memory in memories.values())
-            if others and others != [value]:
+            values = getattr(document_memory, name), getattr(other, name)
+            if values[0] != values[1]:
                 raise ValueError(
-                    f"document_memory has {name}={value} and query_memory {others[0]}: build both "
-                    "with the same"
+                    f"document_memory has {name}={values[0]} and query_memory {values[1]}: pass one for both"
                 )
 
     @eager
     def forward(
         self, queries: Tensor, documents: Tensor, labels: Tensor, sample_ids: Tensor | None = None
     ) -> Tensor:
-        """The loss between the batch of each tower and the memory of the other, which then hold the batch.
+        """Returns the loss between each tower's batch and the other's memory, which then hold the batch.
 
         Args:
             queries: ``(b, d)``, any floating dtype.
@@ -102,16 +99,13 @@ class TwoTowerMemory(nn.Module):
             sample_ids: numbers of the pairs in the data set, ``(b,)``, for memories that hold one row of a
                 sample; see :class:`AdaptiveCrossBatchMemory`.
 
-        Returns:
-            The loss, a scalar.
-
         Raises:
             ValueError: input that does not fit, or that holds NaN or inf; documents that require a gradient
-                which a one-sided loss does not give them. Neither memory has changed, as after an error of
-                the loss or the miner of either.
+                which a one-sided loss does not give them. Neither memory has changed, nor has any after an
+                error of a loss or a miner.
         """
         is_training = self.training and torch.is_grad_enabled()
-        memories = self._memories()
+        memories: list[Any] = list(self.children())
         # Copies are read by every rank on its own, shards by all ranks together.
         is_joint = self.document_memory.shard_distributed or (
             is_training and self.document_memory.gather_distributed
@@ -123,8 +117,6 @@ class TwoTowerMemory(nn.Module):
             if sample_ids is not None:
                 sample_ids = sample_ids.repeat(2)
             is_stored = torch.arange(len(labels)) >= len(queries)
-            for memory in memories:
-                memory.queue.on(forth.device)
         with ExitStack() as transactions:
             for memory in memories:
                 transactions.enter_context(transaction(memory.queue, memory._hooks))
@@ -132,11 +124,7 @@ class TwoTowerMemory(nn.Module):
                 memory(embeddings, labels, enqueue_mask=is_stored, sample_ids=sample_ids)
                 for memory, embeddings in zip(memories, (forth, back), strict=False)
             ]
-            loss: Tensor = sum(losses[1:], start=losses[0]) / len(losses)
-        return loss
-
-    def _memories(self) -> list[AdaptiveCrossBatchMemory]:
-        return [self.document_memory] + ([] if self.query_memory is None else [self.query_memory])
+            return torch.stack(losses).mean()
 
     def _check(
         self, queries: Tensor, documents: Tensor, labels: Tensor, ids: Tensor | None, is_training: bool
@@ -168,6 +156,7 @@ class TwoTowerMemory(nn.Module):
                 "a query_memory or without"
             )
         # The second memory is to refuse the state of another before the first loads any.
-        for part, memory in zip(own, self._memories(), strict=True):
+        memories: list[Any] = list(self.children())
+        for part, memory in zip(own, memories, strict=True):
             prepare_state(state_dict, part, memory, memory.queue, is_whole=True)
         super()._load_from_state_dict(state_dict, prefix, *args)
