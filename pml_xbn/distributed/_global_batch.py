@@ -11,8 +11,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from ..memory._batch import Batch
-from ._collectives import gather_rows
-from ._exchange import Exchange
+from ._collectives import Exchange, gather_rows
 
 
 class Report(NamedTuple):

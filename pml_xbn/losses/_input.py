@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from .._dtypes import at_least_float32
-from .._tensor_checks import check_integers, check_mask
-from ..adapters.base_adapter import Refusal
+from .._tensor_checks import check_integers, check_mask, check_rows
 from ..memory._batch import Batch
 from ..memory._samples import Update
 from ..pairwise import IndicesTuple
@@ -41,7 +40,7 @@ def checked(
         raise ValueError("indices_tuple with shard_distributed=True: pass a miner, or use gather_distributed")
     if is_stored and memory.update == "average":
         Update(memory.update, memory.update_momentum).check_ids(ids)
-    check_embeddings(embeddings, rows.stored.shape[1])
+    check_rows("embeddings", embeddings, width=rows.stored.shape[1])
     if embeddings.dtype != torch.float64:
         embeddings = embeddings.to(rows.dtype)
     batch = split(embeddings, labels, user_pairs, mask, ids)
@@ -64,7 +63,7 @@ def split(
     check_integers("labels", labels, size, "one label per embedding")
     labels = labels.to(device, torch.int64).contiguous()
     if user_pairs is not None:
-        _check_indices(user_pairs)
+        _check_indices(user_pairs, size)
     if ids is not None:
         check_integers("sample_ids", ids, size, "one number per embedding, -1 where there is none")
         ids = ids.to(device, torch.int64).clamp_min(-1).contiguous()
@@ -83,8 +82,6 @@ def _are_storable(memory: Memory, embeddings: Tensor, batch: Batch) -> bool:
     """Returns whether a batch may be stored, or raises; a GPU waits once for all that is checked."""
     rows = memory.queue.contents.rows
     refusals, is_out_of_range = memory._hooks.refusals(batch.ref_labels), rows.is_out_of_range()
-    if batch.user_pairs is not None:
-        refusals.append(_refused_indices(batch.user_pairs, embeddings))
     flags, messages = zip(*refusals, strict=True) if refusals else ((), ())
     found = embeddings.abs()
     largest = at_least_float32(found.amax() if len(found) else found.sum())  # NaN if there is one
@@ -108,20 +105,7 @@ def _are_storable(memory: Memory, embeddings: Tensor, batch: Batch) -> bool:
     return True
 
 
-def _refused_indices(user_pairs: IndicesTuple, embeddings: Tensor) -> Refusal:
-    """Numbers of rows that the batch does not have."""
-    size, indices = len(embeddings), torch.cat([x.to(embeddings.device) for x in user_pairs])
-    is_outside = (indices < 0) | (indices >= size)
-    return (
-        is_outside.any(),
-        lambda: (
-            f"indices_tuple has numbers {indices[is_outside].unique().tolist()} for a batch of {size}: "
-            f"pass numbers from 0 to {size - 1}"
-        ),
-    )
-
-
-def _check_indices(user_pairs: IndicesTuple) -> None:
+def _check_indices(user_pairs: IndicesTuple, size: int) -> None:
     if len(user_pairs) not in (3, 4):
         raise ValueError(
             f"indices_tuple has {len(user_pairs)} tensors: pass 3 (anchors, positives, negatives) "
@@ -130,18 +114,12 @@ def _check_indices(user_pairs: IndicesTuple) -> None:
     for number, indices in enumerate(user_pairs):
         anchors = user_pairs[2 if len(user_pairs) == 4 and number > 1 else 0]
         check_integers("indices_tuple", indices, len(anchors), "as many positives and negatives as anchors")
-
-
-def check_embeddings(embeddings: Tensor, embedding_size: int) -> None:
-    if not isinstance(embeddings, torch.Tensor):
-        raise TypeError(f"embeddings is a {type(embeddings).__name__}: pass a tensor")
-    if embeddings.ndim != 2 or embeddings.shape[1] != embedding_size:
-        raise ValueError(
-            f"embeddings has shape {tuple(embeddings.shape)}: pass (batch_size, {embedding_size}), or "
-            "build the loss with another embedding_size"
-        )
-    if not embeddings.is_floating_point():
-        raise ValueError(f"embeddings has dtype {embeddings.dtype}: pass a floating dtype")
+        outside = indices[(indices < 0) | (indices >= size)]
+        if len(outside):
+            raise ValueError(
+                f"indices_tuple has numbers {outside.unique().tolist()} for a batch of {size}: pass numbers "
+                f"from 0 to {size - 1}"
+            )
 
 
 def check_num_rows(num_rows: int, memory_size: int) -> None:

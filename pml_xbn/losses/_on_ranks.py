@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
-from ..adapters.base_adapter import BaseAdapter
-from ..distributed._collectives import same_draws
-from ..distributed._exchange import Exchange
+from ..distributed._collectives import Exchange, same_draws
 from ..distributed._global_batch import Report, reported, with_all_anchors, with_all_refs
 from ..distributed._sharded_loss import part_of_loss
 from ..memory._batch import Batch
-from ..pairwise import (
-    SHARDED_LOSSES,
-    SHARDED_MINERS,
-    Share,
-    can_be_sharded,
-    recipe_to_share,
-    share_against,
-)
+from ..memory._hooks import transaction
+from ..pairwise import Share, can_be_sharded, recipe_to_share, share_against
 from ..pairwise._forms import Recipe
-from ._input import check_num_rows
+from ._input import check_num_rows, checked
 from ._step import comparison, loss_with_memory, read_only, stored
 from .batch_loss import loss_of_batch
 
@@ -30,43 +22,56 @@ if TYPE_CHECKING:
     from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory as Memory
 
 
-def checked_on_ranks(
-    memory: Memory, check: Callable[[], Batch], is_training: bool
-) -> tuple[Batch, list[Report] | None]:
-    """Returns this rank's batch with what all ranks store, and their reports if they compute together.
+def loss_on_ranks(memory: Memory, *arguments: Any) -> Tensor:
+    """Returns the loss of the batch of all ranks, with this rank's part of its gradient.
 
-    If ``check`` raises on one rank, this raises on all.
+    Args:
+        arguments: those of :func:`checked`, the last of which is whether the memory is in training.
+    """
+    batch, reports = _checked_on_ranks(memory, *arguments)
+    with torch.autocast(batch.refs.device.type, enabled=False), transaction(memory.queue, memory._hooks):
+        if memory._is_sharded:
+            return _loss_on_shards(memory, batch, reports)
+        if not batch.is_stored:  # every rank is by itself
+            return loss_with_memory(memory, batch, read_only(memory, batch))
+        is_warming_up = memory.queue.contents.num_calls < memory.warmup
+        recipe = None if is_warming_up else recipe_to_share(memory.loss, memory.miner)
+        if recipe is not None:
+            return _loss_of_shares(memory, batch, reports, recipe)
+        whole = with_all_anchors(batch, reports)
+        with Exchange():
+            contents = stored(memory, whole)
+            with same_draws(reports[0].seed, batch.refs.device):
+                return loss_with_memory(memory, whole, contents)
+
+
+def fill_on_ranks(memory: Memory, *arguments: Any) -> None:
+    """Stores the rows of all ranks; arguments as for :func:`loss_on_ranks`."""
+    batch, _ = _checked_on_ranks(memory, *arguments)
+    if batch.is_stored:
+        with transaction(memory.queue, memory._hooks), Exchange(has_reductions=memory._is_sharded):
+            stored(memory, batch, is_fill=True)
+
+
+def _checked_on_ranks(memory: Memory, *arguments: Any) -> tuple[Batch, list[Report]]:
+    """Returns this rank's batch, with what all ranks store if they do, and what they tell of theirs.
+
+    If :func:`checked` raises on one rank, this raises on all.
     """
     contents = memory.queue.contents
     batch, reports = reported(
-        check,
+        lambda: checked(memory, *arguments),
         memory_size=contents.rows.num_places,
         num_rows=len(contents.rows),
         queue_idx=contents.position,
         num_calls=contents.num_calls,
-        training=is_training,
+        training=arguments[-1],
     )
-    is_stored = all(report.is_stored for report in reports)
-    batch = batch._replace(is_stored=is_stored)
-    if not (is_stored or memory._is_sharded):
-        return batch, None
+    batch = batch._replace(is_stored=all(report.is_stored for report in reports))
+    if not (batch.is_stored or memory._is_sharded):
+        return batch, reports
     check_num_rows(sum(report.num_refs for report in reports), contents.rows.num_places)
     return with_all_refs(batch, reports), reports
-
-
-def loss_on_ranks(memory: Memory, batch: Batch, reports: list[Report]) -> Tensor:
-    """Returns the loss of the batch of all ranks, with this rank's part of its gradient."""
-    if memory._is_sharded:
-        return _loss_on_shards(memory, batch, reports)
-    is_warming_up = memory.queue.contents.num_calls < memory.warmup
-    recipe = None if is_warming_up else recipe_to_share(memory.loss, memory.miner)
-    if recipe is not None:
-        return _loss_of_shares(memory, batch, reports, recipe)
-    whole = with_all_anchors(batch, reports)
-    with Exchange():
-        contents = stored(memory, whole)
-        with same_draws(reports[0].seed, batch.refs.device):
-            return loss_with_memory(memory, whole, contents)
 
 
 def _loss_of_shares(memory: Memory, batch: Batch, reports: list[Report], recipe: Recipe) -> Tensor:
@@ -109,19 +114,7 @@ def check_sharded(memory: Memory) -> None:
         )
     if not can_be_sharded(memory.loss, memory.miner):
         names = " and a ".join(type(part).__name__ for part in (memory.loss, memory.miner))
-        losses, miners = (
-            ", ".join(sorted(kind.__name__ for kind in kinds)) for kinds in (SHARDED_LOSSES, SHARDED_MINERS)
-        )
         raise ValueError(
-            f"shard_distributed=True with a {names}: pass a loss of {losses}, without a regularizer, and no "
-            f"miner or one of {miners}, without statistics, or pass gather_distributed=True instead"
-        )
-
-
-def check_sharded_hook(hook: Any) -> None:
-    """Refuses a hook that is called with all rows."""
-    if not isinstance(hook, BaseAdapter):
-        raise ValueError(
-            f"hook is a {type(hook).__name__}, which needs all rows, and shard_distributed=True spreads "
-            "them: register an adapter such as MomentMatching, or pass gather_distributed=True instead"
+            f"shard_distributed=True with a {names}: pass a loss and a miner of docs/distributed.md, without "
+            "a regularizer or statistics, or gather_distributed=True instead"
         )

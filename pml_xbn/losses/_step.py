@@ -98,12 +98,9 @@ def comparison(memory: Memory, batch: Batch, contents: Contents) -> Comparison |
 
 
 def eager(function: Callable[..., Result]) -> Callable[..., Result]:
-    """Returns the function as one that runs as it is written in a compiled module too.
+    """Returns the function as one that runs as it is written in a compiled module too."""
 
-    ``torch.compiler.disable`` as a decorator would import all of Dynamo along with the package, which takes
-    seconds. Where nobody has imported it yet, nobody compiles.
-    """
-
+    # As a decorator, torch.compiler.disable would import Dynamo, which takes seconds, along with the package.
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Result:
         is_compiling = "torch._dynamo" in sys.modules

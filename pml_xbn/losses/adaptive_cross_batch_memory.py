@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -12,13 +10,10 @@ from pytorch_metric_learning.losses import CrossBatchMemory
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from .._keywords import refuse_overrides
 from .._number_checks import check_integer, check_non_negative, check_one_of
+from ..adapters.base_adapter import BaseAdapter
 from ..distributed._collectives import is_distributed
-from ..distributed._exchange import Exchange
-from ..distributed._global_batch import Report
 from ..distributed._sharded_rows import ShardedRows
-from ..memory._batch import Batch
 from ..memory._checkpoint import prepare_state
 from ..memory._hooks import MemoryHook, MemoryHooks, transaction
 from ..memory._queue import Queue
@@ -26,7 +21,7 @@ from ..memory._rows import Rows
 from ..memory._samples import Update
 from ..pairwise import IndicesTuple, Miner, check_reducers, check_supported
 from ._input import checked
-from ._on_ranks import check_sharded, check_sharded_hook, checked_on_ranks, loss_on_ranks
+from ._on_ranks import check_sharded, fill_on_ranks, loss_on_ranks
 from ._step import eager, loss_with_memory, read_only, stored
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -84,11 +79,6 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
     queue: Queue
     _takes_parts = False  # while a state is loaded that may lack entries or have others
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuses methods of PML's that are not called here, so that nobody overrides them in vain."""
-        super().__init_subclass__(**kwargs)
-        refuse_overrides(cls, CrossBatchMemory, "add_to_memory", "create_indices_tuple")
 
     def __init__(
         self,
@@ -172,11 +162,12 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         if self.collect_stats:
             self.reset_stats()
         is_stored = self.training and torch.is_grad_enabled()
-        batch, reports = self._checked(embeddings, labels, indices_tuple, enqueue_mask, sample_ids, is_stored)
+        arguments = self, embeddings, labels, indices_tuple, enqueue_mask, sample_ids, is_stored
+        if self._is_sharded or (is_stored and self.gather_distributed and is_distributed()):
+            return loss_on_ranks(*arguments)
+        batch = checked(*arguments)
         # Autocast would have distances in half precision.
         with torch.autocast(embeddings.device.type, enabled=False), transaction(self.queue, self._hooks):
-            if reports is not None:
-                return loss_on_ranks(self, batch, reports)
             contents = stored(self, batch) if batch.is_stored else read_only(self, batch)
             return loss_with_memory(self, batch, contents)
 
@@ -191,22 +182,16 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         Raises:
             ValueError: as in :meth:`forward`.
         """
-        batch, reports = self._checked(embeddings, labels, None, None, sample_ids, True)
-        if batch.is_stored:
-            exchange = nullcontext() if reports is None else Exchange(has_reductions=self._is_sharded)
-            with transaction(self.queue, self._hooks), exchange:
+        arguments = self, embeddings, labels, None, None, sample_ids, True
+        if self._is_sharded or (self.gather_distributed and is_distributed()):
+            fill_on_ranks(*arguments)
+        elif (batch := checked(*arguments)).is_stored:
+            with transaction(self.queue, self._hooks):
                 stored(self, batch, is_fill=True)
 
     def add_to_memory(self, embeddings: Tensor, labels: Tensor, batch_size: int) -> None:
         """PML's name for :meth:`fill_memory`."""
         self.fill_memory(embeddings[:batch_size], labels[:batch_size])
-
-    def _checked(self, *arguments: Any) -> tuple[Batch, list[Report] | None]:
-        """Returns the batch, and if all ranks compute together, their reports."""
-        is_stored = arguments[-1]
-        if self._is_sharded or (is_stored and self.gather_distributed and is_distributed()):
-            return checked_on_ranks(self, partial(checked, self, *arguments), is_stored)
-        return checked(self, *arguments), None
 
     def register_memory_hook(self, hook: MemoryHook) -> RemovableHandle:
         """Registers a hook that adapts the stored rows; the handle's ``remove()`` takes it out again.
@@ -219,9 +204,13 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
         Raises:
             TypeError: the hook cannot be called.
+            ValueError: it is no adapter, and rows are spread over ranks.
         """
-        if self.shard_distributed:
-            check_sharded_hook(hook)
+        if self.shard_distributed and not isinstance(hook, BaseAdapter):
+            raise ValueError(
+                f"hook is a {type(hook).__name__}, which needs all rows, and shard_distributed=True spreads "
+                "them: register an adapter such as MomentMatching, or pass gather_distributed=True instead"
+            )
         return self._hooks.register(hook, self, self.embedding_size)
 
     @property

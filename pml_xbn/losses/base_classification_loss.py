@@ -12,9 +12,8 @@ from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor, nn
 
 from .._number_checks import check_integer
-from .._tensor_checks import check_integers
+from .._tensor_checks import check_integers, check_rows
 from ..pairwise import IndicesTuple
-from ._input import check_embeddings
 
 
 class BaseClassificationLoss(WeightRegularizerMixin, BaseMetricLossFunction):
@@ -68,7 +67,7 @@ class BaseClassificationLoss(WeightRegularizerMixin, BaseMetricLossFunction):
         Raises:
             ValueError, TypeError: input that does not fit, or a label that is no class.
         """
-        check_embeddings(embeddings, self.embedding_size)
+        check_rows("embeddings", embeddings, width=self.embedding_size)
         check_integers("labels", labels, len(embeddings), "one label per embedding")
         is_outside = (labels < 0) | (labels >= self.num_classes)
         if is_outside.any():

@@ -8,12 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._tensor_checks import check_integers
-from ..distributed._collectives import is_distributed
-from ..distributed._exchange import Exchange
+from .._tensor_checks import check_integers, check_rows
+from ..distributed._collectives import Exchange, is_distributed
 from ..memory._checkpoint import prepare_state
 from ..memory._hooks import transaction
-from ._input import check_embeddings
 from ._step import eager
 from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
 
@@ -129,8 +127,8 @@ class TwoTowerMemory(nn.Module):
     def _check(
         self, queries: Tensor, documents: Tensor, labels: Tensor, ids: Tensor | None, is_training: bool
     ) -> None:
-        for embeddings in (queries, documents):
-            check_embeddings(embeddings, self.document_memory.embedding_size)
+        for name, embeddings in (("queries", queries), ("documents", documents)):
+            check_rows(name, embeddings, width=self.document_memory.embedding_size)
         if len(queries) != len(documents):
             raise ValueError(
                 f"there are {len(queries)} queries and {len(documents)} documents: pass a document for "

@@ -55,9 +55,21 @@ def test_what_is_sent_does_not_grow_with_the_memory(ranks: int) -> None:
             {"gather_distributed": True},
             "with gather_distributed=True",
         ),
-        (losses.TripletMarginLoss(), {}, "pass a loss of CircleLoss, .* or pass gather_distributed=True"),
-        (losses.SupConLoss(), {"miner": miners.TripletMarginMiner()}, "no miner or one of BatchEasyHard"),
-        (losses.SupConLoss(), {"miner": miners.BatchHardMiner(collect_stats=True)}, "without statistics"),
+        (
+            losses.TripletMarginLoss(),
+            {},
+            "a TripletMarginLoss and a NoneType: pass .* or gather_dist",
+        ),
+        (
+            losses.SupConLoss(),
+            {"miner": miners.TripletMarginMiner()},
+            "a SupConLoss and a TripletMarginMiner",
+        ),
+        (
+            losses.SupConLoss(),
+            {"miner": miners.BatchHardMiner(collect_stats=True)},
+            "regularizer or statistics",
+        ),
         (losses.SupConLoss(embedding_regularizer=regularizers.LpRegularizer()), {}, "without a regularizer"),
         (losses.SupConLoss(), {"normalize_memory": True}, "normalize_memory=True and update='queue'"),
         (

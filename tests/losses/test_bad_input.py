@@ -41,7 +41,7 @@ MASK = torch.ones(6, dtype=torch.bool)
 PAIRS = (torch.tensor([0]), torch.tensor([3]), torch.tensor([0]), torch.tensor([2]))
 
 BAD_CALLS = {
-    "wrong embedding size": ((rows(d=7), labels()), r"shape \(6, 7\): pass \(batch_size, 4\)"),
+    "wrong embedding size": ((rows(d=7), labels()), r"shape \(6, 7\): pass \(n, 4\)"),
     "1-D embeddings": ((torch.randn(D), labels(D)), r"shape \(4,\)"),
     "integer embeddings": ((torch.ones(6, D, dtype=torch.int64), labels()), "dtype torch.int64"),
     "too few labels": ((rows(), labels(5)), r"labels has shape \(5,\).*\(6,\)"),
