@@ -1,4 +1,4 @@
-"""Keywords that a class shares with its base or does not know, and methods that it does not call."""
+"""Keywords that a class shares with its base, or does not know."""
 
 from __future__ import annotations
 
@@ -32,13 +32,3 @@ def refuse_keywords(cls: type, unknown: Mapping[str, object]) -> None:
     nearest = get_close_matches(name, known, n=1)
     remedy = f"did you mean {nearest[0]!r}?" if nearest else f"pass some of {', '.join(sorted(known))}"
     raise TypeError(f"{cls.__name__} has no keyword {name!r}: {remedy}")
-
-
-def refuse_overrides(cls: type, base: type, *names: str) -> None:
-    """Raises a TypeError if a class from outside of this package overrides methods of ``base``, in vain."""
-    for name in names:
-        if not getattr(cls, name).__module__.startswith((__package__, base.__module__)):
-            raise TypeError(
-                f"{cls.__name__} overrides {name}, which is not called: pass a miner, or register a "
-                "memory hook"
-            )

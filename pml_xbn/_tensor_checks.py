@@ -8,8 +8,8 @@ from torch import Tensor
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
 
-def check_rows(name: str, rows: Tensor, like: Tensor | None = None) -> None:
-    """Refuses what is no ``(n, d)`` floating tensor, or is not of the shape of ``like``."""
+def check_rows(name: str, rows: Tensor, like: Tensor | None = None, width: int | None = None) -> None:
+    """Refuses what is no ``(n, d)`` floating tensor, of the shape of ``like``, or of this width."""
     if not isinstance(rows, torch.Tensor):
         raise TypeError(f"{name} is a {type(rows).__name__}: pass a tensor")
     if rows.ndim != 2:
@@ -18,13 +18,8 @@ def check_rows(name: str, rows: Tensor, like: Tensor | None = None) -> None:
         raise ValueError(f"{name} has dtype {rows.dtype}: pass a floating dtype")
     if like is not None and rows.shape != like.shape:
         raise ValueError(f"{name} has shape {tuple(rows.shape)}: pass {tuple(like.shape)}, as the others")
-
-
-def check_width(name: str, rows: Tensor, like: Tensor) -> None:
-    """Refuses what is no ``(n, d)`` floating tensor with the d of ``like``."""
-    check_rows(name, rows)
-    if rows.shape[1] != like.shape[1]:
-        raise ValueError(f"{name} has shape {tuple(rows.shape)}: pass (n, {like.shape[1]}), as the others")
+    if width not in (None, rows.shape[1]):
+        raise ValueError(f"{name} has shape {tuple(rows.shape)}: pass (n, {width}), the embedding_size")
 
 
 def check_integers(name: str, values: Tensor, size: int, wanted: str = "one value per row") -> None:

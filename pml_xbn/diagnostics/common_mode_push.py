@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._dtypes import at_least_float32, widest
-from .._tensor_checks import check_rows, check_width
+from .._tensor_checks import check_rows
 
 
 class CommonModePush(NamedTuple):
@@ -70,7 +70,7 @@ def common_mode_push(gradient: Tensor, anchors: Tensor, memory: Tensor) -> Commo
     """
     check_rows("anchors", anchors)
     check_rows("gradient", gradient, like=anchors)
-    check_width("memory", memory, like=anchors)
+    check_rows("memory", memory, width=anchors.shape[1])
     no_push = at_least_float32(gradient.new_zeros(()))
     if len(anchors) == 0:
         return CommonModePush(no_push, no_push, no_push, no_push)

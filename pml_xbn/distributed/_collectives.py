@@ -1,9 +1,10 @@
-"""Collectives of torch.distributed, on the device that the backend wants."""
+"""Collectives of torch.distributed, on the device that the backend wants, and errors that all ranks raise."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,15 +43,6 @@ def all_reduced(values: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM)
     return result.to(values.device)
 
 
-def finish_reductions() -> None:
-    """Takes part in reductions of other ranks until none has any more; for a rank that has none itself."""
-    while True:
-        op, dtype, size = _announced(0, 0, 0).tolist()
-        if op == 0:
-            return
-        dist.all_reduce(torch.zeros(size, dtype=_DTYPES[dtype], device=backend_device()), _OPS[op - 1])
-
-
 def _announced(*reduction: int) -> Tensor:
     """Returns the reduction that other ranks announce, while those without one announce zeros."""
     announced = torch.tensor(reduction, device=backend_device())
@@ -68,19 +60,9 @@ def reduce_scattered(rows: Tensor, sizes: list[int]) -> Tensor:
     padded = rows.new_zeros(len(sizes), max(sizes), *rows.shape[1:], device=backend_device())
     for rank, part in enumerate(rows.split(sizes)):
         padded[rank, : len(part)] = part
-    if dist.get_backend() == "nccl":
-        summed = torch.empty_like(padded[0])
-        dist.reduce_scatter_tensor(summed, padded)
-    else:  # which gloo lacks in some releases
-        by_rank = torch.empty_like(padded)
-        dist.all_to_all_single(by_rank, padded)
-        summed = by_rank.sum(dim=0)
-    return summed[: sizes[dist.get_rank()]].to(rows.device)
-
-
-def first_row(sizes: list[int]) -> int:
-    """Returns the place of this rank's first row among the rows of all ranks."""
-    return sum(sizes[: dist.get_rank()])
+    by_rank = torch.empty_like(padded)  # not reduce_scatter, which gloo lacks in some releases
+    dist.all_to_all_single(by_rank, padded)
+    return by_rank.sum(dim=0)[: sizes[dist.get_rank()]].to(rows.device)
 
 
 def backend_device() -> torch.device:
@@ -96,3 +78,49 @@ def same_draws(seed: int, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
+
+
+class Exchange:
+    """A block at whose end ranks tell each other numbers, and which raises on all ranks if it does on one.
+
+    Another rank's error is raised as a ValueError or RuntimeError that names the rank.
+
+    Attributes:
+        values: this rank's, ``(k,)``, float64; the block may set others, as many.
+        by_rank: those of every rank, ``(ranks, k)``, float64; set at the end of the block.
+
+    Args:
+        size: k.
+        has_reductions: whether the block calls :func:`all_reduced`, and nothing else that ranks do together.
+    """
+
+    by_rank: Tensor
+
+    def __init__(self, size: int = 0, *, has_reductions: bool = False) -> None:
+        self.values = torch.zeros(size, dtype=torch.float64)
+        self._has_reductions = has_reductions
+
+    def __enter__(self) -> Exchange:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None and not isinstance(error, Exception):
+            return  # an interrupt: nobody waits for the others
+        while self._has_reductions:  # takes part in those of others, without values of its own
+            op, dtype, size = _announced(0, 0, 0).tolist()
+            if op == 0:
+                break
+            dist.all_reduce(torch.zeros(size, dtype=_DTYPES[dtype], device=backend_device()), _OPS[op - 1])
+        own = torch.cat([torch.tensor([error is not None]), self.values.cpu()]).to(backend_device())
+        by_rank = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+        dist.all_gather(by_rank, own)
+        has_failed, self.by_rank = torch.stack(by_rank).cpu().tensor_split([1], dim=1)  # one wait for all
+        if not has_failed.any():
+            return
+        messages: list[Any] = [None] * len(by_rank)
+        told = None if error is None else (isinstance(error, ValueError), f"{type(error).__name__}: {error}")
+        dist.all_gather_object(messages, told)
+        if error is None:
+            rank = next(rank for rank, told in enumerate(messages) if told is not None)
+            is_value_error, message = messages[rank]
+            raise (ValueError if is_value_error else RuntimeError)(f"rank {rank} failed with {message}")

@@ -38,7 +38,7 @@ def part_of_loss(loss: Any, miner: Any, whole: Batch, contents: Contents) -> tup
     share = Share(loss, recipe, anchors)
     share.begin()
     if len(anchors) > 0 and len(rows) > 0:
-        if whole.is_own and newest is not None:
+        if whole.own is not None and newest is not None:
             held, which = rows.held(newest, torch.arange(len(newest), device=newest.device))
             own_rows = torch.full_like(newest, -1).index_copy(0, which, held)
         labels, over_rows = (whole.anchor_labels, contents.row_labels), OverShards(rows.most_places)

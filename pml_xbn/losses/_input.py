@@ -2,16 +2,50 @@
 
 from __future__ import annotations
 
-import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from .._dtypes import at_least_float32
-from .._tensor_checks import INTEGERS, check_integers, check_mask
-from ..adapters.base_adapter import Refusal
+from .._tensor_checks import check_integers, check_mask, check_rows
 from ..memory._batch import Batch
 from ..pairwise import IndicesTuple
+
+if TYPE_CHECKING:
+    from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory as Memory
+
+
+def checked(
+    memory: Memory,
+    embeddings: Tensor,
+    labels: Tensor,
+    user_pairs: IndicesTuple | None,
+    mask: Tensor | None,
+    ids: Tensor | None,
+    is_stored: bool,
+) -> Batch:
+    """Returns a call's input, and whether to store it; nothing has changed if this raises.
+
+    Embeddings take the rows' dtype if that is more precise.
+    """
+    rows = memory.queue.settled().rows
+    if user_pairs is not None and memory._is_sharded:
+        raise ValueError("indices_tuple with shard_distributed=True: pass a miner, or use gather_distributed")
+    if is_stored and memory.update == "average" and ids is None:
+        raise ValueError(
+            "update='average' averages the rows of a sample: pass sample_ids, of every image its number in "
+            "the data set, or -1"
+        )
+    check_rows("embeddings", embeddings, width=rows.stored.shape[1])
+    if embeddings.dtype != torch.float64:
+        embeddings = embeddings.to(rows.dtype)
+    batch = split(embeddings, labels, user_pairs, mask, ids)
+    if is_stored:
+        check_num_rows(len(batch.refs), rows.num_places)
+        is_stored = memory.nonfinite == "ignore" or _are_storable(memory, embeddings, batch)
+    memory.queue.on(embeddings.device)  # which may be out of memory
+    return batch._replace(is_stored=is_stored)
 
 
 def split(
@@ -24,102 +58,65 @@ def split(
     """Returns a call's input, split by its enqueue mask, once shapes and dtypes of all but embeddings fit."""
     size, device = len(embeddings), embeddings.device
     check_integers("labels", labels, size, "one label per embedding")
-    if user_pairs is not None:
-        check_indices(user_pairs)
-        if mask is not None:
-            raise ValueError("indices_tuple and enqueue_mask are mutually exclusive: pass one of them")
     labels = labels.to(device, torch.int64).contiguous()
+    if user_pairs is not None:
+        _check_indices(user_pairs, size)
     if ids is not None:
         check_integers("sample_ids", ids, size, "one number per embedding, -1 where there is none")
         ids = ids.to(device, torch.int64).clamp_min(-1).contiguous()
-    anchors, anchor_labels = embeddings, labels
-    if mask is not None:
-        check_mask("enqueue_mask", mask, size)
-        mask = mask.to(device)
-        anchors, anchor_labels = embeddings[~mask], labels[~mask]
-        embeddings, labels, ids = embeddings[mask], labels[mask], None if ids is None else ids[mask]
-    rows, is_own = embeddings.detach(), mask is None
-    return Batch(anchors, anchor_labels, embeddings, labels, is_own, user_pairs, rows, labels, 0, ids)
+    if mask is None:
+        return Batch(embeddings, labels, embeddings, labels, slice(0, size), user_pairs, ids)
+    if user_pairs is not None:
+        raise ValueError("indices_tuple and enqueue_mask are mutually exclusive: pass one of them")
+    check_mask("enqueue_mask", mask, size)
+    mask = mask.to(device)
+    ids = None if ids is None else ids[mask]
+    return Batch(embeddings[~mask], labels[~mask], embeddings[mask], labels[mask], None, None, ids)
 
 
 @torch.no_grad()
-def are_storable(
-    embeddings: Tensor, dtype: torch.dtype, refusals: list[Refusal], is_due: Tensor | None, *, skip: bool
-) -> tuple[bool, bool]:
-    """Returns whether a batch may be stored, and what ``is_due`` holds, 0-d bool, in one wait for the GPU.
-
-    ``skip`` returns False where NaN, inf, or what is beyond the range of the rows' ``dtype`` would raise.
-    """
+def _are_storable(memory: Memory, embeddings: Tensor, batch: Batch) -> bool:
+    """Returns whether a batch may be stored, or raises; a GPU waits once for all that is checked."""
+    rows = memory.queue.contents.rows
+    refusals, is_out_of_range = memory._hooks.refusals(batch.ref_labels), rows.is_out_of_range()
+    flags, messages = zip(*refusals, strict=True) if refusals else ((), ())
     found = embeddings.abs()
     largest = at_least_float32(found.amax() if len(found) else found.sum())  # NaN if there is one
-    flags = [flag.to(largest) for flag, _ in refusals]
-    if is_due is not None:
-        flags.append(is_due.to(largest))
-    size, *known = torch.stack([largest, *flags]).tolist()
-    for is_refused, (_, message) in zip(known, refusals, strict=False):
+    is_due = largest.new_zeros(()) if is_out_of_range is None else is_out_of_range.to(largest)
+    size, is_due, *are_refused = torch.stack([largest, is_due, *flags]).tolist()
+    for is_refused, message in zip(are_refused, messages, strict=True):
         if is_refused:
             raise ValueError(message())
-    if not (math.isfinite(size) or skip):
-        bad_rows = (~torch.isfinite(embeddings)).any(dim=1).nonzero().flatten().tolist()
-        raise ValueError(
-            f"embeddings has NaN or inf in rows {bad_rows}: lower the learning rate or mend the data, "
-            "or pass nonfinite='skip' to leave such batches out of the memory"
-        )
     # A stored row may be as many times as far out as there are rows, so there is to be some room.
-    is_within: bool = size <= torch.finfo(dtype).max * 2.0**-16
-    if not (is_within or skip):
+    limit = torch.finfo(rows.dtype).max * 2.0**-16
+    if not size <= limit:
+        if memory.nonfinite == "skip":
+            return False
+        bad_rows = (~(embeddings.abs() <= limit)).any(dim=1).nonzero().flatten().tolist()
         raise ValueError(
-            f"embeddings holds {size:.3g}, beyond the range of {dtype}: pass "
-            "smaller ones, or build the memory with memory_dtype=torch.float64"
+            f"embeddings has NaN or inf in rows {bad_rows}, or numbers beyond {limit:.1e}: lower the "
+            "learning rate or mend the data, or pass nonfinite='skip' to leave such batches out of the memory"
         )
-    return is_within, is_due is not None and bool(known[-1])
+    if is_due:
+        memory.queue.store_anew()
+    return True
 
 
-def check_embeddings(embeddings: Tensor, embedding_size: int) -> None:
-    if not isinstance(embeddings, torch.Tensor):
-        raise TypeError(f"embeddings is a {type(embeddings).__name__}: pass a tensor")
-    if embeddings.ndim != 2 or embeddings.shape[1] != embedding_size:
+def _check_indices(user_pairs: IndicesTuple, size: int) -> None:
+    if len(user_pairs) not in (3, 4):
         raise ValueError(
-            f"embeddings has shape {tuple(embeddings.shape)}: pass (batch_size, {embedding_size}), or "
-            "build the loss with another embedding_size"
-        )
-    if not embeddings.is_floating_point():
-        raise ValueError(f"embeddings has dtype {embeddings.dtype}: pass a floating dtype")
-
-
-def check_indices(indices_tuple: tuple[Tensor, ...]) -> None:
-    if len(indices_tuple) not in (3, 4):
-        raise ValueError(
-            f"indices_tuple has {len(indices_tuple)} tensors: pass 3 (anchors, positives, negatives) "
+            f"indices_tuple has {len(user_pairs)} tensors: pass 3 (anchors, positives, negatives) "
             "or 4 (anchors, positives, anchors, negatives)"
         )
-    for indices in indices_tuple:
-        if not isinstance(indices, Tensor):
-            raise TypeError(f"indices_tuple holds a {type(indices).__name__}: pass tensors")
-        if indices.ndim != 1 or indices.dtype not in INTEGERS:
+    for number, indices in enumerate(user_pairs):
+        anchors = user_pairs[2 if len(user_pairs) == 4 and number > 1 else 0]
+        check_integers("indices_tuple", indices, len(anchors), "as many positives and negatives as anchors")
+        outside = indices[(indices < 0) | (indices >= size)]
+        if len(outside):
             raise ValueError(
-                f"indices_tuple holds a tensor of shape {tuple(indices.shape)} and dtype {indices.dtype}: "
-                "pass numbers of the batch's rows, of one dimension and torch.int64"
+                f"indices_tuple has numbers {outside.unique().tolist()} for a batch of {size}: pass numbers "
+                f"from 0 to {size - 1}"
             )
-    lengths = [len(indices) for indices in indices_tuple]
-    halves = (lengths,) if len(lengths) == 3 else (lengths[:2], lengths[2:])
-    if any(len(set(half)) > 1 for half in halves):
-        raise ValueError(
-            f"indices_tuple has tensors of lengths {lengths}: pass an anchor for every positive and negative"
-        )
-
-
-def refused_indices(indices_tuple: tuple[Tensor, ...], batch_size: int, device: torch.device) -> Refusal:
-    """Numbers of rows that the batch does not have."""
-    indices = torch.cat([x.to(device) for x in indices_tuple])
-    is_outside = (indices < 0) | (indices >= batch_size)
-    return (
-        is_outside.any(),
-        lambda: (
-            f"indices_tuple has numbers {indices[is_outside].unique().tolist()} for a batch of {batch_size}: "
-            f"pass numbers from 0 to {batch_size - 1}"
-        ),
-    )
 
 
 def check_num_rows(num_rows: int, memory_size: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from inspect import signature
 from typing import Any, NoReturn
 
@@ -11,19 +10,19 @@ from pytorch_metric_learning.losses import CrossBatchMemory
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from .._keywords import refuse_keywords, refuse_overrides
+from .._keywords import refuse_keywords
 from .._number_checks import check_integer, check_non_negative, check_one_of
+from ..adapters.base_adapter import BaseAdapter
 from ..distributed._collectives import is_distributed
-from ..distributed._global_batch import Report
 from ..distributed._sharded_rows import ShardedQueue
-from ..memory._batch import Batch
 from ..memory._checkpoint import prepare_state
 from ..memory._hooks import MemoryHook, MemoryHooks, transaction
 from ..memory._queue import Queue
 from ..memory._samples import check_update
 from ..pairwise import IndicesTuple, Miner, check_supported
-from ._on_ranks import check_sharded, check_sharded_hook, checked_on_ranks, fill, loss_on_ranks
-from ._step import checked, eager, loss_against_stored, loss_with_memory, stored
+from ._input import checked
+from ._on_ranks import check_sharded, fill_on_ranks, loss_on_ranks
+from ._step import eager, loss_with_memory, read_only, stored
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -34,8 +33,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     Without hooks it is Cross-Batch Memory (https://arxiv.org/abs/1912.06798). Input is validated before
     anything changes, and nothing changes when a hook, the miner or the loss raises.
 
-    In ``eval()`` mode and where gradients are disabled the memory is read only, and an ``indices_tuple``
-    compares within the batch itself.
+    In ``eval()`` mode and where gradients are disabled the memory is read only. The loss is that against the
+    stored rows, and with an ``indices_tuple`` that against the batch besides, as if it had been stored.
 
     Args:
         loss: any loss of ``CrossBatchMemory.supported_losses()``, or a subclass of one.
@@ -79,11 +78,6 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     """
 
     queue: Queue
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuses methods of PML's that are not called here, so that nobody overrides them in vain."""
-        super().__init_subclass__(**kwargs)
-        refuse_overrides(cls, CrossBatchMemory, "add_to_memory", "create_indices_tuple")
 
     def __init__(
         self,
@@ -167,22 +161,14 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         if self.collect_stats:
             self.reset_stats()
         is_stored = self.training and torch.is_grad_enabled()
-        arguments = embeddings, labels, indices_tuple, enqueue_mask, sample_ids
-        batch, reports, is_stored = self._checked(*arguments, is_stored)
+        arguments = self, embeddings, labels, indices_tuple, enqueue_mask, sample_ids, is_stored
+        if self._is_sharded or (is_stored and self.gather_distributed and is_distributed()):
+            return loss_on_ranks(*arguments)
+        batch = checked(*arguments)
         # Autocast would have distances in half precision.
-        with torch.autocast(batch.rows.device.type, enabled=False):
-            if not is_stored:
-                if reports is None:
-                    return loss_against_stored(self, batch)
-                return loss_on_ranks(self, batch, reports, is_stored)
-            with transaction(self.queue, self._hooks):
-                if reports is None:
-                    loss = loss_with_memory(self, batch, stored(self, batch))
-                else:
-                    loss = loss_on_ranks(self, batch, reports, is_stored)
-                contents = self.queue.contents
-                self.queue.contents = contents._replace(num_calls=contents.num_calls + 1)
-        return loss
+        with torch.autocast(embeddings.device.type, enabled=False), transaction(self.queue, self._hooks):
+            contents = stored(self, batch) if batch.is_stored else read_only(self, batch)
+            return loss_with_memory(self, batch, contents)
 
     def fill_memory(self, embeddings: Tensor, labels: Tensor, sample_ids: Tensor | None = None) -> None:
         """Stores rows without computing a loss or adapting what is there.
@@ -195,22 +181,16 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         Raises:
             ValueError: as in :meth:`forward`.
         """
-        batch, reports, is_stored = self._checked(embeddings, labels, None, None, sample_ids, True)
-        if is_stored:
+        arguments = self, embeddings, labels, None, None, sample_ids, True
+        if self._is_sharded or (self.gather_distributed and is_distributed()):
+            fill_on_ranks(*arguments)
+        elif (batch := checked(*arguments)).is_stored:
             with transaction(self.queue, self._hooks):
-                fill(self, batch, reports)
+                stored(self, batch, is_fill=True)
 
     def add_to_memory(self, embeddings: Tensor, labels: Tensor, batch_size: int) -> None:
         """PML's name for :meth:`fill_memory`."""
         self.fill_memory(embeddings[:batch_size], labels[:batch_size])
-
-    def _checked(self, *arguments: Any) -> tuple[Batch, list[Report] | None, bool]:
-        """Returns the batch, the reports of all ranks if they compute together, and whether to store it."""
-        check, is_stored = partial(checked, self, *arguments), arguments[-1]
-        if self._is_sharded or (is_stored and self.gather_distributed and is_distributed()):
-            return checked_on_ranks(self, check, is_stored)
-        batch, is_stored = check()
-        return batch, None, is_stored
 
     def register_memory_hook(self, hook: MemoryHook) -> RemovableHandle:
         """Registers a hook that adapts the stored rows; the handle's ``remove()`` takes it out again.
@@ -223,9 +203,13 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
         Raises:
             TypeError: the hook cannot be called.
+            ValueError: it is no adapter, and rows are spread over ranks.
         """
-        if self.shard_distributed:
-            check_sharded_hook(hook)
+        if self.shard_distributed and not isinstance(hook, BaseAdapter):
+            raise ValueError(
+                f"hook is a {type(hook).__name__}, which needs all rows, and shard_distributed=True spreads "
+                "them: register an adapter such as MomentMatching, or pass gather_distributed=True instead"
+            )
         return self._hooks.register(hook, self, self.embedding_size)
 
     @property

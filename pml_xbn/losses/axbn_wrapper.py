@@ -20,15 +20,11 @@ class AXBNWrapper(AdaptiveCrossBatchMemory):
     from ten rows a batch on. A larger ``measurement_noise`` smooths over more batches.
 
     Args:
-        loss: one of PML's pair or triplet losses, computed between the batch and the memory.
-        embedding_size: number of dimensions d.
-        memory_size: number of rows M.
-        miner: chooses among the pairs of batch and memory; default all pairs.
         process_noise, measurement_noise, initial_variance, gain_update_interval: see
             :class:`~pml_xbn.adapters.KalmanMomentMatching`.
-        delay, warmup, batch_loss_weight, normalize_memory, gather_distributed, shard_distributed: see
-            :class:`AdaptiveCrossBatchMemory`.
-        nonfinite, memory_dtype, update, update_momentum, collect_stats: likewise.
+        loss, embedding_size, memory_size, miner, delay, warmup, batch_loss_weight, normalize_memory,
+            gather_distributed, shard_distributed, nonfinite, memory_dtype, update, update_momentum,
+            collect_stats: see :class:`AdaptiveCrossBatchMemory`.
 
     Example:
         >>> import torch

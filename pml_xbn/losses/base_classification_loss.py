@@ -12,9 +12,8 @@ from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor, nn
 
 from .._number_checks import check_integer
-from .._tensor_checks import check_integers
+from .._tensor_checks import check_integers, check_rows
 from ..pairwise import IndicesTuple
-from ._input import check_embeddings
 
 
 class BaseClassificationLoss(WeightRegularizerMixin, BaseMetricLossFunction):
@@ -22,12 +21,9 @@ class BaseClassificationLoss(WeightRegularizerMixin, BaseMetricLossFunction):
 
     A subclass implements :meth:`element_losses`, and :meth:`similarities` where it is not the distance.
 
-    Weights start as those of ``nn.Linear``, uniform between ±1/√d, where PML's start standard normal and so,
-    at d = 512, about 40 times as long.
-
-    The weights W ``(embedding_size, num_classes)`` follow the batch to its device, as those of PML's losses
-    do. They keep their own dtype, which a batch of half precision does not lower: the loss is computed in
-    float32, or in the dtype of W or the batch where that is more precise, under autocast too.
+    The weights W ``(embedding_size, num_classes)`` start as those of ``nn.Linear``, uniform between ±1/√d,
+    where PML's start standard normal and so, at d = 512, about 40 times as long. They follow the batch to its
+    device and keep their dtype: the loss is computed in float32 or better, under autocast too.
 
     Args:
         num_classes: number of classes C of the training set.
@@ -59,7 +55,7 @@ class BaseClassificationLoss(WeightRegularizerMixin, BaseMetricLossFunction):
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
     ) -> Tensor:
-        """The reduced loss, a scalar.
+        """Returns the reduced loss, a scalar.
 
         Args:
             embeddings: ``(b, d)``, any floating dtype.
@@ -71,7 +67,7 @@ class BaseClassificationLoss(WeightRegularizerMixin, BaseMetricLossFunction):
         Raises:
             ValueError, TypeError: input that does not fit, or a label that is no class.
         """
-        check_embeddings(embeddings, self.embedding_size)
+        check_rows("embeddings", embeddings, width=self.embedding_size)
         check_integers("labels", labels, len(embeddings), "one label per embedding")
         is_outside = (labels < 0) | (labels >= self.num_classes)
         if is_outside.any():
@@ -79,9 +75,9 @@ class BaseClassificationLoss(WeightRegularizerMixin, BaseMetricLossFunction):
                 f"labels {labels[is_outside].unique().tolist()} are no class of "
                 f"num_classes={self.num_classes}: pass labels from 0 to {self.num_classes - 1}"
             )
-        # PML's reducers add up in the dtype that they see here.
-        embeddings, _ = self._in_one_dtype(embeddings)
-        loss: Tensor = super().forward(embeddings, labels.long(), indices_tuple, ref_emb, ref_labels)
+        with torch.autocast(embeddings.device.type, enabled=False):
+            embeddings, _ = self._in_one_dtype(embeddings)
+            loss: Tensor = super().forward(embeddings, labels.long(), indices_tuple, ref_emb, ref_labels)
         return loss
 
     def compute_loss(
@@ -89,9 +85,7 @@ class BaseClassificationLoss(WeightRegularizerMixin, BaseMetricLossFunction):
     ) -> dict[str, dict[str, Any]]:
         """PML's method for subclasses: the losses of the rows, for the reducer."""
         c_f.ref_not_supported(embeddings, labels, *refs)
-        embeddings, weights = self._in_one_dtype(embeddings)
-        with torch.autocast(embeddings.device.type, enabled=False):
-            losses = self.element_losses(embeddings, weights, labels)
+        losses = self.element_losses(*self._in_one_dtype(embeddings), labels)
         row_weights = lmu.convert_to_weights(indices_tuple, labels, dtype=embeddings.dtype)
         rows = {"indices": c_f.torch_arange_from_size(embeddings), "reduction_type": "element"}
         loss_dict = {name: {"losses": losses[name] * row_weights, **rows} for name in losses}
@@ -99,7 +93,7 @@ class BaseClassificationLoss(WeightRegularizerMixin, BaseMetricLossFunction):
         return loss_dict
 
     def get_logits(self, embeddings: Tensor) -> Tensor:
-        """Logits ``(b, C)`` of embeddings ``(b, d)``, for all classes."""
+        """Returns the logits ``(b, C)`` of embeddings ``(b, d)``, for all classes."""
         with torch.autocast(embeddings.device.type, enabled=False):
             return self.similarities(*self._in_one_dtype(embeddings))
 

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from .._tensor_checks import check_rows
-from ..distributed._collectives import is_distributed, same_draws
-from ..distributed._exchange import Exchange
-from ..distributed._global_batch import batch_of_all_ranks, gathered
+from ..distributed._collectives import Exchange, is_distributed, same_draws
+from ..distributed._global_batch import reported, with_all_anchors, with_all_refs
 from ..memory._batch import Batch, zero_loss
 from ..pairwise import IndicesTuple, Miner, appended, mapped
 from ._input import split
@@ -60,16 +59,16 @@ class BatchLoss(nn.Module):
                 loss or the miner too, raises on all.
         """
 
-        def own_batch() -> tuple[Batch, bool]:
+        def own_batch() -> Batch:
             check_rows("embeddings", embeddings)
-            return split(embeddings, labels, indices_tuple), True
+            return split(embeddings, labels, indices_tuple)
 
         is_alone = not (self.gather_distributed and is_distributed())
         if is_alone or not (self.training and torch.is_grad_enabled()):
-            return loss_of_batch(self.loss, self.miner, own_batch()[0], ())
-        batch, reports = gathered(own_batch, state={})
-        batch = batch_of_all_ranks(batch, reports)
-        with Exchange().at_end(), same_draws(reports[0].seed, batch.rows.device):
+            return loss_of_batch(self.loss, self.miner, own_batch(), ())
+        batch, reports = reported(own_batch)
+        batch = with_all_anchors(with_all_refs(batch, reports), reports)
+        with Exchange(), same_draws(reports[0].seed, batch.refs.device):
             return loss_of_batch(self.loss, self.miner, batch, ())
 
 
@@ -80,7 +79,7 @@ def loss_of_batch(
     if len(batch.anchors) == 0 or len(batch.refs) == 0:
         return zero_loss(batch)
     arguments: tuple[Any, ...] = batch.anchors, batch.anchor_labels
-    refs = no_refs if batch.is_own else (batch.refs, batch.ref_labels)
+    refs = no_refs if batch.own is not None else (batch.refs, batch.ref_labels)
     indices = batch.user_pairs
     if miner is not None:
         indices = miner(*arguments, *refs)

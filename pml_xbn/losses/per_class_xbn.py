@@ -21,14 +21,10 @@ class PerClassXBN(AdaptiveCrossBatchMemory):
     default margins may find no positives left (thesis, Table 5.15).
 
     Args:
-        loss: one of PML's pair or triplet losses, computed between the batch and the memory.
-        embedding_size: number of dimensions d.
-        memory_size: number of rows M.
-        miner: chooses among the pairs of batch and memory; default all pairs.
         mean_lambda, std_lambda, normalize_absent: see :class:`~pml_xbn.adapters.GroupMomentMatching`.
-        delay, warmup, batch_loss_weight, normalize_memory, gather_distributed, shard_distributed: see
-            :class:`AdaptiveCrossBatchMemory`.
-        nonfinite, memory_dtype, update, update_momentum, collect_stats: likewise.
+        loss, embedding_size, memory_size, miner, delay, warmup, batch_loss_weight, normalize_memory,
+            gather_distributed, shard_distributed, nonfinite, memory_dtype, update, update_momentum,
+            collect_stats: see :class:`AdaptiveCrossBatchMemory`.
 
     Example:
         >>> import torch

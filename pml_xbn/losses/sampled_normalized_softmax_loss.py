@@ -25,13 +25,11 @@ class SampledNormalizedSoftmaxLoss(BaseClassificationLoss):
     share. With 10 % of the classes of Stanford Online Products the paper's Recall@1 falls by less than one
     point (Figure 4). ``share=1`` is PML's loss. In ``eval()`` mode Z is all classes, as in ``get_logits``.
 
-    The weights start uniform between ±1/√d, as in the authors' code: of length 0.58 whatever d is. A gradient
-    step turns a weight by an angle that falls with the square of its length, and PML's standard normal
-    weights, of length 22.6 at d = 512, are as good as frozen at the paper's learning rate of 0.01.
+    The weights start uniform between ±1/√d, as in the authors' code: of length 0.58 whatever d is. PML's, of
+    length 22.6 at d = 512, are as good as frozen at the paper's learning rate of 0.01: the angle by which a
+    gradient step turns a weight falls with the square of its length.
 
-    The classes are drawn from torch's default generator on the CPU, wherever the batch is, so a run that is
-    resumed with ``torch.set_rng_state`` goes on with the same classes. With ``share=1``, and in ``eval()``
-    mode, nothing is drawn.
+    Classes are drawn from torch's generator of the CPU: ``torch.set_rng_state`` resumes with the same ones.
 
     Args:
         num_classes: number of classes C of the training set, 2 or more.

@@ -30,8 +30,7 @@ class StopGradientSoftmaxLoss(BaseClassificationLoss):
     similarities to other classes alone. Retrieval is by cosine similarity, as in Eq. 6.
 
     For the stability of training it joins in only when the softmax loss is below 3 (Implementation
-    Details). That is decided here for every batch, by the mean of its smoothed softmax losses before
-    any miner's weights; the paper does not say whether it stays once it has joined.
+    Details): here in every batch whose mean softmax loss, smoothed and without a miner's weights, is.
 
     The paper feeds it embeddings that come from batch normalization without scale and bias, on a backbone
     without its last BN and ReLU: the heads ``"bn-neck"`` and ``"gem-bn-neck"`` of
@@ -45,14 +44,13 @@ class StopGradientSoftmaxLoss(BaseClassificationLoss):
         gamma: γ; 30 in the paper, whose Table 4 finds little difference from 10 on.
         threshold: the softmax loss below which Eq. 6 joins in; ``float("inf")`` for always.
         label_smoothing: share of the target that goes to all classes alike, in the softmax loss. The paper
-            smooths but does not say by how much; it refers to Boudiaf et al. (2020) for other settings, whose
-            code gives 0.1 to the other classes, which is 0.1 · C / (C - 1) to all.
+            does not say how much; Boudiaf et al. (2020), to whom it refers, give 0.1 to the other classes.
         beta: β, the weight of Eq. 6; 1 in Eq. 7, and the best of the paper's Table 6.
-        **kwargs: what PML's classification losses take. The weights start as those of ``nn.Linear``: PML's
-            would make logits of ‖f‖ and more, and a first loss that never gets below the threshold.
+        **kwargs: what PML's classification losses take, but no ``distance``. With PML's first weights, logits
+            would be ‖f‖ and more, and the loss would never get below the threshold.
 
     Raises:
-        ValueError: a number out of range, or a ``distance`` other than that of Eq. 5, the default.
+        ValueError: a number out of range.
 
     Example:
         >>> loss_fn = StopGradientSoftmaxLoss(num_classes=2, embedding_size=2, label_smoothing=0.0)
@@ -79,37 +77,23 @@ class StopGradientSoftmaxLoss(BaseClassificationLoss):
         if not 0 <= label_smoothing <= 1:
             raise ValueError(f"label_smoothing={label_smoothing!r}: pass a number in [0, 1]")
         check_non_negative("beta", beta)
-        super().__init__(num_classes, embedding_size, **kwargs)
-        if not isinstance(self.distance, DotProductSimilarity) or self.distance.normalize_embeddings:
-            raise ValueError(
-                f"distance={self.distance!r}: Eq. 5 and 6 fix what is compared; pass none, or "
-                "DotProductSimilarity(normalize_embeddings=False)"
-            )
-        self.gamma = gamma
-        self.threshold = threshold
-        self.label_smoothing = label_smoothing
-        self.beta = beta
-        self.add_to_recordable_attributes(
-            list_of_names=["gamma", "threshold", "label_smoothing", "beta"], is_stat=False
-        )
+        distance = DotProductSimilarity(normalize_embeddings=False)  # of Eq. 5
+        super().__init__(num_classes, embedding_size, distance=distance, **kwargs)
+        self.gamma, self.threshold = gamma, threshold
+        self.label_smoothing, self.beta = label_smoothing, beta
+        names = ["gamma", "threshold", "label_smoothing", "beta"]
+        self.add_to_recordable_attributes(list_of_names=names)
 
     def element_losses(self, embeddings: Tensor, weights: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        logits = self.similarities(embeddings, weights)  # of Eq. 5
+        logits = self.similarities(embeddings, weights)
         softmax = cross_entropy(logits, labels, label_smoothing=self.label_smoothing, reduction="none")
-        sgsl = _stop_gradient_softmax(embeddings, weights.detach(), labels, self.gamma)
+        # Eq. 6
+        cosines = normalize(embeddings, dim=1) @ normalize(weights.detach(), dim=0)
+        is_own = one_hot(labels, self.num_classes).bool()
+        to_others = (self.gamma * cosines).masked_fill(is_own, -torch.inf).logsumexp(dim=1) / self.gamma
+        stop_gradient = softplus(to_others - cosines[is_own])
         joins = softmax.detach().mean() < self.threshold
-        return {"softmax_loss": softmax, "sgsl_loss": torch.where(joins, self.beta * sgsl, 0.0)}
-
-    def get_default_distance(self) -> DotProductSimilarity:
-        return DotProductSimilarity(normalize_embeddings=False)
+        return {"softmax_loss": softmax, "sgsl_loss": torch.where(joins, self.beta * stop_gradient, 0.0)}
 
     def _sub_loss_names(self) -> list[str]:
         return ["softmax_loss", "sgsl_loss"]
-
-
-def _stop_gradient_softmax(embeddings: Tensor, weights: Tensor, labels: Tensor, gamma: float) -> Tensor:
-    """Eq. 6 for every row."""
-    cosines = normalize(embeddings, dim=1) @ normalize(weights, dim=0)
-    is_own = one_hot(labels, weights.shape[1]).bool()
-    to_others = (gamma * cosines).masked_fill(is_own, float("-inf")).logsumexp(dim=1) / gamma
-    return softplus(to_others - cosines[is_own])

@@ -21,15 +21,11 @@ class SuperClassXBN(AdaptiveCrossBatchMemory):
     Where a batch holds most superclasses, nearly all rows are stored anew: the memory keeps room for as many.
 
     Args:
-        loss: one of PML's pair or triplet losses, computed between the batch and the memory.
-        embedding_size: number of dimensions d.
-        memory_size: number of rows M.
-        miner: chooses among the pairs of batch and memory; default all pairs.
         superclasses: label → superclass, a 1-D integer tensor or sequence indexed by label, or a dict.
         mean_lambda, std_lambda, normalize_absent: see :class:`~pml_xbn.adapters.GroupMomentMatching`.
-        delay, warmup, batch_loss_weight, normalize_memory, gather_distributed, shard_distributed: see
-            :class:`AdaptiveCrossBatchMemory`.
-        nonfinite, memory_dtype, update, update_momentum, collect_stats: likewise.
+        loss, embedding_size, memory_size, miner, delay, warmup, batch_loss_weight, normalize_memory,
+            gather_distributed, shard_distributed, nonfinite, memory_dtype, update, update_momentum,
+            collect_stats: see :class:`AdaptiveCrossBatchMemory`.
 
     Example:
         >>> import torch

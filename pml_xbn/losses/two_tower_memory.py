@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .._tensor_checks import check_integers
-from ..distributed._collectives import is_distributed
-from ..distributed._exchange import Exchange
+from .._tensor_checks import check_integers, check_rows
+from ..distributed._collectives import Exchange, is_distributed
 from ..memory._hooks import transaction
-from ._input import check_embeddings
 from ._step import eager
 from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
 
@@ -71,27 +70,24 @@ class TwoTowerMemory(nn.Module):
         super().__init__()
         self.document_memory = document_memory
         self.query_memory = query_memory
-        memories = {"document_memory": document_memory}
-        if query_memory is not None:
-            memories["query_memory"] = query_memory
-        for name, memory in memories.items():
+        other = document_memory if query_memory is None else query_memory
+        for name, memory in (("document_memory", document_memory), ("query_memory", other)):
             if not isinstance(memory, AdaptiveCrossBatchMemory):
                 raise TypeError(f"{name} is a {type(memory).__name__}: pass a memory such as XBNWrapper")
         if query_memory is document_memory:
             raise ValueError("query_memory is the document_memory: build one for each tower")
         for name in ("embedding_size", "gather_distributed", "shard_distributed"):
-            value, *others = (getattr(memory, name) for memory in memories.values())
-            if others and others != [value]:
+            values = getattr(document_memory, name), getattr(other, name)
+            if values[0] != values[1]:
                 raise ValueError(
-                    f"document_memory has {name}={value} and query_memory {others[0]}: build both "
-                    "with the same"
+                    f"document_memory has {name}={values[0]} and query_memory {values[1]}: pass one for both"
                 )
 
     @eager
     def forward(
         self, queries: Tensor, documents: Tensor, labels: Tensor, sample_ids: Tensor | None = None
     ) -> Tensor:
-        """The loss between the batch of each tower and the memory of the other, which then hold the batch.
+        """Returns the loss between each tower's batch and the other's memory, which then hold the batch.
 
         Args:
             queries: ``(b, d)``, any floating dtype.
@@ -100,29 +96,24 @@ class TwoTowerMemory(nn.Module):
             sample_ids: numbers of the pairs in the data set, ``(b,)``, for memories that hold one row of a
                 sample; see :class:`AdaptiveCrossBatchMemory`.
 
-        Returns:
-            The loss, a scalar.
-
         Raises:
             ValueError: input that does not fit, or that holds NaN or inf; documents that require a gradient
-                which a one-sided loss does not give them. Neither memory has changed, as after an error of
-                the loss or the miner of either.
+                which a one-sided loss does not give them. Neither memory has changed, nor has any after an
+                error of a loss or a miner.
         """
         is_training = self.training and torch.is_grad_enabled()
-        memories = self._memories()
+        memories: list[Any] = list(self.children())
         # Copies are read by every rank on its own, shards by all ranks together.
         is_joint = self.document_memory.shard_distributed or (
             is_training and self.document_memory.gather_distributed
         )
-        with Exchange().at_end() if is_joint and is_distributed() else nullcontext():
+        with Exchange() if is_joint and is_distributed() else nullcontext():
             self._check(queries, documents, labels, sample_ids, is_training)
             forth, back = torch.cat([queries, documents]), torch.cat([documents, queries])
             labels = labels.repeat(2)
             if sample_ids is not None:
                 sample_ids = sample_ids.repeat(2)
             is_stored = torch.arange(len(labels)) >= len(queries)
-            for memory in memories:
-                memory.queue.on(forth.device)
         with ExitStack() as transactions:
             for memory in memories:
                 transactions.enter_context(transaction(memory.queue, memory._hooks))
@@ -130,17 +121,13 @@ class TwoTowerMemory(nn.Module):
                 memory(embeddings, labels, enqueue_mask=is_stored, sample_ids=sample_ids)
                 for memory, embeddings in zip(memories, (forth, back), strict=False)
             ]
-            loss: Tensor = sum(losses[1:], start=losses[0]) / len(losses)
-        return loss
-
-    def _memories(self) -> list[AdaptiveCrossBatchMemory]:
-        return [self.document_memory] + ([] if self.query_memory is None else [self.query_memory])
+            return torch.stack(losses).mean()
 
     def _check(
         self, queries: Tensor, documents: Tensor, labels: Tensor, ids: Tensor | None, is_training: bool
     ) -> None:
-        for embeddings in (queries, documents):
-            check_embeddings(embeddings, self.document_memory.embedding_size)
+        for name, embeddings in (("queries", queries), ("documents", documents)):
+            check_rows(name, embeddings, width=self.document_memory.embedding_size)
         if len(queries) != len(documents):
             raise ValueError(
                 f"there are {len(queries)} queries and {len(documents)} documents: pass a document for "

@@ -12,14 +12,12 @@ class Batch(NamedTuple):
 
     anchors: Tensor  # (a, d), with gradient
     anchor_labels: Tensor  # (a,)
-    refs: Tensor  # (b, d), what this rank stores, with gradient
+    refs: Tensor  # (b, d), what is stored, with gradient; on many ranks that of all
     ref_labels: Tensor  # (b,)
-    is_own: bool  # the anchors are the refs
-    user_pairs: tuple[Tensor, ...] | None  # pairs or triplets, whose positives and negatives number refs
-    rows: Tensor  # (g, d), what all ranks store; on one rank the refs, detached
-    row_labels: Tensor  # (g,)
-    first_row: int  # where this rank's refs begin among the rows
-    ids: Tensor | None = None  # samples of the rows, (g,); None: of no row, on no rank
+    own: slice | None  # where the anchors are among the refs; None: they are others
+    user_pairs: tuple[Tensor, ...] | None = None  # pairs or triplets of anchors and refs[own]
+    ids: Tensor | None = None  # samples of the refs, (b,); None: of no ref
+    is_stored: bool = True
 
 
 def zero_loss(batch: Batch) -> Tensor:

@@ -125,7 +125,7 @@ def transaction(queue: Queue, hooks: MemoryHooks) -> Iterator[None]:
     if queue.is_in_transaction:
         yield
         return
-    before, restore_hooks = queue.contents, hooks.state()
+    before, restore_hooks = queue.settled(), hooks.state()
     queue.is_in_transaction = True
     try:
         yield

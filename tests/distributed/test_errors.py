@@ -6,5 +6,5 @@ import error_worker
 from on_ranks import on_ranks
 
 
-def test_an_error_of_one_rank_is_raised_on_all_and_dtypes_may_differ() -> None:
+def test_an_error_of_one_rank_is_raised_on_all() -> None:
     on_ranks(error_worker.check)

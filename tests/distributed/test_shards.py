@@ -50,13 +50,33 @@ def test_what_is_sent_does_not_grow_with_the_memory(ranks: int) -> None:
 @pytest.mark.parametrize(
     ("loss", "options", "message"),
     [
-        (losses.SupConLoss(), {"gather_distributed": True}, "pass the first for all rows on every rank"),
-        (losses.TripletMarginLoss(), {}, "pass a loss of CircleLoss, .* or pass gather_distributed=True"),
-        (losses.SupConLoss(), {"miner": miners.TripletMarginMiner()}, "no miner or one of BatchEasyHard"),
-        (losses.SupConLoss(), {"miner": miners.BatchHardMiner(collect_stats=True)}, "without statistics"),
+        (
+            losses.SupConLoss(),
+            {"gather_distributed": True},
+            "with gather_distributed=True",
+        ),
+        (
+            losses.TripletMarginLoss(),
+            {},
+            "a TripletMarginLoss and a NoneType: pass .* or gather_dist",
+        ),
+        (
+            losses.SupConLoss(),
+            {"miner": miners.TripletMarginMiner()},
+            "a SupConLoss and a TripletMarginMiner",
+        ),
+        (
+            losses.SupConLoss(),
+            {"miner": miners.BatchHardMiner(collect_stats=True)},
+            "regularizer or statistics",
+        ),
         (losses.SupConLoss(embedding_regularizer=regularizers.LpRegularizer()), {}, "without a regularizer"),
         (losses.SupConLoss(), {"normalize_memory": True}, "normalize_memory=True and update='queue'"),
-        (losses.SupConLoss(), {"update": "average", "update_momentum": 0.5}, "update='average': pass"),
+        (
+            losses.SupConLoss(),
+            {"update": "average", "update_momentum": 0.5},
+            "update='average', which need",
+        ),
     ],
 )
 def test_what_needs_all_rows_is_refused(loss: Any, options: dict[str, Any], message: str) -> None:

@@ -38,10 +38,10 @@ def labels(n: int = 6) -> Tensor:
 NAN = torch.full((6, D), float("nan"))
 INF_IN_ROW_2 = torch.zeros(6, D).index_fill(0, torch.tensor(2), float("inf"))
 MASK = torch.ones(6, dtype=torch.bool)
-PAIRS = (torch.tensor([0]), torch.tensor([1]), torch.tensor([0]), torch.tensor([2]))
+PAIRS = (torch.tensor([0]), torch.tensor([3]), torch.tensor([0]), torch.tensor([2]))
 
 BAD_CALLS = {
-    "wrong embedding size": ((rows(d=7), labels()), r"shape \(6, 7\): pass \(batch_size, 4\)"),
+    "wrong embedding size": ((rows(d=7), labels()), r"shape \(6, 7\): pass \(n, 4\)"),
     "1-D embeddings": ((torch.randn(D), labels(D)), r"shape \(4,\)"),
     "integer embeddings": ((torch.ones(6, D, dtype=torch.int64), labels()), "dtype torch.int64"),
     "too few labels": ((rows(), labels(5)), r"labels has shape \(5,\).*\(6,\)"),
@@ -59,7 +59,7 @@ BAD_CALLS = {
     "mask and indices": ((rows(), labels(), PAIRS, MASK), "mutually exclusive"),
     "more anchors than positives": (
         (rows(), labels(), (torch.tensor([0, 3]), *PAIRS[1:])),
-        r"indices_tuple has tensors of lengths \[2, 1, 1, 1\]",
+        r"indices_tuple has shape \(1,\): pass as many positives and negatives as anchors, shape \(2,\)",
     ),
     "a pair beyond the batch": (
         (rows(), labels(), (*PAIRS[:3], torch.tensor([6]))),
@@ -71,11 +71,11 @@ BAD_CALLS = {
     ),
     "a mask of pairs": (
         (rows(), labels(), (MASK,) * 4),
-        r"indices_tuple holds a tensor of shape \(6,\) and dtype torch.bool",
+        "indices_tuple has dtype torch.bool: pass integers",
     ),
     "pairs in a column": (
         (rows(), labels(), tuple(x.unsqueeze(1) for x in PAIRS)),
-        r"indices_tuple holds a tensor of shape \(1, 1\)",
+        r"indices_tuple has shape \(1, 1\)",
     ),
     "two index tensors": ((rows(), labels(), PAIRS[:2]), "indices_tuple has 2 tensors"),
     "NaN": ((NAN, labels()), r"NaN or inf in rows \[0, 1, 2, 3, 4, 5\]"),

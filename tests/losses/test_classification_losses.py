@@ -169,7 +169,7 @@ BAD_CALLS: dict[str, tuple[tuple, type[Exception], str]] = {
     "wrong embedding size": (
         (torch.ones(6, 7), LABELS),
         ValueError,
-        r"shape \(6, 7\): pass \(batch_size, 4\)",
+        r"shape \(6, 7\): pass \(n, 4\)",
     ),
     "1-D embeddings": ((torch.ones(6), LABELS), ValueError, r"shape \(6,\)"),
     "integer embeddings": ((torch.ones(6, D).long(), LABELS), ValueError, "dtype torch.int64"),

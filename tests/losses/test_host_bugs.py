@@ -218,7 +218,7 @@ def test_b12_what_does_not_fit_is_named(ours: Callable) -> None:
     loss_fn = ours(ContrastiveLoss(), D, 8)
     with pytest.raises(ValueError, match=r"9 rows to enqueue do not fit memory_size=8"):
         loss_fn(*batch(9))
-    with pytest.raises(ValueError, match=r"shape \(4, 3\): pass \(batch_size, 4\)"):
+    with pytest.raises(ValueError, match=r"shape \(4, 3\): pass \(n, 4\)"):
         loss_fn(torch.randn(4, 3), torch.arange(4))
 
 

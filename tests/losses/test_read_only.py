@@ -71,19 +71,22 @@ def test_a_memory_without_rows_gives_zero(reading: Callable) -> None:
         assert loss_fn(*batch()) == 0
 
 
-def test_given_pairs_are_compared_with_the_batch(reading: Callable) -> None:
+def test_with_given_pairs_the_loss_is_that_of_a_batch_that_is_stored(reading: Callable) -> None:
     loss_fn = make()
     loss_fn(*batch())
     rows, labels = loss_fn.embedding_memory[:5], loss_fn.label_memory[:5]
+    before = str(loss_fn.state_dict())
     embeddings, new_labels = batch()
     given = lmu.get_all_pairs_indices(new_labels)
     with reading(loss_fn):
         loss = loss_fn(embeddings, new_labels, given)
-    with_memory = lmu.get_all_pairs_indices(new_labels, labels)
-    shifted = (given[0], given[1] + 5, given[2], given[3] + 5)
-    both = tuple(torch.cat(pair) for pair in zip(with_memory, shifted, strict=True))
     refs, ref_labels = torch.cat([rows, embeddings]), torch.cat([labels, new_labels])
+    pairs = lmu.get_all_pairs_indices(new_labels, ref_labels)
+    pairs = lmu.remove_self_comparisons(pairs, torch.arange(5, 10), 10)
+    shifted = (given[0], given[1] + 5, given[2], given[3] + 5)
+    both = tuple(torch.cat(pair) for pair in zip(pairs, shifted, strict=True))
     torch.testing.assert_close(loss, loss_fn.loss(embeddings, new_labels, both, refs, ref_labels))
+    assert str(loss_fn.state_dict()) == before
 
 
 def test_given_pairs_of_lifted_structure_do_not_depend_on_the_order_of_rows(reading: Callable) -> None:
