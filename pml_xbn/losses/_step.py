@@ -65,7 +65,8 @@ def read_only(memory: Memory, batch: Batch) -> Contents:
     size, labels = contents.rows.num_rows, torch.cat([contents.row_labels, batch.ref_labels])
     values = torch.cat([contents.rows.read(batch.refs.dtype), batch.refs.detach()])
     newest = torch.arange(size, len(labels), device=labels.device)
-    return Contents(Rows.of(values, len(values), values.dtype), labels, newest)
+    rows = Rows.of(values, len(values), values.dtype)
+    return contents._replace(rows=rows, labels=labels, newest=newest)
 
 
 def loss_with_memory(memory: Memory, batch: Batch, contents: Contents | None) -> Tensor:

@@ -19,9 +19,8 @@ class BatchLoss(nn.Module):
     """A loss and a miner of PML without a memory: what memories are compared with.
 
     On one process it is ``loss(embeddings, labels, miner(embeddings, labels))``. On many ranks, with
-    ``gather_distributed``, it is that of the batch of all: every rank returns the loss of a single process,
-    and the mean over ranks of the gradients, which ``DistributedDataParallel`` takes, is that of a single
-    process too; of the embeddings, and of parameters of the loss, such as proxies.
+    ``gather_distributed``, it is that of a single process with the batch of all, as is the mean over ranks of
+    the gradients, which ``DistributedDataParallel`` takes, of embeddings and of the loss's parameters.
 
     Args:
         loss: takes ``(embeddings, labels, indices_tuple)``; any loss of PML.

@@ -28,17 +28,13 @@ class TwoTowerMemory(nn.Module):
 
     Stored rows have no gradient. So :math:`\ell(q, D)` trains the tower of queries and :math:`\ell(d, Q)`
     that of documents. A memory's ``batch_loss_weight`` adds that multiple of the loss between the queries and
-    the documents of the batch, with gradients to both, as InfoNCE within a batch has them. A one-sided loss
-    trains the tower of documents by this alone. While a memory warms up, nothing else is left of its
-    direction.
+    the documents of the batch, with gradients to both: the only ones that documents get of a one-sided loss,
+    and all that is left while a memory warms up.
 
-    A pair of equal labels is positive. Take the number of the pair in the data set, and what memory holds of
-    a pair from earlier is a further positive of it, and no negative; or take classes, and all of a class are
-    positives.
+    A pair of equal labels is positive. With numbers of pairs in the data set as labels, what memory holds of
+    a pair from earlier is a further positive of it, and no negative; with classes, all of a class are.
 
-    The loss, miner and options are the memories' own. ``state_dict()`` is theirs, and in ``eval()`` mode and
-    where gradients are disabled both are read only. Rows without a loss go to
-    ``document_memory.fill_memory`` and ``query_memory.fill_memory``.
+    Loss, miner, options and state are the memories' own, as are ``eval()`` and ``fill_memory``.
 
     Args:
         document_memory: stores documents, and has the loss and the miner that queries meet them with.
@@ -136,8 +132,8 @@ class TwoTowerMemory(nn.Module):
         check_integers("labels", labels, len(queries), "one label per pair")
         if ids is not None:
             check_integers("sample_ids", ids, len(queries), "one number per pair, -1 where there is none")
-        has_no_loss = self.query_memory is None and not self.document_memory.batch_loss_weight
-        if is_training and has_no_loss and documents.requires_grad:
+        trains_documents = self.query_memory is not None or self.document_memory.batch_loss_weight
+        if is_training and documents.requires_grad and not trains_documents:
             raise ValueError(
                 "documents require a gradient, which a one-sided loss against stored documents does not give "
                 "them: pass documents.detach() if their tower is not to be trained, or build the "
