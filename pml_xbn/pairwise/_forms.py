@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from pytorch_metric_learning import losses
-from pytorch_metric_learning.reducers import DivisorReducer, MultipleReducers
+from pytorch_metric_learning.reducers import MultipleReducers
 from torch import Tensor
 from torch.nn.functional import relu, softplus
 
@@ -214,7 +214,6 @@ class Form(NamedTuple):
     needs_both_kinds: bool = False  # zero unless there are positive and negative pairs
     is_by_anchor: bool = True  # an anchor's terms depend on no other anchor
     is_reduced: bool = True  # they follow from reductions over the anchor's rows
-    more_reducers: tuple[type, ...] = ()
 
 
 FORMS: dict[type, Form] = {
@@ -226,7 +225,7 @@ FORMS: dict[type, Form] = {
     losses.LiftedStructureLoss: Form(
         lifted_structure, needs_both_kinds=True, is_by_anchor=False, is_reduced=False
     ),
-    losses.MarginLoss: Form(margin, is_reduced=False, more_reducers=(DivisorReducer,)),
+    losses.MarginLoss: Form(margin, is_reduced=False),
     losses.MultiSimilarityLoss: Form(multi_similarity, is_per_anchor=True),
     losses.NCALoss: Form(nca, is_per_anchor=True, is_by_anchor=False),
     losses.NTXentLoss: Form(nt_xent, needs_both_kinds=True),
@@ -261,7 +260,7 @@ def recipe_of(loss: Any) -> Recipe | None:
         if isinstance(reducer, MultipleReducers):
             has_own = name in reducer.reducers
             reducer = reducer.reducers[name] if has_own else reducer.default_reducer
-        if type(reducer) not in (*REDUCERS, *form.more_reducers):
+        if type(reducer) not in REDUCERS:
             return None
         reducers[name] = reducer
     is_by_anchor = form.is_by_anchor and not getattr(loss, "learn_beta", False)

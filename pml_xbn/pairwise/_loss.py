@@ -53,8 +53,7 @@ def loss_against(compared: Comparison) -> Tensor:
     if recipe is not None:
         share = share_against(compared, recipe)
         return attached(*share.value(), share.inputs)
-    distances = Distances(compared.anchors, compared.rows)
-    lists, rows = compared.chosen(distances).lists(), distances.row_tensor
+    lists, rows = chosen_pairs(compared), compared.rows.read(compared.anchors.dtype)
     value: Tensor = compared.loss(compared.anchors, compared.anchor_labels, lists, rows, compared.row_labels)
     return value
 
@@ -83,8 +82,9 @@ def share_against(compared: Comparison, recipe: Recipe) -> Share:
     can_be_cut = recipe.is_by_anchor and (pairs.triplets is None or isinstance(pairs.triplets, Runs))
     at_once = over_rows.anchors_at_once(mat.shape[1], mat.device) if can_be_cut else len(mat)
     for places in slices(len(mat), at_once):
-        leaf = mat[places].detach().requires_grad_(mat.requires_grad)
-        share.add(form.terms(loss, leaf, pairs.at(places)), over_rows, leaf, places)
+        part, chosen = (mat, pairs) if at_once >= len(mat) else (mat[places], pairs.at(places))
+        leaf = part.detach().requires_grad_(mat.requires_grad)
+        share.add(form.terms(loss, leaf, chosen), over_rows, leaf, places)
     return share
 
 

@@ -77,26 +77,22 @@ def multi_similarity(miner: miners.MultiSimilarityMiner, mat: Tensor, pairs: Pai
 
 def batch_easy_hard(miner: miners.BatchEasyHardMiner, mat: Tensor, pairs: Pairs) -> Pairs:
     """Returns of every anchor the nearest or farthest positive and negative (https://arxiv.org/abs/1904.04370)."""
-    near, (positive, negative), over_rows = similarities(miner.distance, mat), pairs[:2], pairs.over_rows
+    near, over_rows = similarities(miner.distance, mat), pairs.over_rows
 
-    def extreme(mask: Tensor, sign: int) -> Tensor:
-        return sign * over_rows.max(sign * near, mask).unsqueeze(1)
+    def within(mask: Tensor, bounds: tuple[float, float] | None) -> Tensor:
+        return mask if bounds is None else mask & (bounds[0] <= mat) & (mat <= bounds[1])
 
-    if miner.allowed_pos_range is not None:
-        low, high = miner.allowed_pos_range
-        positive = positive & (low <= mat) & (mat <= high)
-    if miner.allowed_neg_range is not None:
-        low, high = miner.allowed_neg_range
-        negative = negative & (low <= mat) & (mat <= high)
+    positive = within(pairs.positive, miner.allowed_pos_range)
+    negative = within(pairs.negative, miner.allowed_neg_range)
     # Easy positives are the nearest, easy negatives the farthest; semihard ones are hard within bounds.
     sign_of_positives = 1 if miner.pos_strategy == miner.EASY else -1
     sign_of_negatives = -1 if miner.neg_strategy == miner.EASY else 1
     if miner.pos_strategy == miner.SEMIHARD:
-        bound = extreme(negative, sign_of_negatives)
-        positive = positive & (near > bound)
+        bound = over_rows.max(sign_of_negatives * near, negative).unsqueeze(1)
+        positive = positive & (near > sign_of_negatives * bound)
     elif miner.neg_strategy == miner.SEMIHARD:
-        bound = extreme(positive, sign_of_positives)
-        negative = negative & (near < bound)
+        bound = over_rows.max(sign_of_positives * near, positive).unsqueeze(1)
+        negative = negative & (near < sign_of_positives * bound)
     chosen_positive = over_rows.largest(sign_of_positives * near, positive)
     chosen_negative = over_rows.largest(sign_of_negatives * near, negative)
     if miner.pos_strategy == miner.ALL:

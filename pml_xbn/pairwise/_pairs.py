@@ -61,8 +61,6 @@ class Pairs(NamedTuple):
 
     def at(self, anchors: slice) -> Pairs:
         """Returns the pairs of some anchors, not of triplets that are listed."""
-        if anchors == slice(0, len(self.labels)):
-            return self
         return self._replace(
             positive=self.positive[anchors],
             negative=self.negative[anchors],

@@ -11,6 +11,7 @@ from torch import Tensor
 # Of which the result follows from a sum and a count.
 REDUCERS = (
     reducers.AvgNonZeroReducer,
+    reducers.DivisorReducer,
     reducers.MeanReducer,
     reducers.SumReducer,
     reducers.ThresholdReducer,
