@@ -12,6 +12,7 @@ from torch.nn.functional import normalize as unit_length
 from torch.utils.hooks import RemovableHandle
 
 from .._dtypes import at_least_float32
+from ..pairwise import only_looks
 from .common_mode_push import CommonModePush, common_mode_push
 from .memory_rows import StoredSince, num_occupied
 from .valid_pairs import ValidPairs, valid_pairs
@@ -20,9 +21,9 @@ from .valid_pairs import ValidPairs, valid_pairs
 class WatchedLoss:
     """Watches one call of a cross-batch memory, PML's ``CrossBatchMemory`` or a subclass.
 
-    A context in which the memory is called once. The training step goes on as if nobody had watched, up to
-    rounding, but that PML's own code computes the loss. It costs a copy of the rows and one more backward
-    pass, of the loss but not of the model.
+    A context in which the memory is called once. The training step goes on as if nobody had watched: a
+    memory of this package computes its loss as always, and once more by PML's code, in sight. Besides a copy
+    of the rows this costs one more backward pass, of the loss but not of the model.
 
     Args:
         memory: the memory to be called.
@@ -99,6 +100,7 @@ class WatchedLoss:
             raise ValueError("the memory was called twice while it was watched: watch one call at a time")
         self._stored, self._num_calls = StoredSince(memory), getattr(memory, "num_calls", 0)
 
+    @only_looks
     def _before_loss(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._arguments is not None:
             return  # the memory computes the loss of the batch alone, too; its own is the first
@@ -107,10 +109,12 @@ class WatchedLoss:
         self._arguments = tuple(given[name] for name in ("embeddings", "labels", "ref_emb", "ref_labels"))
         self._is_in_loss = True
 
+    @only_looks
     def _after_distance(self, _: Any, __: Any, distances: Tensor) -> None:
         if self._is_in_loss and self._distances is None and distances.requires_grad:
             self._distances = distances
 
+    @only_looks
     def _after_loss(self, _: Any, __: Any, loss: Tensor) -> None:
         if self._is_in_loss:
             self._memory_loss, self._is_in_loss = loss, False

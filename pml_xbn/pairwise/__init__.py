@@ -1,8 +1,9 @@
 """Losses, miners and reducers of PML's between anchors and stored rows."""
 
-from ._loss import Comparison, Share, attached, chosen_pairs, loss_against, share_against
+from ._loss import Comparison, Share, attached, loss_against, share_against
 from ._miners import Miner
 from ._pairs import IndicesTuple, appended, drop_own_rows, mapped
+from ._plain import only_looks
 from ._supported import (
     SHARDED_LOSSES,
     SHARDED_MINERS,
@@ -22,10 +23,10 @@ __all__ = [
     "attached",
     "can_be_sharded",
     "check_supported",
-    "chosen_pairs",
     "drop_own_rows",
     "loss_against",
     "mapped",
+    "only_looks",
     "recipe_to_share",
     "share_against",
 ]

@@ -17,6 +17,7 @@ from ._distances import Distances
 from ._forms import Recipe, Terms, recipe_of
 from ._miners import mined
 from ._pairs import IndicesTuple, Pairs
+from ._plain import is_watched
 from ._reductions import Elements, OverRows
 from ._triplets import Runs, listed
 
@@ -50,17 +51,22 @@ class Comparison(NamedTuple):
 def loss_against(compared: Comparison) -> Tensor:
     """Returns the loss of the anchors against the rows, a scalar if the loss's reducer returns one."""
     recipe = recipe_of(compared.loss)
-    if recipe is not None:
-        share = share_against(compared, recipe)
-        return attached(*share.value(), share.inputs)
-    lists, rows = chosen_pairs(compared), compared.rows.read(compared.anchors.dtype)
+    if recipe is None:
+        return _loss_by_pml(compared)
+    share = share_against(compared, recipe)
+    if is_watched(compared.loss):
+        device = compared.anchors.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            _loss_by_pml(compared)
+    return attached(*share.value(), share.inputs)
+
+
+def _loss_by_pml(compared: Comparison) -> Tensor:
+    """Returns the loss by its own code, which gets index tensors and a tensor of rows."""
+    lists = compared.chosen(Distances(compared.anchors, compared.rows)).lists()
+    rows = compared.rows.read(compared.anchors.dtype)
     value: Tensor = compared.loss(compared.anchors, compared.anchor_labels, lists, rows, compared.row_labels)
     return value
-
-
-def chosen_pairs(compared: Comparison) -> IndicesTuple:
-    """Returns what the miner chooses as index tensors, pairs or triplets."""
-    return compared.chosen(Distances(compared.anchors, compared.rows)).lists()
 
 
 def share_against(compared: Comparison, recipe: Recipe) -> Share:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -14,7 +17,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 def is_plain(module: nn.Module, *, allow_stats: bool = False) -> bool:
     """Returns whether the module and all inside it do no more than their classes say.
 
-    That is: no method was replaced, no hook is registered, and no statistics are collected.
+    That is: no method was replaced, no hook could change a result, and no statistics are collected.
     """
     for name in _HOOKS:
         if getattr(torch_module, f"_global{name}"):
@@ -22,9 +25,8 @@ def is_plain(module: nn.Module, *, allow_stats: bool = False) -> bool:
     for part in module.modules():
         kind: Any = type(part)
         attributes = vars(part)
-        for name in _HOOKS:
-            if attributes[name]:
-                return False
+        if not all(hasattr(hook, "only_looks") for name in _HOOKS for hook in attributes[name].values()):
+            return False
         has_stats = attributes.get("collect_stats") and not allow_stats
         if has_stats or not _names_of_class(kind).isdisjoint(attributes):
             return False
@@ -34,6 +36,17 @@ def is_plain(module: nn.Module, *, allow_stats: bool = False) -> bool:
 @cache
 def _names_of_class(kind: type) -> frozenset[str]:
     return frozenset(dir(kind))
+
+
+def only_looks(hook: Function) -> Function:
+    """Marks a hook of a loss that changes nothing: the loss is computed as without it, and then once more."""
+    hook.only_looks = True  # type: ignore[attr-defined]
+    return hook
+
+
+def is_watched(loss: nn.Module) -> bool:
+    """Returns whether hooks are registered on a plain loss, or inside it."""
+    return any(vars(part)[name] for part in loss.modules() for name in _HOOKS)
 
 
 def learned_tensors(loss: nn.Module) -> list[Tensor]:

@@ -117,12 +117,12 @@ def test_training_goes_on_as_if_nobody_watched(memory: str) -> None:
                 loss = loss_fn(model(embeddings), labels)
             loss.backward()
             optimizer.step()
-        results.append([loss.detach(), model.weight.detach(), memory_rows(loss_fn).embeddings, torch.rand(3)])
+        results.append((loss.item(), model.weight.tolist(), memory_rows(loss_fn).embeddings.tolist()))
         hooks = [
             m for module in loss_fn.modules() for m in (module._forward_hooks, module._forward_pre_hooks)
         ]
         assert not any(hooks)
-    torch.testing.assert_close(*results, rtol=1e-10, atol=1e-10)
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("memory_only", [False, True])
