@@ -50,8 +50,8 @@ class ShardedRows(Rows):
 
     def held(self, places: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         own = places - self.first
-        is_here = (own >= 0) & (own < len(self.stored))
-        return own[is_here], values[is_here]
+        which = ((own >= 0) & (own < len(self.stored))).nonzero().squeeze(1)
+        return own[which], values[which]
 
     def everywhere(self, places: Tensor) -> Tensor:
         found = torch.where(places < 0, places, places + self.first)

@@ -72,7 +72,7 @@ def checked(
         _warn_of_eval(embeddings)
     memory.queue.on(device)  # which may be out of memory
     if is_due:
-        memory.queue.store_anew()
+        memory.queue.store_anew_in_step()
     return batch, is_stored
 
 
@@ -84,6 +84,7 @@ def stored(memory: Memory, batch: Batch, *, is_fill: bool = False) -> Contents |
     contents, hooks, labels = memory.queue.contents, memory._hooks, batch.row_labels
     if contents.num_calls < memory.warmup and not is_fill:
         return None
+    contents = contents.begun()
     is_adapting = contents.num_calls >= memory.warmup + memory.delay
     rows = batch.rows.to(contents.rows.dtype)
     placement = None if batch.ids is None else placement_of(contents, batch.ids, labels)

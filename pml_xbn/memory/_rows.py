@@ -216,13 +216,14 @@ class Rows:
 
     # -- writing ---------------------------------------------------------------------------------------------
 
-    def put(self: Self, places: Tensor, values: Tensor, count: int) -> Self:
+    def put(self: Self, places: Tensor, values: Tensor, count: int, is_turn: bool) -> Self:
         """Returns these rows with ``values`` ``(k, d)`` at the places ``(k,)``; n are occupied then."""
         before, is_half = self, self.stored.dtype.itemsize < 4
         if len(self) == 0 and (self.sums is not None or is_half):
             before = self._beginning_with(values)
         places, values = self.held(places, values)
-        return replace(before._written(places, before._to_store(values)), count=count)
+        after = before._written(places, before._to_store(values))
+        return replace(after, count=count, is_due=self.is_due or is_turn)
 
     def _to_store(self, values: Tensor) -> Tensor:
         """Returns rows ``(k, d)`` as they are stored, in float64."""
