@@ -87,11 +87,7 @@ class Queue(nn.Module):
     is_in_transaction = False
 
     def __init__(
-        self,
-        memory_size: int,
-        embedding_size: int,
-        dtype: torch.dtype,
-        before: Contents | None = None,
+        self, memory_size: int, embedding_size: int, dtype: torch.dtype, before: Contents | None = None
     ) -> None:
         super().__init__()
         self.dtype = dtype
@@ -180,14 +176,15 @@ class Queue(nn.Module):
         self,
         state_dict: dict[str, Any],
         prefix: str,
-        local_metadata: Any,
+        metadata: Any,
         strict: bool,
-        missing_keys: list[str],
+        missing: list[str],
         *_: Any,
     ) -> None:
         names = self.contents.state().keys()
-        missing_keys += (missing := [prefix + name for name in names if prefix + name not in state_dict])
-        if not missing:
+        own_missing = [prefix + name for name in names if prefix + name not in state_dict]
+        missing += own_missing
+        if not own_missing:
             state = {name: state_dict[prefix + name] for name in names}
             self._load(state, self.contents.labels.device)
 
