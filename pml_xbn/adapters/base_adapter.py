@@ -35,7 +35,7 @@ class _PlainRows:
     def adapted(self, affine: Affine) -> _PlainRows:
         return _PlainRows(affine.map(self.values))
 
-    def adapted_in_groups(self, maps: Affine, slots: Tensor) -> _PlainRows:
+    def adapted_in_groups(self, maps: Affine, slots: Tensor, other_map: Affine) -> _PlainRows:
         return self.adapted(Affine(maps.scale[slots], maps.shift[slots]))
 
 

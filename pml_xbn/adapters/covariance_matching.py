@@ -19,13 +19,12 @@ class CovarianceMatching(nn.Module):
     Σ = D C D, they are
 
     * ``"principal"``, the paper's Eq. 10: :math:`A = (\Sigma' \Sigma^{-1})^{1/2}`, the root whose eigenvalues
-      are positive. It is :math:`S (S^{-1} \Sigma' S^{-1})^{1/2} S^{-1}` with :math:`S = \Sigma^{1/2}`. With
-      ``shrinkage=0`` it does not depend on the coordinates: what is adapted after any linear map is what is
-      mapped after adaptation.
+      are positive, :math:`S (S^{-1} \Sigma' S^{-1})^{1/2} S^{-1}` with :math:`S = \Sigma^{1/2}`. With
+      ``shrinkage=0`` it does not depend on the coordinates.
     * ``"symmetric"``: :math:`A = D' C'^{1/2} C^{-1/2} D^{-1}` with symmetric roots. It depends neither on the
       order of the dimensions nor on their scales, but on the axes.
-    * ``"cholesky"``: :math:`A = D' L' L^{-1} D^{-1}` with the Cholesky factors of C′ and C. It is triangular:
-      a dimension depends on those before it alone. It takes the least time.
+    * ``"cholesky"``: :math:`A = D' L' L^{-1} D^{-1}` with the Cholesky factors of C′ and C. A dimension
+      depends on those before it alone. It takes the least time.
 
     Both covariances are blended with their diagonals first,
     :math:`\Sigma \leftarrow (1 - s) \Sigma + s\, \mathrm{diag}(\Sigma)`: both, so that A is the identity
@@ -65,10 +64,8 @@ class CovarianceMatching(nn.Module):
         """Returns the adapted rows ``(n, d)``, or None with fewer than two rows in memory or batch.
 
         Args:
-            memory: rows of the memory, ``(n, d)``; not modified.
-            memory_labels: ``(n,)``; not looked at.
-            batch: rows about to be stored, ``(b, d)``.
-            batch_labels: ``(b,)``; not looked at.
+            memory, batch: rows of the memory ``(n, d)``, not modified, and rows to be stored ``(b, d)``.
+            memory_labels, batch_labels: ``(n,)`` and ``(b,)``; not looked at.
         """
         if min(len(memory), len(batch)) < 2:
             return None

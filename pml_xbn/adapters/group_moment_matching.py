@@ -90,8 +90,8 @@ class GroupMomentMatching(BaseAdapter):
             target: moments that all rows adapt to, ``(d,)`` each.
         """
         blend = Moments(
-            torch.lerp(batch.mean, target.mean.expand_as(batch.mean), self.mean_lambda),
-            torch.lerp(batch.std, target.std.expand_as(batch.std), self.std_lambda),
+            torch.lerp(batch.mean, target.mean, self.mean_lambda),
+            torch.lerp(batch.std, target.std, self.std_lambda),
         )
         return memory.to(blend)
 
@@ -112,7 +112,7 @@ class GroupMomentMatching(BaseAdapter):
             torch.cat([torch.where(is_present, of_groups, of_others), of_others.unsqueeze(0)])
             for of_groups, of_others in zip(group_maps, affine, strict=True)
         )
-        return rows.adapted_in_groups(Affine(*maps), memory_slots)
+        return rows.adapted_in_groups(Affine(*maps), memory_slots, affine)
 
     def _slots(self, memory_labels: Tensor, batch_labels: Tensor) -> tuple[int, Tensor, Tensor]:
         """Returns the number of groups g, and the slot of every row of memory ``(n,)`` and batch ``(b,)``.

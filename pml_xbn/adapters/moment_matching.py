@@ -52,15 +52,13 @@ class MomentMatching(BaseAdapter):
         super().__init__(collect_stats=collect_stats)
         self.match_std = match_std
         self.momentum = momentum
-        self._begin(0)
+        none = widest(torch.zeros(0))
+        self.estimated, self.num_batches = Moments(none, none), 0
 
     def set_embedding_size(self, embedding_size: int) -> None:
         if len(self.estimated.mean) != embedding_size:  # one that is registered again goes on
-            self._begin(embedding_size)
-
-    def _begin(self, embedding_size: int) -> None:
-        zeros = widest(torch.zeros(embedding_size))
-        self.estimated, self.num_batches = Moments(zeros, zeros), 0
+            zeros = self.estimated.mean.new_zeros(embedding_size)
+            self.estimated, self.num_batches = Moments(zeros, zeros), 0
 
     def gain(self, batch_size: int) -> float:
         """Returns the weight of the newest batch in the estimate."""

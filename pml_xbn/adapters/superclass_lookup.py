@@ -45,14 +45,17 @@ class SuperclassLookup(nn.Module):
 
     def forward(self, labels: Tensor, missing: int = -1) -> Tensor:
         """Superclass of every label ``(n,)``, ``missing`` where it has none."""
-        if self.labels.device != labels.device:
-            self.to(labels.device)  # as PML's memory follows the batch
-        position = torch.searchsorted(self.labels, labels).clamp(max=len(self.labels) - 1)
+        position = self._position(labels)
         return torch.where(self.labels[position] == labels, self.groups[position], missing)
 
     def is_missing(self, labels: Tensor) -> Tensor:
         """True ``(n,)`` where a label has no superclass."""
-        return self(labels) < 0  # type: ignore[no-any-return]
+        return self.labels[self._position(labels)] != labels
+
+    def _position(self, labels: Tensor) -> Tensor:
+        if self.labels.device != labels.device:
+            self.to(labels.device)  # as PML's memory follows the batch
+        return torch.searchsorted(self.labels, labels).clamp(max=len(self.labels) - 1)
 
 
 def _as_integers(values: Tensor | Sequence[int], what: str) -> Tensor:

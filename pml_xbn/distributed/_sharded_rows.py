@@ -50,8 +50,8 @@ class ShardedRows(Rows):
 
     def held(self, places: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         own = places - self.first
-        is_here = (own >= 0) & (own < len(self.stored))
-        return own[is_here], values[is_here]
+        which = ((own >= 0) & (own < len(self.stored))).nonzero().squeeze(1)
+        return own[which], values[which]
 
     def everywhere(self, places: Tensor) -> Tensor:
         found = torch.where(places < 0, places, places + self.first)
@@ -85,9 +85,14 @@ class ShardedQueue(Queue):
         self.contents = self.contents._replace(rows=rows)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        kind, split = _dtensor()
-        from torch.distributed.device_mesh import DeviceMesh
-
+        try:
+            from torch.distributed.device_mesh import DeviceMesh
+            from torch.distributed.tensor import DTensor, Shard
+        except ImportError as error:
+            raise RuntimeError(
+                f"torch {torch.__version__} saves no memory with shard_distributed=True: update to "
+                "torch 2.5, or pass gather_distributed=True"
+            ) from error
         self._measure()
         super()._save_to_state_dict(destination, prefix, keep_vars)
         assert dist.group.WORLD is not None
@@ -95,28 +100,15 @@ class ShardedQueue(Queue):
         for name in _OF_PLACES:
             own = destination[prefix + name]
             shape = torch.Size([self.contents.rows.num_places, *own.shape[1:]])
-            destination[prefix + name] = kind.from_local(
-                own, mesh, [split(0)], run_check=False, shape=shape, stride=own.stride()
+            destination[prefix + name] = DTensor.from_local(
+                own, mesh, [Shard(0)], run_check=False, shape=shape, stride=own.stride()
             )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         state, rows = dict(state_dict), self.contents.rows
         assert isinstance(rows, ShardedRows)
         for key in {prefix + name for name in _OF_PLACES} & state.keys():
-            is_sharded = isinstance(state[key], _dtensor()[0])
-            here = slice(rows.first, rows.first + len(rows.stored))
-            state[key] = state[key].to_local() if is_sharded else state[key][here]
+            saved, end = state[key], rows.first + len(rows.stored)
+            state[key] = saved.to_local() if hasattr(saved, "to_local") else saved[rows.first : end]
         super()._load_from_state_dict(state, prefix, *args)
         self._measure()
-
-
-def _dtensor() -> tuple[Any, Any]:
-    """Returns torch's tensor that is spread over ranks, and what says that rows are."""
-    try:
-        from torch.distributed.tensor import DTensor, Shard
-    except ImportError as error:
-        raise RuntimeError(
-            f"torch {torch.__version__} saves no memory with shard_distributed=True: update to torch 2.5, "
-            "or pass gather_distributed=True"
-        ) from error
-    return DTensor, Shard

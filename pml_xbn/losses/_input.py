@@ -98,7 +98,7 @@ def _are_storable(memory: Memory, embeddings: Tensor, batch: Batch) -> bool:
             "learning rate or mend the data, or pass nonfinite='skip' to leave such batches out of the memory"
         )
     if is_due:
-        memory.queue.store_anew()
+        memory.queue.store_anew_in_step()
     return True
 
 

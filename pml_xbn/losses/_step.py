@@ -37,6 +37,7 @@ def stored(memory: Memory, batch: Batch, *, is_fill: bool = False) -> Contents |
         if num_calls < memory.warmup:
             memory.queue.contents = contents
             return None
+    contents = contents.begun()
     rows = batch.refs.detach().to(contents.rows.dtype)
     placement = None if batch.ids is None else placement_of(contents, batch.ids, labels)
     if num_calls >= memory.warmup + memory.delay and not is_fill:

@@ -129,9 +129,10 @@ def transaction(queue: Queue, hooks: MemoryHooks) -> Iterator[None]:
     queue.is_in_transaction = True
     try:
         yield
-        queue.settle()
+        queue.hold(queue.contents._replace(rows=queue.contents.rows.settle()))
     except BaseException:
-        queue.undo(before)
+        before.rows.undo()
+        queue.hold(before)
         restore_hooks()
         raise
     finally:

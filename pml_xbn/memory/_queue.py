@@ -30,25 +30,29 @@ class Contents(NamedTuple):
         num_rows = self.rows.num_rows
         return self.labels if num_rows == len(self.labels) else self.labels[:num_rows]
 
+    def begun(self) -> Contents:
+        """Returns the contents to begin a step with; rows that are due are copied, as the step may fail."""
+        rows = self.rows
+        return self._replace(rows=rows.stored_anew(torch.zeros_like(rows.stored))) if rows.is_due else self
+
     def put(self, rows: Tensor, labels: Tensor, ids: Tensor | None = None) -> Contents:
         """Returns the contents with rows ``(b, d)``, at most M, in the place of the oldest ones."""
         size, end = self.rows.num_places, self.position + len(rows)
         places = torch.arange(self.position, end, device=rows.device)
         if end > size:
             places %= size
-        new_rows = self.rows.put(places, rows, max(len(self.rows), min(end, size)))
-        if end >= size:  # a turn
-            new_rows = replace(new_rows, is_due=True)
+        new_rows = self.rows.put(places, rows, max(len(self.rows), min(end, size)), is_turn=end >= size)
         contents = self.with_entries(places, labels, ids)
         return contents._replace(rows=new_rows, newest=places, position=end % size)
 
     def with_entries(self, places: Tensor, labels: Tensor, ids: Tensor | None) -> Contents:
         """Returns the contents with other labels and samples at the places ``(k,)``."""
-        own_places, own_labels = self.rows.held(places, labels)
-        new_labels = self.labels.index_copy(0, own_places, own_labels)
+        own_places, labels = self.rows.held(places, labels)
         if ids is None:
-            return self._replace(labels=new_labels, ids=self.ids.index_fill(0, own_places, -1))
-        return self._replace(labels=new_labels, ids=self.ids.index_copy(0, *self.rows.held(places, ids)))
+            new_ids = self.ids.index_fill(0, own_places, -1)
+        else:
+            new_ids = self.ids.index_copy(0, *self.rows.held(places, ids))
+        return self._replace(labels=self.labels.index_copy(0, own_places, labels), ids=new_ids)
 
     def state(self) -> dict[str, Tensor]:
         """Returns tensors of fixed shape that hold everything."""
@@ -83,11 +87,7 @@ class Queue(nn.Module):
     is_in_transaction = False
 
     def __init__(
-        self,
-        memory_size: int,
-        embedding_size: int,
-        dtype: torch.dtype,
-        before: Contents | None = None,
+        self, memory_size: int, embedding_size: int, dtype: torch.dtype, before: Contents | None = None
     ) -> None:
         super().__init__()
         self.dtype = dtype
@@ -126,8 +126,7 @@ class Queue(nn.Module):
             raise ValueError(f"embedding_memory of shape {tuple(values.shape)}: assign {tuple(shape)}")
         with torch.inference_mode(False), torch.no_grad():
             values = values[: len(rows)].detach().to(rows.stored.device)
-            self.contents = self.contents._replace(rows=Rows.of(values, len(rows.stored), self.dtype))
-        self._read = None
+            self.hold(self.contents._replace(rows=Rows.of(values, len(rows.stored), self.dtype)))
 
     def assign_labels(self, labels: Tensor) -> None:
         """Gives the rows other labels ``(M,)``."""
@@ -138,19 +137,13 @@ class Queue(nn.Module):
 
     # -- a step ----------------------------------------------------------------------------------------------
 
-    def store_anew(self) -> None:
-        """Stores rows anew before a step, in a tensor of their own, so that the step can be undone."""
-        rows = self.contents.rows
-        self.contents = self.contents._replace(rows=rows.stored_anew(torch.zeros_like(rows.stored)))
+    def store_anew_in_step(self) -> None:
+        """Makes the rows due to be stored anew when the step begins."""
+        self.contents = self.contents._replace(rows=replace(self.contents.rows, is_due=True))
 
-    def settle(self) -> None:
-        """Stores rows anew after a step that has succeeded, if that is due."""
-        self.contents, self._read = self.contents._replace(rows=self.contents.rows.settle()), None
-
-    def undo(self, before: Contents) -> None:
-        """Puts back what a failed step has found."""
-        before.rows.undo()
-        self.contents, self._read = before, None
+    def hold(self, contents: Contents) -> None:
+        """Takes contents; what was written to the value of others from here on is nobody's."""
+        self.contents, self._read = contents, None
 
     # -- devices and state -----------------------------------------------------------------------------------
 
@@ -170,8 +163,10 @@ class Queue(nn.Module):
     def _load(self, state: dict[str, Tensor], device: torch.device) -> None:
         """Takes a copy of a state to the device."""
         with torch.inference_mode(False):
-            state = {name: _copy_on(device, values) for name, values in state.items()}
-            self.contents, self._read = self.contents.restored(state, self.dtype), None
+            if device.type == "mps":  # which knows no float64
+                state |= {name: state[name].float() for name in ("map", "sums")}
+            state = {name: values.to(device, copy=True) for name, values in state.items()}
+            self.hold(self.contents.restored(state, self.dtype))
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         for name, values in self.settled().state().items():
@@ -181,23 +176,18 @@ class Queue(nn.Module):
         self,
         state_dict: dict[str, Any],
         prefix: str,
-        local_metadata: Any,
+        metadata: Any,
         strict: bool,
-        missing_keys: list[str],
+        missing: list[str],
         *_: Any,
     ) -> None:
         names = self.contents.state().keys()
-        missing_keys += (missing := [prefix + name for name in names if prefix + name not in state_dict])
-        if not missing:
+        own_missing = [prefix + name for name in names if prefix + name not in state_dict]
+        missing += own_missing
+        if not own_missing:
             state = {name: state_dict[prefix + name] for name in names}
             self._load(state, self.contents.labels.device)
 
     def __getstate__(self) -> dict[str, Any]:
         self.settled()
         return {**self.__dict__, "_read": None}
-
-
-def _copy_on(device: torch.device, values: Tensor) -> Tensor:
-    """Returns a copy on the device, in float32 if that knows no float64."""
-    is_too_wide = device.type == "mps" and values.dtype == torch.float64
-    return (values.float() if is_too_wide else values).to(device, copy=True)

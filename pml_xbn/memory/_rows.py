@@ -178,29 +178,30 @@ class Rows:
 
     def group_moments(self, slots: Tensor, num_groups: int) -> tuple[Tensor, Moments]:
         """Returns counts ``(g, 1)`` and moments ``(g, d)`` of the rows of every slot ``(n,)`` below g."""
-        count = torch.zeros(num_groups + 1, 1, dtype=torch.int64, device=slots.device)
+        count = slots.new_zeros(num_groups + 1).index_add_(0, slots, torch.ones_like(slots)).unsqueeze(1)
         sums = widest(self.stored.new_zeros(2, num_groups + 1, self.stored.shape[1]))
+        first, second = sums
         for places, part_slots in self._grouped(slots, num_groups):
             wide = widest(self.stored[places])
-            count.index_add_(0, part_slots, torch.ones_like(part_slots).unsqueeze(1))
-            sums[0].index_add_(0, part_slots, wide)
-            sums[1].index_add_(0, part_slots, wide.square_())
-        count, sums = self.over_ranks(count)[:-1], self.over_ranks(sums)[:, :-1]
-        return count, self.moments(sums, count.clamp(min=2))
+            first.index_add_(0, part_slots, wide)
+            second.index_add_(0, part_slots, wide.square_())
+        count = self.over_ranks(count)[:-1]
+        return count, self.moments(self.over_ranks(sums).narrow(1, 0, num_groups), count.clamp(min=2))
 
-    def adapted_in_groups(self: Self, maps: Affine, slots: Tensor) -> Self:
-        """Returns the rows after the maps of their slots ``(n,)``; the last map is that of all other rows."""
+    def adapted_in_groups(self: Self, maps: Affine, slots: Tensor, other_map: Affine) -> Self:
+        """Returns the rows after the maps of their slots ``(n,)``, of which the last is the other map."""
         scale, shift = maps.after(Affine(self.scale, self.shift))
-        after = self.adapted(Affine(maps.scale[-1], maps.shift[-1]))
+        after = self.adapted(other_map)
         # From stored rows by the map of their group, and back from where all are read.
         scale, shift = (
             (scale / after.scale).to(self.dtype),
             ((shift - after.shift) / after.scale).to(self.dtype),
         )
-        own = Affine(scale, shift).where_finite(Affine(torch.ones_like(scale), torch.zeros_like(shift)))
+        is_spoilt = ~torch.isfinite(scale + shift)
+        scale, shift = scale.masked_fill_(is_spoilt, 1.0), shift.masked_fill_(is_spoilt, 0.0)
         for places, part_slots in self._grouped(slots, len(scale) - 1):
             stored = self.stored[places].to(self.dtype)
-            stored = torch.addcmul(own.shift[part_slots], stored, own.scale[part_slots])
+            stored = torch.addcmul(shift[part_slots], stored, scale[part_slots])
             after = after._written(places, stored)
         return after
 
@@ -216,13 +217,14 @@ class Rows:
 
     # -- writing ---------------------------------------------------------------------------------------------
 
-    def put(self: Self, places: Tensor, values: Tensor, count: int) -> Self:
+    def put(self: Self, places: Tensor, values: Tensor, count: int, is_turn: bool) -> Self:
         """Returns these rows with ``values`` ``(k, d)`` at the places ``(k,)``; n are occupied then."""
         before, is_half = self, self.stored.dtype.itemsize < 4
         if len(self) == 0 and (self.sums is not None or is_half):
             before = self._beginning_with(values)
         places, values = self.held(places, values)
-        return replace(before._written(places, before._to_store(values)), count=count)
+        after = before._written(places, before._to_store(values))
+        return replace(after, count=count, is_due=self.is_due or is_turn)
 
     def _to_store(self, values: Tensor) -> Tensor:
         """Returns rows ``(k, d)`` as they are stored, in float64."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -78,11 +77,10 @@ def with_samples(
     """Returns the contents with a batch ``(b, d)`` in the places that it has."""
     staying, coming = placement.staying, placement.coming
     at, num_replaced = placement.places[staying], contents.num_replaced + len(staying)
-    stored = contents.rows.put(at, rows[staying], len(contents.rows))
-    if num_replaced >= stored.num_places:  # as in a turn
-        stored, num_replaced = replace(stored, is_due=True), 0
+    is_turn = num_replaced >= contents.rows.num_places
+    stored = contents.rows.put(at, rows[staying], len(contents.rows), is_turn)
     contents = contents.with_entries(at, labels[staying], ids[staying])
-    contents = contents._replace(rows=stored, num_replaced=num_replaced)
+    contents = contents._replace(rows=stored, num_replaced=0 if is_turn else num_replaced)
     return contents.put(rows[coming], labels[coming], ids[coming])._replace(newest=placement.places)
 
 

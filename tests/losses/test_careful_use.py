@@ -134,6 +134,17 @@ def test_a_removed_hook_leaves_the_checkpoint() -> None:
     assert copied.state_dict().keys() == before
 
 
+def test_what_is_left_when_a_hook_is_removed_loads_where_it_never_was() -> None:
+    memory, fresh = (AdaptiveCrossBatchMemory(ContrastiveLoss(), D, 10) for _ in range(2))
+    handle = memory.register_memory_hook(MomentMatching())
+    memory.register_memory_hook(MomentMatching(momentum=0.5))
+    fresh.register_memory_hook(MomentMatching(momentum=0.5))
+    step(memory)
+    handle.remove()
+    fresh.load_state_dict(memory.state_dict())
+    assert everything(fresh) == everything(memory)
+
+
 def test_a_hook_that_is_registered_again_is_still_in_the_checkpoint(memory: AdaptiveCrossBatchMemory) -> None:
     adapter = MomentMatching(momentum=0.9)
     handle = memory.register_memory_hook(adapter)

@@ -120,3 +120,24 @@ def test_rows_of_few_groups_that_are_written_in_place_are_taken_back(dtype: torc
     tight = 100 * max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
     (later,) = torch.autograd.grad(loss, embeddings)
     torch.testing.assert_close(later, expected, rtol=tight, atol=tight)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_that_were_made_equal_are_taken_back_as_they_were(dtype: torch.dtype) -> None:
+    """Their map has no room for new rows, so the next step stores them anew first."""
+    memory, twin = (EVERY["xbn"](Failing(), memory_dtype=dtype) for _ in range(2))
+    for number in range(4):
+        embeddings, labels = (x.detach() for x in batch(number))
+        if number == 3:
+            embeddings[:, 1] = 5.0
+        for which in (memory, twin):
+            which(embeddings, labels)
+    before, memory.loss.error = state(memory), ValueError("no")
+    with pytest.raises(ValueError, match="no"):
+        memory(*batch(20))
+    assert are_equal(state(memory), before)
+    memory.loss.error = None
+    for number in (4, 5):
+        for a, b in zip(step(memory, number), step(twin, number), strict=True):
+            assert torch.equal(a, b)
+        assert are_equal(state(memory), state(twin))
