@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._dtypes import widest
+from .._arithmetic import widest
 from .affine import Affine
 from .moments import Moments, group_moments, moments
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .._dtypes import widest
+from .._arithmetic import widest
 from .._number_checks import check_one_of
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._dtypes import widest
+from .._arithmetic import widest
 from .affine import Affine
 from .base_adapter import BaseAdapter, Refusal
 from .moments import Moments, group_moments

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._dtypes import widest
+from .._arithmetic import widest
 from .affine import Affine
 from .base_adapter import BaseAdapter
 from .moments import Moments

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._dtypes import at_least_float32
+from .._arithmetic import at_least_float32
 from .affine import Affine
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._dtypes import widest
+from .._arithmetic import widest
 from .._tensor_checks import check_integers, check_rows
 from .distances import group_means
 

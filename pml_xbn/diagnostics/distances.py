@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._dtypes import at_least_float32
+from .._arithmetic import at_least_float32
 
 
 def distance_per_row(rows: Tensor, others: Tensor) -> Tensor:

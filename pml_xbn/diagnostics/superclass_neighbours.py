@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._dtypes import widest
+from .._arithmetic import widest
 from .._number_checks import check_integer
 from .._tensor_checks import check_integers, check_rows
 from .distances import group_means

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import normalize as unit_length
 from torch.utils.hooks import RemovableHandle
 
-from .._dtypes import at_least_float32
+from .._arithmetic import at_least_float32
 from ..pairwise import only_looks
 from .common_mode_push import CommonModePush, common_mode_push
 from .memory_rows import StoredSince, num_occupied

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .._dtypes import at_least_float32
+from .._arithmetic import at_least_float32
 from .._number_checks import check_positive
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from .._dtypes import at_least_float32
+from .._arithmetic import at_least_float32
 
 
 class L2Normalize(nn.Module):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .._dtypes import at_least_float32
+from .._arithmetic import at_least_float32
 from .._tensor_checks import check_integers, check_mask, check_rows
 from ..memory._batch import Batch
 from ..pairwise import IndicesTuple

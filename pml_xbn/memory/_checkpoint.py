@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._dtypes import at_least_float32
+from .._arithmetic import at_least_float32
 from ._queue import Contents, Queue
 from ._rows import Rows
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .._dtypes import at_least_float32
+from .._arithmetic import at_least_float32
 from ._rows import Rows
 
 

@@ -10,8 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from .._dtypes import widest
-from .._parts import rows_at_a_time, slices
+from .._arithmetic import rows_at_a_time, slices, widest
 from ..adapters.affine import Affine
 from ..adapters.moments import Moments, moments
 
@@ -129,18 +128,18 @@ class Rows:
         """Returns the rows at these places ``(k,)`` as they are now, ``(k, d)``."""
         return self._map(self.dtype).map(self.stored[places].to(self.dtype))
 
-    def weighted_sum(self, weights: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Returns ``(a, d)``, the sum over j of ``weights[:, j]`` times row j, over ``lengths[j]``."""
+    def weighted_sum(self, weights: Tensor, factors: Tensor | None = None) -> Tensor:
+        """Returns ``(a, d)``, the sum over j of ``weights[:, j]`` times ``factors[j]`` times row j."""
         dtype = weights.dtype
         if self.num_rows <= rows_at_a_time(self.stored):
-            weights = weights if lengths is None else weights / lengths
+            weights = weights if factors is None else weights * factors
             total = weights @ self.stored[: self.num_rows].to(dtype)
             weight_sums = weights.sum(dim=1, keepdim=True)
         else:  # a part at a time, as a copy of the weights may not fit
             total = weights.new_zeros(len(weights), self.stored.shape[1])
             weight_sums = weights.new_zeros(len(weights), 1)
             for part in slices(self.num_rows, rows_at_a_time(self.stored)):
-                own = weights[:, part] if lengths is None else weights[:, part] / lengths[part]
+                own = weights[:, part] if factors is None else weights[:, part] * factors[part]
                 total.addmm_(own, self.stored[part].to(dtype))
                 weight_sums += own.sum(dim=1, keepdim=True)
         # The sum of a ∘ u + b is a ∘ (the sum of u) + b: no row has to be mapped for it.
@@ -168,7 +167,7 @@ class Rows:
 
     def adapted(self: Self, affine: Affine) -> Self:
         """Returns the rows after a map of all of them."""
-        scale, shift = affine.after(Affine(self.scale, self.shift))
+        scale, shift = self.scale * affine.scale, torch.addcmul(affine.shift, self.shift, affine.scale)
         return replace(self, scale=scale.masked_fill_(scale.abs() < _LEAST_SCALE, _LEAST_SCALE), shift=shift)
 
     def where_finite(self: Self, before: Rows) -> Self:
@@ -228,21 +227,21 @@ class Rows:
 
     def _to_store(self, values: Tensor) -> Tensor:
         """Returns rows ``(k, d)`` as they are stored, in float64."""
-        return values if self.sums is None else (values - self.shift).div_(self.scale)
+        return values if self.sums is None else (values - self.shift).mul_(self.scale.reciprocal())
 
     def _written(self: Self, places: Tensor, stored: Tensor) -> Self:
         """Writes stored rows ``(k, d)`` in place, in their dtype, and returns the rows with new sums."""
         dtype = self.stored.dtype
         if dtype == torch.float16:
             stored = stored.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
-        stored, gone = stored.to(dtype), self.stored[places]  # zeros where there was no row
+        stored, gone = stored.to(dtype), self.stored.index_select(0, places)  # zeros where there was no row
         self.overwritten.append((self.stored, places, gone))
         self.stored[places] = stored
         if self.sums is None:
             return self
-        wide = widest(stored)
-        change = wide - gone  # in float64 too, as is the next sum
-        changes = [change.sum(dim=0), change.mul_(wide + gone).sum(dim=0)]
+        new, old = widest(stored), widest(gone)
+        change = new - old
+        changes = [change.sum(dim=0), change.mul_(new.add_(old)).sum(dim=0)]
         return replace(self, sums=self.sums + torch.stack(changes))
 
     def undo(self) -> None:

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn.functional import normalize, threshold
 
 from ..memory._rows import Rows
-from ._plain import is_plain
 
 DISTANCES = (CosineSimilarity, DotProductSimilarity, LpDistance, SNRDistance)
 
@@ -37,8 +36,8 @@ class Distances:
         self._products: dict[bool, tuple[Tensor, Tensor]] = {}
 
     def measured(self, distance: BaseDistance) -> Tensor:
-        """Returns what the distance measures, ``(a, n)``, with gradient; not to be written to."""
-        is_of_pml = type(distance) in DISTANCES and distance.p == 2 and is_plain(distance)
+        """Returns what a plain distance measures, ``(a, n)``, with gradient; not to be written to."""
+        is_of_pml = type(distance) in DISTANCES and distance.p == 2
         is_of_lengths = type(distance) is LpDistance and not distance.normalize_embeddings
         if is_of_lengths or not is_of_pml:
             mat: Tensor = distance(self.anchors, self.row_tensor)
@@ -57,7 +56,7 @@ class Distances:
         return self.rows.read(self.anchors.dtype)
 
     def _multiplied(self, is_normalized: bool) -> tuple[Tensor, Tensor]:
-        """Returns products with rows or cosines, ``(a, n)``, and lengths of the rows."""
+        """Returns products with rows or cosines, ``(a, n)``, and what the rows were multiplied by."""
         if is_normalized not in self._products:
             with torch.enable_grad():  # a miner may ask first, which takes no gradients; the loss asks next
                 self._products[is_normalized] = _Products.apply(self.anchors, self.rows, is_normalized)
@@ -65,9 +64,9 @@ class Distances:
 
     def _euclidean(self) -> Tensor:
         """Returns |v - r| of unit vectors, whose square is 2 - 2 v·r."""
-        cosines, lengths = self._multiplied(is_normalized=True)
+        cosines, factors = self._multiplied(is_normalized=True)
         # The squared length after scaling is 1, or 0 for a vector of zeros.
-        squared = torch.add(lengths < torch.inf, cosines, alpha=-2)
+        squared = torch.add(factors > 0, cosines, alpha=-2)
         squared += self.anchors.any(dim=1, keepdim=True)
         equal = _ROUNDING * torch.finfo(squared.dtype).eps
         if not squared.requires_grad:
@@ -95,7 +94,7 @@ class Distances:
 
 
 class _Products(torch.autograd.Function):
-    """Products ``(a, n)`` of vectors ``(a, d)`` with rows, or cosines, and lengths ``(n,)`` of the rows."""
+    """Products ``(a, n)`` of vectors ``(a, d)`` with rows, or cosines, and factors of the rows ``(n,)``."""
 
     @staticmethod
     def forward(ctx: Any, vectors: Tensor, rows: Rows, is_normalized: bool) -> tuple[Tensor, Tensor]:
@@ -103,26 +102,26 @@ class _Products(torch.autograd.Function):
         if is_normalized:
             norms = torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_min_(_SMALLEST_NORM)
             vectors = vectors / norms
-        mat, lengths = vectors.new_empty(len(vectors), rows.num_rows), vectors.new_empty(rows.num_rows)
+        mat, factors = vectors.new_empty(len(vectors), rows.num_rows), vectors.new_ones(rows.num_rows)
         for places, part in rows.parts(vectors.dtype):
             torch.mm(vectors, part.t(), out=mat[:, places])
             if is_normalized:
-                torch.linalg.vector_norm(part, dim=1, out=lengths[places])
+                torch.linalg.vector_norm(part, dim=1, out=factors[places])
         if is_normalized:  # a row of zeros has no direction, and stays zero
-            mat /= lengths.masked_fill_(lengths <= _SMALLEST_NORM, torch.inf)
+            mat *= factors.masked_fill_(factors <= _SMALLEST_NORM, torch.inf).reciprocal_()
         ctx.rows, ctx.is_normalized = rows, is_normalized
-        ctx.save_for_backward(vectors, norms, lengths)
-        ctx.mark_non_differentiable(lengths)
+        ctx.save_for_backward(vectors, norms, factors)
+        ctx.mark_non_differentiable(factors)
         ctx.set_materialize_grads(False)
-        return mat, lengths
+        return mat, factors
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, mat_gradient: Tensor, _: None) -> tuple[Tensor | None, ...]:
-        vectors, norms, lengths = ctx.saved_tensors
+        vectors, norms, factors = ctx.saved_tensors
         if not ctx.is_normalized:
             return ctx.rows.weighted_sum(mat_gradient), None, None
-        gradient = ctx.rows.weighted_sum(mat_gradient, lengths)
+        gradient = ctx.rows.weighted_sum(mat_gradient, factors)
         # A change of length changes nothing.
         along = (gradient * vectors).sum(dim=1, keepdim=True)
         return torch.addcmul(gradient, vectors, along, value=-1).div_(norms), None, None

@@ -16,7 +16,7 @@ from pytorch_metric_learning.reducers import MultipleReducers
 from torch import Tensor
 from torch.nn.functional import relu, softplus
 
-from .._dtypes import widest
+from .._arithmetic import widest
 from ._distances import DISTANCES
 from ._pairs import Pairs, similarities
 from ._plain import is_plain, learned_tensors
@@ -214,22 +214,24 @@ class Form(NamedTuple):
     needs_both_kinds: bool = False  # zero unless there are positive and negative pairs
     is_by_anchor: bool = True  # an anchor's terms depend on no other anchor
     is_reduced: bool = True  # they follow from reductions over the anchor's rows
+    parts: tuple[str, ...] = ("loss",)  # by PML's names
 
 
+_OF_BOTH_KINDS = ("pos_loss", "neg_loss")
 FORMS: dict[type, Form] = {
     losses.AngularLoss: Form(None, is_reduced=False),
     losses.CircleLoss: Form(circle, is_per_anchor=True),
-    losses.ContrastiveLoss: Form(contrastive),
+    losses.ContrastiveLoss: Form(contrastive, parts=_OF_BOTH_KINDS),
     losses.GeneralizedLiftedStructureLoss: Form(generalized_lifted_structure, is_per_anchor=True),
-    losses.IntraPairVarianceLoss: Form(intra_pair_variance, is_by_anchor=False),
+    losses.IntraPairVarianceLoss: Form(intra_pair_variance, is_by_anchor=False, parts=_OF_BOTH_KINDS),
     losses.LiftedStructureLoss: Form(
         lifted_structure, needs_both_kinds=True, is_by_anchor=False, is_reduced=False
     ),
-    losses.MarginLoss: Form(margin, is_reduced=False),
+    losses.MarginLoss: Form(margin, is_reduced=False, parts=("margin_loss", "beta_reg_loss")),
     losses.MultiSimilarityLoss: Form(multi_similarity, is_per_anchor=True),
     losses.NCALoss: Form(nca, is_per_anchor=True, is_by_anchor=False),
     losses.NTXentLoss: Form(nt_xent, needs_both_kinds=True),
-    losses.SignalToNoiseRatioContrastiveLoss: Form(contrastive),
+    losses.SignalToNoiseRatioContrastiveLoss: Form(contrastive, parts=_OF_BOTH_KINDS),
     losses.SupConLoss: Form(supcon, is_per_anchor=True, needs_both_kinds=True),
     losses.TripletMarginLoss: Form(triplet_margin, is_reduced=False),
     losses.TupletMarginLoss: Form(tuplet_margin, needs_both_kinds=True),
@@ -255,7 +257,7 @@ def recipe_of(loss: Any) -> Recipe | None:
     if has_own_method or not is_plain(loss):
         return None
     reducers = {}
-    for name in loss._sub_loss_names():
+    for name in form.parts:
         reducer = loss.reducer
         if isinstance(reducer, MultipleReducers):
             has_own = name in reducer.reducers

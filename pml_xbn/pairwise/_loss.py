@@ -11,7 +11,7 @@ from pytorch_metric_learning.losses import AngularLoss, GenericPairLoss
 from pytorch_metric_learning.reducers import DivisorReducer, DoNothingReducer, SumReducer
 from torch import Tensor
 
-from .._parts import slices
+from .._arithmetic import slices
 from ..memory._rows import Rows
 from ._distances import Distances
 from ._forms import Recipe, Terms, recipe_of

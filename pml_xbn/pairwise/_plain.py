@@ -53,7 +53,7 @@ def learned_tensors(loss: nn.Module) -> list[Tensor]:
     """Returns what gets a gradient besides the anchors: a temperature, say."""
     learned = {}
     for part in loss.modules():
-        for value in (*vars(part).values(), *part.parameters(recurse=False)):
+        for value in (*vars(part).values(), *part._parameters.values()):
             if isinstance(value, Tensor) and value.requires_grad:
                 learned[id(value)] = value
     return list(learned.values())

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .._dtypes import widest
+from .._arithmetic import widest
 from ._reductions import OverRows
 
 

@@ -1,13 +1,25 @@
-"""Rows a part at a time, so that on a CPU a part stays in the cache until all is done with it."""
+"""How precisely to compute, and how much at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
-# 4 MiB of float32: threads that work on less wait for each other more than they work.
+# So that on a CPU a part stays in the cache until all is done with it. 4 MiB of float32: threads that work on
+# less wait for each other more than they work.
 _NUMBERS_AT_A_TIME = {"cpu": 2**20, "gpu": 2**27}
+
+
+def at_least_float32(rows: Tensor) -> Tensor:
+    """Returns ``rows`` in float32, or in its own dtype where that is more precise."""
+    return rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
+
+
+def widest(values: Tensor) -> Tensor:
+    """``values`` in float64, or in float32 on devices that know no float64."""
+    return values.float() if values.device.type == "mps" else values.double()
 
 
 def rows_at_a_time(rows: Tensor, num_copies: int = 1) -> int:
