@@ -10,16 +10,17 @@ from torch import Tensor
 from ..memory._batch import Batch
 from ..memory._queue import Contents
 from ..pairwise._forms import recipe_of
-from ..pairwise._loss import Comparison, Share, attached, share_against
-from ..pairwise._plain import learned_tensors
+from ..pairwise._loss import Comparison, KnownGradients, Share, share_against
 from ._collectives import reduce_scattered
 from ._global_batch import Report
 from ._over_shards import OverShards
 from ._sharded_rows import ShardedRows
 
+Part = tuple[Tensor, list[Tensor], list[Tensor]]
 
-def part_of_loss(loss: Any, miner: Any, whole: Batch, contents: Contents) -> tuple[Tensor, list[Tensor]]:
-    """Returns the loss of a single process, and the gradients of what this rank's rows add to it.
+
+def part_of_loss(loss: Any, miner: Any, whole: Batch, contents: Contents) -> Part:
+    """Returns the loss of one process, gradients of what this rank's rows add to it, and what they are of.
 
     Every rank compares the anchors of all with its own rows, and the reductions over rows are merged.
 
@@ -44,20 +45,20 @@ def part_of_loss(loss: Any, miner: Any, whole: Batch, contents: Contents) -> tup
         labels, over_rows = (whole.anchor_labels, contents.row_labels), OverShards(rows.most_places)
         compared = Comparison(loss, miner, anchors, labels[0], rows, labels[1], own_rows, None, over_rows)
         share = share_against(compared, recipe)
-    return share.value()
+    return *share.value(), share.inputs
 
 
-def whole_loss(
-    loss: Any, value: Tensor, gradients: list[Tensor], batch: Batch, reports: list[Report]
-) -> Tensor:
+def whole_loss(part: Part, batch: Batch, reports: list[Report]) -> Tensor:
     """Returns the loss; the mean over ranks of its gradients is one process's. Called on all ranks.
 
     Each rank gets the sum of the gradients of its own anchors: nothing is sent in the backward pass.
 
     Args:
-        value, gradients: of :func:`part_of_loss`.
+        part: of :func:`part_of_loss`.
         batch: this rank's.
     """
+    value, gradients, (_, *learned) = part
     if gradients:
         gradients[0] = reduce_scattered(gradients[0], [report.num_anchors for report in reports])
-    return attached(value, gradients, [batch.anchors, *learned_tensors(loss)])
+    loss: Tensor = KnownGradients.apply((value, gradients), batch.anchors, *learned)
+    return loss

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -47,6 +48,10 @@ class ShardedRows(Rows):
 
     def over_ranks(self, sums: Tensor) -> Tensor:
         return all_reduced(sums)
+
+    @cached_property
+    def totals(self) -> Tensor:
+        return self.over_ranks(super().totals)
 
     def held(self, places: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         own = places - self.first

@@ -12,7 +12,7 @@ from ..distributed._global_batch import Report, reported, with_all_anchors, with
 from ..distributed._sharded_loss import part_of_loss, whole_loss
 from ..memory._batch import Batch
 from ..memory._hooks import transaction
-from ..pairwise import Share, attached, can_be_sharded, recipe_to_share, share_against
+from ..pairwise import KnownGradients, Share, can_be_sharded, recipe_to_share, share_against
 from ..pairwise._forms import Recipe
 from ._input import check_num_rows, checked
 from ._step import comparison, loss_with_memory, read_only, stored
@@ -90,7 +90,9 @@ def _loss_of_shares(memory: Memory, batch: Batch, reports: list[Report], recipe:
     share.totals = exchange.by_rank.sum(dim=0)
     value, gradients = share.value()
     # Of which the mean over ranks is taken.
-    return loss + attached(value, [len(reports) * gradient for gradient in gradients], share.inputs)
+    known = value, [len(reports) * gradient for gradient in gradients]
+    of_memory: Tensor = KnownGradients.apply(known, *share.inputs)
+    return loss + of_memory
 
 
 def _loss_on_shards(memory: Memory, batch: Batch, reports: list[Report]) -> Tensor:
@@ -104,7 +106,7 @@ def _loss_on_shards(memory: Memory, batch: Batch, reports: list[Report]) -> Tens
             part = part_of_loss(memory.loss, memory.miner, whole, contents)
             if memory.batch_loss_weight and batch.is_stored:
                 loss = memory.batch_loss_weight * loss_of_batch(memory.loss, memory.miner, whole)
-    return loss if part is None else loss + whole_loss(memory.loss, *part, batch, reports)
+    return loss if part is None else loss + whole_loss(part, batch, reports)
 
 
 def check_sharded(memory: Memory) -> None:

@@ -37,7 +37,9 @@ def stored(memory: Memory, batch: Batch, *, is_fill: bool = False) -> Contents |
         if num_calls < memory.warmup:
             memory.queue.contents = contents
             return None
-    contents = contents.begun()
+    if contents.rows.is_due:  # in a tensor of their own, as the step may fail
+        new = torch.zeros_like(contents.rows.stored)
+        contents = contents._replace(rows=contents.rows.stored_anew(new))
     rows = batch.refs.detach().to(contents.rows.dtype)
     placement = None if batch.ids is None else placement_of(contents, batch.ids, labels)
     if num_calls >= memory.warmup + memory.delay and not is_fill:

@@ -30,11 +30,6 @@ class Contents(NamedTuple):
         num_rows = self.rows.num_rows
         return self.labels if num_rows == len(self.labels) else self.labels[:num_rows]
 
-    def begun(self) -> Contents:
-        """Returns the contents to begin a step with; rows that are due are copied, as the step may fail."""
-        rows = self.rows
-        return self._replace(rows=rows.stored_anew(torch.zeros_like(rows.stored))) if rows.is_due else self
-
     def put(self, rows: Tensor, labels: Tensor, ids: Tensor | None = None) -> Contents:
         """Returns the contents with rows ``(b, d)``, at most M, in the place of the oldest ones."""
         size, end = self.rows.num_places, self.position + len(rows)

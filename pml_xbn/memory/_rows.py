@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TypeVar
 
 import torch
@@ -79,11 +78,11 @@ class Rows:
         """Returns the sums over the rows of all ranks, given those over the rows here."""
         return sums
 
-    @cached_property
+    @property
     def totals(self) -> Tensor:
         """Sums over the stored rows of all ranks, measured."""
         assert self.sums is not None
-        return self.over_ranks(self.sums)
+        return self.sums
 
     def held(self, places: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Returns which of these places ``(k,)`` are stored here, and the values of these."""

@@ -1,6 +1,6 @@
 """Losses, miners and reducers of PML's between anchors and stored rows."""
 
-from ._loss import Comparison, Share, attached, loss_against, share_against
+from ._loss import Comparison, KnownGradients, Share, loss_against, share_against
 from ._miners import Miner
 from ._pairs import IndicesTuple, appended, drop_own_rows, mapped
 from ._plain import only_looks
@@ -17,10 +17,10 @@ __all__ = [
     "SHARDED_MINERS",
     "Comparison",
     "IndicesTuple",
+    "KnownGradients",
     "Miner",
     "Share",
     "appended",
-    "attached",
     "can_be_sharded",
     "check_supported",
     "drop_own_rows",

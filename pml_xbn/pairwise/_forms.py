@@ -19,7 +19,7 @@ from torch.nn.functional import relu, softplus
 from .._arithmetic import widest
 from ._distances import DISTANCES
 from ._pairs import Pairs, similarities
-from ._plain import is_plain, learned_tensors
+from ._plain import is_plain
 from ._reductions import REDUCERS, Elements
 from ._triplets import Runs, TripletTerms
 
@@ -265,5 +265,7 @@ def recipe_of(loss: Any) -> Recipe | None:
         if type(reducer) not in REDUCERS:
             return None
         reducers[name] = reducer
+    values = [x for part in loss.modules() for x in (*vars(part).values(), *part._parameters.values())]
+    learned = {id(x): x for x in values if isinstance(x, Tensor) and x.requires_grad}
     is_by_anchor = form.is_by_anchor and not getattr(loss, "learn_beta", False)
-    return Recipe(form, reducers, learned_tensors(loss), is_by_anchor)
+    return Recipe(form, reducers, list(learned.values()), is_by_anchor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,6 @@ from ._distances import Distances
 from ._forms import Recipe, Terms, recipe_of
 from ._miners import mined
 from ._pairs import IndicesTuple, Pairs
-from ._plain import is_watched
 from ._reductions import Elements, OverRows
 from ._triplets import Runs, listed
 
@@ -54,11 +53,11 @@ def loss_against(compared: Comparison) -> Tensor:
     if recipe is None:
         return _loss_by_pml(compared)
     share = share_against(compared, recipe)
-    if is_watched(compared.loss):
+    if compared.loss._forward_hooks:  # which only look
         device = compared.anchors.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             _loss_by_pml(compared)
-    return attached(*share.value(), share.inputs)
+    return KnownGradients.apply(share.value(), *share.inputs)  # type: ignore[no-any-return]
 
 
 def _loss_by_pml(compared: Comparison) -> Tensor:
@@ -75,7 +74,7 @@ def share_against(compared: Comparison, recipe: Recipe) -> Share:
     share = Share(loss, recipe, compared.anchors)
     distances = Distances(share.leaf, compared.rows)
     pairs = compared.chosen(distances)
-    share.num_pairs = [over_rows.total(pairs.positive), over_rows.total(pairs.negative)]
+    share.num_pairs = pairs.num_pairs or [over_rows.total(counts) for counts in pairs[:2]]
     if form.terms is None:
         share.begin()
         for elements in _angular_terms(loss, share.leaf, distances.row_tensor, pairs):
@@ -111,7 +110,7 @@ class Share:
         is_learning = torch.is_grad_enabled() and (anchors.requires_grad or bool(recipe.learned))
         self.leaf = self.whole = anchors.detach().requires_grad_(is_learning)
         self.parts: list[list[Tensor]] = []
-        self.num_pairs: list[Tensor] = []
+        self.num_pairs: Sequence[Tensor | int] = []
 
     def add(self, terms: Terms, over_rows: OverRows, leaf: Tensor, places: slice = slice(None)) -> None:
         """Adds terms, and forgets how they were computed from some places of the whole."""
@@ -140,14 +139,15 @@ class Share:
             inputs = [self.whole, *self._recipe.learned] if self.leaf.requires_grad else []
             like = [self.leaf.new_zeros(()), self.leaf.new_zeros((), dtype=torch.int64), *inputs]
             self.parts = [[torch.zeros_like(x) for x in like] for _ in self._recipe.reducers]
-        self.num_pairs = self.num_pairs or [self.leaf.new_zeros(())] * 2
+        self.num_pairs = self.num_pairs or [0, 0]
 
     @property
     def totals(self) -> Tensor:
         """k sums, k counts, and the 2 numbers of pairs, float64; may be set to those of all ranks."""
         self.begin()
         sums, counts, *_ = zip(*self.parts, strict=True)
-        return torch.stack([x.double() for x in (*sums, *counts, *self.num_pairs)])
+        numbers = (torch.as_tensor(x, device=self.leaf.device) for x in (*sums, *counts, *self.num_pairs))
+        return torch.stack([number.double() for number in numbers])
 
     @totals.setter
     def totals(self, totals: Tensor) -> None:
@@ -160,9 +160,10 @@ class Share:
         """Returns the loss, and its gradients with respect to the inputs, if any."""
         if isinstance(self._loss, GenericPairLoss):  # of a pair of each kind, or fewer, PML's are zero
             num_positive, num_negative = self.num_pairs
-            needs_both = self._recipe.form.needs_both_kinds
-            number = num_positive * num_negative if needs_both else torch.maximum(num_positive, num_negative)
-            has_terms = (number > 1).to(self.leaf)
+            if self._recipe.form.needs_both_kinds:
+                has_terms = torch.as_tensor(num_positive * num_negative > 1).to(self.leaf)
+            else:
+                has_terms = torch.as_tensor((num_positive > 1) | (num_negative > 1)).to(self.leaf)
         else:
             has_terms = self.leaf.new_ones(())
         for reducer, (total, count, *gradients) in zip(
@@ -180,16 +181,8 @@ class Share:
         return value.to(self.leaf), gradients
 
 
-def attached(value: Tensor, gradients: list[Tensor], inputs: list[Tensor]) -> Tensor:
-    """Returns the value with known gradients, if any, which are all that its graph keeps."""
-    if not gradients:
-        return value
-    result: Tensor = _KnownGradients.apply((value, gradients), *inputs)
-    return result
-
-
-class _KnownGradients(torch.autograd.Function):
-    """A loss whose gradients are known; they cannot be differentiated again."""
+class KnownGradients(torch.autograd.Function):
+    """A loss of known gradients, which are all that its graph keeps; they cannot be differentiated again."""
 
     @staticmethod
     def forward(ctx: Any, known: tuple[Tensor, list[Tensor]], *_: Tensor) -> Tensor:

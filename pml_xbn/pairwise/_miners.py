@@ -29,7 +29,7 @@ def mined(miner: Any, distances: Distances, pairs: Pairs) -> Pairs:
     positives, negatives = map(range, numbers)  # which PML asks for their length
     is_of_pairs = chosen.triplets is None
     miner.output_assertion([positives] * 2 + [negatives] * 2 if is_of_pairs else [positives] * 3)
-    return chosen
+    return chosen._replace(num_pairs=numbers)
 
 
 def is_function_of_pairs(miner: Any) -> bool:

@@ -27,6 +27,7 @@ class Pairs(NamedTuple):
     own_rows: Tensor | None  # (a,), rows of the anchors' own copies
     over_rows: OverRows
     triplets: Runs | IndicesTuple | None = None  # three index tensors, or runs; None: pairs
+    num_pairs: list[int] | None = None  # how many are positive and negative; None: not counted
 
     def listed(self, lists: IndicesTuple) -> Pairs:
         """Returns the pairs, four index tensors, or triplets, three of them, in the place of these."""
@@ -37,7 +38,7 @@ class Pairs(NamedTuple):
             counts.append(count.index_put_(places, count.new_ones(()), accumulate=True))
         positive, negative = counts
         triplets = lists if is_of_triplets else None
-        return self._replace(positive=positive, negative=negative, triplets=triplets)
+        return self._replace(positive=positive, negative=negative, triplets=triplets, num_pairs=None)
 
     def lists(self) -> IndicesTuple:
         """Returns index tensors as PML's miners do, four of pairs or three of triplets."""

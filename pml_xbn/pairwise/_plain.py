@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules import module as torch_module
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -42,18 +42,3 @@ def only_looks(hook: Function) -> Function:
     """Marks a hook of a loss that changes nothing: the loss is computed as without it, and then once more."""
     hook.only_looks = True  # type: ignore[attr-defined]
     return hook
-
-
-def is_watched(loss: nn.Module) -> bool:
-    """Returns whether hooks are registered on a plain loss, or inside it."""
-    return any(vars(part)[name] for part in loss.modules() for name in _HOOKS)
-
-
-def learned_tensors(loss: nn.Module) -> list[Tensor]:
-    """Returns what gets a gradient besides the anchors: a temperature, say."""
-    learned = {}
-    for part in loss.modules():
-        for value in (*vars(part).values(), *part._parameters.values()):
-            if isinstance(value, Tensor) and value.requires_grad:
-                learned[id(value)] = value
-    return list(learned.values())

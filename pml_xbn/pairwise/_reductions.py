@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -72,10 +73,14 @@ class _LogSumExp(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, mask: Tensor) -> Tensor:
-        values = torch.where(mask, values, torch.finfo(values.dtype).min)
-        shares = values.softmax(dim=1)
-        ctx.save_for_backward(shares)
-        return values.amax(dim=1) - shares.amax(dim=1).log_()
+        limits = torch.finfo(values.dtype)
+        values = torch.where(mask, values, limits.min)
+        largest = values.amax(dim=1, keepdim=True)
+        # Numbers that are nearly zero would take a CPU ten to thirty times as long.
+        shares = (values - largest).clamp_(min=math.log(limits.tiny) / 2).exp_()
+        total = shares.sum(dim=1, keepdim=True)
+        ctx.save_for_backward(shares.div_(total))
+        return (largest + total.log_()).squeeze(1)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
