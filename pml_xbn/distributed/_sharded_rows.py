@@ -50,8 +50,8 @@ class ShardedRows(Rows):
         return all_reduced(sums)
 
     @cached_property
-    def totals(self) -> Tensor:
-        return self.over_ranks(super().totals)
+    def totals(self) -> tuple[Tensor, ...]:
+        return tuple(self.over_ranks(torch.stack(super().totals)))
 
     def held(self, places: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         own = places - self.first

@@ -52,21 +52,21 @@ class Contents(NamedTuple):
     def state(self) -> dict[str, Tensor]:
         """Returns tensors of fixed shape that hold everything."""
         rows = self.rows
-        sums = torch.zeros_like(rows.scale).expand(2, -1) if rows.sums is None else rows.sums
+        sums = rows.sums or (torch.zeros_like(rows.scale), torch.zeros_like(rows.scale))
         numbers = [self.num_calls, len(rows), self.position, rows.sums is not None, self.num_replaced]
         return {
             "rows": rows.stored,
             "labels": self.labels,
             "ids": self.ids,
             "map": torch.stack([rows.scale, rows.shift]),
-            "sums": sums,
+            "sums": torch.stack(sums),
             "numbers": torch.tensor(numbers),
         }
 
     def restored(self, state: dict[str, Tensor], dtype: torch.dtype) -> Contents:
         """Returns the contents that have this state, stored in a dtype, in the places of these."""
         num_calls, count, position, has_sums, num_replaced = state["numbers"].tolist()
-        (scale, shift), sums = state["map"], state["sums"] if has_sums else None
+        (scale, shift), sums = state["map"], tuple(state["sums"]) if has_sums else None
         rows = replace(self.rows, stored=state["rows"], count=count, scale=scale, shift=shift, sums=sums)
         rows = replace(rows, is_due=False, overwritten=[])
         if rows.stored.dtype != dtype:  # which rounds otherwise, and has another range

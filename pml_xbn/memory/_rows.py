@@ -38,7 +38,7 @@ class Rows:
     scale: Tensor  # a, (d,) float64, never zero
     shift: Tensor  # b, (d,) float64
     num_places: int  # M; as n, on all ranks together
-    sums: Tensor | None = None  # over u and over u², (2, d) float64
+    sums: tuple[Tensor, ...] | None = None  # over u and over u², (d,) each, float64
     is_due: bool = False  # the rows are to be stored anew once the step has succeeded
     # What has been written to in place, where, and what was there, so that a failed step can be undone.
     overwritten: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
@@ -79,7 +79,7 @@ class Rows:
         return sums
 
     @property
-    def totals(self) -> Tensor:
+    def totals(self) -> tuple[Tensor, ...]:
         """Sums over the stored rows of all ranks, measured."""
         assert self.sums is not None
         return self.sums
@@ -153,8 +153,8 @@ class Rows:
             return self
         return replace(self, sums=sums_of(self.stored[: self.num_rows]), is_due=True)
 
-    def moments(self, sums: Tensor | None = None, count: Tensor | int = 0) -> Moments:
-        """Returns the moments of all rows as they are now, or of groups, given their ``(2, g, d)`` sums."""
+    def moments(self, sums: tuple[Tensor, ...] | None = None, count: Tensor | int = 0) -> Moments:
+        """Returns the moments of all rows as they are now, or of groups, given their sums ``(g, d)``."""
         (first, second), count = (self.totals, len(self)) if sums is None else (sums, count)
         mean = first / count
         squares = torch.addcmul(second, first, mean, value=-1)
@@ -184,7 +184,8 @@ class Rows:
             first.index_add_(0, part_slots, wide)
             second.index_add_(0, part_slots, wide.square_())
         count = self.over_ranks(count)[:-1]
-        return count, self.moments(self.over_ranks(sums).narrow(1, 0, num_groups), count.clamp(min=2))
+        sums = self.over_ranks(sums).narrow(1, 0, num_groups)
+        return count, self.moments((sums[0], sums[1]), count.clamp(min=2))
 
     def adapted_in_groups(self: Self, maps: Affine, slots: Tensor, other_map: Affine) -> Self:
         """Returns the rows after the maps of their slots ``(n,)``, of which the last is the other map."""
@@ -240,8 +241,9 @@ class Rows:
             return self
         new, old = widest(stored), widest(gone)
         change = new - old
-        changes = [change.sum(dim=0), change.mul_(new.add_(old)).sum(dim=0)]
-        return replace(self, sums=self.sums + torch.stack(changes))
+        first, second = self.sums
+        sums = first + change.sum(dim=0), second + change.mul_(new.add_(old)).sum(dim=0)
+        return replace(self, sums=sums)
 
     def undo(self) -> None:
         """Writes back what has been overwritten since the last :meth:`settle`."""
@@ -288,7 +290,7 @@ class Rows:
             return self
         wide, zeros = widest(values), torch.zeros_like(self.shift)
         scale, shift = self._whitening(moments(wide) if len(wide) > 1 else Moments(wide[0], zeros))
-        return replace(self, scale=scale, shift=shift, sums=torch.stack([zeros, zeros]))
+        return replace(self, scale=scale, shift=shift, sums=(zeros, zeros))
 
     def _whitening(self, found: Moments) -> Affine:
         """Returns the map to rows of these moments from where they are stored whitened."""
@@ -300,13 +302,14 @@ class Rows:
         return Affine(scale, found.mean).where_finite(Affine(self.scale, self.shift))
 
 
-def sums_of(stored: Tensor) -> Tensor:
-    """Returns the sums over stored rows u ``(n, d)`` and over u², ``(2, d)``."""
-    sums = widest(stored.new_zeros(2, stored.shape[1]))
+def sums_of(stored: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the sums over stored rows u ``(n, d)`` and over u²."""
+    first, second = widest(stored.new_zeros(2, stored.shape[1]))
     for part in stored.split(rows_at_a_time(stored, 8)):
         wide = widest(part)
-        sums += torch.stack([wide.sum(dim=0), wide.square().sum(dim=0)])
-    return sums
+        first += wide.sum(dim=0)
+        second += wide.square().sum(dim=0)
+    return first, second
 
 
 def _rms(found: Moments) -> Tensor:

@@ -108,7 +108,7 @@ class _Products(torch.autograd.Function):
             if is_normalized:
                 torch.linalg.vector_norm(part, dim=1, out=factors[places])
         if is_normalized:  # a row of zeros has no direction, and stays zero
-            mat *= factors.masked_fill_(factors <= _SMALLEST_NORM, torch.inf).reciprocal_()
+            mat *= threshold(factors, _SMALLEST_NORM, torch.inf, inplace=True).reciprocal_()
         ctx.rows, ctx.is_normalized = rows, is_normalized
         ctx.save_for_backward(vectors, norms, factors)
         ctx.mark_non_differentiable(factors)
