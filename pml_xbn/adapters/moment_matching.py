@@ -30,6 +30,7 @@ class MomentMatching(BaseAdapter):
     Attributes:
         estimated: the moments that rows are adapted to, ``(d,)`` each, float64; zeros before the first batch.
         num_batches: how many batches have moved them.
+        current_gain: the weight of the newest batch.
 
     Raises:
         ValueError: ``momentum`` outside [0, 1).
@@ -52,6 +53,7 @@ class MomentMatching(BaseAdapter):
         super().__init__(collect_stats=collect_stats)
         self.match_std = match_std
         self.momentum = momentum
+        self.current_gain = 1 - momentum
         none = widest(torch.zeros(0))
         self.estimated, self.num_batches = Moments(none, none), 0
 
@@ -60,17 +62,14 @@ class MomentMatching(BaseAdapter):
             zeros = self.estimated.mean.new_zeros(embedding_size)
             self.estimated, self.num_batches = Moments(zeros, zeros), 0
 
-    def gain(self, batch_size: int) -> float:
-        """Returns the weight of the newest batch in the estimate."""
-        return 1 - self.momentum
-
     def estimate(self, batch: Moments, batch_size: int) -> Moments:
-        """Moves the estimate towards the moments of the batch by :meth:`gain`, and returns it."""
-        gain = self.gain(batch_size)
-        if self.num_batches > 0 and gain < 1:
-            new = torch.stack(batch)
-            moved = torch.stack(self.estimated).to(new).lerp(new, gain)
-            batch = Moments(*torch.where(moved == moved, moved, new))  # NaN would stay for ever
+        """Moves the estimate towards the moments of the batch by the gain, and returns it."""
+        if self.num_batches > 0 and self.current_gain < 1:
+            mean, std = (
+                x.to(y).lerp(y, self.current_gain) for x, y in zip(self.estimated, batch, strict=True)
+            )
+            is_lost = std != std  # NaN would stay for ever
+            batch = Moments(torch.where(is_lost, batch.mean, mean), torch.where(is_lost, batch.std, std))
         self.estimated = batch
         self.num_batches += 1
         return batch

@@ -35,7 +35,7 @@ class ShardedRows(Rows):
         most = -(-num_places // dist.get_world_size())
         first = min(dist.get_rank() * most, num_places)
         rows = Rows.empty(min(most, num_places - first), embedding_size, dtype, device)
-        return cls(rows.stored, 0, rows.scale, rows.shift, num_places, first=first)
+        return cls(rows.stored, 0, rows.scale, rows.shift, num_places, rows.dtype, first=first)
 
     @property
     def num_rows(self) -> int:

@@ -42,7 +42,8 @@ def checked(
         embeddings = embeddings.to(rows.dtype)
     batch = split(embeddings, labels, user_pairs, mask, ids)
     if is_stored:
-        check_num_rows(len(batch.refs), rows.num_places)
+        if len(batch.refs) > rows.num_places:
+            raise too_many_rows(len(batch.refs), rows.num_places)
         is_stored = memory.nonfinite == "ignore" or _are_storable(memory, embeddings, batch)
     memory.queue.on(embeddings.device)  # which may be out of memory
     return batch._replace(is_stored=is_stored)
@@ -119,9 +120,8 @@ def _check_indices(user_pairs: IndicesTuple, size: int) -> None:
             )
 
 
-def check_num_rows(num_rows: int, memory_size: int) -> None:
-    if num_rows > memory_size:
-        raise ValueError(
-            f"{num_rows} rows to enqueue do not fit memory_size={memory_size}: pass smaller batches or "
-            "build a larger memory"
-        )
+def too_many_rows(num_rows: int, memory_size: int) -> ValueError:
+    return ValueError(
+        f"{num_rows} rows to enqueue do not fit memory_size={memory_size}: pass smaller batches or build a "
+        "larger memory"
+    )

@@ -14,7 +14,7 @@ from ..memory._batch import Batch
 from ..memory._hooks import transaction
 from ..pairwise import KnownGradients, Share, can_be_sharded, recipe_to_share, share_against
 from ..pairwise._forms import Recipe
-from ._input import check_num_rows, checked
+from ._input import checked, too_many_rows
 from ._step import comparison, loss_with_memory, read_only, stored
 from .batch_loss import loss_of_batch
 
@@ -70,8 +70,10 @@ def _checked_on_ranks(memory: Memory, *arguments: Any) -> tuple[Batch, list[Repo
     batch = batch._replace(is_stored=all(report.is_stored for report in reports))
     if not (batch.is_stored or memory._is_sharded):
         return batch, reports
-    check_num_rows(sum(report.num_refs for report in reports), contents.rows.num_places)
-    return with_all_refs(batch, reports), reports
+    batch = with_all_refs(batch, reports)
+    if len(batch.refs) > contents.rows.num_places:
+        raise too_many_rows(len(batch.refs), contents.rows.num_places)
+    return batch, reports
 
 
 def _loss_of_shares(memory: Memory, batch: Batch, reports: list[Report], recipe: Recipe) -> Tensor:

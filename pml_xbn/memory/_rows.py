@@ -38,6 +38,7 @@ class Rows:
     scale: Tensor  # a, (d,) float64, never zero
     shift: Tensor  # b, (d,) float64
     num_places: int  # M; as n, on all ranks together
+    dtype: torch.dtype  # in which rows are read, float32 or float64
     sums: tuple[Tensor, ...] | None = None  # over u and over u², (d,) each, float64
     is_due: bool = False  # the rows are to be stored anew once the step has succeeded
     # What has been written to in place, where, and what was there, so that a failed step can be undone.
@@ -51,7 +52,7 @@ class Rows:
         """Returns places without a row yet."""
         stored = torch.zeros(num_places, embedding_size, dtype=dtype, device=device)
         zeros = widest(stored.new_zeros(embedding_size))
-        return cls(stored, 0, zeros + 1, zeros, num_places)
+        return cls(stored, 0, zeros + 1, zeros, num_places, torch.promote_types(dtype, torch.float32))
 
     @classmethod
     def of(cls, values: Tensor, num_places: int, dtype: torch.dtype) -> Rows:
@@ -93,11 +94,6 @@ class Rows:
         return places
 
     # -- reading ---------------------------------------------------------------------------------------------
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """That in which rows are read."""
-        return torch.float64 if self.stored.dtype == torch.float64 else torch.float32
 
     def _map(self, dtype: torch.dtype) -> Affine:
         """Returns the map from stored rows to rows as they are now."""

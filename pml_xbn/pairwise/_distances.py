@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -24,6 +25,7 @@ _SMALLEST_NORM = 1e-12  # what torch.nn.functional.normalize divides by at least
 _ROUNDING = 16  # a squared distance of that many eps is that of equal vectors
 
 
+@dataclass
 class Distances:
     """Distances of anchors ``(a, d)`` to rows.
 
@@ -31,9 +33,9 @@ class Distances:
     Here the rows are read once, multiplied as they are, and the products divided by their lengths.
     """
 
-    def __init__(self, anchors: Tensor, rows: Rows) -> None:
-        self.anchors, self.rows = anchors, rows
-        self._products: dict[bool, tuple[Tensor, Tensor]] = {}
+    anchors: Tensor
+    rows: Rows
+    _products: dict[bool, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False)
 
     def measured(self, distance: BaseDistance) -> Tensor:
         """Returns what a plain distance measures, ``(a, n)``, with gradient; not to be written to."""
