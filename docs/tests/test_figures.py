@@ -65,14 +65,16 @@ ROWS = {
     "ImageNet weights, batch 64, rate 1e-3": (64, 0.5, "batch", "pretrained, 16 epochs"),
     "ImageNet weights, batch 64, rate 3e-4": (64, 0.5, "batch", "pretrained, 16 epochs, rate x 0.3"),
     "ImageNet weights, batch 64, rate 1e-4": (64, 0.5, "batch", "pretrained, 16 epochs, rate x 0.1"),
+    "ImageNet weights, batch 16, rate 1e-3": (16, 0.5, "batch", "pretrained, 16 epochs"),
     "ImageNet weights, batch 16, rate 3e-4": (16, 0.5, "batch", "pretrained, 16 epochs, rate x 0.3"),
+    "ImageNet weights, batch 16, rate 1e-4": (16, 0.5, "batch", "pretrained, 16 epochs, rate x 0.1"),
 }
 TOWERS = {
     "Glyphs and names": "glyphs",
     "frozen definitions, queue of 1,024": "frozen-definitions",
     "of 4,096": "frozen-definitions, batch 128, memory 25 %",
-    "Emoji and names": "names",
-    "frozen Emoji and names": "frozen-names",
+    "Emoji and names": "names, batch 128",
+    "frozen Emoji and names": "frozen-names, batch 128",
 }
 
 
@@ -97,6 +99,17 @@ def test_the_table_across_domains(study: Study, row: str) -> None:
         rows = next(rows for key, rows in found if title(dict(key)).startswith(TOWERS[row]))
         expected = [gains(rows).get(name) for name in ("", "stale", "stale-star", "adapted")]
     assert [words.strip(" *") for words in line.split("|")[3:-1]] == [cell(one) for one in expected]
+
+
+def test_what_a_momentum_encoder_gains_over_xbn_and_xbn_over_it(study: Study) -> None:
+    rates, found = ("", ", rate x 0.3", ", rate x 0.1"), {}
+    for batch_size in (16, 64):
+        settings = [(batch_size, 0.5, "batch", f"pretrained, 16 epochs{rate}") for rate in rates]
+        gaps = [study.differences(setting, "xbn")["xbm+momentum 0.99"].mean for setting in settings]
+        found[batch_size] = "{:.1f}, {:.1f} and {:.1f}".format(*map(abs, gaps))
+        assert all((gap > 0) == (batch_size == 16) for gap in gaps)
+    words = words_of(DOCS / "which_variant.md")
+    assert f"rows of a momentum encoder are {found[16]} above XBN; at 64 XBN is {found[64]} above them" in words
 
 
 def test_what_a_search_for_all_finds() -> None:
