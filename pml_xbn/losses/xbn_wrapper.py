@@ -24,8 +24,9 @@ class XBNWrapper(AdaptiveCrossBatchMemory):
         memory_size: number of rows M.
         miner: chooses among the pairs of batch and memory; default all pairs.
         match_std, momentum: see :class:`~pml_xbn.adapters.MomentMatching`.
-        delay, warmup, batch_loss_weight, normalize_memory, gather_distributed, shard_distributed, nonfinite,
-            memory_dtype, update, update_momentum, collect_stats: see :class:`AdaptiveCrossBatchMemory`.
+        delay, warmup, batch_loss_weight, normalize_memory, gather_distributed, shard_distributed: see
+            :class:`AdaptiveCrossBatchMemory`.
+        nonfinite, memory_dtype, update, update_momentum, collect_stats: likewise.
 
     Example:
         >>> import torch
