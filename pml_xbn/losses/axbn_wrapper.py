@@ -22,9 +22,10 @@ class AXBNWrapper(AdaptiveCrossBatchMemory):
     Args:
         process_noise, measurement_noise, initial_variance, gain_update_interval: see
             :class:`~pml_xbn.adapters.KalmanMomentMatching`.
-        loss, embedding_size, memory_size, miner, delay, warmup, batch_loss_weight, normalize_memory,
-            gather_distributed, shard_distributed, nonfinite, memory_dtype, update, update_momentum,
-            collect_stats: see :class:`AdaptiveCrossBatchMemory`.
+        loss, embedding_size, memory_size, miner, delay, warmup, batch_loss_weight, normalize_memory: see
+            :class:`AdaptiveCrossBatchMemory`.
+        gather_distributed, shard_distributed, nonfinite, memory_dtype, update, update_momentum: likewise.
+        collect_stats: likewise.
 
     Example:
         >>> import torch

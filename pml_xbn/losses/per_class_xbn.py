@@ -22,9 +22,10 @@ class PerClassXBN(AdaptiveCrossBatchMemory):
 
     Args:
         mean_lambda, std_lambda, normalize_absent: see :class:`~pml_xbn.adapters.GroupMomentMatching`.
-        loss, embedding_size, memory_size, miner, delay, warmup, batch_loss_weight, normalize_memory,
-            gather_distributed, shard_distributed, nonfinite, memory_dtype, update, update_momentum,
-            collect_stats: see :class:`AdaptiveCrossBatchMemory`.
+        loss, embedding_size, memory_size, miner, delay, warmup, batch_loss_weight, normalize_memory: see
+            :class:`AdaptiveCrossBatchMemory`.
+        gather_distributed, shard_distributed, nonfinite, memory_dtype, update, update_momentum: likewise.
+        collect_stats: likewise.
 
     Example:
         >>> import torch
