@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .._arithmetic import at_least_float32
 from .._tensor_checks import check_integers, check_mask, check_rows
 from ..memory._batch import Batch
 from ..pairwise import IndicesTuple
@@ -82,7 +81,7 @@ def _are_storable(memory: Memory, embeddings: Tensor, batch: Batch) -> bool:
     refusals, is_out_of_range = memory._hooks.refusals(batch.ref_labels), rows.is_out_of_range()
     flags, messages = zip(*refusals, strict=True) if refusals else ((), ())
     found = embeddings.abs()
-    largest = at_least_float32(found.amax() if len(found) else found.sum())  # NaN if there is one
+    largest = found.amax() if len(found) else found.sum()  # NaN if there is one
     is_due = largest.new_zeros(()) if is_out_of_range is None else is_out_of_range.to(largest)
     size, is_due, *are_refused = torch.stack([largest, is_due, *flags]).tolist()
     for is_refused, message in zip(are_refused, messages, strict=True):

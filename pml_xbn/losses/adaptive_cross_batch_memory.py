@@ -166,9 +166,11 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             return loss_on_ranks(*arguments)
         batch = checked(*arguments)
         # Autocast would have distances in half precision.
-        with torch.autocast(embeddings.device.type, enabled=False), transaction(self.queue, self._hooks):
-            contents = stored(self, batch) if batch.is_stored else read_only(self, batch)
-            return loss_with_memory(self, batch, contents)
+        with torch.autocast(embeddings.device.type, enabled=False):
+            if not batch.is_stored:  # so there is nothing to undo
+                return loss_with_memory(self, batch, read_only(self, batch))
+            with transaction(self.queue, self._hooks):
+                return loss_with_memory(self, batch, stored(self, batch))
 
     def fill_memory(self, embeddings: Tensor, labels: Tensor, sample_ids: Tensor | None = None) -> None:
         """Stores rows without computing a loss or adapting what is there.

@@ -40,7 +40,7 @@ class Rows:
     num_places: int  # M; as n, on all ranks together
     dtype: torch.dtype  # in which rows are read, float32 or float64
     sums: tuple[Tensor, ...] | None = None  # over u and over u², (d,) each, float64
-    is_due: bool = False  # the rows are to be stored anew once the step has succeeded
+    is_due: bool = False  # to be stored anew, before the next step or once this one has succeeded
     # What has been written to in place, where, and what was there, so that a failed step can be undone.
     overwritten: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
     _maps: dict[torch.dtype, Affine] = field(default_factory=dict, init=False)
