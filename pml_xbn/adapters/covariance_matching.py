@@ -109,7 +109,7 @@ def _moments(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Mean ``(d,)`` and covariance ``(d, d)``; a variance of a few rounding errors of the mean is zero."""
     wide = widest(rows)
     mean, covariance = wide.mean(dim=0), torch.atleast_2d(wide.T.cov())
-    variance, least = covariance.diagonal(), 8 * torch.finfo(rows.dtype).eps * wide.mean(dim=0)
+    variance, least = covariance.diagonal(), 8 * torch.finfo(rows.dtype).eps * mean
     variance *= variance > least.square()
     return mean, covariance
 

@@ -36,9 +36,10 @@ def part_of_loss(loss: Any, miner: Any, whole: Batch, contents: Contents) -> Par
             "pass gather_distributed=True instead"
         )
     anchors = whole.anchors.detach().requires_grad_(torch.is_grad_enabled())
-    share = Share(loss, recipe, anchors)
-    share.begin()
-    if len(anchors) > 0 and len(rows) > 0:
+    if len(anchors) == 0 or len(rows) == 0:
+        share = Share(loss, recipe, anchors)
+        share.begin()
+    else:
         if whole.own is not None and newest is not None:
             held, which = rows.held(newest, torch.arange(len(newest), device=newest.device))
             own_rows = torch.full_like(newest, -1).index_copy(0, which, held)
