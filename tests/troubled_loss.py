@@ -14,8 +14,10 @@ class TroubleError(Exception):
 
 class TroubledLoss(ContrastiveLoss):
     strikes = False
+    rows: Tensor | None = None  # what it was given last besides the batch
 
     def forward(self, *args: Any) -> Tensor:
         if self.strikes:
             raise TroubleError
+        self.rows = args[3]
         return super().forward(*args)

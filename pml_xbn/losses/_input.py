@@ -82,7 +82,7 @@ def _are_storable(memory: Memory, embeddings: Tensor, batch: Batch) -> bool:
     flags, messages = zip(*refusals, strict=True) if refusals else ((), ())
     found = embeddings.abs()
     largest = found.amax() if len(found) else found.sum()  # NaN if there is one
-    is_due = largest.new_zeros(()) if is_out_of_range is None else is_out_of_range.to(largest)
+    is_due = largest.new_zeros(()) if is_out_of_range is None else is_out_of_range
     size, is_due, *are_refused = torch.stack([largest, is_due, *flags]).tolist()
     for is_refused, message in zip(are_refused, messages, strict=True):
         if is_refused:

@@ -223,7 +223,7 @@ class Rows:
 
     def _to_store(self, values: Tensor) -> Tensor:
         """Returns rows ``(k, d)`` as they are stored, in float64."""
-        return values if self.sums is None else (values - self.shift).mul_(self.scale.reciprocal())
+        return values if self.sums is None else (values - self.shift).div_(self.scale)
 
     def _written(self: Self, places: Tensor, stored: Tensor) -> Self:
         """Writes stored rows ``(k, d)`` in place, in their dtype, and returns the rows with new sums."""

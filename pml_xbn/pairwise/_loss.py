@@ -158,14 +158,15 @@ class Share:
 
     def value(self) -> tuple[Tensor, list[Tensor]]:
         """Returns the loss, and its gradients with respect to the inputs, if any."""
+        has_terms: Tensor | bool = True
         if isinstance(self._loss, GenericPairLoss):  # of a pair of each kind, or fewer, PML's are zero
             num_positive, num_negative = self.num_pairs
             if self._recipe.form.needs_both_kinds:
-                has_terms = torch.as_tensor(num_positive * num_negative > 1).to(self.leaf)
+                has_terms = num_positive * num_negative > 1
             else:
-                has_terms = torch.as_tensor((num_positive > 1) | (num_negative > 1)).to(self.leaf)
-        else:
-            has_terms = self.leaf.new_ones(())
+                has_terms = (num_positive > 1) | (num_negative > 1)
+        as_tensor = has_terms if isinstance(has_terms, Tensor) else self.leaf.new_full((), has_terms)
+        has_terms = as_tensor.to(self.leaf)
         for reducer, (total, count, *gradients) in zip(
             self._recipe.reducers.values(), self.parts, strict=True
         ):

@@ -54,15 +54,15 @@ class Runs(NamedTuple):
         return keys.gather(1, self.places).masked_fill(self.counts == 0, torch.inf)
 
     def num_of_pairs(self) -> tuple[Tensor, Tensor]:
-        """Returns how many triplets each positive and each negative pair is part of, ``(a, n)``, int64."""
-        start = torch.minimum(self.start, self.end)
-        before = pad(self.counts.cumsum(dim=1), (1, 0))
-        per_negative = (before.gather(1, self.end) - before.gather(1, start)) * self.negative
+        """Returns how many triplets each positive and each negative pair is part of, ``(a, n)``, int32."""
+        start, weights = torch.minimum(self.start, self.end), self.negative.int()
+        before = pad(self.counts.cumsum(dim=1, dtype=torch.int32), (1, 0))
+        per_negative = (before.gather(1, self.end) - before.gather(1, start)).mul_(weights)
         # By how much the number of negatives changes from one positive to the next.
-        changes, weights = torch.zeros_like(before), self.negative.long()
+        changes = torch.zeros_like(before)
         changes.scatter_add_(1, start, weights).scatter_add_(1, self.end, -weights)
-        per_positive = changes.cumsum(dim=1)[:, :-1] * self.counts
-        return torch.zeros_like(per_negative).scatter_add_(1, self.places, per_positive), per_negative
+        per_positive = changes.cumsum(dim=1, dtype=torch.int32)[:, :-1] * self.counts
+        return torch.zeros_like(per_negative).scatter_add_(1, self.places, per_positive.int()), per_negative
 
     def lists(self) -> tuple[Tensor, ...]:
         """Returns the triplets as three index tensors."""

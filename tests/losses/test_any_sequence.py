@@ -148,6 +148,7 @@ class AnySequence(RuleBasedStateMachine):
         if has_nan:
             embeddings[0, 0] = float("nan")
         self.hook.strikes, self.ours.loss.strikes = trouble == "hook", trouble == "loss"
+        self.ours.loss.rows = None
         args = embeddings.requires_grad_(), torch.tensor(labels, dtype=torch.int64), None
         try:
             loss = self.ours(*args, torch.tensor(mask) if masked else None)
@@ -172,9 +173,10 @@ class AnySequence(RuleBasedStateMachine):
                 self.rows = self.adapted(batch[mask], stored_labels)
             places = self.store(list(batch[mask]), stored_labels)
             anchor_labels = [label for label, is_anchor in zip(labels, anchors, strict=True) if is_anchor]
-            # Of the rows as the memory has them, which the invariant compares with the model's: the
-            # direction of a row that is where the model has zeros, to within rounding, is anybody's guess.
-            stored = self.ours.embedding_memory[: self.ours.num_rows].double().numpy()
+            # Of the rows as the loss has them, which the invariant compares with the model's: the direction
+            # of a row that is where the model has zeros, to within rounding, is anybody's guess.
+            rows = self.ours.loss.rows
+            stored = np.empty((0, D)) if rows is None else rows.double().numpy()
             expected = contrastive_loss(
                 batch[anchors], anchor_labels, stored, self.labels, None if masked else places
             )
