@@ -219,7 +219,7 @@ class Form(NamedTuple):
 
 _OF_BOTH_KINDS = ("pos_loss", "neg_loss")
 FORMS: dict[type, Form] = {
-    losses.AngularLoss: Form(None, is_reduced=False),
+    losses.AngularLoss: Form(None, is_by_anchor=False, is_reduced=False),
     losses.CircleLoss: Form(circle, is_per_anchor=True),
     losses.ContrastiveLoss: Form(contrastive, parts=_OF_BOTH_KINDS),
     losses.GeneralizedLiftedStructureLoss: Form(generalized_lifted_structure, is_per_anchor=True),
