@@ -156,7 +156,8 @@ class Queue(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any) -> Queue:
         """Goes with the module to its device. The rows keep their dtype: ``half()`` is for the model."""
         device = fn(self.contents.labels.new_empty(0, dtype=torch.float32)).device
-        self._load(self.settled().state(), device)
+        if device != self.contents.labels.device:  # else a copy would take as much again
+            self._load(self.settled().state(), device)
         return self
 
     def _load(self, state: dict[str, Tensor], device: torch.device) -> None:

@@ -142,7 +142,9 @@ def test_moving_and_converting_a_memory_changes_nothing(how: str, kind: str, dty
     for number in range(7):
         for a, b in zip(step(memory, number), step(twin, number), strict=True):
             assert torch.equal(a, b)
+        rows = memory.queue.contents.rows.stored
         CONVERSIONS[how](memory)
+        assert memory.queue.contents.rows.stored is rows  # a copy would take as much memory again
         assert are_equal(state(memory), state(twin))
 
 
