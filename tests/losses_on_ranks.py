@@ -38,7 +38,7 @@ def check(results: Results, loss: str) -> None:
             errors = difference(found[:1], expected[:1]), difference(found[1:], expected[1:])
             if case[0] == loss and not max(errors) < 1e-9:
                 wrong[(*case, step, rank)] = errors
-    assert not wrong
+    assert not wrong, wrong
 
 
 def expectations(results: Results) -> Iterator[tuple[tuple[str, ...], int, torch.Tensor]]:
