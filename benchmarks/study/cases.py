@@ -221,12 +221,9 @@ def _budget_cases(
 ) -> Iterator[Case]:
     """Yields a seed of the methods with memories of these sizes; 0 for none, at batch 64 and 512."""
     for ratio in ratios:
-        if ratio:
-            for method in methods:
-                yield Case(method, 0, 64, ratio, "batch", str(budget), seed)
-        else:
-            for batch_size in (64, 512):
-                yield Case("no-xbm", 0, batch_size, 0.0, "batch", str(budget), seed)
+        runs = ((method, 64) for method in methods) if ratio else (("no-xbm", 64), ("no-xbm", 512))
+        for method, batch_size in runs:
+            yield Case(method, 0, batch_size, ratio, "batch", str(budget), seed)
 
 
 def _budget_curve(

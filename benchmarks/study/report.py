@@ -8,7 +8,7 @@ from statistics import fmean
 
 from benchmarks.engine.intervals import Difference, paired
 from benchmarks.engine.results import markdown, spread
-from benchmarks.study.cases import BUDGETS, REGIMES, Budget
+from benchmarks.study.cases import BUDGETS, OTHER_RATES, REGIMES, Budget
 from benchmarks.study.data import PUBLISHED, UNSTABLE, Setting, Study
 from benchmarks.tuning.report import tuned
 from benchmarks.tuning.results import Tuning
@@ -107,37 +107,38 @@ def _domain_table(study: Study, folder: Path) -> str:
 
 def _budget_curve(study: Study) -> str:
     """Returns after how many epochs, and in how many minutes, a method has what no memory ends at."""
-    methods = {_NONE: 64, PUBLISHED[0]: 64, _STAR: 64, _XBN: 64, f"{_NONE}, batch 512": 512}
-    lines = []
+    methods, lines = (_NONE, PUBLISHED[0], _STAR, _XBN), []
     for name, budget in {"converged": Budget("glyphs", 30), **BUDGETS}.items():
         setting = (64, 0.5, "batch", name)
-        ends = study.values(_NONE, setting)
+        ends, large = study.values(_NONE, setting), _at_batch_512(name).values()
         if budget.data == "pretrained" or _XBN not in study.methods(setting):
             continue
         cells = []
-        for method, batch_size in methods.items():
-            place = (batch_size, *setting[1:])
-            plain = method.partition(",")[0]
-            found = [
-                study.reaches(plain, place, seed, end)
-                for seed, end in ends.items()
-                if seed in study.values(plain, place)
-            ]
+        for method, place in (*((method, setting) for method in methods), *((_NONE, x) for x in large)):
+            found = [study.reaches(method, place, seed, end) for seed, end in ends.items()]
             reached = [place for place in found if place]
-            count = f"{len(reached)} of {len(found)}"
+            count = f"{len(reached)} of {len(study.values(method, place))}"
             mean = [fmean(numbers) for numbers in zip(*reached, strict=True)]
             minutes = f", {mean[1]:.1f} min" if reached and mean[1] == mean[1] else ""
             cells.append(f"{mean[0]:.0f}{minutes} ({count})" if reached else f"– ({count})")
         lines.append([f"{budget}", *cells])
+    columns = ["epochs in all", *methods, *(f"batch 512{rate}" for rate in _at_batch_512(""))]
     return "\n\n".join(
         [
             "## When it is where no memory ends",
             "Batch 64, memory 50 %: the mean epoch after which Recall@1 is what the same seed has without "
             "memory at the end, the minutes of one core until then where they were noted, and how many seeds "
             "get there. Accuracy is looked at some twenty times a run. None may be there early itself.",
-            markdown(["epochs in all", *methods], lines, ["epochs in all"]),
+            markdown(columns, lines, columns[:1]),
         ]
     )
+
+
+def _at_batch_512(regime: str) -> dict[str, Setting]:
+    """Returns the settings of batch 512 without memory, by what is special about their learning rate."""
+    name = "glyphs, 30 epochs" if regime == "converged" else regime
+    others = {f", rate x {rate:g}": f"{name}, rate x {rate:g}" for rate in OTHER_RATES}
+    return {rate: (512, 0.0, "batch", of) for rate, of in {"": regime, **others}.items()}
 
 
 def _regime(study: Study, regime: str) -> str:
@@ -148,9 +149,10 @@ def _regime(study: Study, regime: str) -> str:
         ]
         lines += [_line(study, name, setting) for name in names]
         late += [gain for name in names for gain in study.last_tenth(name, setting)]
-    large = (512, 0.0, "batch", regime)
-    if study.methods(large):
-        lines.append(_line(study, _NONE, large, compared_in=(64, 0.5, "batch", regime)))
+    for rate, large in _at_batch_512(regime).items():
+        if study.methods(large):
+            place, *cells = _line(study, _NONE, large, compared_in=(64, 0.5, "batch", regime))
+            lines.append([place + rate, *cells])
     flat = ""
     if regime not in _SHORT and late:
         flat = (

@@ -62,6 +62,7 @@ ROWS = {
     "trained network, a tenth of the rate": (64, 0.5, "batch", "slow"),
     "batch 64, memory 50 %, 60 epochs": EMOJI,
     "30 epochs": (64, 0.5, "batch", "emoji, 30 epochs"),
+    "120 epochs": (64, 0.5, "batch", "emoji, 120 epochs"),
     "ImageNet weights, batch 64, rate 1e-3": (64, 0.5, "batch", "pretrained, 16 epochs"),
     "ImageNet weights, batch 64, rate 3e-4": (64, 0.5, "batch", "pretrained, 16 epochs, rate x 0.3"),
     "ImageNet weights, batch 64, rate 1e-4": (64, 0.5, "batch", "pretrained, 16 epochs, rate x 0.1"),
