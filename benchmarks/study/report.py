@@ -117,7 +117,7 @@ def _budget_curve(study: Study) -> str:
         for method, place in (*((method, setting) for method in methods), *((_NONE, x) for x in large)):
             found = [study.reaches(method, place, seed, end) for seed, end in ends.items()]
             reached = [place for place in found if place]
-            count = f"{len(reached)} of {len(study.values(method, place))}"
+            count = f"{len(reached)} of {len(ends.keys() & study.values(method, place).keys())}"
             mean = [fmean(numbers) for numbers in zip(*reached, strict=True)]
             minutes = f", {mean[1]:.1f} min" if reached and mean[1] == mean[1] else ""
             cells.append(f"{mean[0]:.0f}{minutes} ({count})" if reached else f"– ({count})")

@@ -16,7 +16,7 @@ class Runs(NamedTuple):
     """Triplets of which consecutive positives, in the order of their distance, go with every negative."""
 
     places: Tensor  # (a, k), rows of the anchor's positives in that order, and behind them others
-    counts: Tensor  # (a, k), how often each counts, int64; 0 for others
+    counts: Tensor  # (a, k), how often each counts, int32; 0 for others
     negative: Tensor  # (a, n), how often each pair counts
     start: Tensor  # (a, n), number of the first positive that goes with a negative
     end: Tensor  # (a, n), number of the first behind these
@@ -33,7 +33,7 @@ class Runs(NamedTuple):
         k = min(mat.shape[1], max(1, int(num_positives.max())))
         places = torch.where(positive > 0, mat, torch.inf).topk(k, largest=False).indices
         end = num_positives.expand_as(mat)
-        return cls(places, positive.gather(1, places).long(), negative, torch.zeros_like(end), end)
+        return cls(places, positive.gather(1, places).int(), negative, torch.zeros_like(end), end)
 
     def first(self, keys: Tensor, bounds: Tensor, *, is_above: bool = False) -> Tensor:
         """Returns which is the first positive whose key is at least the bound, or above it, ``(a, n)``.
@@ -62,7 +62,7 @@ class Runs(NamedTuple):
         changes = torch.zeros_like(before)
         changes.scatter_add_(1, start, weights).scatter_add_(1, self.end, -weights)
         per_positive = changes.cumsum(dim=1, dtype=torch.int32)[:, :-1] * self.counts
-        return torch.zeros_like(per_negative).scatter_add_(1, self.places, per_positive.int()), per_negative
+        return torch.zeros_like(per_negative).scatter_add_(1, self.places, per_positive), per_negative
 
     def lists(self) -> tuple[Tensor, ...]:
         """Returns the triplets as three index tensors."""

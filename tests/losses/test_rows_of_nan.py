@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 
-# Maps are the same for all rows; sums that a group has spoilt are left with their generation.
+# Sums that a group has spoilt stay so until the rows are stored anew.
 OF_ALL_ROWS = ["xbn", "centre"]
 GROUPED = ["per class", "absent stay", "super-class"]
 
