@@ -293,7 +293,9 @@ class Rows:
         rms, scale = _rms(found), found.std
         if self.stored.dtype == torch.float16:  # rows may come that differ where all are nearly equal
             scale = torch.maximum(scale, _LEAST_SHARE_OF_FLOAT16 * rms)
-        scale = torch.where(found.std > 0, scale, torch.where(rms > _LEAST_SCALE, rms, 1.0))
+        # What equal rows are off by is small beside the spread that they had.
+        equal = torch.maximum(rms, self.scale.abs()) if len(self) > 0 else rms
+        scale = torch.where(found.std > 0, scale, torch.where(equal > _LEAST_SCALE, equal, 1.0))
         # A row of NaN leaves the map of its dimensions as it is.
         return Affine(scale, found.mean).where_finite(Affine(self.scale, self.shift))
 
