@@ -76,6 +76,7 @@ ROWS = {
     "batch 16, memory 10 %, 12 epochs": (16, 0.1, "batch", "converged"),
     "trained network, a tenth of the rate": (64, 0.5, "batch", "slow"),
     "batch 64, memory 50 %, 60 epochs": EMOJI,
+    "60 epochs, 64 px": (64, 0.5, "batch", "emoji, 60 epochs, 64 px"),
     "30 epochs": (64, 0.5, "batch", "emoji, 30 epochs"),
     "120 epochs": (64, 0.5, "batch", "emoji, 120 epochs"),
     "240 epochs": (64, 0.5, "batch", "emoji, 240 epochs"),
