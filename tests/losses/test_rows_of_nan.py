@@ -11,8 +11,8 @@ from torch import Tensor
 
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 
-# Sums that a group has spoilt stay so until the rows are stored anew.
 OF_ALL_ROWS = ["xbn", "centre"]
+# Sums that a group has spoilt stay so until the rows are stored anew.
 GROUPED = ["per class", "absent stay", "super-class"]
 
 
