@@ -170,12 +170,13 @@ def main(
         bar.set_description(f"{case.method}, {case.rows} × {case.dim}, batch {case.batch}, {case.loss}")
         result = {name: str(value) for name, value in measure(case, place, pairs).items()}
         results[_key(result)] = result
+        made = " or ".join(sorted({row["pairs"] for row in results.values()}, key=int))
         text = write_report(
             [results[key] for key in sorted(results)],
             COLUMNS,
             path,
             "Cost of a step, forward and backward, against PML's CrossBatchMemory",
-            f"{environment(place)}; medians of {pairs} interleaved pairs. Written by `benchmarks.step_cost`.",
+            f"{environment(place)}; medians of {made} interleaved pairs. Written by `benchmarks.step_cost`.",
         )
     print(text)
 

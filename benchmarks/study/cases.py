@@ -142,7 +142,8 @@ class Case:
         """What the method is called in tables."""
         if not self.refresh_every:
             return self.method
-        return REFRESHED.get(self.method, self.method)
+        name, every = REFRESHED.get(self.method, self.method), self.refresh_every
+        return name if every == 1 else name.replace("always-fresh", f"fresh every {every} steps")
 
     @property
     def memory(self) -> str:

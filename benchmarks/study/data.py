@@ -96,7 +96,7 @@ class Study:
         for case, rows in self.epochs.items():
             if case.name == name and _belongs(case, setting):
                 last = int(rows[-1]["epoch"])
-                before = [row for row in rows if int(row["epoch"]) <= round(_TENTH * last)]
+                before = [row for row in rows[:-1] if int(row["epoch"]) <= round(_TENTH * last)]
                 gains += [float(rows[-1]["recall_at_1"]) - float(before[-1]["recall_at_1"])] if before else []
         return gains
 

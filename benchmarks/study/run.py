@@ -109,7 +109,7 @@ def train(
     result["drift"] = sum(row["drift"] for row in epochs) / len(epochs)
     result["minutes"] = sum(run.history.step_times) / 60
     result["cpu_minutes"] = cpu_seconds / 60
-    result |= _staleness(run.history)
+    result |= _staleness(run.history, getattr(task, "warmup", 0))
     result |= {name: number for name, number in numbers.items() if not name.startswith("superclass")}
     result["superclass_nearest"] = numbers["superclass_within_1"]
     outcome = {"result": result, "epochs": [{name: row[name] for name in _BY_EPOCH} for row in epochs]}
@@ -217,8 +217,8 @@ def _milestones(case: Case) -> list[int] | None:
     return [round(share * case.epochs[1]) for share in MILESTONES]
 
 
-def _staleness(history: History) -> Row:
-    """Means over the measured steps, but for the first, when the memory is empty."""
-    rows = history.diagnostics.get("staleness", [])[1:]
+def _staleness(history: History, warmup: int = 0) -> Row:
+    """Means over the measured steps, but for the first and those of a warm-up, when the memory is empty."""
+    rows = [row for row in history.diagnostics.get("staleness", [])[1:] if row["step"] > warmup]
     names = ("before", "after") if rows else ()
     return {f"staleness_{name}": sum(row[f"{name}_mean"] for row in rows) / len(rows) for name in names}

@@ -6,7 +6,7 @@ from statistics import median
 
 from benchmarks.engine.intervals import paired
 from benchmarks.engine.results import markdown, spread
-from benchmarks.tuning.results import AGAIN, FIGURE, FINAL, METHODS, SUBGROUPS, Tuning
+from benchmarks.tuning.results import AGAIN, FIGURE, METHODS, SUBGROUPS, Tuning
 from benchmarks.tuning.space import CHOICES, DEFAULTS, LOGARITHMIC, RANGES, draw
 
 
@@ -41,7 +41,7 @@ def tuned(tuning: Tuning) -> str:
                 ["method", "loss"],
             ),
             markdown(
-                ["method", "seeds", "Recall@1", "XBN to it", "MAP@R", "XBN to it", "defaults there"],
+                ["method", "seeds", "Recall@1", "XBN to it", "MAP@R", "XBN to it"],
                 [_tested(tuning, method) for method in tested],
                 ["method"],
             ),
@@ -86,5 +86,4 @@ def _tested(tuning: Tuning, method: str) -> list[str]:
         ours = tuning.tested(method, figure)
         cells += [spread(list(ours.values()))]
         cells += ["" if method == "xbn" else str(paired(tuning.tested("xbn", figure), ours) or "–")]
-    defaults = (tuning.seeds(FINAL, method, one.number) for one in DEFAULTS)
-    return [*cells, ", ".join(spread(list(of.values())) for of in defaults if of) or "–"]
+    return cells

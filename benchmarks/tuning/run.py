@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from benchmarks.demo.settings import Settings
+from benchmarks.engine.diagnostics import Measured
 from benchmarks.engine.distortion import distort
 from benchmarks.engine.emoji import load_emoji
 from benchmarks.engine.history import Row
@@ -59,7 +60,6 @@ def train(trial: Trial, epochs: int, classes: int | None, root: Path) -> Row:
         weight_decay=configuration.weight_decay,
         distortion=MILDER,
         drift_every=400,
-        diagnostics_every=0,
         classes=classes,
     )
     data = (FinalData if trial.stage == FINAL else ValidationData)(settings, root, _SIDE)
@@ -76,6 +76,7 @@ def train(trial: Trial, epochs: int, classes: int | None, root: Path) -> Row:
         **configuration.build_loss(),
         **({} if trial.method == "no-xbm" else options),
     )
+    task.measured = Measured(0)
     run = Run(task)
     for _ in range(epochs):
         run.train_epoch()

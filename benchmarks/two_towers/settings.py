@@ -38,8 +38,7 @@ class Running(common.Running):
     methods: tuple[Method, ...] = METHODS  # what is compared
     seeds: tuple[int, ...] = (0, 1, 2)  # of weights, batches and distortion; none: write the table anew
     root: Path = Path("data/emoji")  # folder of the packages of all data but glyphs
-    output: Path = Path("runs/two_towers")  # folder of checkpoints and logs
-    results: Path = RESULTS  # folder of the CSV file, the table and the picture
+    results: Path = RESULTS  # folder of the CSV file and the page
 
 
 @dataclass(frozen=True)

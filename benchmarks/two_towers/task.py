@@ -73,7 +73,7 @@ class TwoTowersTask(Task):
         )
         names = ("model", "optimizer", "scheduler", "loss_fn")
         self.parts = {name: getattr(self, name) for name in names}
-        self.measured, self.epochs = Measured(settings.diagnostics_every), settings.epochs
+        self.measured = Measured(settings.diagnostics_every, drift_over=())
         self.evaluate_every = (
             max(1, settings.epochs // _EVALUATIONS) if settings.constant_rate else settings.epochs
         )

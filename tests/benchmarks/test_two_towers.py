@@ -41,9 +41,8 @@ def halves() -> tuple[Pairs, Pairs]:
 def run_script(output: Path, *options: str) -> str:
     """What it prints."""
     printed = io.StringIO()
-    folders = ["--output", str(output / "runs"), "--results", str(output)]
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
-        patch.setattr(sys, "argv", ["two_towers", *OPTIONS, *folders, *options])
+        patch.setattr(sys, "argv", ["two_towers", *OPTIONS, "--results", str(output), *options])
         main()
     return printed.getvalue()
 
