@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.engine.intervals import Difference, paired
 from benchmarks.study.data import PUBLISHED, Setting, Study
-from benchmarks.tuning.results import FIGURE, Tuning
+from benchmarks.tuning.results import FIGURE, SUBGROUPS, Tuning
 from benchmarks.two_towers.report import experiments, gains, title
 
 DOCS = Path(__file__).parents[1]
@@ -80,12 +80,12 @@ ROWS = {
     "30 epochs": (64, 0.5, "batch", "emoji, 30 epochs"),
     "120 epochs": (64, 0.5, "batch", "emoji, 120 epochs"),
     "240 epochs": (64, 0.5, "batch", "emoji, 240 epochs"),
-    "ImageNet weights, batch 64, rate 1e-3": (64, 0.5, "batch", "pretrained, 16 epochs"),
-    "ImageNet weights, batch 64, rate 3e-4": (64, 0.5, "batch", "pretrained, 16 epochs, rate x 0.3"),
-    "ImageNet weights, batch 64, rate 1e-4": (64, 0.5, "batch", "pretrained, 16 epochs, rate x 0.1"),
-    "ImageNet weights, batch 16, rate 1e-3": (16, 0.5, "batch", "pretrained, 16 epochs"),
-    "ImageNet weights, batch 16, rate 3e-4": (16, 0.5, "batch", "pretrained, 16 epochs, rate x 0.3"),
-    "ImageNet weights, batch 16, rate 1e-4": (16, 0.5, "batch", "pretrained, 16 epochs, rate x 0.1"),
+    "ImageNet, batch 64, rate 1e-3": (64, 0.5, "batch", "pretrained, 16 epochs"),
+    "ImageNet, batch 64, rate 3e-4": (64, 0.5, "batch", "pretrained, 16 epochs, rate x 0.3"),
+    "ImageNet, batch 64, rate 1e-4": (64, 0.5, "batch", "pretrained, 16 epochs, rate x 0.1"),
+    "ImageNet, batch 16, rate 1e-3": (16, 0.5, "batch", "pretrained, 16 epochs"),
+    "ImageNet, batch 16, rate 3e-4": (16, 0.5, "batch", "pretrained, 16 epochs, rate x 0.3"),
+    "ImageNet, batch 16, rate 1e-4": (16, 0.5, "batch", "pretrained, 16 epochs, rate x 0.1"),
 }
 TOWERS = {
     "Glyphs and names": "glyphs",
@@ -135,8 +135,16 @@ def test_what_a_momentum_encoder_gains_over_xbn_and_xbn_over_it(study: Study) ->
 def test_what_a_search_for_all_finds() -> None:
     tuning, words = Tuning(RESULTS), words_of(DOCS / "which_variant.md")
     others = ("no-xbm", "xbm", "xbm-star")
+    parts = [lambda row, w=weight: float(row["batch_loss_weight"]) == w for weight in (0, 1)]
+    parts.append(SUBGROUPS["learning rate ≥ 0.001"])
+    alone, beside, fast = (cell(tuning.draw_difference("xbn", "no-xbm", part)) for part in parts)
+    assert f"to none it is {alone} alone and {beside} with `batch_loss_weight=1`" in words
+    below = f"ended {fast.lstrip('−')} points of MAP@R below none"
+    assert f"In a search, at rates from 0.001 on, it {below}" in words_of(README)
+    assert f"adapted memory {below} from 0.001 on" in words_of(DOCS / "faq.md")
     none, xbm, star = (cell(tuning.draw_difference("xbn", other)) for other in others)
     assert f"XBN is {none} points of MAP@R to none, {xbm} to XBM and {star} to XBM\\*" in words
     tested = tuning.tested("xbn", FIGURE)
     none, xbm, star = (cell(paired(tested, tuning.tested(other, FIGURE))) for other in others)
-    assert f"it is {none} to none, {xbm} to XBM and {star} to XBM\\*" in words
+    recall = cell(paired(tuning.tested("xbn", "recall_at_1"), tuning.tested("no-xbm", "recall_at_1")))
+    assert f"it is {none} to none (Recall@1 {recall}), {xbm} to XBM and {star} to XBM\\*" in words
