@@ -76,6 +76,8 @@ def check_metadata(metadata: Message, is_published: bool) -> None:
         raise SystemExit(f"a registry shows no relative links: {relative}")
     placeholders = [name for name, value in metadata.items() if PLACEHOLDER in value]
     placeholders += ["README.md"] if PLACEHOLDER in description else []
+    if is_published and "not on a registry yet" in description:
+        raise SystemExit("README.md says that the package is not on a registry yet")
     if is_published and placeholders:
         where = ", ".join(dict.fromkeys(placeholders))
         raise SystemExit(

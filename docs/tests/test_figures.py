@@ -47,7 +47,7 @@ def figure(study: Study, setting: Setting, baseline: str) -> str:
 def test_what_a_warm_up_leaves(study: Study) -> None:
     glyphs, emoji = (figure(study, setting, "xbm+warm-up") for setting in (LONG, EMOJI))
     words = words_of(README)
-    assert f"as its paper says: {glyphs} below XBN on Glyphs, and {emoji} on Emoji" in words
+    assert f"ends {glyphs} (Glyphs) and {emoji} (Emoji) below XBN" in words
     assert f"Used from the first step, it ends at {' and '.join(means(study, 'xbm'))}" in words
 
 
@@ -65,10 +65,10 @@ def test_when_xbn_is_where_no_memory_ends(study: Study) -> None:
         reached = [study.reaches("xbn", setting, seed, end) for seed, end in ends.items()]
         epochs.append(f"{fmean(place[0] for place in reached if place):.0f}")
         assert all(reached)
-    taken = "it takes {}, {} and {} to where no memory ends".format(*epochs)
-    assert f"But of 60, 120 and 240 epochs {taken}" in words_of(DOCS / "which_variant.md")
+    taken = "{}, {} and {}".format(*epochs)
+    assert f"of 60, 120 and 240 epochs it takes {taken} to where" in words_of(DOCS / "which_variant.md")
     gap = figure(study, setting, "no-xbm")
-    assert f"of 60, 120 and 240 epochs on Emoji {taken}; after 240 it is {gap} above" in words_of(README)
+    assert f"the final result without memory after {taken}; after 240 it is {gap} above" in words_of(README)
 
 
 ROWS = {
@@ -139,9 +139,9 @@ def test_what_a_search_for_all_finds() -> None:
     parts.append(SUBGROUPS["learning rate ≥ 0.001"])
     alone, beside, fast = (cell(tuning.draw_difference("xbn", "no-xbm", part)) for part in parts)
     assert f"to none it is {alone} alone and {beside} with `batch_loss_weight=1`" in words
-    below = f"ended {fast.lstrip('−')} points of MAP@R below none"
-    assert f"In a search, at rates from 0.001 on, it {below}" in words_of(README)
-    assert f"adapted memory {below} from 0.001 on" in words_of(DOCS / "faq.md")
+    fast = fast.lstrip("−")
+    assert f"XBN ended {fast} points of MAP@R below no memory at learning rates from 0.001" in words_of(README)
+    assert f"at rates from 0.001 on, a search on Emoji had XBN {fast} below none" in words_of(DOCS / "faq.md")
     none, xbm, star = (cell(tuning.draw_difference("xbn", other)) for other in others)
     assert f"XBN is {none} points of MAP@R to none, {xbm} to XBM and {star} to XBM\\*" in words
     tested = tuning.tested("xbn", FIGURE)
