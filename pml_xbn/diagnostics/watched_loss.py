@@ -12,7 +12,7 @@ from torch.nn.functional import normalize as unit_length
 from torch.utils.hooks import RemovableHandle
 
 from .._arithmetic import at_least_float32
-from ..pairwise import only_looks
+from ..pairwise._plain import only_looks
 from .common_mode_push import CommonModePush, common_mode_push
 from .memory_rows import StoredSince, num_occupied
 from .valid_pairs import ValidPairs, valid_pairs

@@ -22,13 +22,15 @@ class Report(NamedTuple):
     is_stored: bool
     has_pairs: bool
     seed: int  # for draws that are the same on all ranks
+    can_share: bool  # it can compute the loss of its own anchors apart
 
 
-def reported(make: Callable[[], Batch], **state: int) -> tuple[Batch, list[Report]]:
+def reported(make: Callable[[], Batch], can_share: bool = False, **state: int) -> tuple[Batch, list[Report]]:
     """Returns this rank's batch, and the reports of all ranks on theirs.
 
     Args:
         make: returns this rank's batch.
+        can_share: see :class:`Report`.
         **state: numbers that are to be equal on all ranks.
 
     Raises:
@@ -39,7 +41,7 @@ def reported(make: Callable[[], Batch], **state: int) -> tuple[Batch, list[Repor
         batch = make()
         seed = int(torch.randint(2**31, ()))
         pairs = batch.user_pairs is not None
-        report = Report(len(batch.refs), len(batch.anchors), batch.is_stored, pairs, seed)
+        report = Report(len(batch.refs), len(batch.anchors), batch.is_stored, pairs, seed, can_share)
         state |= {
             "embedding_size": batch.refs.shape[1],
             "bits_of_dtype": torch.finfo(batch.refs.dtype).bits,

@@ -20,14 +20,14 @@ class OverShards(OverRows):
     pairs are the number of ranks times those of a single process.
 
     Args:
-        most_rows: rows that the rank with the most of them has room for.
+        rows: this rank's.
     """
 
-    def __init__(self, most_rows: int) -> None:
-        self.most_rows = most_rows
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
 
     def anchors_at_once(self, num_rows: int, device: torch.device) -> int:
-        return super().anchors_at_once(self.most_rows, device)  # alike on all ranks
+        return super().anchors_at_once(self.rows.most_places, device)  # alike on all ranks
 
     def sum(self, values: Tensor, counts: Tensor) -> Tensor:
         result: Tensor = _Sum.apply(super().sum(values, counts))
@@ -61,8 +61,8 @@ class OverShards(OverRows):
         return torch.where(total > 0, total, 1).log() + largest
 
     def leave_out(self, mask: Tensor, own_rows: Tensor) -> Tensor:
-        held = (own_rows >= 0).nonzero().squeeze(1)
-        mask[held, own_rows[held]] = False
+        held, anchors = self.rows.held(own_rows, torch.arange(len(own_rows), device=own_rows.device))
+        mask[anchors, held] = False
         return mask
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .._tensor_checks import check_integers, check_mask, check_rows
 from ..memory._batch import Batch
-from ..pairwise import IndicesTuple
+from ..pairwise._pairs import IndicesTuple
 
 if TYPE_CHECKING:
     from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory as Memory

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..distributed._collectives import Exchange, same_draws
+from ..distributed._collectives import Exchange, reduce_scattered, same_draws
 from ..distributed._global_batch import Report, reported, with_all_anchors, with_all_refs
-from ..distributed._sharded_loss import part_of_loss, whole_loss
+from ..distributed._over_shards import OverShards
 from ..memory._batch import Batch
 from ..memory._hooks import transaction
-from ..pairwise import KnownGradients, Share, can_be_sharded, recipe_to_share, share_against
-from ..pairwise._forms import Recipe
+from ..pairwise._forms import Recipe, recipe_of
+from ..pairwise._loss import KnownGradients, Share, share_against
+from ..pairwise._supported import can_be_sharded, recipe_to_share
 from ._input import checked, too_many_rows
 from ._step import comparison, loss_with_memory, read_only, stored
 from .batch_loss import loss_of_batch
@@ -35,7 +36,8 @@ def loss_on_ranks(memory: Memory, *arguments: Any) -> Tensor:
         if not batch.is_stored:  # every rank is by itself
             return loss_with_memory(memory, batch, read_only(memory, batch))
         is_warming_up = memory.queue.contents.num_calls < memory.warmup
-        recipe = None if is_warming_up else recipe_to_share(memory.loss, memory.miner)
+        can_share = not is_warming_up and all(report.can_share for report in reports)
+        recipe = recipe_to_share(memory.loss, memory.miner) if can_share else None
         if recipe is not None:
             return _loss_of_shares(memory, batch, reports, recipe)
         whole = with_all_anchors(batch, reports)
@@ -61,11 +63,13 @@ def _checked_on_ranks(memory: Memory, *arguments: Any) -> tuple[Batch, list[Repo
     contents = memory.queue.contents
     batch, reports = reported(
         lambda: checked(memory, *arguments),
+        can_share=recipe_to_share(memory.loss, memory.miner) is not None,
         memory_size=contents.rows.num_places,
         num_rows=len(contents.rows),
         queue_idx=contents.position,
         num_calls=contents.num_calls,
         training=arguments[-1],
+        is_grad_enabled=torch.is_grad_enabled(),
     )
     batch = batch._replace(is_stored=all(report.is_stored for report in reports))
     if not (batch.is_stored or memory._is_sharded):
@@ -98,17 +102,33 @@ def _loss_of_shares(memory: Memory, batch: Batch, reports: list[Report], recipe:
 
 
 def _loss_on_shards(memory: Memory, batch: Batch, reports: list[Report]) -> Tensor:
-    """Returns the loss of the batch of all ranks against rows that are spread over them."""
-    whole, loss, part = with_all_anchors(batch, reports), batch.anchors.new_zeros(()), None
+    """Returns the loss of the batch of all ranks against rows that are spread over them.
+
+    Every rank compares the anchors of all with its own rows, the reductions over rows are merged, and each
+    rank gets the sum of the gradients of its own anchors: nothing is sent in the backward pass.
+    """
+    whole, loss = with_all_anchors(batch, reports), batch.anchors.new_zeros(())
     with Exchange(has_reductions=True):
+        recipe = recipe_of(memory.loss)
+        if recipe is None:
+            raise ValueError(
+                f"{type(memory.loss).__name__} has a hook, or was changed, with shard_distributed=True: "
+                "pass gather_distributed=True instead"
+            )
         contents = stored(memory, batch) if batch.is_stored else read_only(memory, batch)
-        if contents is None:
-            loss = loss_of_batch(memory.loss, memory.miner, whole)
-        else:
-            part = part_of_loss(memory.loss, memory.miner, whole, contents)
-            if memory.batch_loss_weight and batch.is_stored:
-                loss = memory.batch_loss_weight * loss_of_batch(memory.loss, memory.miner, whole)
-    return loss if part is None else loss + whole_loss(part, batch, reports)
+        anchors = whole.anchors.detach().requires_grad_(torch.is_grad_enabled())
+        share = Share(memory.loss, recipe, anchors)
+        compared = contents and comparison(memory, whole._replace(anchors=anchors), contents)
+        if compared is not None:
+            share = share_against(compared._replace(over_rows=OverShards(compared.rows)), recipe)
+        value, gradients = share.value()
+        weight = 1.0 if contents is None else memory.batch_loss_weight * batch.is_stored
+        if weight:
+            loss = weight * loss_of_batch(memory.loss, memory.miner, whole)
+    if gradients:
+        gradients[0] = reduce_scattered(gradients[0], [report.num_anchors for report in reports])
+    of_memory: Tensor = KnownGradients.apply((value, gradients), batch.anchors, *recipe.learned)
+    return loss + of_memory
 
 
 def check_sharded(memory: Memory) -> None:

@@ -15,7 +15,8 @@ from ..memory._batch import Batch, zero_loss
 from ..memory._queue import Contents
 from ..memory._rows import Rows
 from ..memory._samples import averaged, placement_of, with_samples
-from ..pairwise import Comparison, drop_own_rows, loss_against, mapped
+from ..pairwise._loss import Comparison, loss_against
+from ..pairwise._pairs import drop_own_rows, mapped
 from .batch_loss import loss_of_batch
 
 if TYPE_CHECKING:

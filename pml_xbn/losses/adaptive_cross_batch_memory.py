@@ -19,7 +19,9 @@ from ..memory._checkpoint import prepare_state
 from ..memory._hooks import MemoryHook, MemoryHooks, transaction
 from ..memory._queue import Queue
 from ..memory._samples import check_update
-from ..pairwise import IndicesTuple, Miner, check_supported
+from ..pairwise._miners import Miner
+from ..pairwise._pairs import IndicesTuple
+from ..pairwise._supported import check_supported
 from ._input import checked
 from ._on_ranks import check_sharded, fill_on_ranks, loss_on_ranks
 from ._step import eager, loss_with_memory, read_only, stored

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .._number_checks import check_integer
 from .._tensor_checks import check_integers, check_rows
-from ..pairwise import IndicesTuple
+from ..pairwise._pairs import IndicesTuple
 
 
 class BaseClassificationLoss(WeightRegularizerMixin, BaseMetricLossFunction):

@@ -11,7 +11,8 @@ from .._tensor_checks import check_rows
 from ..distributed._collectives import Exchange, is_distributed, same_draws
 from ..distributed._global_batch import reported, with_all_anchors, with_all_refs
 from ..memory._batch import Batch, zero_loss
-from ..pairwise import IndicesTuple, Miner, appended, mapped
+from ..pairwise._miners import Miner
+from ..pairwise._pairs import IndicesTuple, appended, mapped
 from ._input import split
 
 

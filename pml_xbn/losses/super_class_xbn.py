@@ -10,7 +10,7 @@ from torch import nn
 from .._keywords import parameters_of
 from ..adapters import GroupMomentMatching
 from ..adapters.superclass_lookup import Superclasses
-from ..pairwise import Miner
+from ..pairwise._miners import Miner
 from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
 
 

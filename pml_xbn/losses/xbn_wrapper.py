@@ -9,7 +9,7 @@ from torch import nn
 
 from .._keywords import parameters_of
 from ..adapters import MomentMatching
-from ..pairwise import Miner
+from ..pairwise._miners import Miner
 from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
 
 

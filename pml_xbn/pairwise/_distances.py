@@ -41,7 +41,7 @@ class Distances:
         """Returns what a plain distance measures, ``(a, n)``, with gradient; not to be written to."""
         is_of_pml = type(distance) in DISTANCES and distance.p == 2
         is_of_lengths = type(distance) is LpDistance and not distance.normalize_embeddings
-        if is_of_lengths or not is_of_pml:
+        if is_of_lengths or not is_of_pml or distance.collect_stats:
             mat: Tensor = distance(self.anchors, self.row_tensor)
             return mat
         if isinstance(distance, LpDistance):

@@ -6,7 +6,6 @@ anchor than one pair through ``pairs.over_rows`` alone.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -106,7 +105,8 @@ def tuplet_margin(loss: losses.TupletMarginLoss, mat: Tensor, pairs: Pairs) -> T
     squared_sines = (1 - mat) * (1 + mat)
     has_gradient = squared_sines > 0
     sines = torch.where(has_gradient, squared_sines, 1).sqrt() * has_gradient
-    slackened = math.cos(loss.margin) * mat + math.sin(loss.margin) * sines
+    margin = torch.as_tensor(loss.margin)  # which may be learned
+    slackened = margin.cos() * mat + margin.sin() * sines
     return {"loss": Elements(_log_one_plus_exp(negative_log_sum - loss.scale * slackened), pairs.positive)}
 
 
@@ -259,13 +259,14 @@ def recipe_of(loss: Any) -> Recipe | None:
     reducers = {}
     for name in form.parts:
         reducer = loss.reducer
-        if isinstance(reducer, MultipleReducers):
-            has_own = name in reducer.reducers
-            reducer = reducer.reducers[name] if has_own else reducer.default_reducer
+        if type(reducer) is MultipleReducers:
+            reducer = reducer.reducers._modules.get(name, reducer.default_reducer)
         if type(reducer) not in REDUCERS:
             return None
         reducers[name] = reducer
     values = [x for part in loss.modules() for x in (*vars(part).values(), *part._parameters.values())]
     learned = {id(x): x for x in values if isinstance(x, Tensor) and x.requires_grad}
+    if any(x._backward_hooks for x in learned.values()):  # which would run twice
+        return None
     is_by_anchor = form.is_by_anchor and not getattr(loss, "learn_beta", False)
     return Recipe(form, reducers, list(learned.values()), is_by_anchor)

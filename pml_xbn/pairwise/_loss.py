@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from pytorch_metric_learning.losses import AngularLoss, GenericPairLoss
-from pytorch_metric_learning.reducers import DivisorReducer, DoNothingReducer, SumReducer
+from pytorch_metric_learning.reducers import DivisorReducer, SumReducer
 from torch import Tensor
 
-from .._arithmetic import slices
+from .._arithmetic import slices, widest
 from ..memory._rows import Rows
 from ._distances import Distances
 from ._forms import Recipe, Terms, recipe_of
@@ -76,16 +75,18 @@ def share_against(compared: Comparison, recipe: Recipe) -> Share:
     pairs = compared.chosen(distances)
     share.num_pairs = pairs.num_pairs or [over_rows.total(counts) for counts in pairs[:2]]
     if form.terms is None:
-        share.begin()
         for elements in _angular_terms(loss, share.leaf, distances.row_tensor, pairs):
             share.add({"loss": elements}, over_rows, share.leaf)
         return share
     share.whole = mat = distances.measured(loss.distance)
     is_checked = hasattr(loss, "_assert_either_pos_or_neg")  # since PML 2.9
-    if compared.user_pairs is not None and is_checked and loss.loss_method == loss.mat_based_loss:
+    is_listed = pairs.num_pairs is None and pairs.positive.dtype != torch.bool
+    if is_listed and is_checked and loss.loss_method == loss.mat_based_loss:
         loss._assert_either_pos_or_neg(*pairs[:2])
     can_be_cut = recipe.is_by_anchor and (pairs.triplets is None or isinstance(pairs.triplets, Runs))
     at_once = over_rows.anchors_at_once(mat.shape[1], mat.device) if can_be_cut else len(mat)
+    if can_be_cut and getattr(loss, "smooth_loss", False):  # whose triplets are listed
+        at_once = 1
     for places in slices(len(mat), at_once):
         part, chosen = (mat, pairs) if at_once >= len(mat) else (mat[places], pairs.at(places))
         leaf = part.detach().requires_grad_(mat.requires_grad)
@@ -158,21 +159,18 @@ class Share:
 
     def value(self) -> tuple[Tensor, list[Tensor]]:
         """Returns the loss, and its gradients with respect to the inputs, if any."""
+        self.begin()
         has_terms: Tensor | bool = True
         if isinstance(self._loss, GenericPairLoss):  # of a pair of each kind, or fewer, PML's are zero
-            num_positive, num_negative = self.num_pairs
-            if self._recipe.form.needs_both_kinds:
-                has_terms = num_positive * num_negative > 1
-            else:
-                has_terms = (num_positive > 1) | (num_negative > 1)
-        as_tensor = has_terms if isinstance(has_terms, Tensor) else self.leaf.new_full((), has_terms)
-        has_terms = as_tensor.to(self.leaf)
-        for reducer, (total, count, *gradients) in zip(
-            self._recipe.reducers.values(), self.parts, strict=True
-        ):
-            factor = has_terms if type(reducer) is SumReducer else has_terms / count.clamp_min(1)
+            positive, negative = self.num_pairs
+            needs_both = self._recipe.form.needs_both_kinds
+            has_terms = positive * negative > 1 if needs_both else (positive > 1) | (negative > 1)
+        reducers = self._recipe.reducers.values()
+        for reducer, (total, count, *gradients) in zip(reducers, self.parts, strict=True):
+            # Of a divisor of 0 PML's result is 0, whatever the sum.
+            share = 1 if type(reducer) is SumReducer else (count > 0) / widest(count.clamp_min(1))
             for x in (total, *gradients):
-                x *= factor
+                x *= share * has_terms
         (value, _, *gradients), *others = self.parts
         for other, _, *other_gradients in others:
             for x, y in zip([value, *gradients], [other, *other_gradients], strict=True):
@@ -202,12 +200,9 @@ def _angular_terms(loss: AngularLoss, anchors: Tensor, rows: Tensor, pairs: Pair
     a1, p = listed(pairs.positive)
     if len(a1) == 0 or not pairs.negative.any():
         return
-    collecting = copy.copy(loss)
-    collecting._modules = {**loss._modules, "reducer": DoNothingReducer()}
     at_once = 8 * pairs.over_rows.anchors_at_once(len(rows), rows.device)  # for each part all rows are read
     for anchors_of_pairs, places in zip(a1.split(at_once), p.split(at_once), strict=True):
         # All rows of other classes are its negatives, whatever is listed, but something has to be listed.
         lists = anchors_of_pairs, places, a1[:1], p[:1]
-        yield Elements(
-            collecting(anchors, pairs.labels, lists, rows, pairs.row_labels)["loss"]["losses"].flatten()
-        )
+        found = loss.compute_loss(anchors, pairs.labels, lists, rows, pairs.row_labels)  # no hook sees it
+        yield Elements(found["loss"]["losses"].flatten())

@@ -56,9 +56,7 @@ class Pairs(NamedTuple):
 
     def masks(self) -> tuple[Tensor, Tensor]:
         """Returns which pairs are positive and which negative, ``(a, n)`` bool."""
-        if self.positive.dtype == torch.bool:
-            return self.positive, self.negative
-        return self.positive > 0, self.negative > 0
+        return self.positive.bool(), self.negative.bool()
 
     def at(self, anchors: slice) -> Pairs:
         """Returns the pairs of some anchors, not of triplets that are listed."""
@@ -96,10 +94,8 @@ def appended(indices: IndicesTuple, user_pairs: IndicesTuple, labels: Tensor) ->
 
 def drop_own_rows(indices: IndicesTuple, own_rows: Tensor) -> IndicesTuple:
     """Returns the pairs or triplets without those of an anchor and its own row."""
-    if len(indices) == 3:
-        anchors, positives, negatives = indices
-        keep = (positives != own_rows[anchors]) & (negatives != own_rows[anchors])
-        return anchors[keep], positives[keep], negatives[keep]
-    anchors, positives, other_anchors, negatives = indices
-    keep, keep_other = positives != own_rows[anchors], negatives != own_rows[other_anchors]
-    return anchors[keep], positives[keep], other_anchors[keep_other], negatives[keep_other]
+    left: list[Tensor] = []
+    for anchors, *rows in [indices] if len(indices) == 3 else [indices[:2], indices[2:]]:
+        keep = (torch.stack(rows) != own_rows[anchors]).all(dim=0)
+        left += [x[keep] for x in (anchors, *rows)]
+    return tuple(left)
