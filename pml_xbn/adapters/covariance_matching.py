@@ -90,7 +90,9 @@ class CovarianceMatching(nn.Module):
         )
         are_regular = _is_regular(old) & _is_regular(new)
         old, new = torch.where(are_regular, old, unit), torch.where(are_regular, new, unit)
-        scale, size = torch.where(std > 0, new_std / std, 1.0), torch.where(std > 0, std, 1.0)
+        # Where there are NaN, the map is not used, but roots are computed.
+        scale = torch.where(std > 0, new_std / std, 1.0).nan_to_num(1.0, 1.0)
+        size = torch.where(std > 0, std, 1.0)
         return size.unsqueeze(1) * self._solve(old, new, torch.diag(scale)) / size
 
     def _solve(self, old: Tensor, new: Tensor, scales: Tensor) -> Tensor:

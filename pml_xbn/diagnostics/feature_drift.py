@@ -114,7 +114,8 @@ class FeatureDrift:
             now = self.embed().detach().clone()
         known = [delta for delta in self.deltas if is_measured and step - delta in self._past]
         drifts = {
-            delta: feature_drift(now, self._past[step - delta], squared=self.squared) for delta in known
+            delta: feature_drift(now, self._past[step - delta].to(now.device), squared=self.squared)
+            for delta in known
         }
         self._past[step] = now
         self._past = {past: rows for past, rows in self._past.items() if self._is_wanted(past, after=step)}

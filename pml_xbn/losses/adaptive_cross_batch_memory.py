@@ -296,5 +296,6 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         super()._save_to_state_dict(*args, **kwargs)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        self._hooks.name_modules(self)
         prepare_state(state_dict, prefix, self, self.queue)
         super()._load_from_state_dict(state_dict, prefix, *args)

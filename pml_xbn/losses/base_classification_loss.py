@@ -69,6 +69,7 @@ class BaseClassificationLoss(WeightRegularizerMixin, BaseMetricLossFunction):
         """
         check_rows("embeddings", embeddings, width=self.embedding_size)
         check_integers("labels", labels, len(embeddings), "one label per embedding")
+        labels = labels.long()  # before it is compared with a number that may not fit its dtype
         is_outside = (labels < 0) | (labels >= self.num_classes)
         if is_outside.any():
             raise ValueError(
@@ -77,7 +78,7 @@ class BaseClassificationLoss(WeightRegularizerMixin, BaseMetricLossFunction):
             )
         with torch.autocast(embeddings.device.type, enabled=False):
             embeddings, _ = self._in_one_dtype(embeddings)
-            loss: Tensor = super().forward(embeddings, labels.long(), indices_tuple, ref_emb, ref_labels)
+            loss: Tensor = super().forward(embeddings, labels, indices_tuple, ref_emb, ref_labels)
         return loss
 
     def compute_loss(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -98,7 +97,7 @@ class TwoTowerMemory(nn.Module):
                 error of a loss or a miner.
         """
         is_training = self.training and torch.is_grad_enabled()
-        memories: list[Any] = list(self.children())
+        memories = [x for x in (self.document_memory, self.query_memory) if x is not None]
         # Copies are read by every rank on its own, shards by all ranks together.
         is_joint = self.document_memory.shard_distributed or (
             is_training and self.document_memory.gather_distributed

@@ -261,10 +261,11 @@ class Rows:
 
     def settle(self: Self) -> Self:
         """Returns these rows after a step that has succeeded: stored anew, in place, if that is due."""
+        rows = self
+        if self.is_due:
+            rows = replace(self, is_due=False) if self.sums is None else self.stored_anew(self.stored)
         self.overwritten.clear()
-        if not self.is_due:
-            return self
-        return replace(self, is_due=False) if self.sums is None else self.stored_anew(self.stored)
+        return rows
 
     def stored_anew(self: Self, new: Tensor) -> Self:
         """Returns these rows, written to a tensor ``(M, d)`` so that u has mean 0 and σ 1: a turn."""
@@ -274,10 +275,18 @@ class Rows:
         # Rows that have become equal are zeros.
         factor = (self.scale / scale).masked_fill_(std == 0, 0.0)
         offset = ((self.shift - shift) / scale).masked_fill_(std == 0, 0.0)
-        for part in slices(self.num_rows, rows_at_a_time(new, 8)):
-            new[part] = torch.addcmul(offset, widest(self.stored[part]), factor)
-        # Measured and not computed: what they are off by would stay for ever.
-        sums = sums_of(new[: self.num_rows])
+        done = 0
+        try:
+            for part in slices(self.num_rows, rows_at_a_time(new, 8)):
+                new[part] = torch.addcmul(offset, widest(self.stored[part]), factor)
+                done = part.stop
+            # Measured and not computed: what they are off by would stay for ever.
+            sums = sums_of(new[: self.num_rows])
+        except BaseException:  # an interrupt, or no memory is left
+            for part in slices(done if new is self.stored else 0, 1024):
+                before = (widest(new[part]) - offset) / factor
+                new[part] = torch.where(factor == 0, (mean - self.shift) / self.scale, before)
+            raise
         return replace(self, stored=new, scale=scale, shift=shift, sums=sums, is_due=False)
 
     def _beginning_with(self: Self, values: Tensor) -> Self:
