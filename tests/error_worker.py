@@ -172,6 +172,15 @@ def errors_of_shards(rank: int) -> Errors:
         finally:
             f.train()
 
+    def without_gradient_on_one(f: Any) -> None:
+        f.eval()
+        try:
+            with torch.set_grad_enabled(rank == 0):
+                f(embeddings.requires_grad_(), labels)
+        finally:
+            f.train()
+
+    yield r"is_grad_enabled is \[1, 0\]", without_gradient_on_one
     yield "pass a miner, or use gather_dist", lambda f: f(embeddings, labels, None if rank else pairs)
 
     def with_temperature(f: Any) -> None:
@@ -313,6 +322,18 @@ def check_kinds(rank: int) -> None:
             torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, msg=f"{name}, {kind}")
 
 
+def check_hook_on_one_rank(rank: int) -> None:
+    """As users log: then all ranks compute the loss of all anchors."""
+    for part in ("loss", "miner"):
+        hooked, plain = (memory(SupConLoss(), BatchHardMiner(), gather_distributed=True) for _ in range(2))
+        if rank == 0:
+            getattr(hooked, part).register_forward_hook(lambda *_: None)
+        for step in range(3):
+            values = [f(*batch_of(rank, step)) for f in (hooked, plain)]
+            torch.testing.assert_close(*values, rtol=1e-9, atol=1e-9)
+
+
 def check() -> None:
     check_all_errors(distributed.get_rank())
+    check_hook_on_one_rank(distributed.get_rank())
     check_kinds(distributed.get_rank())

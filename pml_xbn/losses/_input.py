@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -98,7 +99,7 @@ def _are_storable(memory: Memory, embeddings: Tensor, batch: Batch) -> bool:
             "learning rate or mend the data, or pass nonfinite='skip' to leave such batches out of the memory"
         )
     if is_due:
-        memory.queue.store_anew_in_step()
+        memory.queue.contents = memory.queue.contents._replace(rows=replace(rows, is_due=True))
     return True
 
 

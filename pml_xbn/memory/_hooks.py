@@ -25,7 +25,7 @@ class MemoryHooks:
     """Hooks in order of registration."""
 
     # While hooks run: where samples that the batch holds again are in memory, and in the batch, (r,) each.
-    returning: tuple[Tensor, ...] | None = None
+    returning: tuple[Tensor, Tensor] | None = None
 
     def __init__(self) -> None:
         self._hooks: OrderedDict[int, MemoryHook] = OrderedDict()
@@ -64,12 +64,8 @@ class MemoryHooks:
 
     def refusals(self, labels: Tensor) -> list[Refusal]:
         """What the hooks that check labels have against these."""
-        refusals = []
-        for hook in self._hooks.values():
-            refusal = hook.refusal(labels) if isinstance(hook, BaseAdapter) else None
-            if refusal is not None:
-                refusals.append(refusal)
-        return refusals
+        found = (hook.refusal(labels) for hook in self._hooks.values() if isinstance(hook, BaseAdapter))
+        return [refusal for refusal in found if refusal is not None]
 
     def adapted(
         self,
@@ -82,7 +78,8 @@ class MemoryHooks:
         allow_nonfinite: bool,
     ) -> Rows:
         """Returns the rows after all hooks, each of which gets those that the one before it left."""
-        self.returning = () if placement is None else (placement.stored_at, placement.returning)
+        none = labels.new_zeros(0)
+        self.returning = (placement.stored_at, placement.returning) if placement else (none, none)
         for hook in tuple(self._hooks.values()):  # one may remove itself
             if isinstance(hook, BaseAdapter):
                 before = rows.measured()

@@ -136,10 +136,6 @@ class Queue(nn.Module):
 
     # -- a step ----------------------------------------------------------------------------------------------
 
-    def store_anew_in_step(self) -> None:
-        """Makes the rows due to be stored anew when the step begins."""
-        self.contents = self.contents._replace(rows=replace(self.contents.rows, is_due=True))
-
     def hold(self, contents: Contents) -> None:
         """Takes contents; what was written to the value of others from here on is nobody's."""
         self.contents, self._read = contents, None

@@ -184,15 +184,33 @@ class KnownGradients(torch.autograd.Function):
     """A loss of known gradients, which are all that its graph keeps; they cannot be differentiated again."""
 
     @staticmethod
-    def forward(ctx: Any, known: tuple[Tensor, list[Tensor]], *_: Tensor) -> Tensor:
+    def forward(ctx: Any, known: tuple[Tensor, list[Tensor]], *inputs: Tensor) -> Tensor:
         value, gradients = known
         ctx.save_for_backward(*gradients)
+        ctx.inputs = inputs
         return value
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, loss_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *(loss_gradient * gradient for gradient in ctx.saved_tensors)
+        with torch.no_grad():
+            gradients = [loss_gradient * gradient for gradient in ctx.saved_tensors]
+        if torch.is_grad_enabled():  # create_graph=True; without a graph a penalty would count as constant
+            gradients = [_Final.apply(*both) for both in zip(gradients, ctx.inputs, strict=True)]
+        return None, *gradients
+
+
+class _Final(torch.autograd.Function):
+    """A gradient that raises when it is differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, _: Tensor) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[None, None]:
+        raise RuntimeError(
+            "the loss of a memory has no second derivative: compute it with PML's code on embedding_memory"
+        )
 
 
 def _angular_terms(loss: AngularLoss, anchors: Tensor, rows: Tensor, pairs: Pairs) -> Iterator[Elements]:

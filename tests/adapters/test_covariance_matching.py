@@ -164,6 +164,16 @@ def test_nothing_becomes_nan(root: str, shrinkage: float) -> None:
         assert torch.isfinite(loss) or np.abs(batch).max() > 1e20
 
 
+@pytest.mark.parametrize("root", ["principal", "symmetric", "cholesky"])
+def test_a_batch_of_nan_leaves_the_rows(root: str) -> None:
+    memory = memory_with(CovarianceMatching(root), nonfinite="ignore")
+    first, batch = steps(2, (9,))
+    memory(torch.from_numpy(first), labels_of(first))
+    before, batch[0, 0] = memory.embedding_memory[:9].clone(), np.nan
+    memory(torch.from_numpy(batch), labels_of(batch))
+    assert torch.equal(memory.embedding_memory[:9], before)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("saved_after", [0, 1, 7, 23])
 @pytest.mark.parametrize(("root", "shrinkage"), CASES)

@@ -24,6 +24,7 @@ LOSSES = {
     "ntxent": losses.NTXentLoss,
     "nca": losses.NCALoss,
     "lifted": losses.LiftedStructureLoss,
+    "angular": losses.AngularLoss,
     "snr": losses.SignalToNoiseRatioContrastiveLoss,
 }
 

@@ -144,6 +144,11 @@ def test_labels_of_every_integer_dtype(
     assert torch.equal(loss_fn(f, LABELS.to(device, labels_dtype)), expected)
 
 
+def test_there_may_be_more_classes_than_the_dtype_of_the_labels_has_numbers() -> None:
+    loss_fn = StopGradientSoftmaxLoss(num_classes=300, embedding_size=D)
+    assert loss_fn(torch.randn(2, D), torch.tensor([100, 255], dtype=torch.uint8)) > 0
+
+
 def test_weights_are_the_whole_state(make: Callable) -> None:
     assert {key: value.shape for key, value in make().state_dict().items()} == {"W": (D, C)}
 

@@ -398,3 +398,64 @@ def test_pairs_of_both_kinds_are_refused_as_by_pml() -> None:
     if hasattr(losses.SupConLoss, "_assert_either_pos_or_neg"):
         with pytest.raises(AssertionError, match="either be positive or negative"):
             loss_fn(*batch(0), (*both, *both))
+
+    def own_miner(_: Tensor, labels: Tensor, *__: Tensor) -> tuple[Tensor, ...]:
+        return tuple(x.to(labels.device) for x in (*both, *both))
+
+    loss_fn = XBNWrapper(losses.SupConLoss(), D, M, own_miner)
+    if hasattr(losses.SupConLoss, "_assert_either_pos_or_neg"):
+        with pytest.raises(AssertionError, match="either be positive or negative"):
+            loss_fn(*batch(0))
+
+
+# -- what users change -------------------------------------------------------------------------------------
+
+
+class Weighted(reducers.MultipleReducers):
+    def sub_loss_reduction(self, sub_losses: list[Tensor], *_: Any) -> Tensor:
+        return 10 * sub_losses[0] + sub_losses[1]
+
+
+def weighted() -> nn.Module:
+    parts = {name: reducers.MeanReducer() for name in ("pos_loss", "neg_loss")}
+    return losses.ContrastiveLoss(reducer=Weighted(parts))
+
+
+def learned_margin() -> nn.Module:
+    loss = losses.TupletMarginLoss()
+    loss.margin = nn.Parameter(torch.tensor(0.1))
+    return loss
+
+
+def hooked_beta() -> nn.Module:
+    loss = losses.MarginLoss(learn_beta=True)
+    loss.beta.register_hook(lambda gradient: 10 * gradient)
+    return loss
+
+
+def beta_of_classes() -> nn.Module:
+    """Whose regularization PML divides by the number of triplets that violate the margin: of none it is 0."""
+    return losses.MarginLoss(margin=-10.0, nu=0.5, beta=2.0, learn_beta=True, num_classes=4)
+
+
+@pytest.mark.parametrize("make", [weighted, learned_margin, hooked_beta, beta_of_classes])
+def test_value_and_gradients_stay_pmls(make: Callable[[], nn.Module]) -> None:
+    results = []
+    for cls in (losses.CrossBatchMemory, AdaptiveCrossBatchMemory):
+        loss_fn = cls(make(), D, M)
+        results.append(train(loss_fn)[:-1])  # in eval mode PML's class stores rows
+        results[-1] += [torch.zeros_like(x) if x.grad is None else x.grad for x in loss_fn.parameters()]
+    assert_close(*results)
+
+
+@pytest.mark.parametrize("miner", ["easy", "hard", "multi-similarity", "pair margin"])
+def test_the_distance_of_a_miner_shows_its_statistics(miner: str) -> None:
+    norms = []
+    for cls in (losses.CrossBatchMemory, AdaptiveCrossBatchMemory):
+        chooser = MINERS[miner](collect_stats=True, distance=distances.LpDistance(collect_stats=True))
+        train(cls(losses.ContrastiveLoss(), D, M, chooser))
+        norms.append(
+            torch.tensor([chooser.distance.initial_avg_query_norm, chooser.distance.final_avg_ref_norm])
+        )
+    assert norms[0].all()
+    torch.testing.assert_close(*norms)

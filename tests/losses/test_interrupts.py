@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from pytorch_metric_learning.miners import MultiSimilarityMiner
 from torch import Tensor, nn
 
 from pml_xbn import PerClassXBN
+from pml_xbn._arithmetic import slices
+from pml_xbn.memory import _rows
 
 
 class Failing(ContrastiveLoss):
@@ -141,3 +144,40 @@ def test_rows_that_were_made_equal_are_taken_back_as_they_were(dtype: torch.dtyp
         for a, b in zip(step(memory, number), step(twin, number), strict=True):
             assert torch.equal(a, b)
         assert are_equal(state(memory), state(twin))
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, "all"])
+def test_rows_that_are_being_stored_anew_are_taken_back(
+    after: int | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn writes all rows, a part at a time: here 5 of 14."""
+    memory, twin = EVERY["xbn"](), EVERY["xbn"]()
+    for number in range(2):
+        for which in (memory, twin):
+            embeddings, labels = batch(number)
+            embeddings.data[:, 1] = 5.0  # no spread
+            which(embeddings, labels)
+    before, rows = state(memory), memory.embedding_memory.clone()
+
+    def parts(num_rows: int, size: int) -> Any:
+        is_turn = sys._getframe(1).f_code.co_name == "stored_anew" and size > 1024
+        for number, part in enumerate(slices(num_rows, 5 if is_turn else size)):
+            if is_turn and number == after:
+                raise KeyboardInterrupt
+            yield part
+
+    def no_sums(_: Tensor) -> Any:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        if after == "all":
+            patch.setattr(_rows, "sums_of", no_sums)
+        else:
+            patch.setattr(_rows, "slices", parts)
+        with pytest.raises((KeyboardInterrupt, MemoryError)):
+            memory.fill_memory(*batch(2))
+    assert are_equal({**state(memory), "queue.rows": before["queue.rows"]}, before)
+    torch.testing.assert_close(memory.embedding_memory, rows)
+    for which in (memory, twin):
+        step(which, 2)
+    torch.testing.assert_close(memory.embedding_memory, twin.embedding_memory)

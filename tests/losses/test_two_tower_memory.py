@@ -379,6 +379,14 @@ def test_one_sided_documents_get_a_gradient_from_the_batch_loss_or_an_error() ->
     without.eval()(queries, documents, labels)
 
 
+@pytest.mark.parametrize("is_one_sided", [False, True])
+def test_a_subclass_may_have_modules_of_its_own(is_one_sided: bool) -> None:
+    loss_fn, plain = (two_towers(is_one_sided=is_one_sided) for _ in range(2))
+    loss_fn.head = nn.Linear(D, D)
+    queries, documents, labels = pairs(0)
+    assert torch.equal(*(f(queries, documents.detach(), labels) for f in (loss_fn, plain)))
+
+
 def test_memories_that_do_not_fit_are_refused() -> None:
     one, other = XBNWrapper(SupConLoss(), D, M), XBNWrapper(SupConLoss(), D + 1, M)
     for memories, error, message in [
