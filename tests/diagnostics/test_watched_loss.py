@@ -24,7 +24,6 @@ LOSSES = {
     "ntxent": losses.NTXentLoss,
     "nca": losses.NCALoss,
     "lifted": losses.LiftedStructureLoss,
-    "angular": losses.AngularLoss,
     "snr": losses.SignalToNoiseRatioContrastiveLoss,
 }
 
@@ -247,8 +246,9 @@ def test_calls_without_anchors_or_pairs_have_no_gradient() -> None:
         assert seen.common_mode_push() == (0,) * 4
 
 
-def test_loss_without_distances_says_so() -> None:
-    loss_fn = filled("pml", losses.AngularLoss())
+@pytest.mark.parametrize("memory", ["pml", "xbn"])
+def test_loss_without_distances_says_so(memory: str) -> None:
+    loss_fn = filled(memory, losses.AngularLoss())
     embeddings, labels = batch()
     with WatchedLoss(loss_fn) as seen:
         loss_fn(embeddings.requires_grad_(), labels).backward()
