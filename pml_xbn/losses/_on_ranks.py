@@ -118,6 +118,7 @@ def _loss_on_shards(memory: Memory, batch: Batch, reports: list[Report]) -> Tens
         contents = stored(memory, batch) if batch.is_stored else read_only(memory, batch)
         anchors = whole.anchors.detach().requires_grad_(torch.is_grad_enabled())
         share = Share(memory.loss, recipe, anchors)
+        share.begin()
         compared = contents and comparison(memory, whole._replace(anchors=anchors), contents)
         if compared is not None:
             share = share_against(compared._replace(over_rows=OverShards(compared.rows)), recipe)

@@ -230,7 +230,9 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             raise RuntimeError(
                 "returning_samples is of the batch that hooks see: ask for it in a memory hook"
             )
-        return self._hooks.returning
+        none = self.label_memory.new_zeros(0)
+        in_memory, in_batch = self._hooks.returning or (none, none)
+        return in_memory, in_batch
 
     def reset_queue(self) -> None:
         """Empties the memory. Calls stay counted and adapters keep their estimates."""

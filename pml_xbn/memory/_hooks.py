@@ -25,7 +25,7 @@ class MemoryHooks:
     """Hooks in order of registration."""
 
     # While hooks run: where samples that the batch holds again are in memory, and in the batch, (r,) each.
-    returning: tuple[Tensor, Tensor] | None = None
+    returning: tuple[Tensor, ...] | None = None
 
     def __init__(self) -> None:
         self._hooks: OrderedDict[int, MemoryHook] = OrderedDict()
@@ -64,8 +64,11 @@ class MemoryHooks:
 
     def refusals(self, labels: Tensor) -> list[Refusal]:
         """What the hooks that check labels have against these."""
-        found = (hook.refusal(labels) for hook in self._hooks.values() if isinstance(hook, BaseAdapter))
-        return [refusal for refusal in found if refusal is not None]
+        refusals = []
+        for hook in self._hooks.values():
+            if isinstance(hook, BaseAdapter) and (refusal := hook.refusal(labels)) is not None:
+                refusals.append(refusal)
+        return refusals
 
     def adapted(
         self,
@@ -78,8 +81,7 @@ class MemoryHooks:
         allow_nonfinite: bool,
     ) -> Rows:
         """Returns the rows after all hooks, each of which gets those that the one before it left."""
-        none = labels.new_zeros(0)
-        self.returning = (placement.stored_at, placement.returning) if placement else (none, none)
+        self.returning = () if placement is None else (placement.stored_at, placement.returning)
         for hook in tuple(self._hooks.values()):  # one may remove itself
             if isinstance(hook, BaseAdapter):
                 before = rows.measured()

@@ -126,12 +126,17 @@ class Rows:
     def weighted_sum(self, weights: Tensor, factors: Tensor | None = None) -> Tensor:
         """Returns ``(a, d)``, the sum over j of ``weights[:, j]`` times ``factors[j]`` times row j."""
         dtype = weights.dtype
-        total = weights.new_zeros(len(weights), self.stored.shape[1])
-        weight_sums = weights.new_zeros(len(weights), 1)
-        for part in slices(self.num_rows, rows_at_a_time(self.stored)):  # a copy of all weights may not fit
-            own = weights[:, part] if factors is None else weights[:, part] * factors[part]
-            total.addmm_(own, self.stored[part].to(dtype))
-            weight_sums += own.sum(dim=1, keepdim=True)
+        if self.num_rows <= rows_at_a_time(self.stored):
+            weights = weights if factors is None else weights * factors
+            total = weights @ self.stored[: self.num_rows].to(dtype)
+            weight_sums = weights.sum(dim=1, keepdim=True)
+        else:  # a part at a time, as a copy of the weights may not fit
+            total = weights.new_zeros(len(weights), self.stored.shape[1])
+            weight_sums = weights.new_zeros(len(weights), 1)
+            for part in slices(self.num_rows, rows_at_a_time(self.stored)):
+                own = weights[:, part] if factors is None else weights[:, part] * factors[part]
+                total.addmm_(own, self.stored[part].to(dtype))
+                weight_sums += own.sum(dim=1, keepdim=True)
         # The sum of a ∘ u + b is a ∘ (the sum of u) + b: no row has to be mapped for it.
         scale, shift = self._map(dtype)
         return (total * scale).addcmul_(weight_sums, shift)

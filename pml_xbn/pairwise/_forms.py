@@ -266,7 +266,7 @@ def recipe_of(loss: Any) -> Recipe | None:
         reducers[name] = reducer
     values = [x for part in loss.modules() for x in (*vars(part).values(), *part._parameters.values())]
     learned = {id(x): x for x in values if isinstance(x, Tensor) and x.requires_grad}
-    if any(x._backward_hooks for x in learned.values()):  # which would run twice
+    if learned and any(x._backward_hooks for x in learned.values()):  # which would run twice
         return None
     is_by_anchor = form.is_by_anchor and not getattr(loss, "learn_beta", False)
     return Recipe(form, reducers, list(learned.values()), is_by_anchor)

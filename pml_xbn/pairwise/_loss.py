@@ -10,7 +10,7 @@ from pytorch_metric_learning.losses import AngularLoss, GenericPairLoss
 from pytorch_metric_learning.reducers import DivisorReducer, SumReducer
 from torch import Tensor
 
-from .._arithmetic import slices, widest
+from .._arithmetic import slices
 from ..memory._rows import Rows
 from ._distances import Distances
 from ._forms import Recipe, Terms, recipe_of
@@ -75,6 +75,7 @@ def share_against(compared: Comparison, recipe: Recipe) -> Share:
     pairs = compared.chosen(distances)
     share.num_pairs = pairs.num_pairs or [over_rows.total(counts) for counts in pairs[:2]]
     if form.terms is None:
+        share.begin()
         for elements in _angular_terms(loss, share.leaf, distances.row_tensor, pairs):
             share.add({"loss": elements}, over_rows, share.leaf)
         return share
@@ -159,18 +160,19 @@ class Share:
 
     def value(self) -> tuple[Tensor, list[Tensor]]:
         """Returns the loss, and its gradients with respect to the inputs, if any."""
-        self.begin()
-        has_terms: Tensor | bool = True
+        enough: Tensor | bool = True
         if isinstance(self._loss, GenericPairLoss):  # of a pair of each kind, or fewer, PML's are zero
             positive, negative = self.num_pairs
             needs_both = self._recipe.form.needs_both_kinds
-            has_terms = positive * negative > 1 if needs_both else (positive > 1) | (negative > 1)
+            enough = positive * negative > 1 if needs_both else (positive > 1) | (negative > 1)
+        has_terms = enough.to(self.leaf) if isinstance(enough, Tensor) else self.leaf.new_full((), enough)
         reducers = self._recipe.reducers.values()
         for reducer, (total, count, *gradients) in zip(reducers, self.parts, strict=True):
-            # Of a divisor of 0 PML's result is 0, whatever the sum.
-            share = 1 if type(reducer) is SumReducer else (count > 0) / widest(count.clamp_min(1))
+            if type(reducer) is DivisorReducer:  # of a divisor of 0 PML's result is 0, whatever the sum
+                count = torch.where(count > 0, count, torch.inf)
+            factor = has_terms if type(reducer) is SumReducer else has_terms / count.clamp_min(1)
             for x in (total, *gradients):
-                x *= share * has_terms
+                x *= factor
         (value, _, *gradients), *others = self.parts
         for other, _, *other_gradients in others:
             for x, y in zip([value, *gradients], [other, *other_gradients], strict=True):
