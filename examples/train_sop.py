@@ -1,8 +1,9 @@
 """ResNet-50 on Stanford Online Products, the script to copy for GPUs: torchrun, bfloat16, exact resume.
 
 All ranks share one batch and one memory. Every epoch and SIGTERM write last.pt into --output, from which
---resume goes on bit for bit; without one it starts afresh. --glyphs needs neither data nor a GPU. For data of
-your own return them from build(): images and labels by index, and all labels as .labels or .targets.
+--resume goes on, on a CPU bit for bit; without one it starts afresh. --glyphs needs neither data nor a GPU.
+For data of your own return them from build(): images and labels by index, and all labels as .labels or
+.targets.
 
     python examples/train_sop.py --glyphs --epochs 2
     torchrun --nproc_per_node=4 examples/train_sop.py --root data/sop --resume

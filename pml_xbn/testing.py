@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ._number_checks import check_integer
 from .adapters.affine import Affine
 from .adapters.base_adapter import BaseAdapter
 from .adapters.moment_matching import MomentMatching
@@ -50,6 +51,7 @@ def check_adapter(
             that they are adapted to. Without an ``estimate`` the latter are the moments of the batch.
 
     Raises:
+        ValueError: fewer than two steps.
         AssertionError: the adapter fails; with the step, what was found, and what it may mean.
 
     Example:
@@ -60,6 +62,7 @@ def check_adapter(
         ...     return Moments((memory.mean + target.mean) / 2, memory.std)
         >>> check_adapter(HalfWay(), moments_after=half_way)
     """
+    check_integer("num_steps", num_steps, at_least=2)
     if moments_after is None and isinstance(adapter, MomentMatching):
         moments_after = functools.partial(_matched_moments, adapter.match_std)
     check = _MomentCheck(moments_after, tolerance)

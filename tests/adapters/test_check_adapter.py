@@ -154,3 +154,8 @@ def test_the_adapter_is_left_as_it_is() -> None:
     check_adapter(adapter, num_steps=4)
     assert adapter.num_batches == 0
     assert "map" not in vars(adapter)
+
+
+def test_one_step_checks_nothing_and_is_refused() -> None:
+    with pytest.raises(ValueError, match="num_steps=1: pass an integer, 2 or more"):
+        check_adapter(MomentMatching(), num_steps=1)
