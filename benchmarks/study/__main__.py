@@ -8,7 +8,7 @@
 Writes ``study_runs.csv`` (one row per run), ``study_epochs.csv`` (accuracy along the way) and
 ``study_classes.csv`` (hits by class, of a pretrained network) to ``benchmarks/results``, and the page.
 The same line goes on where it was stopped: a run that ``study_runs.csv`` holds is not repeated, one that
-was under way goes on from the last epoch that it has saved.
+was under way goes on from the last epoch that it has saved. One program at a time may write to a folder.
 """
 
 from __future__ import annotations

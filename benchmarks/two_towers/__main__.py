@@ -11,7 +11,7 @@ texts that are given. All methods share seed, weights and batches.
     python -m benchmarks.two_towers --seeds          (writes the tables anew)
 
 Writes ``two_towers.csv``, to which it adds a line per run, and the page ``two_towers.md`` that follows from
-it. A run that the CSV holds is not repeated.
+it. A run that the CSV holds is not repeated. One program at a time may write to a folder.
 """
 
 from __future__ import annotations
