@@ -85,9 +85,8 @@ PRETRAINED = (
     Budget("pretrained", 4, rate=0.3),
 )
 # Rows that move as the samples move that come again, and "own rows", which do not.
-CORRECTED = tuple(
-    f"{memory}+{kind}" for memory in ("xbm", "xbn") for kind in ("own rows", "shift", "diagonal", "low rank")
-)
+KINDS = ("own rows", "shift", "diagonal", "low rank")
+AFTERWARDS = ("xbn+batch loss", *(f"{memory}+{kind}" for memory in ("xbm", "xbn") for kind in KINDS))
 BUDGET_METHODS = ("xbm+warm-up", "xbm-star", "xbn")
 OTHER_EPOCHS = (30, 120, 240)
 OTHER_RATES = (0.5, 2.0)  # of batch 512
@@ -213,7 +212,7 @@ def cases() -> Iterator[Case]:
         yield from _budget_cases(replace(EMOJI, side=64), seed, (0.0, 0.5), EMOJI_METHODS)
     for seed in EMOJI_SEEDS:  # a seed takes six hours of one core
         yield from _budget_curve("glyphs", (seed,), (60, 120, 240))
-    for seed, ratio, method in product(EMOJI_SEEDS, (0.5, 1.0), CORRECTED):
+    for seed, ratio, method in product(EMOJI_SEEDS, (0.5, 1.0), AFTERWARDS):
         yield Case(method, 0, 64, ratio, "batch", str(EMOJI), seed)
 
 

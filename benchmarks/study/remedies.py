@@ -113,6 +113,7 @@ class Corrected(StudyTask):
 
 
 REMEDIES: dict[str, Callable[..., StudyTask]] = {
+    "batch loss": partial(StudyTask, batch_loss_weight=1.0),
     "warm-up": WarmedUp,
     "warm-up of an epoch": partial(WarmedUp, is_short=True),
     "momentum 0.9": partial(MomentumEncoded, momentum=0.9),

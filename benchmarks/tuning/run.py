@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from benchmarks.demo.settings import Settings
-from benchmarks.engine.diagnostics import Measured
 from benchmarks.engine.distortion import distort
 from benchmarks.engine.emoji import load_emoji
 from benchmarks.engine.history import Row
@@ -76,7 +75,6 @@ def train(trial: Trial, epochs: int, classes: int | None, root: Path) -> Row:
         **configuration.build_loss(),
         **({} if trial.method == "no-xbm" else options),
     )
-    task.measured = Measured(0)
     run = Run(task)
     for _ in range(epochs):
         run.train_epoch()
