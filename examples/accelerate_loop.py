@@ -11,6 +11,7 @@ epoch bit for bit. The images are Glyphs, which matplotlib draws.
 from __future__ import annotations
 
 import argparse
+import shutil
 from pathlib import Path
 
 import torch
@@ -69,8 +70,12 @@ def main() -> None:
                 accelerator.backward(loss)
                 optimizer.step()
                 optimizer.zero_grad()
-        accelerator.save_state(str(args.output / f"epoch_{epoch:03d}"))
+        accelerator.save_state(str(args.output / "unfinished"))
+        accelerator.wait_for_everyone()
         if accelerator.is_main_process:
+            folder = args.output / f"epoch_{epoch:03d}"
+            shutil.rmtree(folder, ignore_errors=True)  # of a run before this one
+            (args.output / "unfinished").rename(folder)  # whole, if it has this name
             print(f"epoch {epoch + 1}: Recall@1 {evaluate(network):.1f}, {loss_fn.num_rows} rows in memory")
         model.train()
     accelerator.end_training()

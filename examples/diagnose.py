@@ -81,7 +81,7 @@ def main() -> None:
             optimizer.step()
         last = max(pairs)
         print(
-            f"epoch {epoch + 1}: loss {loss:.3f}, drift over 10 steps {latest(drifts)[10].mean:.2f}, "
+            f"epoch {epoch + 1}: loss {loss:.3f}, drift over 10 steps {latest(drifts):.2f}, "
             f"staleness {stale.before.mean:.2f} before and {stale.after.mean:.2f} after adaptation, "
             f"negatives from memory {pairs[last].negatives_from_memory}, push {pushes[last].share:.2f}"
         )
@@ -98,9 +98,11 @@ def main() -> None:
     print(f"pictures are in {args.output}")
 
 
-def latest(history: dict[int, Any]) -> Any:
-    """Returns the last measurement that found all it compares with."""
-    return [measured for measured in history.values() if len(measured) == 2][-1]
+def latest(history: dict[int, Any]) -> float:
+    """Returns the mean of the last measurement over 10 steps, NaN before the first."""
+    return float(
+        ([float("nan")] + [measured[10].mean for measured in history.values() if 10 in measured])[-1]
+    )
 
 
 if __name__ == "__main__":

@@ -89,6 +89,7 @@ def main() -> None:
         per_device_eval_batch_size=256,
         label_names=["labels"],
         ddp_find_unused_parameters=False,
+        average_tokens_across_devices=False,  # which multiplies a loss that is given by the number of ranks
         report_to=[],
     )
     loss_fn.to(arguments.device)

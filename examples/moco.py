@@ -93,9 +93,14 @@ def knn_accuracy(model: nn.Module, gallery: Any, test: Any, device: torch.device
     return float((votes.argmax(dim=1) == labels.flatten()).float().mean())
 
 
-def two_views(*augmentations: Any) -> Any:
-    augment = transforms.Compose(augmentations)
-    return lambda image: (augment(image), augment(image))
+class TwoViews:
+    """A class, as workers on macOS and Windows are sent the dataset, and no lambda can be."""
+
+    def __init__(self, *augmentations: Any) -> None:
+        self.augment = transforms.Compose(augmentations)
+
+    def __call__(self, image: Any) -> tuple[Any, Any]:
+        return self.augment(image), self.augment(image)
 
 
 def cifar10(root: Path) -> tuple[nn.Module, Any, Any, Any]:
@@ -104,7 +109,7 @@ def cifar10(root: Path) -> tuple[nn.Module, Any, Any, Any]:
     to_tensor = transforms.Compose([transforms.ToTensor(), normalize])
     colours = transforms.RandomApply([transforms.ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.8)
     shapes = transforms.RandomResizedCrop(32, (0.2, 1)), transforms.RandomHorizontalFlip()
-    views = two_views(*shapes, colours, transforms.RandomGrayscale(0.2), to_tensor)
+    views = TwoViews(*shapes, colours, transforms.RandomGrayscale(0.2), to_tensor)
     encoder = models.resnet18(num_classes=128)
     encoder.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)  # for images as small as these
     encoder.maxpool = nn.Identity()
@@ -120,7 +125,7 @@ def glyphs() -> tuple[nn.Module, Any, Any, Any]:
     for before, after in ((1, 16), (16, 32), (32, 64)):
         layers += [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU(), nn.MaxPool2d(2)]
     encoder = nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 4 * 4, 128))
-    train = Glyphs("train", two_views(transforms.RandomAffine(15, (0.1, 0.1), (0.8, 1.2)), to_float))
+    train = Glyphs("train", TwoViews(transforms.RandomAffine(15, (0.1, 0.1), (0.8, 1.2)), to_float))
     gallery, rest = (Subset(test, range(first, len(test), 2)) for first in (0, 1))
     return encoder, train, gallery, rest
 

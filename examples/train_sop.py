@@ -43,6 +43,11 @@ def build(args: argparse.Namespace) -> tuple[Any, Any, Any]:
     return network, train_set, StanfordOnlineProducts(args.root, "test", crop)
 
 
+def outlive_sigterm(worker: int) -> None:
+    """torchrun and schedulers send it to workers too, whose death would stop the step and its checkpoint."""
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.alarm(20))
+
+
 def train(args: argparse.Namespace, device: torch.device) -> None:
     rank, world_size, on_gpu = distributed.get_rank(), distributed.get_world_size(), device.type == "cuda"
     torch.manual_seed(0)
@@ -75,7 +80,8 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     for epoch in range(first_epoch, args.epochs):
         batches.set_epoch(epoch)
         torch.manual_seed(epoch * world_size + rank)  # the seeds of the workers are drawn from it
-        loader = iter(data.DataLoader(train_set, batch_sampler=batches, num_workers=args.workers))
+        options = {"num_workers": args.workers, "worker_init_fn": outlive_sigterm}
+        loader = iter(data.DataLoader(train_set, batch_sampler=batches, **options))
         for _ in range(done % steps):  # what was seen before the checkpoint
             next(loader)
         for step in tqdm(range(done, steps), f"epoch {epoch + 1}", steps, initial=done, disable=rank > 0):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -35,6 +36,8 @@ def load_features(root: Path, split: str, classes: int | None, kind: str) -> Lab
             found.append([features.half() for features in frozen_features(network, images)])
         early, pooled = (torch.stack(copies, dim=1) for copies in zip(*found, strict=True))
         path.parent.mkdir(exist_ok=True)
-        torch.save({"early": early, "pooled": pooled}, path)
+        unfinished = path.with_suffix(f".{os.getpid()}")  # other jobs may compute them at the same time
+        torch.save({"early": early, "pooled": pooled}, unfinished)
+        unfinished.replace(path)
     features = torch.load(path, weights_only=True)[kind].float()
     return emoji._replace(images=features, name=f"{kind} features of {emoji.name}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -86,11 +87,17 @@ class Loader:
             persistent_workers=workers > 0,
             # Its own draw would change the state of the generator that steps depend on.
             generator=torch.Generator(),
+            worker_init_fn=_outlive_sigterm,
         )
 
     def __call__(self, batches: Sequence[Sequence[Key]]) -> DataLoader[Any]:
         self._batches[:] = batches
         return self._loader
+
+
+def _outlive_sigterm(worker: int) -> None:
+    """torchrun and schedulers send it to workers too, whose death would stop the step and its checkpoint."""
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.alarm(20))
 
 
 def load(items: KeyedItems, batches: Sequence[Sequence[Key]], workers: int) -> DataLoader[Any]:

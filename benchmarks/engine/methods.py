@@ -78,17 +78,23 @@ METHODS: dict[str, Method | None] = {
 
 
 def build_loss(
-    method: str, setup: MemorySetup, loss: nn.Module, miner: nn.Module | None = None, **options: Any
+    method: str,
+    setup: MemorySetup,
+    loss: nn.Module,
+    miner: nn.Module | None = None,
+    memory: Any = AdaptiveCrossBatchMemory,
+    **options: Any,
 ) -> nn.Module:
     """Returns the loss of a method.
 
-    Options go before those of the method. With any, even without effect, ``xbm`` is
-    `AdaptiveCrossBatchMemory`, which takes them, and else PML's own class.
+    Options go before those of the method. With any, even without effect, ``xbm`` is of the class ``memory``,
+    which takes them, and else PML's own.
     """
     entry = METHODS[method]
     if entry is None:
         return BatchLoss(loss, miner, **options)
-    memory: Any = AdaptiveCrossBatchMemory if method == "xbm" and options else entry.memory
+    if method != "xbm" or not options:
+        memory = entry.memory
     all_options = {**entry.options(setup), **options}
     memory_loss = memory(loss, setup.embedding_size, setup.memory_size, miner, **all_options)
     if entry.hook is not None:

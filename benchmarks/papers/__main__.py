@@ -73,7 +73,8 @@ def _train_all(
         state = checkpoint.load(settings.evaluate, ranks.device)
         model = state["model"] if "model" in state else state["run"]["model"]
         epoch = state["epoch"] if "model" in state else state["run"]["epoch"]
-        return [{"epoch": epoch, **PapersTask(settings, data, ranks).model_accuracy(model)}]
+        task = PapersTask(replace(settings, pretrained=False, weights=None), data, ranks)
+        return [{"epoch": epoch, **task.model_accuracy(model)}]
     results: list[Row] = []
     histories: dict[str, History] = {}
     for seed, folder in zip(seeds, folders, strict=True):

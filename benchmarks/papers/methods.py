@@ -74,7 +74,11 @@ def build_loss(settings: Settings, setup: LossSetup) -> nn.Module:
     if settings.update == "average" or settings.update_momentum:
         options |= {"update": "average", "update_momentum": settings.update_momentum}
     if settings.update == "gradient":
-        return _build_gradient_update(settings, setup, **options)
+        if settings.method != "xbm":
+            raise ValueError(f"--update gradient with --method {settings.method}: it is a variant of xbm")
+        # Of the loss as the optimizer sees it.
+        divisor = settings.batch_size if settings.loss_per_anchor else 1
+        options |= {"memory": GradientUpdate, "update_learning_rate": settings.update_learning_rate / divisor}
     return _build(settings.method, settings, setup, **options)
 
 
@@ -93,22 +97,6 @@ def build_beside(settings: Settings, setup: LossSetup) -> nn.Module:
 
 def has_memory(settings: Settings) -> bool:
     return METHODS.get(settings.method) is not None
-
-
-def _build_gradient_update(settings: Settings, setup: LossSetup, **options: Any) -> nn.Module:
-    if settings.method != "xbm":
-        raise ValueError(f"--update gradient with --method {settings.method}: it is a variant of xbm")
-    return GradientUpdate(
-        make_loss(settings.loss, settings.loss_options, **setup.known),
-        setup.embedding_size,
-        setup.memory_size,
-        make_miner(settings.miner, settings.miner_options),
-        # Of the loss as the optimizer sees it.
-        update_learning_rate=settings.update_learning_rate
-        / (settings.batch_size if settings.loss_per_anchor else 1),
-        gather_distributed=setup.world_size > 1,
-        **options,
-    )
 
 
 def _build(method: str, settings: Settings, setup: LossSetup, **options: Any) -> nn.Module:

@@ -42,24 +42,14 @@ def run_length(settings: Settings, batches_per_epoch: int) -> Length:
     return Length(steps, at_most(settings.warmup_epochs), main_steps)
 
 
-def build_warmup_optimizer(settings: Settings, parameters: Iterable[nn.Parameter]) -> Optimizer:
-    """Returns SGD on the new layers alone."""
-    return _sgd(settings, parameters, settings.warmup_learning_rate)
-
-
-def build_optimizer(settings: Settings, parameters: Iterable[nn.Parameter]) -> Optimizer:
-    """Returns the optimizer of all layers."""
-    if settings.optimizer == "sgd":
-        return _sgd(settings, parameters, settings.learning_rate)
-    cls = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
-    return cls(_groups(settings, parameters), lr=settings.learning_rate)
-
-
-def _sgd(settings: Settings, parameters: Iterable[nn.Parameter], rate: float) -> Optimizer:
-    momentum = settings.sgd_momentum
-    # torch refuses Nesterov's method where there is no momentum for it.
-    nesterov = settings.nesterov and momentum > 0
-    return torch.optim.SGD(_groups(settings, parameters), lr=rate, momentum=momentum, nesterov=nesterov)
+def build_optimizer(name: str, settings: Settings, parameters: Iterable[nn.Parameter]) -> Optimizer:
+    """Returns an optimizer, whose learning rate every step sets."""
+    groups, momentum = _groups(settings, parameters), settings.sgd_momentum
+    if name == "sgd":
+        # torch refuses Nesterov's method where there is no momentum for it.
+        nesterov = settings.nesterov and momentum > 0
+        return torch.optim.SGD(groups, settings.learning_rate, momentum, nesterov=nesterov)
+    return (torch.optim.AdamW if name == "adamw" else torch.optim.Adam)(groups)
 
 
 def _groups(settings: Settings, parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ _ONLY_WITH: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("augmentation", ("resized-crop",), ("crop_scale", "crop_ratio", "color_jitter", "hue_jitter")),
     ("augmentation", ("crop", "resized-crop"), ("resize",)),
     ("augmentation", ("timm",), ("rand_augment", "random_erasing")),
+    ("schedule", ("step",), ("decay", "decay_every", "decay_at")),
     ("method", ("delayed",), ("delay",)),
     ("update", ("average", "gradient"), ("update_momentum",)),
     ("update", ("gradient",), ("update_learning_rate",)),
@@ -32,6 +33,8 @@ _ONLY_WITH: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("method", ("norm-softmax",), ("temperature", "class_ratio")),
     ("method", ("sgsl",), ("gamma", "sgsl_start", "sgsl_weight", "label_smoothing")),
 )
+# Flags that undo the presets' of others, which would make them idle.
+_IN_PLACE_OF = {"epochs": ("--iterations", "None"), "decay_every": ("--decay-at", "None")}
 
 
 def preset_flags(preset: str, dataset: str) -> list[str]:
@@ -45,7 +48,8 @@ def read_settings(arguments: Sequence[str] | None = None, description: str | Non
     """Returns the settings of a command line: flags, then the config file, the preset, and the defaults."""
 
     def preset(named: dict[str, str]) -> list[str]:
-        return preset_flags(*(named.get(name, getattr(Settings, name)) for name in ("preset", "dataset")))
+        flags = preset_flags(*(named.get(name, getattr(Settings, name)) for name in ("preset", "dataset")))
+        return [*flags, *(word for name in _IN_PLACE_OF if name in named for word in _IN_PLACE_OF[name])]
 
     settings, named = command_line.read(Settings, description, arguments, preset)
     for other, values, names in _ONLY_WITH:

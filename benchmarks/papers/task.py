@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from functools import cached_property
+from statistics import fmean
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import normalize
 
 from benchmarks.engine.batches import EpochBatches
@@ -26,7 +27,6 @@ from benchmarks.papers.methods import LossSetup, build_batch_loss, build_beside,
 from benchmarks.papers.model import build_model, images_per_norm
 from benchmarks.papers.optimisation import (
     build_optimizer,
-    build_warmup_optimizer,
     clip_gradient,
     gradient_scaler,
     learning_rate,
@@ -71,7 +71,9 @@ class PapersTask(Task):
         synchronises = settings.sync_bn and ranks.device.type == "cuda"  # PyTorch does it on GPUs alone
         self.images_per_norm = images_per_norm(settings, self.model, 1 if synchronises else ranks.world_size)
         if synchronises and ranks.world_size > 1:
-            nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
+            from timm.layers import convert_sync_batchnorm  # torch's drops the activation of timm's BN
+
+            convert_sync_batchnorm(self.model)
         self.loss_fn = build_loss(settings, setup).to(ranks.device)
         self._warmup_loss = self.loss_fn
         if has_memory(settings):
@@ -93,8 +95,8 @@ class PapersTask(Task):
                 f"--head {settings.head} has nothing to train alone; pass --warmup-epochs 0 or another head"
             )
         everything = [p for part in (self.model, self.loss_fn, self._beside) for p in part.parameters()]
-        self._warmup_optimizer = build_warmup_optimizer(settings, new) if new else None
-        self._optimizer = build_optimizer(settings, everything)
+        self._warmup_optimizer = build_optimizer("sgd", settings, new) if new else None
+        self._optimizer = build_optimizer(settings.optimizer, settings, everything)
         self._scaler = gradient_scaler(ranks.device.type == "cuda" and settings.mixed_precision == "fp16")
         # Gradients of frozen layers are computed in the first stage and dropped: a model that is wrapped
         # for many ranks cannot change which of its parameters have any.
@@ -105,7 +107,6 @@ class PapersTask(Task):
             self._ranked_loss if self._warmup_loss is self.loss_fn else ranks.wrap(self._warmup_loss)
         )
         self._ranked_beside = ranks.wrap(self._beside)
-        self._losses = torch.zeros(2, device=ranks.device)  # their sum and number in this epoch
         self.parts = {
             "model": self.model,
             "loss_fn": self.loss_fn,
@@ -194,7 +195,6 @@ class PapersTask(Task):
         clip_gradient(optimizer, settings.clip_gradient)
         self._scaler.step(optimizer)
         self._scaler.update()
-        self._losses += torch.stack([loss.detach(), torch.ones_like(loss.detach())])
         return {"loss": loss.detach(), "learning_rate": rate}
 
     @torch.no_grad()
@@ -234,16 +234,14 @@ class PapersTask(Task):
         self.ranks.share_buffers(self.model)
 
     def evaluate(self, logged: list[Row]) -> Evaluated:
-        """Returns the mean of the loss since the last evaluation, and the accuracies."""
+        """Returns the mean of the epoch's logged losses, and the accuracies."""
         accuracy, embeddings = self.evaluation(self.model)
-        total, number = self._losses.tolist()
-        self._losses.zero_()
-        return Evaluated({"loss": total / number, **accuracy}, embeddings)
+        return Evaluated({"loss": fmean(row["loss"] for row in logged), **accuracy}, embeddings)
 
     def model_accuracy(self, model_state: dict[str, Tensor]) -> Row:
-        """Returns the accuracy of the model of another epoch, with NMI; on the first rank."""
+        """Returns the accuracy of the model of another epoch, with NMI if wished; on the first rank."""
         self.model.load_state_dict(model_state)
-        return result_row(*self.evaluation(self.model, nmi=True))
+        return result_row(*self.evaluation(self.model, nmi=self.settings.nmi))
 
     @cached_property
     def _probe(self) -> Tensor:
@@ -272,10 +270,3 @@ class PapersTask(Task):
                     mine = embed_without_trace(self._in_parts, images.to(ranks.device))
                 embeddings.append(ranks.gather(mine))
         return torch.cat(embeddings)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "losses": self._losses}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._losses.copy_(state["losses"])

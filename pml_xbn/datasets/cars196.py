@@ -7,7 +7,7 @@ from pathlib import Path
 from .annotation_files import Columns, number_up_to, read_lines, read_rows
 from .cars196_devkit import devkit_files, read_devkit
 from .image_dataset import Annotation, ImageDataset
-from .pml_datasets import import_pml_datasets
+from .pml_datasets import download, import_pml_datasets
 
 
 class Cars196(ImageDataset):
@@ -75,4 +75,4 @@ class Cars196(ImageDataset):
         return [name.strip() for name in names]
 
     def _download(self) -> None:
-        import_pml_datasets(self.title).Cars196(self.root, self.split, download=True)
+        download(self.title, "Cars196", self.root, "names.csv")

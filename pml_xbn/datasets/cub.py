@@ -6,7 +6,7 @@ from pathlib import Path
 
 from .annotation_files import number_up_to, read_rows
 from .image_dataset import Annotation, ImageDataset
-from .pml_datasets import import_pml_datasets
+from .pml_datasets import download, import_pml_datasets
 
 
 class CUB(ImageDataset):
@@ -52,4 +52,4 @@ class CUB(ImageDataset):
             raise ValueError(f"{images} and {classes} do not list the same image ids in the same order")
 
     def _download(self) -> None:
-        import_pml_datasets(self.title).CUB(self.root, self.split, download=True)
+        download(self.title, "CUB", self.root, "CUB_200_2011")

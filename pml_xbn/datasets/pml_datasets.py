@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytorch_metric_learning
@@ -28,3 +29,16 @@ def import_pml_datasets(title: str) -> Any:
             f"{pytorch_metric_learning.__version__} is installed ({error}); update it with: "
             'pip install "pytorch-metric-learning>=2.8,<3"'
         ) from error
+
+
+def download(title: str, name: str, root: Path, mark: str) -> None:
+    """Downloads a dataset unless ``mark`` is in ``root``; PML would do so into an empty folder alone.
+
+    Raises:
+        ImportError: as `import_pml_datasets`.
+    """
+    cls = getattr(import_pml_datasets(title), name)
+    if not (root / mark).exists():
+        dataset = object.__new__(cls)
+        dataset.root = str(root)
+        dataset.download_and_remove()

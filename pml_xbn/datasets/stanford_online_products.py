@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .annotation_files import Columns, number_up_to, read_rows
 from .image_dataset import Annotation, ImageDataset
-from .pml_datasets import import_pml_datasets
+from .pml_datasets import download
 
 _SUPERCLASSES = (
     "bicycle",
@@ -79,4 +79,4 @@ class StanfordOnlineProducts(ImageDataset):
         )
 
     def _download(self) -> None:
-        import_pml_datasets(self.title).StanfordOnlineProducts(self.root, self.split, download=True)
+        download(self.title, "StanfordOnlineProducts", self.root, "Stanford_Online_Products")

@@ -52,8 +52,12 @@ class GeMPooling(nn.Module):
                 f"features has shape {tuple(features.shape)}: pass a map (b, c, h, w), as timm's models give "
                 "with num_classes=0, global_pool=''"
             )
-        powers = at_least_float32(features).clamp(min=self.eps) ** self.p
-        pooled: Tensor = powers.mean(dim=(2, 3)) ** (1 / self.p)
+        positive = at_least_float32(features).clamp(min=self.eps)
+        largest = positive.detach().amax(
+            dim=(2, 3), keepdim=True
+        )  # whose power neither vanishes nor overflows
+        powers = (positive / largest) ** self.p
+        pooled: Tensor = largest[:, :, 0, 0] * powers.mean(dim=(2, 3)) ** (1 / self.p)
         return pooled.to(features.dtype)
 
     def extra_repr(self) -> str:

@@ -22,7 +22,7 @@ class ClassBatches(Sampler[list[int]]):
         labels: of all images, ``(n,)``.
         m: images of a class in a batch. A class with fewer images repeats some.
         batch_size: of all ranks.
-        num_batches: of an epoch; default ``n // batch_size``.
+        num_batches: of an epoch; default ``n // batch_size``, at least 1.
         num_ranks: among which each batch is divided.
         rank: whose part of the batches is drawn.
         seed: of the draws.
@@ -54,6 +54,10 @@ class ClassBatches(Sampler[list[int]]):
         labels = torch.as_tensor(labels)
         check_integer("m", m, at_least=1)
         check_integer("batch_size", batch_size, at_least=1)
+        check_integer("num_ranks", num_ranks, at_least=1)
+        check_integer("rank", rank, at_least=0)
+        if rank >= num_ranks:
+            raise ValueError(f"rank={rank}: pass a number below num_ranks={num_ranks}")
         _, classes, counts = labels.unique(return_inverse=True, return_counts=True)
         self.classes = classes.argsort(stable=True).split(counts.tolist())
         if batch_size % m or batch_size % num_ranks:
@@ -67,11 +71,17 @@ class ClassBatches(Sampler[list[int]]):
             )
         self.m = m
         self.batch_size = batch_size // num_ranks
-        self.num_batches = len(labels) // batch_size if num_batches is None else num_batches
+        self.num_batches = max(1, len(labels) // batch_size) if num_batches is None else num_batches
+        check_integer("num_batches", self.num_batches, at_least=1)
         self.rank = rank
         self.seed = seed
         self.epoch = 0
         self._classes_per_batch = batch_size // m
+
+    @property
+    def sampler(self) -> ClassBatches:
+        """Itself: among ranks accelerate sets the epoch of a batch sampler's sampler alone."""
+        return self
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -80,7 +90,8 @@ class ClassBatches(Sampler[list[int]]):
         return self.num_batches
 
     def __iter__(self) -> Iterator[list[int]]:
-        generator = torch.Generator().manual_seed((self.seed << 32) + self.epoch)
+        # A generator on a CPU knows 32 bits of its seed; the factor keeps seeds apart.
+        generator = torch.Generator().manual_seed((int(self.seed) * 0x9E3779B1 + self.epoch) % 2**32)
         own = slice(self.rank * self.batch_size, (self.rank + 1) * self.batch_size)
         for _ in range(self.num_batches):
             class_numbers = torch.randperm(len(self.classes), generator=generator)[: self._classes_per_batch]

@@ -43,6 +43,9 @@ def keep_loss(loss_fn: nn.Module, name: str = "loss_fn.pt") -> Any:
             if state.global_step == 0:
                 return
             file = file_at(args, state)
+            resumed = getattr(args, "resume_from_checkpoint", None)
+            if isinstance(resumed, str) and Path(resumed).is_dir():
+                file = Path(resumed) / name
             if file.exists():
                 loss_fn.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
             else:

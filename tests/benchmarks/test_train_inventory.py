@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
+import torch
 
 from benchmarks.papers.experiments import EXPERIMENTS, Experiment
+from benchmarks.papers.methods import LossSetup, build_loss
 from benchmarks.papers.reproducing import INVENTORY, table
 
 Item = dict[str, str]
@@ -92,3 +94,11 @@ def test_what_is_left_out_is_on_the_page_with_its_reason() -> None:
 def test_the_inventory_says_nothing_twice() -> None:
     rows = sorted((item["paper"], item["place"], item["what"]) for item in INVENTORY)
     assert all(first != second for first, second in pairwise(rows))
+
+
+def test_every_experiment_has_a_loss() -> None:
+    names = ("method", "loss", "loss_options", "miner", "miner_options", "update", "batch_loss_weight")
+    kinds = {str([getattr(e.settings, name) for name in names]): e.settings for e in EXPERIMENTS}
+    for settings in kinds.values():
+        setup = LossSetup(8, 64, superclasses=torch.zeros(10).long(), num_classes=10, world_size=1)
+        assert build_loss(settings, setup) is not None

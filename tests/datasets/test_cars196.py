@@ -83,6 +83,8 @@ def test_names_that_end_early_are_told(root: Path) -> None:
 def test_download_is_that_of_pml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = pytest.importorskip("pytorch_metric_learning.datasets").Cars196
     monkeypatch.setattr(theirs, "download_and_remove", lambda self: write_cars196(Path(self.root)))
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "other").touch()  # into which PML would download nothing
     assert len(Cars196(tmp_path / "new", download=True)) == 3
 
 

@@ -89,4 +89,6 @@ def test_lists_of_different_images_are_told(root: Path, name: str) -> None:
 def test_download_is_that_of_pml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = pytest.importorskip("pytorch_metric_learning.datasets").CUB
     monkeypatch.setattr(theirs, "download_and_remove", lambda self: write_cub(Path(self.root)))
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "other").touch()  # into which PML would download nothing
     assert len(CUB(tmp_path / "new", download=True)) == 3

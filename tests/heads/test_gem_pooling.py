@@ -55,6 +55,15 @@ def test_a_map_without_positive_numbers_stays_finite(
     assert pool.p.grad.isfinite()
 
 
+def test_large_exponents_and_features_neither_vanish_nor_overflow() -> None:
+    maps = torch.stack([torch.zeros(3, 4, 4), torch.full((3, 4, 4), 1e5)])
+    pool = GeMPooling(10.0)
+    pooled = pool(maps)
+    pooled.sum().backward()
+    torch.testing.assert_close(pooled.detach(), torch.tensor([[1e-6] * 3, [1e5] * 3]))
+    assert torch.isfinite(pool.p.grad)
+
+
 def test_the_exponent_is_learned_and_saved() -> None:
     pool = GeMPooling(4.0)
     assert dict(pool.named_parameters())["p"].item() == 4

@@ -28,7 +28,25 @@ def test_batches_depend_on_seed_and_epoch_alone() -> None:
     assert list(first) == list(second)
     second.set_epoch(4)
     assert list(first) != list(second)
-    assert list(first) != list(ClassBatches(LABELS, 4, 32, seed=1))
+    of_seeds = [str(list(ClassBatches(LABELS, 4, 32, seed=seed))) for seed in (0, 1, 2, 2**31)]
+    assert len(set(of_seeds)) == 4
+
+
+def test_accelerate_sets_the_epoch_through_the_sampler() -> None:
+    """Among ranks it asks the batch sampler for its sampler, and sets the epoch of that alone."""
+    batches, expected = ClassBatches(LABELS, 4, 32), ClassBatches(LABELS, 4, 32)
+    batches.sampler.set_epoch(3)
+    expected.set_epoch(3)
+    assert list(batches) == list(expected)
+
+
+def test_there_is_a_batch_even_of_few_images() -> None:
+    assert len(list(ClassBatches([7, 9], m=3, batch_size=6))) == 1
+
+
+def test_a_rank_beyond_the_last_is_refused() -> None:
+    with pytest.raises(ValueError, match="rank=2: pass a number below num_ranks=2"):
+        ClassBatches(LABELS, 4, 32, num_ranks=2, rank=2)
 
 
 def test_ranks_divide_the_batches_of_one_process() -> None:
