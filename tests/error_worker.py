@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pml_xbn import AXBNWrapper, TwoTowerMemory
 from pml_xbn.adapters import Affine, BaseAdapter, Moments
+from pml_xbn.diagnostics import WatchedLoss
 from pml_xbn.losses import BatchLoss
 
 D, M = 4, 40
@@ -333,7 +334,20 @@ def check_hook_on_one_rank(rank: int) -> None:
             torch.testing.assert_close(*values, rtol=1e-9, atol=1e-9)
 
 
+def check_watched(rank: int) -> None:
+    """Sees the batch of all ranks."""
+    loss_fn = memory(SupConLoss(), gather_distributed=True)
+    loss_fn(*batch_of(rank))
+    embeddings, labels = batch_of(rank, 1)
+    with WatchedLoss(loss_fn) as seen:
+        loss = loss_fn(embeddings.requires_grad_(), labels)
+    loss.backward()
+    own = seen.gradient.view(distributed.get_world_size(), *embeddings.shape)[rank]
+    torch.testing.assert_close(embeddings.grad, own * distributed.get_world_size())
+
+
 def check() -> None:
     check_all_errors(distributed.get_rank())
     check_hook_on_one_rank(distributed.get_rank())
+    check_watched(distributed.get_rank())
     check_kinds(distributed.get_rank())

@@ -101,4 +101,6 @@ def _gathered_pairs(batch: Batch, reports: list[Report]) -> tuple[Tensor, ...]:
     dist.all_gather_object(by_rank, None if own is None else [indices.cpu() for indices in own])
     firsts = accumulate((report.num_refs for report in reports), initial=0)
     given = [[x + first for x in pairs] for pairs, first in zip(by_rank, firsts, strict=False) if pairs]
+    if len({len(pairs) for pairs in given}) > 1:
+        raise ValueError("indices_tuple is of triplets on one rank and of pairs on another: pass one kind")
     return tuple(torch.cat(indices).to(batch.refs.device) for indices in zip(*given, strict=True))

@@ -110,7 +110,7 @@ def _loss_on_shards(memory: Memory, batch: Batch, reports: list[Report]) -> Tens
     whole, loss = with_all_anchors(batch, reports), batch.anchors.new_zeros(())
     with Exchange(has_reductions=True):
         recipe = recipe_of(memory.loss)
-        if recipe is None:
+        if recipe is None or memory.loss._forward_hooks:
             raise ValueError(
                 f"{type(memory.loss).__name__} has a hook, or was changed, with shard_distributed=True: "
                 "pass gather_distributed=True instead"

@@ -105,7 +105,7 @@ def tuplet_margin(loss: losses.TupletMarginLoss, mat: Tensor, pairs: Pairs) -> T
     squared_sines = (1 - mat) * (1 + mat)
     has_gradient = squared_sines > 0
     sines = torch.where(has_gradient, squared_sines, 1).sqrt() * has_gradient
-    margin = torch.as_tensor(loss.margin)  # which may be learned
+    margin = torch.as_tensor(loss.margin, dtype=mat.dtype)  # which may be learned
     slackened = margin.cos() * mat + margin.sin() * sines
     return {"loss": Elements(_log_one_plus_exp(negative_log_sum - loss.scale * slackened), pairs.positive)}
 
@@ -264,8 +264,11 @@ def recipe_of(loss: Any) -> Recipe | None:
         if type(reducer) not in REDUCERS:
             return None
         reducers[name] = reducer
-    values = [x for part in loss.modules() for x in (*vars(part).values(), *part._parameters.values())]
-    learned = {id(x): x for x in values if isinstance(x, Tensor) and x.requires_grad}
+    learned = {}
+    for part in loss.modules():
+        for x in (*vars(part).values(), *part._parameters.values()):
+            if isinstance(x, Tensor) and x.requires_grad:
+                learned[id(x)] = x
     if learned and any(x._backward_hooks for x in learned.values()):  # which would run twice
         return None
     is_by_anchor = form.is_by_anchor and not getattr(loss, "learn_beta", False)

@@ -85,9 +85,10 @@ def share_against(compared: Comparison, recipe: Recipe) -> Share:
     if is_listed and is_checked and loss.loss_method == loss.mat_based_loss:
         loss._assert_either_pos_or_neg(*pairs[:2])
     can_be_cut = recipe.is_by_anchor and (pairs.triplets is None or isinstance(pairs.triplets, Runs))
-    at_once = over_rows.anchors_at_once(mat.shape[1], mat.device) if can_be_cut else len(mat)
-    if can_be_cut and getattr(loss, "smooth_loss", False):  # whose triplets are listed
-        at_once = 1
+    num_listed = mat.shape[1]
+    if getattr(loss, "smooth_loss", False):  # lists triplets
+        num_listed *= int(pairs.masks()[0].sum(dim=1).max())
+    at_once = over_rows.anchors_at_once(num_listed, mat.device) if can_be_cut else len(mat)
     for places in slices(len(mat), at_once):
         part, chosen = (mat, pairs) if at_once >= len(mat) else (mat[places], pairs.at(places))
         leaf = part.detach().requires_grad_(mat.requires_grad)
@@ -124,8 +125,11 @@ class Share:
             parts.append([values.detach().sum(), count if divisor is None else divisor])
             if leaf.requires_grad:
                 ones, is_last = torch.ones_like(values), len(parts) == len(terms)
-                options = {"retain_graph": not is_last, "allow_unused": True, "materialize_grads": True}
-                parts[-1] += torch.autograd.grad(values, inputs, ones, **options)
+                options = {"retain_graph": not is_last, "allow_unused": True}
+                found = torch.autograd.grad(values, inputs, ones, **options)
+                # materialize_grads=True makes leaves of None in torch 2.1, which cannot be written to.
+                for x, y in zip(found, inputs, strict=True):
+                    parts[-1].append(torch.zeros_like(y) if x is None else x)
         if not self.parts and leaf.shape == self.whole.shape:
             self.parts = parts
             return
@@ -168,9 +172,9 @@ class Share:
         has_terms = enough.to(self.leaf) if isinstance(enough, Tensor) else self.leaf.new_full((), enough)
         reducers = self._recipe.reducers.values()
         for reducer, (total, count, *gradients) in zip(reducers, self.parts, strict=True):
-            if type(reducer) is DivisorReducer:  # of a divisor of 0 PML's result is 0, whatever the sum
-                count = torch.where(count > 0, count, torch.inf)
             factor = has_terms if type(reducer) is SumReducer else has_terms / count.clamp_min(1)
+            if type(reducer) is DivisorReducer:  # of a divisor of 0 PML's result is 0, whatever the sum
+                factor = factor * (count > 0)
             for x in (total, *gradients):
                 x *= factor
         (value, _, *gradients), *others = self.parts
@@ -189,27 +193,27 @@ class KnownGradients(torch.autograd.Function):
     def forward(ctx: Any, known: tuple[Tensor, list[Tensor]], *inputs: Tensor) -> Tensor:
         value, gradients = known
         ctx.save_for_backward(*gradients)
-        ctx.inputs = inputs
+        with torch.enable_grad():
+            ctx.unknown = [*map(_Unknown.apply, inputs)]
         return value
 
     @staticmethod
     def backward(ctx: Any, loss_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        with torch.no_grad():
-            gradients = [loss_gradient * gradient for gradient in ctx.saved_tensors]
+        gradients = [loss_gradient * gradient for gradient in ctx.saved_tensors]
         if torch.is_grad_enabled():  # create_graph=True; without a graph a penalty would count as constant
-            gradients = [_Final.apply(*both) for both in zip(gradients, ctx.inputs, strict=True)]
+            gradients = [x + y.sum() for x, y in zip(gradients, ctx.unknown, strict=True)]
         return None, *gradients
 
 
-class _Final(torch.autograd.Function):
-    """A gradient that raises when it is differentiated."""
+class _Unknown(torch.autograd.Function):
+    """No numbers, which raise when they are differentiated with respect to the input; they do not keep it."""
 
     @staticmethod
-    def forward(ctx: Any, gradient: Tensor, _: Tensor) -> Tensor:
-        return gradient.view_as(gradient)
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.new_empty(0)
 
     @staticmethod
-    def backward(ctx: Any, _: Tensor) -> tuple[None, None]:
+    def backward(ctx: Any, _: Tensor) -> None:
         raise RuntimeError(
             "the loss of a memory has no second derivative: compute it with PML's code on embedding_memory"
         )

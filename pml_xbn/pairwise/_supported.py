@@ -52,8 +52,8 @@ def check_supported(loss: nn.Module) -> None:
 def recipe_to_share(loss: Any, miner: Any) -> Recipe | None:
     """Returns the recipe if every rank can compute the terms of its own anchors, without the others'."""
     recipe = recipe_of(loss)
-    can_mine = miner is None or is_function_of_pairs(miner)
-    return recipe if can_mine and recipe is not None and recipe.is_by_anchor else None
+    can_share = (miner is None or is_function_of_pairs(miner)) and not loss._forward_hooks  # which see all
+    return recipe if can_share and recipe is not None and recipe.is_by_anchor else None
 
 
 def can_be_sharded(loss: Any, miner: Any) -> bool:

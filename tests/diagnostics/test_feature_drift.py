@@ -83,6 +83,12 @@ def test_drift_is_zero_exactly_while_the_model_rests(memory: str) -> None:
     assert all(0 < drift.mean <= drift.maximum for drift in measured[8].values())
 
 
+def test_a_run_goes_on_on_another_device_than_its_checkpoint_was_loaded_to() -> None:
+    drift = FeatureDrift(lambda: torch.zeros(2, 3, device="meta"), deltas=(1,), every=1)
+    drift.load_state_dict({"past": {0: torch.zeros(2, 3)}})
+    drift.update(1)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [({"deltas": (1, 0)}, "deltas=0: pass an integer, 1 or more"), ({"every": 0}, "every=0")],

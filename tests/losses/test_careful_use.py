@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -272,6 +273,29 @@ def test_a_second_derivative_is_refused() -> None:
     for penalty in penalties:
         with pytest.raises(RuntimeError, match="no second derivative"):
             penalty.backward(retain_graph=True)
+
+
+def test_a_gradient_can_be_differentiated_with_respect_to_a_weight_of_the_loss() -> None:
+    """As GradNorm does."""
+    loss_fn, embeddings = XBNWrapper(SupConLoss(), D, 10), torch.randn(4, D, requires_grad=True)
+    weight = torch.tensor(2.0, requires_grad=True)
+    loss = weight * loss_fn(embeddings, torch.arange(4) % 2)
+    (gradient,) = torch.autograd.grad(loss, embeddings, create_graph=True)
+    (found,) = torch.autograd.grad(gradient.sum(), weight, retain_graph=True)
+    torch.testing.assert_close(found, gradient.detach().sum() / 2)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        gradient.sum().backward()
+
+
+def test_a_loss_that_is_kept_keeps_no_embeddings() -> None:
+    loss_fn, leaf = XBNWrapper(SupConLoss(), D, 10), torch.randn(4, D, requires_grad=True)
+    embeddings = 2 * leaf
+    loss = loss_fn(embeddings, torch.arange(4) % 2)
+    loss.backward()
+    kept = weakref.ref(embeddings)
+    del embeddings
+    assert kept() is None
+    assert loss.requires_grad
 
 
 def test_rows_after_a_batch_of_nearly_equal_ones_fit_in_half_precision() -> None:

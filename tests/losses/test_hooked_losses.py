@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from pml_xbn import XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory
+from pml_xbn.pairwise import _reductions
+from pml_xbn.pairwise._triplets import Runs
 
 D, M = 4, 20
 LOSSES = losses.CrossBatchMemory.supported_losses()
@@ -448,6 +450,23 @@ def test_value_and_gradients_stay_pmls(make: Callable[[], nn.Module]) -> None:
     assert_close(*results)
 
 
+def test_triplets_are_listed_of_few_anchors_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(_reductions._PAIRS_AT_ONCE, "cpu", 300)
+    sizes, lists = [], Runs.lists
+
+    def counted(runs: Runs) -> tuple[Tensor, ...]:
+        sizes.append(len(lists(runs)[0]))
+        return lists(runs)
+
+    monkeypatch.setattr(Runs, "lists", counted)
+    results = []
+    for cls in (losses.CrossBatchMemory, AdaptiveCrossBatchMemory):
+        loss_fn = cls(losses.TripletMarginLoss(smooth_loss=True), D, M)
+        results.append(train(loss_fn)[:-1])
+    assert_close(*results)
+    assert 1 < max(sizes) <= 300
+
+
 @pytest.mark.parametrize("miner", ["easy", "hard", "multi-similarity", "pair margin"])
 def test_the_distance_of_a_miner_shows_its_statistics(miner: str) -> None:
     norms = []
@@ -455,7 +474,7 @@ def test_the_distance_of_a_miner_shows_its_statistics(miner: str) -> None:
         chooser = MINERS[miner](collect_stats=True, distance=distances.LpDistance(collect_stats=True))
         train(cls(losses.ContrastiveLoss(), D, M, chooser))
         norms.append(
-            torch.tensor([chooser.distance.initial_avg_query_norm, chooser.distance.final_avg_ref_norm])
+            torch.tensor([chooser.distance.final_avg_query_norm, chooser.distance.final_avg_ref_norm])
         )
     assert norms[0].all()
     torch.testing.assert_close(*norms)
