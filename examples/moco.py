@@ -69,7 +69,7 @@ def main() -> None:
 
 
 class Numbered(Dataset[Any]):
-    """The views of every image, and its number in place of its label."""
+    """Two views of every image, and its number in place of its label."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -77,8 +77,8 @@ class Numbered(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, number: int) -> tuple[Any, int]:
-        return self.dataset[number][0], number
+    def __getitem__(self, number: int) -> tuple[tuple[Any, Any], int]:
+        return (self.dataset[number][0], self.dataset[number][0]), number
 
 
 def knn_accuracy(model: nn.Module, gallery: Any, test: Any, device: torch.device) -> float:
@@ -93,27 +93,17 @@ def knn_accuracy(model: nn.Module, gallery: Any, test: Any, device: torch.device
     return float((votes.argmax(dim=1) == labels.flatten()).float().mean())
 
 
-class TwoViews:
-    """A class, as workers on macOS and Windows are sent the dataset, and no lambda can be."""
-
-    def __init__(self, *augmentations: Any) -> None:
-        self.augment = transforms.Compose(augmentations)
-
-    def __call__(self, image: Any) -> tuple[Any, Any]:
-        return self.augment(image), self.augment(image)
-
-
 def cifar10(root: Path) -> tuple[nn.Module, Any, Any, Any]:
-    """Returns encoder, training images in two views, gallery and test images."""
+    """Returns encoder, training images, gallery and test images."""
     normalize = transforms.Normalize((0.491, 0.482, 0.447), (0.247, 0.243, 0.262))
     to_tensor = transforms.Compose([transforms.ToTensor(), normalize])
     colours = transforms.RandomApply([transforms.ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.8)
     shapes = transforms.RandomResizedCrop(32, (0.2, 1)), transforms.RandomHorizontalFlip()
-    views = TwoViews(*shapes, colours, transforms.RandomGrayscale(0.2), to_tensor)
+    augment = transforms.Compose([*shapes, colours, transforms.RandomGrayscale(0.2), to_tensor])
     encoder = models.resnet18(num_classes=128)
     encoder.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)  # for images as small as these
     encoder.maxpool = nn.Identity()
-    train = CIFAR10(root, "train", views, download=True)
+    train = CIFAR10(root, "train", augment, download=True)
     return encoder, train, CIFAR10(root, "train", to_tensor), CIFAR10(root, "test", to_tensor)
 
 
@@ -125,7 +115,8 @@ def glyphs() -> tuple[nn.Module, Any, Any, Any]:
     for before, after in ((1, 16), (16, 32), (32, 64)):
         layers += [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU(), nn.MaxPool2d(2)]
     encoder = nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 4 * 4, 128))
-    train = Glyphs("train", TwoViews(transforms.RandomAffine(15, (0.1, 0.1), (0.8, 1.2)), to_float))
+    augment = transforms.Compose([transforms.RandomAffine(15, (0.1, 0.1), (0.8, 1.2)), to_float])
+    train = Glyphs("train", augment)
     gallery, rest = (Subset(test, range(first, len(test), 2)) for first in (0, 1))
     return encoder, train, gallery, rest
 

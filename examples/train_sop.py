@@ -1,9 +1,8 @@
 """ResNet-50 on Stanford Online Products, the script to copy for GPUs: torchrun, bfloat16, exact resume.
 
 All ranks share one batch and one memory. Every epoch and SIGTERM write last.pt into --output, from which
---resume goes on, on a CPU bit for bit; without one it starts afresh. --glyphs needs neither data nor a GPU.
-For data of your own return them from build(): images and labels by index, and all labels as .labels or
-.targets.
+--resume goes on, on a CPU bit for bit. --glyphs needs neither data nor a GPU. For data of your own return
+them from build(): images and labels by index, and all labels as .labels or .targets.
 
     python examples/train_sop.py --glyphs --epochs 2
     torchrun --nproc_per_node=4 examples/train_sop.py --root data/sop --resume
@@ -59,12 +58,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     loss_fn = XBNWrapper(loss, network.num_classes, memory_size, miner, gather_distributed=True, warmup=steps)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3 if args.glyphs else 1e-4)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 15 * steps, gamma=0.33)
-    parts = {
-        "network": network,
-        "loss_fn": loss_fn.to(device),
-        "optimizer": optimizer,
-        "scheduler": scheduler,
-    }
+    parts = {"network": network, "loss_fn": loss_fn, "optimizer": optimizer, "scheduler": scheduler}
     all_labels = train_set.labels if hasattr(train_set, "labels") else train_set.targets
     batches = ClassBatches(all_labels, 4, args.batch_size, num_ranks=world_size, rank=rank)
     tester = testers.BaseTester(batch_size=128, dataloader_num_workers=args.workers, data_device=device)

@@ -28,8 +28,8 @@ class GeMPooling(nn.Module):
         ValueError: a number out of range.
 
     Example:
-        >>> GeMPooling(p=2.0)(torch.tensor([[[[1.0, 7.0]]]]))
-        tensor([[5.]], grad_fn=<PowBackward1>)
+        >>> GeMPooling(p=2.0)(torch.tensor([[[[1.0, 7.0]]]])).detach()
+        tensor([[5.]])
     """
 
     p: Tensor
