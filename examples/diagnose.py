@@ -100,9 +100,8 @@ def main() -> None:
 
 def latest(history: dict[int, Any]) -> float:
     """Returns the mean of the last measurement over 10 steps, NaN before the first."""
-    return float(
-        ([float("nan")] + [measured[10].mean for measured in history.values() if 10 in measured])[-1]
-    )
+    means = [measured[10].mean for measured in history.values() if 10 in measured]
+    return float(means[-1]) if means else float("nan")
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ PRETRAINED = (
     *(Budget("pretrained", 16, rate=rate) for rate in (0.3, 0.1, 1.0)),
     Budget("pretrained", 4, rate=0.3),
 )
-# Rows that move as the samples move that come again, and "own rows", which do not.
+# What was asked afterwards: rows that move as the samples move that come again, and "own rows", which do not.
 KINDS = ("own rows", "shift", "diagonal", "low rank")
 AFTERWARDS = ("xbn+batch loss", *(f"{memory}+{kind}" for memory in ("xbm", "xbn") for kind in KINDS))
 BUDGET_METHODS = ("xbm+warm-up", "xbm-star", "xbn")

@@ -58,8 +58,8 @@ def write_report(folder: Path) -> None:
         unstable=", ".join(UNSTABLE),
         number=sum(part.count("(±") for part in parts),
     )
-    parts.insert(0, head)
-    (folder / "study.md").write_text("\n\n".join(part for part in parts if part) + "\n", encoding="utf-8")
+    page = "\n\n".join(part for part in (head, *parts) if part)
+    (folder / "study.md").write_text(page + "\n", encoding="utf-8")
 
 
 def _image_lines(study: Study) -> Iterator[list[str]]:

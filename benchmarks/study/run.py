@@ -217,7 +217,7 @@ def _milestones(case: Case) -> list[int] | None:
     return [round(share * case.epochs[1]) for share in MILESTONES]
 
 
-def _staleness(history: History, warmup: int = 0) -> Row:
+def _staleness(history: History, warmup: int) -> Row:
     """Means over the measured steps, but for the first and those of a warm-up, when the memory is empty."""
     rows = [row for row in history.diagnostics.get("staleness", [])[1:] if row["step"] > warmup]
     names = ("before", "after") if rows else ()

@@ -53,9 +53,8 @@ class GeMPooling(nn.Module):
                 "with num_classes=0, global_pool=''"
             )
         positive = at_least_float32(features).clamp(min=self.eps)
-        largest = positive.detach().amax(
-            dim=(2, 3), keepdim=True
-        )  # whose power neither vanishes nor overflows
+        # Whose power neither vanishes nor overflows.
+        largest = positive.detach().amax(dim=(2, 3), keepdim=True)
         powers = (positive / largest) ** self.p
         pooled: Tensor = largest[:, :, 0, 0] * powers.mean(dim=(2, 3)) ** (1 / self.p)
         return pooled.to(features.dtype)

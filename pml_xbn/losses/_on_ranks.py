@@ -29,16 +29,15 @@ def loss_on_ranks(memory: Memory, *arguments: Any) -> Tensor:
     Args:
         arguments: those of :func:`checked`, the last of which is whether the memory is in training.
     """
-    batch, reports = _checked_on_ranks(memory, *arguments)
+    recipe = recipe_to_share(memory.loss, memory.miner)
+    batch, reports = _checked_on_ranks(memory, *arguments, can_share=recipe is not None)
     with torch.autocast(batch.refs.device.type, enabled=False), transaction(memory.queue, memory._hooks):
         if memory._is_sharded:
             return _loss_on_shards(memory, batch, reports)
         if not batch.is_stored:  # every rank is by itself
             return loss_with_memory(memory, batch, read_only(memory, batch))
         is_warming_up = memory.queue.contents.num_calls < memory.warmup
-        can_share = not is_warming_up and all(report.can_share for report in reports)
-        recipe = recipe_to_share(memory.loss, memory.miner) if can_share else None
-        if recipe is not None:
+        if recipe is not None and not is_warming_up and all(report.can_share for report in reports):
             return _loss_of_shares(memory, batch, reports, recipe)
         whole = with_all_anchors(batch, reports)
         with Exchange():
@@ -55,7 +54,7 @@ def fill_on_ranks(memory: Memory, *arguments: Any) -> None:
             stored(memory, batch, is_fill=True)
 
 
-def _checked_on_ranks(memory: Memory, *arguments: Any) -> tuple[Batch, list[Report]]:
+def _checked_on_ranks(memory: Memory, *arguments: Any, can_share: bool = False) -> tuple[Batch, list[Report]]:
     """Returns this rank's batch, with what all ranks store if they do, and what they tell of theirs.
 
     If :func:`checked` raises on one rank, this raises on all.
@@ -63,7 +62,7 @@ def _checked_on_ranks(memory: Memory, *arguments: Any) -> tuple[Batch, list[Repo
     contents = memory.queue.contents
     batch, reports = reported(
         lambda: checked(memory, *arguments),
-        can_share=recipe_to_share(memory.loss, memory.miner) is not None,
+        can_share,
         memory_size=contents.rows.num_places,
         num_rows=len(contents.rows),
         queue_idx=contents.position,
@@ -117,10 +116,12 @@ def _loss_on_shards(memory: Memory, batch: Batch, reports: list[Report]) -> Tens
             )
         contents = stored(memory, batch) if batch.is_stored else read_only(memory, batch)
         anchors = whole.anchors.detach().requires_grad_(torch.is_grad_enabled())
-        share = Share(memory.loss, recipe, anchors)
-        share.begin()
-        compared = contents and comparison(memory, whole._replace(anchors=anchors), contents)
-        if compared is not None:
+        apart = whole._replace(anchors=anchors)
+        compared = None if contents is None else comparison(memory, apart, contents)
+        if compared is None:
+            share = Share(memory.loss, recipe, anchors)
+            share.begin()
+        else:
             share = share_against(compared._replace(over_rows=OverShards(compared.rows)), recipe)
         value, gradients = share.value()
         weight = 1.0 if contents is None else memory.batch_loss_weight * batch.is_stored

@@ -268,8 +268,8 @@ def recipe_of(loss: Any) -> Recipe | None:
     for part in loss.modules():
         for x in (*vars(part).values(), *part._parameters.values()):
             if isinstance(x, Tensor) and x.requires_grad:
+                if x._backward_hooks:  # which would run twice
+                    return None
                 learned[id(x)] = x
-    if learned and any(x._backward_hooks for x in learned.values()):  # which would run twice
-        return None
     is_by_anchor = form.is_by_anchor and not getattr(loss, "learn_beta", False)
     return Recipe(form, reducers, list(learned.values()), is_by_anchor)

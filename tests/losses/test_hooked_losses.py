@@ -395,19 +395,14 @@ def test_one_distance_may_serve_the_loss_and_the_miner() -> None:
 
 
 def test_pairs_of_both_kinds_are_refused_as_by_pml() -> None:
-    loss_fn = XBNWrapper(losses.SupConLoss(), D, M)
-    both = torch.tensor([0, 1]), torch.tensor([1, 0])
+    both = (torch.tensor([0, 1]), torch.tensor([1, 0])) * 2
+    given = XBNWrapper(losses.SupConLoss(), D, M)
+    mined = XBNWrapper(losses.SupConLoss(), D, M, lambda *_: both)
     if hasattr(losses.SupConLoss, "_assert_either_pos_or_neg"):
         with pytest.raises(AssertionError, match="either be positive or negative"):
-            loss_fn(*batch(0), (*both, *both))
-
-    def own_miner(_: Tensor, labels: Tensor, *__: Tensor) -> tuple[Tensor, ...]:
-        return tuple(x.to(labels.device) for x in (*both, *both))
-
-    loss_fn = XBNWrapper(losses.SupConLoss(), D, M, own_miner)
-    if hasattr(losses.SupConLoss, "_assert_either_pos_or_neg"):
+            given(*batch(0), both)
         with pytest.raises(AssertionError, match="either be positive or negative"):
-            loss_fn(*batch(0))
+            mined(*batch(0))
 
 
 # -- what users change -------------------------------------------------------------------------------------
