@@ -81,16 +81,15 @@ def _are_storable(memory: Memory, embeddings: Tensor, batch: Batch) -> bool:
     rows = memory.queue.contents.rows
     refusals, is_out_of_range = memory._hooks.refusals(batch.ref_labels), rows.is_out_of_range()
     flags, messages = zip(*refusals, strict=True) if refusals else ((), ())
-    found = embeddings.abs()
-    largest = found.amax() if len(found) else found.sum()  # NaN if there is one
-    is_due = largest.new_zeros(()) if is_out_of_range is None else is_out_of_range
-    size, is_due, *are_refused = torch.stack([largest, is_due, *flags]).tolist()
+    extremes = embeddings.aminmax() if len(embeddings) else [embeddings.sum()] * 2
+    is_due = embeddings.new_zeros(()) if is_out_of_range is None else is_out_of_range
+    least, largest, is_due, *are_refused = torch.stack([*extremes, is_due, *flags]).tolist()
     for is_refused, message in zip(are_refused, messages, strict=True):
         if is_refused:
             raise ValueError(message())
     # A stored row may be as many times as far out as there are rows, so there is to be some room.
     limit = torch.finfo(rows.dtype).max * 2.0**-16
-    if not size <= limit:
+    if not (-limit <= least and largest <= limit):  # nor where there is NaN
         if memory.nonfinite == "skip":
             return False
         bad_rows = (~(embeddings.abs() <= limit)).any(dim=1).nonzero().flatten().tolist()
