@@ -14,7 +14,8 @@ def keep_loss(loss_fn: nn.Module, name: str = "loss_fn.pt") -> Any:
     """Returns a callback for the Hugging Face Trainer and sentence-transformers, which do not save the loss.
 
     It writes the state of the loss into every checkpoint, and loads it when training is resumed from one. All
-    ranks hold the same memory with ``gather_distributed=True``, so the first rank writes.
+    ranks hold the same memory with ``gather_distributed=True``, so the first rank writes. It tells
+    :class:`ClassBatches` the epoch, too, which accelerate does not where ranks resume within one.
 
     Args:
         loss_fn: the memory, or a module that holds it.
@@ -54,5 +55,12 @@ def keep_loss(loss_fn: nn.Module, name: str = "loss_fn.pt") -> Any:
                     "it is, which is empty unless you have loaded it",
                     stacklevel=2,
                 )
+
+        def on_epoch_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+            sampler: Any = parts.get("train_dataloader")
+            while hasattr(sampler, "batch_sampler"):
+                sampler = sampler.batch_sampler
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(int(state.epoch))
 
     return KeepLoss()

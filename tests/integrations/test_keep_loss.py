@@ -8,8 +8,9 @@ import torch
 from pytorch_metric_learning.losses import SupConLoss
 
 from pml_xbn import XBNWrapper
-from pml_xbn.training import keep_loss
+from pml_xbn.training import ClassBatches, keep_loss
 
+data_loader = pytest.importorskip("accelerate.data_loader")
 pytest.importorskip("transformers")
 
 
@@ -33,3 +34,14 @@ def test_a_resume_finds_the_memory_of_its_checkpoint_and_warns_without(tmp_path:
 def test_a_new_run_loads_nothing(tmp_path: Path) -> None:
     arguments = SimpleNamespace(output_dir=str(tmp_path))
     keep_loss(memory()).on_train_begin(arguments, SimpleNamespace(global_step=0), None)
+
+
+def test_a_run_resumed_within_an_epoch_draws_what_is_left_of_it_on_many_ranks() -> None:
+    batches = ClassBatches([0, 0, 1, 1, 2, 2, 3, 3], m=2, batch_size=4, num_batches=6)
+    batches.set_epoch(2)
+    left = list(batches)[2::2]  # of the first of two ranks, which has drawn one
+    batches.set_epoch(0)
+    rest = data_loader.SkipBatchSampler(data_loader.BatchSamplerShard(batches, 2, 0), skip_batches=1)
+    loader = torch.utils.data.DataLoader(range(8), batch_sampler=rest, collate_fn=list)
+    keep_loss(memory()).on_epoch_begin(None, SimpleNamespace(epoch=2.5), None, train_dataloader=loader)
+    assert list(loader) == left
