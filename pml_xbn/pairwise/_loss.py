@@ -194,23 +194,23 @@ class KnownGradients(torch.autograd.Function):
         value, gradients = known
         ctx.save_for_backward(*gradients)
         with torch.enable_grad():
-            ctx.unknown = [*map(_Unknown.apply, inputs)]
+            ctx.sums = [x.sum() for x in inputs]  # which lead to the inputs and do not keep them
         return value
 
     @staticmethod
     def backward(ctx: Any, loss_gradient: Tensor) -> tuple[Tensor | None, ...]:
         gradients = [loss_gradient * gradient for gradient in ctx.saved_tensors]
         if torch.is_grad_enabled():  # create_graph=True; without a graph a penalty would count as constant
-            gradients = [x + y.sum() for x, y in zip(gradients, ctx.unknown, strict=True)]
+            gradients = [x + _Unknown.apply(y) for x, y in zip(gradients, ctx.sums, strict=True)]
         return None, *gradients
 
 
 class _Unknown(torch.autograd.Function):
-    """No numbers, which raise when they are differentiated with respect to the input; they do not keep it."""
+    """Zero, which raises when it is differentiated."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.new_empty(0)
+        return torch.zeros_like(x)
 
     @staticmethod
     def backward(ctx: Any, _: Tensor) -> None:
