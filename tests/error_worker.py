@@ -13,10 +13,8 @@ import torch
 from pytorch_metric_learning.losses import ContrastiveLoss, NCALoss, SupConLoss
 from pytorch_metric_learning.miners import BatchHardMiner
 from torch import Tensor, distributed, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pml_xbn import AXBNWrapper, TwoTowerMemory
-from pml_xbn.adapters import Affine, BaseAdapter, Moments
 from pml_xbn.diagnostics import WatchedLoss
 from pml_xbn.losses import BatchLoss
 
@@ -115,63 +113,22 @@ def errors_of_copies(rank: int) -> Errors:
     yield "index 4 is out of bounds", with_hook
 
 
-class Adapter(BaseAdapter):
-    def map(self, memory: Moments, target: Moments) -> Affine:
-        if distributed.get_rank() == 1:
-            raise OSError("disk on fire")
-        return memory.to(target)
-
-
-class FailsAt(TorchDispatchMode):
-    """Notes what PyTorch computes, and fails at one of these operations."""
-
-    def __init__(self, number: int | None) -> None:
-        super().__init__()
-        self.number, self.names = number, list[str]()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(str(func))
-        if len(self.names) - 1 == self.number:
-            raise MemoryError("no room")
-        return func(*args, **(kwargs or {}))
-
-
-def errors_in_midst(f: Any, rank: int) -> Errors:
-    """Of twelve operations between the first reduction over ranks and the last, forward and backward."""
-    (embeddings, labels), other = batch_of(rank, step=1), copy.deepcopy(f)
-    with FailsAt(None) as all_operations:
-        other(embeddings.requires_grad_(), labels)
-    names = all_operations.names
-    reductions = [number for number, name in enumerate(names) if name == "c10d.allreduce_.default"]
-    # Each comes after its announcement, and the last but announces that there are no more.
-    numbers = [n for n in range(reductions[1], reductions[-1] - 1) if n not in reductions]
-    for share in range(12):
-        number = numbers[share * len(numbers) // 12]
-
-        def call(f: Any, number: int = number) -> None:
-            with FailsAt(number if rank else None):
-                f(embeddings, labels)
-
-        yield "no room", call
-
-
 def errors_of_shards(rank: int) -> Errors:
     """Of a memory whose rows are spread over the ranks."""
     embeddings, labels = batch_of(rank, step=1)
     pairs = (torch.tensor([0]), torch.tensor([3])) * 2
 
-    def with_adapter(f: Any) -> None:
-        handle = f.register_memory_hook(Adapter())
-        try:
-            f(embeddings, labels)
-        finally:
-            handle.remove()
+    def with_hook(part: str) -> Call:
+        def call(f: Any) -> None:
+            if rank == 0:
+                handle = getattr(f, part).register_forward_hook(lambda *_: None)
+            try:
+                f(embeddings, labels)
+            finally:
+                if rank == 0:
+                    handle.remove()
 
-    def in_eval_on_one(f: Any) -> None:
-        try:
-            f.train(rank == 0)(embeddings, labels)
-        finally:
-            f.train()
+        return call
 
     def without_gradient_on_one(f: Any) -> None:
         f.eval()
@@ -183,17 +140,8 @@ def errors_of_shards(rank: int) -> Errors:
 
     yield r"is_grad_enabled is \[1, 0\]", without_gradient_on_one
     yield "pass a miner, or use gather_dist", lambda f: f(embeddings, labels, None if rank else pairs)
-
-    def with_temperature(f: Any) -> None:
-        before = f.loss.temperature
-        try:
-            f.loss.temperature = "hot" if rank else before
-            f(embeddings, labels)
-        finally:
-            f.loss.temperature = before
-
-    yield "disk on fire", with_adapter
-    yield "unsupported operand", with_temperature
+    yield "without a hook", with_hook("loss")
+    yield "without a hook", with_hook("miner")
 
 
 def errors_of_parts(rank: int, *names: str) -> Errors:
@@ -252,8 +200,8 @@ def check_all_errors(rank: int) -> None:
     loss_fn = memory(SupConLoss(), **options)  # of which a rank computes its own anchors
     errors = itertools.chain(errors_of_memory(rank), errors_of_copies(rank))
     check_errors(loss_fn, lambda: loss_fn(embeddings, labels), errors)
-    spread = memory(SupConLoss(), shard_distributed=True)
-    errors = itertools.chain(errors_of_memory(rank), errors_of_shards(rank), errors_in_midst(spread, rank))
+    spread = memory(SupConLoss(), BatchHardMiner(), shard_distributed=True)
+    errors = itertools.chain(errors_of_memory(rank), errors_of_shards(rank))
     check_errors(spread, lambda: spread(embeddings, labels), errors)
     whole = memory(Loss(), Miner(), **options)  # all anchors, as the classes are nobody's
     parts = errors_of_parts(rank, "loss", "miner")

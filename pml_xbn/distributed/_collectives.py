@@ -10,9 +10,6 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-_OPS = (dist.ReduceOp.SUM, dist.ReduceOp.MAX)
-_DTYPES = (torch.float64, torch.float32, torch.int64)
-
 
 def is_distributed() -> bool:
     """Returns whether this process is one of several ranks."""
@@ -33,21 +30,10 @@ def gather_rows(rows: Tensor, sizes: list[int]) -> Tensor:
 
 
 def all_reduced(values: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
-    """Returns what the values of all ranks reduce to, without gradient.
-
-    It is announced, so that a rank that has failed can take part without values of its own.
-    """
+    """Returns what the values of all ranks reduce to, without gradient."""
     result = values.detach().to(backend_device(), copy=True).contiguous()
-    _announced(1 + _OPS.index(op), _DTYPES.index(result.dtype), result.numel())
     dist.all_reduce(result, op)
     return result.to(values.device)
-
-
-def _announced(*reduction: int) -> Tensor:
-    """Returns the reduction that other ranks announce, while those without one announce zeros."""
-    announced = torch.tensor(reduction, device=backend_device())
-    dist.all_reduce(announced, dist.ReduceOp.MAX)
-    return announced
 
 
 def reduce_scattered(rows: Tensor, sizes: list[int]) -> Tensor:
@@ -91,14 +77,12 @@ class Exchange:
 
     Args:
         size: k.
-        has_reductions: whether the block calls :func:`all_reduced`, and nothing else that ranks do together.
     """
 
     by_rank: Tensor
 
-    def __init__(self, size: int = 0, *, has_reductions: bool = False) -> None:
+    def __init__(self, size: int = 0) -> None:
         self.values = torch.zeros(size, dtype=torch.float64)
-        self._has_reductions = has_reductions
 
     def __enter__(self) -> Exchange:
         return self
@@ -106,11 +90,6 @@ class Exchange:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is not None and not isinstance(error, Exception):
             return  # an interrupt: nobody waits for the others
-        while self._has_reductions:  # takes part in those of others, without values of its own
-            op, dtype, size = _announced(0, 0, 0).tolist()
-            if op == 0:
-                break
-            dist.all_reduce(torch.zeros(size, dtype=_DTYPES[dtype], device=backend_device()), _OPS[op - 1])
         own = torch.cat([torch.tensor([error is not None]), self.values.cpu()]).to(backend_device())
         by_rank = [torch.empty_like(own) for _ in range(dist.get_world_size())]
         dist.all_gather(by_rank, own)

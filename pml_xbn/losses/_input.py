@@ -11,6 +11,7 @@ from torch import Tensor
 from .._tensor_checks import check_integers, check_mask, check_rows
 from ..memory._batch import Batch
 from ..pairwise._pairs import IndicesTuple
+from ..pairwise._supported import can_be_sharded
 
 if TYPE_CHECKING:
     from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory as Memory
@@ -30,8 +31,12 @@ def checked(
     Embeddings take the rows' dtype if that is more precise.
     """
     rows = memory.queue.settled().rows
-    if user_pairs is not None and memory._is_sharded:
-        raise ValueError("indices_tuple with shard_distributed=True: pass a miner, or use gather_distributed")
+    if memory._is_sharded:
+        check_sharded(memory)  # hooks may have come
+        if user_pairs is not None:
+            raise ValueError(
+                "indices_tuple with shard_distributed=True: pass a miner, or use gather_distributed"
+            )
     if is_stored and memory.update == "average" and ids is None:
         raise ValueError(
             "update='average' averages the rows of a sample: pass sample_ids, of every image its number in "
@@ -124,3 +129,19 @@ def too_many_rows(num_rows: int, memory_size: int) -> ValueError:
         f"{num_rows} rows to enqueue do not fit memory_size={memory_size}: pass smaller batches or build a "
         "larger memory"
     )
+
+
+def check_sharded(memory: Memory) -> None:
+    """Refuses what needs all rows in one place."""
+    if memory.gather_distributed or memory.normalize_memory or memory.update != "queue":
+        raise ValueError(
+            f"shard_distributed=True with gather_distributed={memory.gather_distributed}, normalize_memory="
+            f"{memory.normalize_memory} and update={memory.update!r}, which need all rows in one place: pass "
+            "False, False and 'queue', or gather_distributed=True instead"
+        )
+    if not can_be_sharded(memory.loss, memory.miner):
+        names = " and a ".join(type(part).__name__ for part in (memory.loss, memory.miner))
+        raise ValueError(
+            f"shard_distributed=True with a {names}: pass a loss and a miner of docs/distributed.md, without "
+            "a hook, a regularizer or statistics, or gather_distributed=True instead"
+        )

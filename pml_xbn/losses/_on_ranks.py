@@ -14,7 +14,7 @@ from ..memory._batch import Batch
 from ..memory._hooks import transaction
 from ..pairwise._forms import Recipe, recipe_of
 from ..pairwise._loss import KnownGradients, Share, share_against
-from ..pairwise._supported import can_be_sharded, recipe_to_share
+from ..pairwise._supported import recipe_to_share
 from ._input import checked, too_many_rows
 from ._step import comparison, loss_with_memory, read_only, stored
 from .batch_loss import loss_of_batch
@@ -50,7 +50,7 @@ def fill_on_ranks(memory: Memory, *arguments: Any) -> None:
     """Stores the rows of all ranks; arguments as for :func:`loss_on_ranks`."""
     batch, _ = _checked_on_ranks(memory, *arguments)
     if batch.is_stored:
-        with transaction(memory.queue, memory._hooks), Exchange(has_reductions=memory._is_sharded):
+        with transaction(memory.queue, memory._hooks):
             stored(memory, batch, is_fill=True)
 
 
@@ -106,44 +106,21 @@ def _loss_on_shards(memory: Memory, batch: Batch, reports: list[Report]) -> Tens
     Every rank compares the anchors of all with its own rows, the reductions over rows are merged, and each
     rank gets the sum of the gradients of its own anchors: nothing is sent in the backward pass.
     """
-    whole, loss = with_all_anchors(batch, reports), batch.anchors.new_zeros(())
-    with Exchange(has_reductions=True):
-        recipe = recipe_of(memory.loss)
-        if recipe is None or memory.loss._forward_hooks:
-            raise ValueError(
-                f"{type(memory.loss).__name__} has a hook, or was changed, with shard_distributed=True: "
-                "pass gather_distributed=True instead"
-            )
-        contents = stored(memory, batch) if batch.is_stored else read_only(memory, batch)
-        anchors = whole.anchors.detach().requires_grad_(torch.is_grad_enabled())
-        apart = whole._replace(anchors=anchors)
-        compared = None if contents is None else comparison(memory, apart, contents)
-        if compared is None:
-            share = Share(memory.loss, recipe, anchors)
-            share.begin()
-        else:
-            share = share_against(compared._replace(over_rows=OverShards(compared.rows)), recipe)
-        value, gradients = share.value()
-        weight = 1.0 if contents is None else memory.batch_loss_weight * batch.is_stored
-        if weight:
-            loss = weight * loss_of_batch(memory.loss, memory.miner, whole)
+    whole, recipe = with_all_anchors(batch, reports), recipe_of(memory.loss)
+    assert recipe is not None
+    contents = stored(memory, batch) if batch.is_stored else read_only(memory, batch)
+    anchors = whole.anchors.detach().requires_grad_(torch.is_grad_enabled())
+    apart = whole._replace(anchors=anchors)
+    compared = None if contents is None else comparison(memory, apart, contents)
+    if compared is None:
+        share = Share(memory.loss, recipe, anchors)
+        share.begin()
+    else:
+        share = share_against(compared._replace(over_rows=OverShards(compared.rows)), recipe)
+    value, gradients = share.value()
+    weight = 1.0 if contents is None else memory.batch_loss_weight * batch.is_stored
+    loss = weight * loss_of_batch(memory.loss, memory.miner, whole) if weight else value.new_zeros(())
     if gradients:
         gradients[0] = reduce_scattered(gradients[0], [report.num_anchors for report in reports])
     of_memory: Tensor = KnownGradients.apply((value, gradients), batch.anchors, *recipe.learned)
     return loss + of_memory
-
-
-def check_sharded(memory: Memory) -> None:
-    """Refuses what needs all rows in one place."""
-    if memory.gather_distributed or memory.normalize_memory or memory.update != "queue":
-        raise ValueError(
-            f"shard_distributed=True with gather_distributed={memory.gather_distributed}, normalize_memory="
-            f"{memory.normalize_memory} and update={memory.update!r}, which need all rows in one place: pass "
-            "False, False and 'queue', or gather_distributed=True instead"
-        )
-    if not can_be_sharded(memory.loss, memory.miner):
-        names = " and a ".join(type(part).__name__ for part in (memory.loss, memory.miner))
-        raise ValueError(
-            f"shard_distributed=True with a {names}: pass a loss and a miner of docs/distributed.md, without "
-            "a regularizer or statistics, or gather_distributed=True instead"
-        )

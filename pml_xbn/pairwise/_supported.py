@@ -59,4 +59,5 @@ def recipe_to_share(loss: Any, miner: Any) -> Recipe | None:
 def can_be_sharded(loss: Any, miner: Any) -> bool:
     """Returns whether the rows may be spread over ranks, all of which have all anchors."""
     can_mine = miner is None or (type(miner) in SHARDED_MINERS and is_plain(miner))
-    return can_mine and type(loss) in SHARDED_LOSSES and recipe_of(loss) is not None
+    is_reduced = type(loss) in SHARDED_LOSSES and recipe_of(loss) is not None
+    return can_mine and is_reduced and not loss._forward_hooks

@@ -68,9 +68,13 @@ def test_what_is_sent_does_not_grow_with_the_memory(ranks: int) -> None:
         (
             losses.SupConLoss(),
             {"miner": miners.BatchHardMiner(collect_stats=True)},
-            "regularizer or statistics",
+            "a hook, a regularizer or statistics",
         ),
-        (losses.SupConLoss(embedding_regularizer=regularizers.LpRegularizer()), {}, "without a regularizer"),
+        (
+            losses.SupConLoss(embedding_regularizer=regularizers.LpRegularizer()),
+            {},
+            "without a hook, a regularizer",
+        ),
         (losses.SupConLoss(), {"normalize_memory": True}, "normalize_memory=True and update='queue'"),
         (
             losses.SupConLoss(),
