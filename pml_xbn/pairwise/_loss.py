@@ -79,7 +79,7 @@ def share_against(compared: Comparison, recipe: Recipe) -> Share:
         for elements in _angular_terms(loss, share.leaf, distances.row_tensor, pairs):
             share.add({"loss": elements}, over_rows, share.leaf)
         return share
-    share.whole = mat = distances.measured(loss.distance)
+    mat = distances.measured(loss.distance)
     is_checked = hasattr(loss, "_assert_either_pos_or_neg")  # since PML 2.9
     is_listed = pairs.num_pairs is None and pairs.positive.dtype != torch.bool
     if is_listed and is_checked and loss.loss_method == loss.mat_based_loss:
@@ -89,6 +89,10 @@ def share_against(compared: Comparison, recipe: Recipe) -> Share:
     if getattr(loss, "smooth_loss", False):  # lists triplets
         num_listed *= int(pairs.masks()[0].sum(dim=1).max())
     at_once = over_rows.anchors_at_once(num_listed, mat.device) if can_be_cut else len(mat)
+    if at_once >= len(mat) and len(recipe.reducers) == 1:
+        share.add(form.terms(loss, mat, pairs), over_rows, share.leaf)
+        return share
+    share.whole = mat  # to which the gradients of many parts are added, before one goes on
     for places in slices(len(mat), at_once):
         part, chosen = (mat, pairs) if at_once >= len(mat) else (mat[places], pairs.at(places))
         leaf = part.detach().requires_grad_(mat.requires_grad)
@@ -181,7 +185,7 @@ class Share:
         for other, _, *other_gradients in others:
             for x, y in zip([value, *gradients], [other, *other_gradients], strict=True):
                 x += y
-        if gradients:
+        if gradients and self.whole is not self.leaf:
             gradients[:1] = torch.autograd.grad(self.whole, self.leaf, gradients[0])
         return value.to(self.leaf), gradients
 
