@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -187,25 +186,6 @@ def test_share_counts_the_rows_that_took_their_groups_map() -> None:
 def test_bad_settings_name_the_value(make: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
-
-
-@pytest.mark.parametrize(
-    ("make", "option"),
-    [
-        (KalmanMomentMatching, "momentum"),
-        (KalmanMomentMatching, "match_std"),
-        (KalmanMomentMatching, "mean_lambda"),
-        (MomentMatching, "process_noise"),
-        (MomentMatching, "gain_update_interval"),
-        (MomentMatching, "superclasses"),
-        (GroupMomentMatching, "momentum"),
-        (GroupMomentMatching, "match_std"),
-        (GroupMomentMatching, "measurement_noise"),
-    ],
-)
-def test_options_of_other_adapters_are_refused(make: Callable[..., nn.Module], option: str) -> None:
-    with pytest.raises(TypeError, match=option):
-        make(**{option: 0.5})
 
 
 def test_lookup_tells_which_labels_it_lacks() -> None:

@@ -8,7 +8,7 @@ import torch
 from pytorch_metric_learning.losses import ContrastiveLoss
 from scipy.linalg import sqrtm
 
-from pml_xbn.adapters import CovarianceMatching, GroupMomentMatching, MomentMatching, check_adapter
+from pml_xbn.adapters import CovarianceMatching, MomentMatching, check_adapter
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 
 D, SIZE = 4, 40
@@ -172,34 +172,6 @@ def test_a_batch_of_nan_leaves_the_rows(root: str) -> None:
     before, batch[0, 0] = memory.embedding_memory[:9].clone(), np.nan
     memory(torch.from_numpy(batch), labels_of(batch))
     assert torch.equal(memory.embedding_memory[:9], before)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("saved_after", [0, 1, 7, 23])
-@pytest.mark.parametrize(("root", "shrinkage"), CASES)
-def test_resume_continues_bit_for_bit(
-    root: str, shrinkage: float, saved_after: int, dtype: torch.dtype
-) -> None:
-    memory, resumed = (memory_with(CovarianceMatching(root, shrinkage), memory_dtype=dtype) for _ in range(2))
-    for batch in steps(saved_after):
-        memory(torch.from_numpy(batch), labels_of(batch))
-    resumed.load_state_dict(memory.state_dict())
-    for batch in steps(12):
-        for each in (memory, resumed):
-            each(torch.from_numpy(batch), labels_of(batch))
-        assert torch.equal(memory.embedding_memory, resumed.embedding_memory)
-    other = resumed.state_dict()
-    assert all(torch.equal(value, other[name]) for name, value in memory.state_dict().items())
-
-
-@pytest.mark.parametrize("other", [MomentMatching, GroupMomentMatching])
-@pytest.mark.parametrize("is_first", [True, False])
-def test_it_goes_with_other_adapters(other: type[torch.nn.Module], is_first: bool) -> None:
-    hooks = [CovarianceMatching(), other()]
-    memory = memory_with(*(hooks if is_first else reversed(hooks)))
-    for batch in steps(20):
-        memory(torch.from_numpy(batch), labels_of(batch))
-    assert torch.isfinite(memory.embedding_memory).all()
 
 
 @pytest.mark.parametrize(

@@ -111,10 +111,6 @@ def test_kalman_without_measurement_noise_is_xbn() -> None:
     assert_same(run(kalman), run(MomentMatching()), rtol=0, atol=0)
 
 
-def test_momentum_zero_is_xbn() -> None:
-    assert_same(run(MomentMatching(momentum=0.0)), run(MomentMatching()), rtol=0, atol=0)
-
-
 def test_constant_kalman_gain_is_a_moving_average() -> None:
     # q chosen so that the gain stays where it starts: p = (1 − K) p⁻ and p⁻ = p + q, with |B| fixed.
     adapter = KalmanMomentMatching(
@@ -122,27 +118,6 @@ def test_constant_kalman_gain_is_a_moving_average() -> None:
     )
     gains = [adapter.gain(batch_size=16) for _ in range(5)]
     assert gains == pytest.approx([(5**0.5 - 1) / 2] * 5)
-
-
-def test_one_superclass_with_lambdas_zero_is_xbn() -> None:
-    one = GroupMomentMatching(mean_lambda=0.0, std_lambda=0.0, superclasses=[0] * 6)
-    assert_same(run(one), run(MomentMatching()), rtol=1e-5, atol=1e-5)
-
-
-def test_lambdas_one_without_group_spread_differences_keep_the_batch_moments() -> None:
-    adapter = GroupMomentMatching(mean_lambda=1.0, std_lambda=1.0)
-    memory = torch.randn(64, 3)
-    labels = torch.arange(64) % 4
-    batch = torch.randn(16, 3) * 2 + 1
-    out = adapter(memory, labels, batch, torch.arange(16) % 4)
-    for group in range(4):
-        std, mean = torch.std_mean(out[labels == group], dim=0)
-        torch.testing.assert_close(mean, batch.mean(0), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(std, batch.std(0), rtol=1e-4, atol=1e-5)
-
-
-def test_superclass_equal_to_label_is_per_class() -> None:
-    assert_same(run(GroupMomentMatching(superclasses=list(range(6)))), run(GroupMomentMatching()))
 
 
 def test_sparse_superclass_mapping_equals_the_sequence() -> None:

@@ -6,16 +6,14 @@ import copy
 import pickle
 import weakref
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from pytorch_metric_learning.losses import ContrastiveLoss, CrossBatchMemory, SupConLoss
 from pytorch_metric_learning.reducers import DoNothingReducer
 from torch import Tensor, nn
-from troubled_loss import TroubledLoss, TroubleError
 
-from pml_xbn import AXBNWrapper, XBNWrapper
+from pml_xbn import XBNWrapper
 from pml_xbn.adapters import MomentMatching
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 
@@ -35,23 +33,6 @@ def memory() -> AdaptiveCrossBatchMemory:
     return AdaptiveCrossBatchMemory(ContrastiveLoss(), D, 10)
 
 
-class FirstPairs(SupConLoss):
-    """Reads its index tuple before the loss does."""
-
-    num_pairs = 0
-
-    def forward(self, embeddings: Tensor, labels: Tensor, indices: Any = None, *refs: Any) -> Tensor:
-        self.num_pairs = indices[0].numel() + indices[2].numel()
-        return super().forward(embeddings, labels, indices, *refs)
-
-
-def test_a_loss_with_a_forward_of_its_own_is_called_with_index_tensors() -> None:
-    loss_fn = XBNWrapper(FirstPairs(), D, 10)
-    step(loss_fn)
-    step(loss_fn)
-    assert loss_fn.loss.num_pairs == 4 * 7  # every anchor with all rows but its own
-
-
 def test_a_batch_that_is_seen_again_has_no_distance_to_itself(memory: AdaptiveCrossBatchMemory) -> None:
     embeddings, labels = torch.randn(40, D), torch.arange(40) % 4
     memory = AdaptiveCrossBatchMemory(ContrastiveLoss(), D, 100)
@@ -66,15 +47,6 @@ def test_a_batch_that_is_seen_again_has_no_distance_to_itself(memory: AdaptiveCr
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_equal_vectors_have_a_finite_gradient(dtype: torch.dtype) -> None:
-    memory = AdaptiveCrossBatchMemory(ContrastiveLoss(), D, 100, memory_dtype=dtype)
-    embeddings, labels = torch.ones(40, D, dtype=dtype, requires_grad=True), torch.arange(40) % 4
-    memory(embeddings, labels)
-    memory(embeddings, labels).backward()
-    assert torch.isfinite(embeddings.grad).all()
-
-
 def test_a_reducer_that_returns_terms_returns_those_of_pml() -> None:
     loss = ContrastiveLoss(reducer=DoNothingReducer())
     ours, pmls = (make(loss, D, 10) for make in (AdaptiveCrossBatchMemory, CrossBatchMemory))
@@ -84,18 +56,6 @@ def test_a_reducer_that_returns_terms_returns_those_of_pml() -> None:
         assert found.keys() == expected.keys()
         for name, terms in found.items():
             torch.testing.assert_close(terms["losses"], expected[name]["losses"])
-
-
-def test_terms_to_which_no_batch_loss_can_be_added_leave_everything_as_it_was() -> None:
-    loss_fn = AXBNWrapper(ContrastiveLoss(), D, 10, measurement_noise=5.0, batch_loss_weight=1.0)
-    step(loss_fn)
-    before = everything(loss_fn)
-    reducer, loss_fn.loss.reducer = loss_fn.loss.reducer, DoNothingReducer()
-    with pytest.raises(TypeError, match="dict"):
-        step(loss_fn)
-    assert everything(loss_fn) == before
-    loss_fn.loss.reducer = reducer
-    step(loss_fn)
 
 
 def test_rows_of_a_hook_are_checked_like_those_of_a_batch(memory: AdaptiveCrossBatchMemory) -> None:
@@ -304,21 +264,6 @@ def test_rows_after_a_batch_of_nearly_equal_ones_fit_in_half_precision() -> None
     embeddings = torch.randn(8, D)
     memory(embeddings, torch.arange(8))
     torch.testing.assert_close(memory.embedding_memory[8:16], embeddings, rtol=2e-3, atol=2e-3)
-
-
-def test_labels_that_a_failing_hook_assigns_are_taken_back_with_the_rows() -> None:
-    memory = AdaptiveCrossBatchMemory(TroubledLoss(), D, 10)
-    step(memory)
-    before = everything(memory)
-
-    def assign(*_: Tensor) -> None:
-        memory.label_memory = memory.label_memory + 1
-
-    memory.register_memory_hook(assign)
-    memory.loss.strikes = True
-    with pytest.raises(TroubleError):
-        step(memory)
-    assert everything(memory) == before
 
 
 def test_rows_that_are_written_before_labels_are_assigned_are_stored(

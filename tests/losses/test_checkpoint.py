@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 from pytorch_metric_learning.losses import CrossBatchMemory, SupConLoss
-from pytorch_metric_learning.utils import common_functions as c_f
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -214,15 +213,3 @@ def test_a_checkpoint_that_lacks_a_parameter_is_still_refused() -> None:
         pytest.raises(RuntimeError, match=r"loss\.weight"),
     ):
         XBNWrapper(Learned(), D, M).load_state_dict(state)
-
-
-@pytest.mark.parametrize("cls", CLASSES)
-def test_pmls_own_save_and_load_functions_work(cls: str, tmp_path: Path) -> None:
-    """Those that HookContainer calls."""
-    first, second = CLASSES[cls](SupConLoss(), D, M), CLASSES[cls](SupConLoss(), D, M)
-    for number in range(4):
-        step(first, number)
-    c_f.save_dict_of_models({"metric_loss": first}, "1", str(tmp_path))
-    c_f.load_dict_of_models({"metric_loss": second}, "1", str(tmp_path), torch.device("cpu"))
-    for a, b in zip(step(first, 4), step(second, 4), strict=True):
-        assert torch.equal(a, b)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -86,19 +84,6 @@ def test_so_it_is_of_other_losses_and_with_a_miner(loss: type[nn.Module]) -> Non
         torch.testing.assert_close(a, b)
 
 
-class OfSamples(XBNWrapper):
-    def forward(self, embeddings: Tensor, labels: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return super().forward(embeddings, labels, *args, sample_ids=labels, **kwargs)
-
-
-def test_so_it_is_of_samples() -> None:
-    def make() -> OfSamples:
-        return OfSamples(SupConLoss(), D, M)
-
-    for a, b in zip(trained(make(), lambda x: x), trained(make(), whole("eager")), strict=True):
-        torch.testing.assert_close(a, b)
-
-
 def test_the_memory_is_compiled_in_no_step() -> None:
     """A graph for every step, of which there is one for every number of rows, would take seconds each."""
     graphs = []
@@ -115,13 +100,3 @@ def test_importing_the_package_does_not_import_dynamo() -> None:
     code = "import sys, pml_xbn; print('torch._dynamo' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert answer.stdout.strip() == "False"
-
-
-def test_the_signature_is_still_seen() -> None:
-    assert list(inspect.signature(XBNWrapper(SupConLoss(), D, M).forward).parameters) == [
-        "embeddings",
-        "labels",
-        "indices_tuple",
-        "enqueue_mask",
-        "sample_ids",
-    ]

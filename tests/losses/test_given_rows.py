@@ -145,17 +145,6 @@ def test_the_spread_of_far_rows_is_kept_in_every_dtype(num_steps: int, dtype: to
     torch.testing.assert_close(stored, rows[:n].to(stored), rtol=0, atol=7 * 3 * eps)
 
 
-def test_rows_that_are_assigned_in_pieces_are_those_that_are_adapted() -> None:
-    for num_pieces in (1, 2):
-        memory, reference = EVERY["xbn"](), Memory(M, D, Xbn())
-        memory.fill_memory(torch.zeros(M, D), torch.arange(M) % 3)
-        for places in torch.arange(M).chunk(num_pieces):
-            memory.embedding_memory[places] = new_rows()[places]
-        assert torch.equal(memory.embedding_memory, new_rows())
-        reference.rows, reference.labels = new_rows().double().numpy(), [i % 3 for i in range(M)]
-        follow(memory, reference, range(5))
-
-
 @pytest.mark.parametrize("between", ["step", "save", "eval"])
 def test_a_value_of_an_earlier_step_is_nobodys(between: str) -> None:
     memory, twin = EVERY["per class"](), EVERY["per class"]()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -88,50 +87,6 @@ def test_nothing_is_assigned_to_a_loss_or_miner_or_pml(loss: str, miner: str) ->
         other.pop("divisor", None)  # that of DivisorReducer
         assert one.keys() == other.keys()
         assert all(one[name] is other[name] for name in one)
-
-
-# -- threads -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("loss", "miner"),
-    [
-        ("ContrastiveLoss", "easy"),
-        ("SupConLoss", "angular"),
-    ],
-)
-def test_two_threads_give_what_they_give_alone(loss: str, miner: str) -> None:
-    def steps(seed: int, barrier: threading.Barrier | None) -> list[Tensor]:
-        loss_fn, out = XBNWrapper(getattr(losses, loss)(), D, M, MINERS[miner]()), []
-        generator = torch.Generator().manual_seed(seed)
-        for _ in range(50):
-            if barrier is not None:
-                barrier.wait(timeout=60)
-            embeddings = torch.randn(6 + seed, D, generator=generator, requires_grad=True)
-            value = loss_fn(embeddings, torch.randint(0, 3, (6 + seed,), generator=generator))
-            value.backward()
-            out += [value.detach(), embeddings.grad]
-        return out
-
-    alone = [steps(seed, None) for seed in range(2)]
-    listing = lmu.get_matches_and_diffs
-    barrier, together = threading.Barrier(2), [[], []]
-
-    def run(seed: int) -> None:
-        try:
-            together[seed] = steps(seed, barrier)
-        except BaseException:
-            barrier.abort()
-            raise
-
-    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for seed in range(2):
-        assert all(torch.equal(a, b) for a, b in zip(alone[seed], together[seed], strict=True))
-    assert lmu.get_matches_and_diffs is listing
 
 
 # -- the user's hooks --------------------------------------------------------------------------------------
@@ -261,14 +216,6 @@ def test_a_miner_counts_what_it_chose(loss: str, miner: str) -> None:
         else:
             assert chooser.num_pos_pairs == len(chosen[-1][0])
             assert chooser.num_neg_pairs == len(chosen[-1][2])
-
-
-def test_pairs_are_counted() -> None:
-    chooser = miners.PairMarginMiner(0.0, 2.1)  # every pair
-    loss_fn = XBNWrapper(losses.SupConLoss(), D, M, chooser)
-    for step in range(2):
-        loss_fn(*batch(step))
-    assert (chooser.num_pos_pairs, chooser.num_neg_pairs) == (8 * 3, 8 * 12)
 
 
 STATS = {

@@ -116,21 +116,6 @@ def test_fill_memory_stores_rows_as_they_are() -> None:
     assert torch.equal(ours.label_memory[6:], second[1][:4])
 
 
-def test_filled_rows_are_used_and_adapted_by_the_next_call() -> None:
-    ours = XBNWrapper(contrastive(), D, 20)
-    ours.fill_memory(*batch(8, shift=100))
-    embeddings, labels = batch()
-    ours(embeddings, labels)
-    torch.testing.assert_close(ours.embedding_memory[:8].mean(0), embeddings.mean(0), rtol=1e-4, atol=1e-4)
-
-
-def test_fill_memory_keeps_no_graph() -> None:
-    ours = XBNWrapper(contrastive(), D, 20)
-    embeddings, labels = batch()
-    ours.fill_memory(embeddings.requires_grad_(), labels)
-    assert not ours.embedding_memory.requires_grad
-
-
 def test_reset_queue_empties_the_memory_and_keeps_counting() -> None:
     ours = XBNWrapper(contrastive(), D, 10, warmup=1)
     for _ in range(3):
@@ -155,15 +140,6 @@ def test_a_memory_that_is_reset_has_the_size_that_it_was_given(size: int) -> Non
         assert ours.queue_idx == theirs.queue_idx
     assert ours.embedding_memory.shape == (size, D)
     torch.testing.assert_close(ours.embedding_memory, theirs.embedding_memory)
-
-
-def test_settings_are_recordables() -> None:
-    ours = XBNWrapper(contrastive(), D, 10, delay=4)
-    ours(*batch())
-    recorded = {name: getattr(ours, name) for name in ours._record_these}
-    assert recorded["num_rows"] == 6
-    assert recorded["delay"] == 4
-    assert recorded["queue_idx"] == 6
 
 
 @pytest.mark.parametrize(

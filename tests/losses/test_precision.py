@@ -107,10 +107,3 @@ def test_float64_batches_meet_a_float32_memory_in_float64(make: Callable, device
         loss.backward()
         assert loss.dtype == embeddings.grad.dtype == torch.float64
         assert ours.embedding_memory.dtype == torch.float32
-
-
-def test_small_integers_of_every_dtype_are_labels(make: Callable) -> None:
-    ours = make(ContrastiveLoss(), D, 20)
-    for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
-        ours(torch.randn(3, D), torch.arange(3, dtype=dtype))
-        assert ours.label_memory.dtype == torch.int64

@@ -109,16 +109,3 @@ def test_evaluation_between_steps_changes_no_later_step(reading: Callable) -> No
             disturbed(*batch())
         assert torch.equal(disturbed(embeddings, labels), plain(embeddings, labels))
     assert torch.equal(disturbed.embedding_memory, plain.embedding_memory)
-
-
-def test_given_triplets_and_pairs_are_converted(reading: Callable) -> None:
-    """Pairs join a miner's triplets, and triplets its pairs."""
-    embeddings, labels = batch()
-    triplets = lmu.get_all_triplets_indices(labels)
-    pairs = lmu.get_all_pairs_indices(labels)
-    for given, miner in ((triplets, None), (pairs, miners.TripletMarginMiner(margin=2.0))):
-        loss_fn = make(miner)
-        for _ in range(2):
-            assert torch.isfinite(loss_fn(embeddings, labels, given))
-        with reading(loss_fn):
-            assert torch.isfinite(loss_fn(embeddings, labels, given))

@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import os
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -263,32 +261,6 @@ def rows_of(*numbers: float) -> Tensor:
     return torch.stack([angles.cos(), angles.sin(), torch.zeros_like(angles)], dim=1).requires_grad_()
 
 
-def test_a_sample_that_has_been_overwritten_is_new() -> None:
-    memory, labels = plain(size=2), torch.tensor([0, 1])
-    memory(rows_of(0.1, 0.2), labels, sample_ids=torch.tensor([5, 6]))
-    memory(rows_of(0.3), labels[:1], sample_ids=torch.tensor([7]))
-    assert memory.id_memory.tolist() == [7, 6]
-    memory(rows_of(0.4), labels[:1], sample_ids=torch.tensor([5]))
-    assert memory.id_memory.tolist() == [7, 5]
-
-
-def test_a_sample_in_the_way_of_new_rows_moves_to_the_end_of_the_queue() -> None:
-    memory, labels = plain(size=3), torch.tensor([0, 1, 2])
-    memory(rows_of(0.1, 0.2, 0.3), labels, sample_ids=torch.tensor([5, 6, 7]))
-    memory(rows_of(0.4, 0.5), labels[:2], sample_ids=torch.tensor([9, 5]))
-    assert memory.id_memory.tolist() == [9, 5, 7]
-    assert memory.queue_idx == 2
-    torch.testing.assert_close(memory.embedding_memory, rows_of(0.4, 0.5, 0.3).detach())
-
-
-def test_negative_ids_are_of_no_sample() -> None:
-    memory, ids = plain(), torch.tensor([-1, -1, -7])
-    for _ in range(2):
-        memory(rows_of(0.1, 0.2, 0.3), torch.tensor([0, 0, 1]), sample_ids=ids)
-    assert memory.num_rows == 6
-    assert memory.id_memory.tolist() == [-1] * 8
-
-
 def test_rows_without_ids_forget_those_of_the_rows_that_they_overwrite() -> None:
     memory, labels = plain(size=2), torch.tensor([0, 1])
     memory(rows_of(0.1, 0.2), labels, sample_ids=torch.tensor([5, 6]))
@@ -478,38 +450,6 @@ def test_a_resumed_run_goes_on_bit_for_bit(kind: str, dtype: torch.dtype, option
             assert torch.equal(a, b)
         assert are_equal(state(memory), state(resumed))
     assert (memory.id_memory >= 0).sum() > 5
-
-
-@pytest.mark.parametrize(
-    "duplicate",
-    [
-        copy.deepcopy,
-        lambda memory: pickle.loads(pickle.dumps(memory)),
-        lambda memory: memory.double().cpu().half(),  # which says nothing of the dtype of rows
-    ],
-    ids=["deepcopy", "pickle", "moved"],
-)
-@pytest.mark.parametrize("options", UPDATES, ids=str)
-def test_a_copy_goes_on_alike(options: dict[str, Any], duplicate: Callable) -> None:
-    memory, expected = (EVERY["xbn"](**options) for _ in range(2))
-    for number in range(6):
-        sample_step(memory, number)
-        sample_step(expected, number)
-    memory = duplicate(memory)
-    for number in range(6, 9):
-        for a, b in zip(sample_step(memory, number), sample_step(expected, number), strict=True):
-            assert torch.equal(a, b)
-    assert are_equal(state(memory), state(expected))
-
-
-def test_rows_that_are_stored_in_inference_mode_are_replaced_outside_of_it() -> None:
-    memory, ids = EVERY["xbn"](), torch.arange(5)
-    for number in range(3):
-        with torch.inference_mode(number % 2 == 0):
-            memory.fill_memory(torch.full((5, 4), float(number)), ids % 3, ids)
-    sample_step(memory, 0)
-    assert memory.num_rows < 14
-    assert len(set(memory.id_memory.tolist()) - {-1}) == (memory.id_memory >= 0).sum()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)

@@ -9,7 +9,6 @@ from differences import gradient
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pytorch_metric_learning import losses
-from pytorch_metric_learning.distances import LpDistance
 from torch import Tensor
 
 from pml_xbn.losses import SampledNormalizedSoftmaxLoss
@@ -55,14 +54,6 @@ def test_share_1_is_pmls_loss_in_value_and_gradient(dtype: torch.dtype, device: 
         assert torch.equal(sampled.W.grad, pmls.W.grad)
         assert torch.equal(f.grad, f_pml.grad.to(dtype))
         assert torch.equal(sampled.get_logits(f), pmls.get_logits(f_pml))
-
-
-def test_share_1_is_pmls_loss_with_another_distance(device: torch.device) -> None:
-    sampled = SampledNormalizedSoftmaxLoss(C, D, distance=LpDistance()).to(device)
-    pmls = losses.NormalizedSoftmaxLoss(C, D, distance=LpDistance())
-    pmls.load_state_dict(sampled.state_dict())
-    f = torch.randn(len(LABELS), D, device=device)
-    assert torch.equal(sampled(f, LABELS), pmls(f, LABELS))
 
 
 @pytest.mark.parametrize("d", [6, 128, 512, 2048])
@@ -147,12 +138,6 @@ def test_every_other_class_is_drawn_as_often() -> None:
     chance = (10 - len(in_batch)) / (C - len(in_batch))
     deviation = (counts[others] - num_draws * chance).abs() / (num_draws * chance * (1 - chance)) ** 0.5
     assert deviation.max() < 5
-
-
-def test_a_new_subset_is_drawn_for_every_batch(device: torch.device) -> None:
-    loss_fn = SampledNormalizedSoftmaxLoss(C, D, share=0.5).to(device)
-    f = torch.randn(len(LABELS), D, device=device)
-    assert len({tuple(step(loss_fn, f)) for _ in range(5)}) == 5
 
 
 def test_resume_with_the_generators_state_draws_the_same_classes(device: torch.device) -> None:

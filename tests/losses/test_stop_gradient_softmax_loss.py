@@ -7,7 +7,6 @@ import pytest
 import torch
 from differences import gradient
 from pytorch_metric_learning.distances import LpDistance
-from torch.nn.functional import cross_entropy, normalize
 
 from pml_xbn.losses import StopGradientSoftmaxLoss
 
@@ -89,66 +88,6 @@ def test_the_part_between_unit_vectors_joins_below_the_threshold_and_not_at_it(d
         joined = expected > softmax
         of_f = gradient(lambda x: softmax_loss(x, w64, 0.1) + joined * sgsl_loss(x, w64, 30.0), f64)  # noqa: B023
         np.testing.assert_allclose(f.grad.cpu().numpy(), of_f, atol=1e-8)
-
-
-def test_a_batch_far_from_its_classes_has_the_softmax_loss_alone(device: torch.device) -> None:
-    loss_fn = StopGradientSoftmaxLoss(C, C, label_smoothing=0.0).to(device)
-    loss_fn.W.data = torch.eye(C, device=device)
-    f = 10 * torch.eye(C, device=device)
-    labels = (torch.arange(C) + 1) % C
-    assert loss_fn(f, labels).item() == pytest.approx(np.log(np.exp(10) + 3), rel=1e-6)
-
-
-def test_gamma_1_on_unit_vectors_is_the_softmax_loss_of_the_cosines(device: torch.device) -> None:
-    """Eq. 6 is Eq. 5 but for γ and the normalization."""
-    loss_fn, f, _, _ = case(torch.float64, device, gamma=1.0, threshold=float("inf"), label_smoothing=0.0)
-    labels = torch.tensor(LABELS, device=device)
-    cosines = normalize(f) @ normalize(loss_fn.W, dim=0)
-    expected = cross_entropy(f @ loss_fn.W, labels) + cross_entropy(cosines, labels)
-    torch.testing.assert_close(loss_fn(f, labels), expected)
-
-
-def test_a_large_gamma_compares_with_the_nearest_other_class(device: torch.device) -> None:
-    """Eq. 8."""
-    loss_fn, f, _, w64 = case(torch.float64, device, gamma=1e5, threshold=float("inf"))
-    labels = torch.tensor(LABELS, device=device)
-    loss_fn(f, labels)
-    cosines = (normalize(f) @ normalize(loss_fn.W, dim=0)).detach().cpu().numpy()
-    nearest = [max(c for j, c in enumerate(row) if j != y) for row, y in zip(cosines, LABELS, strict=True)]
-    own = [row[y] for row, y in zip(cosines, LABELS, strict=True)]
-    expected = np.mean([np.log1p(np.exp(n - o)) for n, o in zip(nearest, own, strict=True)])
-    part = loss_fn(f, labels).item() - softmax_loss(f.detach().cpu().numpy(), w64, 0.1)
-    assert part == pytest.approx(expected, abs=1e-4)
-
-
-def test_the_length_of_weights_and_embeddings_does_not_matter_to_the_joined_part(
-    device: torch.device,
-) -> None:
-    loss_fn, f, _, _ = case(torch.float64, device)
-    loss_fn.threshold = float("inf")
-    labels = torch.tensor(LABELS)
-    parts = []
-    for scale in (1.0, 1e-3, 1e3):
-        loss_fn.W.data *= scale
-        joined = loss_fn(scale * f, labels)
-        loss_fn.threshold = 0.0
-        parts.append((joined - loss_fn(scale * f, labels)).item())
-        loss_fn.threshold = float("inf")
-        loss_fn.W.data /= scale
-    assert parts[1:] == pytest.approx(parts[:1] * 2, rel=1e-6)
-
-
-def test_weights_start_as_those_of_a_linear_layer() -> None:
-    d = 256
-    weights = StopGradientSoftmaxLoss(1000, d).W
-    assert weights.shape == (d, 1000)
-    assert weights.abs().max().item() == pytest.approx(d**-0.5, rel=1e-3)
-    assert weights.std().item() == pytest.approx(torch.nn.Linear(d, 1000).weight.std().item(), rel=0.01)
-
-
-def test_logits_are_the_plain_products(dtype: torch.dtype, device: torch.device) -> None:
-    loss_fn, f, f64, w64 = case(dtype, device)
-    np.testing.assert_allclose(loss_fn.get_logits(f).detach().double().cpu().numpy(), f64 @ w64, atol=1e-5)
 
 
 @pytest.mark.parametrize(
