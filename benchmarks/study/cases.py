@@ -212,6 +212,8 @@ def cases() -> Iterator[Case]:
         yield from _budget_cases(replace(EMOJI, side=64), seed, (0.0, 0.5), EMOJI_METHODS)
     for seed in EMOJI_SEEDS:  # a seed takes six hours of one core
         yield from _budget_curve("glyphs", (seed,), (60, 120, 240))
+        for rate in OTHER_RATES:  # the rest of 30 epochs is "converged"
+            yield Case("no-xbm", 0, 512, 0.0, "batch", str(Budget("glyphs", 30, rate=rate)), seed)
     for seed, ratio, method in product(EMOJI_SEEDS, (0.5, 1.0), AFTERWARDS):
         yield Case(method, 0, 64, ratio, "batch", str(EMOJI), seed)
 
