@@ -76,6 +76,17 @@ def test_when_xbn_is_where_no_memory_ends(study: Study) -> None:
     assert f"{found} it does after {glyphs} (the last two of one seed)" in words_of(README)
 
 
+def test_what_xbn_gains_over_a_large_batch(study: Study) -> None:
+    gaps = []
+    for regime in ("glyphs, 60 epochs", "emoji, 60 epochs"):
+        of_xbn = study.values("xbn", (64, 0.5, "batch", regime))
+        rates = [(512, 0.0, "batch", regime + rate) for rate in ("", ", rate x 0.5", ", rate x 2")]
+        of_large = [study.values("no-xbm", setting) for setting in rates]
+        gaps.append(cell(paired(of_xbn, max(of_large, key=lambda found: fmean(found.values())))).lstrip("+"))
+    expected = "{} (Glyphs) and {} (Emoji) above the best of three rates".format(*gaps)
+    assert f"after 60 epochs XBN at batch 64 is {expected}" in words_of(DOCS / "which_variant.md")
+
+
 ROWS = {
     "batch 64, memory 50 %, 30 epochs": LONG,
     "60 epochs": (64, 0.5, "batch", "glyphs, 60 epochs"),
