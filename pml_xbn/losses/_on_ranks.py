@@ -29,11 +29,13 @@ def loss_on_ranks(memory: Memory, *arguments: Any) -> Tensor:
     Args:
         arguments: those of :func:`checked`, the last of which is whether the memory is in training.
     """
-    recipe = recipe_to_share(memory.loss, memory.miner)
+    is_sharded = memory._is_sharded
+    recipe = recipe_of(memory.loss) if is_sharded else recipe_to_share(memory.loss, memory.miner)
     batch, reports = _checked_on_ranks(memory, *arguments, can_share=recipe is not None)
     with torch.autocast(batch.refs.device.type, enabled=False), transaction(memory.queue, memory._hooks):
-        if memory._is_sharded:
-            return _loss_on_shards(memory, batch, reports)
+        if is_sharded:
+            assert recipe is not None  # has been checked
+            return _loss_on_shards(memory, batch, reports, recipe)
         if not batch.is_stored:  # every rank is by itself
             return loss_with_memory(memory, batch, read_only(memory, batch))
         is_warming_up = memory.queue.contents.num_calls < memory.warmup
@@ -100,14 +102,13 @@ def _loss_of_shares(memory: Memory, batch: Batch, reports: list[Report], recipe:
     return loss + of_memory
 
 
-def _loss_on_shards(memory: Memory, batch: Batch, reports: list[Report]) -> Tensor:
+def _loss_on_shards(memory: Memory, batch: Batch, reports: list[Report], recipe: Recipe) -> Tensor:
     """Returns the loss of the batch of all ranks against rows that are spread over them.
 
     Every rank compares the anchors of all with its own rows, the reductions over rows are merged, and each
     rank gets the sum of the gradients of its own anchors: nothing is sent in the backward pass.
     """
-    whole, recipe = with_all_anchors(batch, reports), recipe_of(memory.loss)
-    assert recipe is not None
+    whole = with_all_anchors(batch, reports)
     contents = stored(memory, batch) if batch.is_stored else read_only(memory, batch)
     anchors = whole.anchors.detach().requires_grad_(torch.is_grad_enabled())
     apart = whole._replace(anchors=anchors)
