@@ -110,7 +110,7 @@ def _budget_curve(study: Study) -> str:
     methods, lines = (_NONE, PUBLISHED[0], _STAR, _XBN), []
     for name, budget in {"converged": Budget("glyphs", 30), **BUDGETS}.items():
         setting = (64, 0.5, "batch", name)
-        ends, large = study.values(_NONE, setting), _at_batch_512(name).values()
+        ends, large = study.values(_NONE, setting), at_batch_512(name).values()
         if budget.data == "pretrained" or _XBN not in study.methods(setting):
             continue
         cells = []
@@ -122,7 +122,7 @@ def _budget_curve(study: Study) -> str:
             minutes = f", {mean[1]:.1f} min" if reached and mean[1] == mean[1] else ""
             cells.append(f"{mean[0]:.0f}{minutes} ({count})" if reached else f"– ({count})")
         lines.append([f"{budget}", *cells])
-    columns = ["epochs in all", *methods, *(f"batch 512{rate}" for rate in _at_batch_512(""))]
+    columns = ["epochs in all", *methods, *(f"batch 512{rate}" for rate in at_batch_512(""))]
     return "\n\n".join(
         [
             "## When it is where no memory ends",
@@ -134,7 +134,7 @@ def _budget_curve(study: Study) -> str:
     )
 
 
-def _at_batch_512(regime: str) -> dict[str, Setting]:
+def at_batch_512(regime: str) -> dict[str, Setting]:
     """Returns the settings of batch 512 without memory, by what is special about their learning rate."""
     name = "glyphs, 30 epochs" if regime == "converged" else regime
     others = {f", rate x {rate:g}": f"{name}, rate x {rate:g}" for rate in OTHER_RATES}
@@ -149,7 +149,7 @@ def _regime(study: Study, regime: str) -> str:
         shown.add(same)
         lines += [_line(study, name, setting) for name in names]
         late += [gain for name in names for gain in study.last_tenth(name, setting)]
-    for rate, large in _at_batch_512(regime).items():
+    for rate, large in at_batch_512(regime).items():
         if study.methods(large):
             place, *cells = _line(study, _NONE, large, compared_in=(64, 0.5, "batch", regime))
             lines.append([place + rate, *cells])

@@ -11,6 +11,7 @@ import pytest
 from benchmarks.engine.intervals import Difference, paired
 from benchmarks.study.cases import KINDS
 from benchmarks.study.data import PUBLISHED, Setting, Study
+from benchmarks.study.report import at_batch_512
 from benchmarks.tuning.results import FIGURE, SUBGROUPS, Tuning
 from benchmarks.two_towers.report import experiments, gains, title
 
@@ -80,8 +81,7 @@ def test_what_xbn_gains_over_a_large_batch(study: Study) -> None:
     gaps = []
     for regime in ("glyphs, 60 epochs", "emoji, 60 epochs"):
         of_xbn = study.values("xbn", (64, 0.5, "batch", regime))
-        rates = [(512, 0.0, "batch", regime + rate) for rate in ("", ", rate x 0.5", ", rate x 2")]
-        of_large = [study.values("no-xbm", setting) for setting in rates]
+        of_large = [study.values("no-xbm", setting) for setting in at_batch_512(regime).values()]
         gaps.append(cell(paired(of_xbn, max(of_large, key=lambda found: fmean(found.values())))).lstrip("+"))
     expected = "{} (Glyphs) and {} (Emoji) above the best of three rates".format(*gaps)
     assert f"after 60 epochs XBN at batch 64 is {expected}" in words_of(DOCS / "which_variant.md")
