@@ -118,17 +118,10 @@ def errors_of_shards(rank: int) -> Errors:
     embeddings, labels = batch_of(rank, step=1)
     pairs = (torch.tensor([0]), torch.tensor([3])) * 2
 
-    def with_hook(part: str) -> Call:
-        def call(f: Any) -> None:
-            if rank == 0:
-                handle = getattr(f, part).register_forward_hook(lambda *_: None)
-            try:
-                f(embeddings, labels)
-            finally:
-                if rank == 0:
-                    handle.remove()
-
-        return call
+    def with_hook(f: Any, part: str) -> None:
+        hooked = getattr(f, part) if rank == 0 else nn.Identity()
+        with hooked.register_forward_hook(lambda *_: None):
+            f(embeddings, labels)
 
     def without_gradient_on_one(f: Any) -> None:
         f.eval()
@@ -140,8 +133,8 @@ def errors_of_shards(rank: int) -> Errors:
 
     yield r"is_grad_enabled is \[1, 0\]", without_gradient_on_one
     yield "pass a miner, or use gather_dist", lambda f: f(embeddings, labels, None if rank else pairs)
-    yield "without a hook", with_hook("loss")
-    yield "without a hook", with_hook("miner")
+    yield "without a hook", lambda f: with_hook(f, "loss")
+    yield "without a hook", lambda f: with_hook(f, "miner")
 
 
 def errors_of_parts(rank: int, *names: str) -> Errors:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from pytorch_metric_learning import losses
+from pytorch_metric_learning import losses, reducers
 from torch import Tensor
 
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
@@ -155,6 +155,13 @@ def test_an_unsupported_loss_is_named_with_what_is_supported(make: Callable) -> 
 
     with pytest.raises(ValueError, match="MyLoss cannot be used"):
         make(MyLoss(), D, M)
+
+
+def test_losses_that_compare_within_the_batch_are_refused(make: Callable) -> None:
+    with pytest.raises(ValueError, match=r"TripletMarginLoss\(swap=True\)"):
+        make(losses.TripletMarginLoss(swap=True), D, M)
+    with pytest.raises(ValueError, match="ContrastiveLoss with PerAnchorReducer"):
+        make(losses.ContrastiveLoss(reducer=reducers.PerAnchorReducer()), D, M)
 
 
 @pytest.mark.parametrize(

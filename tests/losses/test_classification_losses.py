@@ -141,6 +141,12 @@ def test_weights_are_the_whole_state(make: Callable) -> None:
     assert {key: value.shape for key, value in make().state_dict().items()} == {"W": (D, C)}
 
 
+def test_settings_are_recorded(make: Callable) -> None:
+    loss_fn = make()
+    assert {"num_classes", "embedding_size"} <= set(loss_fn._record_these)
+    assert all(hasattr(loss_fn, name) for name in loss_fn._record_these)
+
+
 BAD_CALLS: dict[str, tuple[tuple, type[Exception], str]] = {
     "wrong embedding size": (
         (torch.ones(6, 7), LABELS),

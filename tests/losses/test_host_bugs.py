@@ -351,3 +351,31 @@ def test_tuplet_margin_of_equal_vectors_has_a_finite_gradient() -> None:
     found, *around = (torch.autograd.grad(value, anchors)[0] for value in values)
     torch.testing.assert_close(found, sum(around) / 2, rtol=1e-3, atol=1e-3)
     assert not torch.allclose(*around, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "AngularLoss",
+        "CircleLoss",
+        "GeneralizedLiftedStructureLoss",
+        "LiftedStructureLoss",
+        "MultiSimilarityLoss",
+        "TupletMarginLoss",
+    ],
+)
+def test_class_weights_do_not_weigh_the_terms_of_a_column_and_we_keep_that(name: str) -> None:
+    torch.manual_seed(0)
+    embeddings, labels = torch.randn(8, D), torch.arange(8) % 3
+    weights = torch.tensor([0.5, 1.0, 2.5])
+    loss = getattr(losses, name)(reducer=reducers.ClassWeightedReducer(weights))
+    (part,) = loss.compute_loss(embeddings, labels, all_pairs(labels), embeddings, labels).values()
+    terms = part["losses"]
+    anchors = part["indices"] if part["reduction_type"] == "element" else part["indices"][0]
+    assert terms.shape == (len(anchors), 1)
+    weighted = sum(term * weights[labels[anchor]] for term, anchor in zip(terms[:, 0], anchors, strict=True))
+    every_term_by_every_weight = terms.mean() * weights[labels[anchors]].mean()
+    for make in (CrossBatchMemory, *OURS.values()):
+        value = make(loss, D, 20)(embeddings, labels)
+        torch.testing.assert_close(value, every_term_by_every_weight)
+        assert not torch.isclose(value, weighted / len(terms), rtol=1e-3)

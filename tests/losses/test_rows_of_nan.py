@@ -63,6 +63,19 @@ def test_adaptation_goes_on_in_the_turn_after_the_row_has_left(kind: str, when: 
         step(memory, number + later)
 
 
+@pytest.mark.parametrize("kind", GROUPED)
+def test_with_groups_it_goes_on_in_two_turns_at_the_latest(kind: str) -> None:
+    memory = EVERY[kind](nonfinite="ignore")
+    for number in range(3):
+        step(memory, number)
+    step(memory, 3, torch.nan)
+    for number in range(4, 4 + 2 * -(-M // BATCH_SIZE)):
+        step(memory, number)
+    assert memory.embedding_memory.isfinite().all()
+    if kind != "absent stay":
+        assert is_adapted(memory, 2)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", [*OF_ALL_ROWS, *GROUPED])
 def test_a_checkpoint_with_a_row_of_nan_resumes(kind: str, dtype: torch.dtype) -> None:

@@ -452,6 +452,16 @@ def test_a_resumed_run_goes_on_bit_for_bit(kind: str, dtype: torch.dtype, option
     assert (memory.id_memory >= 0).sum() > 5
 
 
+def test_rows_that_are_stored_in_inference_mode_are_replaced_outside_of_it() -> None:
+    memory, ids = EVERY["xbn"](), torch.arange(5)
+    for number in range(3):
+        with torch.inference_mode(number % 2 == 0):
+            memory.fill_memory(torch.full((5, 4), float(number)), ids % 3, ids)
+    sample_step(memory, 0)
+    assert memory.num_rows < 14
+    assert len(set(memory.id_memory.tolist()) - {-1}) == (memory.id_memory >= 0).sum()
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_rows_whose_samples_always_return_do_not_drift(dtype: torch.dtype) -> None:
     """No row is new, so that the queue never turns; XBN in float64 says where they are."""

@@ -9,6 +9,7 @@ from differences import gradient
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pytorch_metric_learning import losses
+from pytorch_metric_learning.distances import LpDistance
 from torch import Tensor
 
 from pml_xbn.losses import SampledNormalizedSoftmaxLoss
@@ -54,6 +55,14 @@ def test_share_1_is_pmls_loss_in_value_and_gradient(dtype: torch.dtype, device: 
         assert torch.equal(sampled.W.grad, pmls.W.grad)
         assert torch.equal(f.grad, f_pml.grad.to(dtype))
         assert torch.equal(sampled.get_logits(f), pmls.get_logits(f_pml))
+
+
+def test_share_1_is_pmls_loss_with_another_distance(device: torch.device) -> None:
+    sampled = SampledNormalizedSoftmaxLoss(C, D, distance=LpDistance()).to(device)
+    pmls = losses.NormalizedSoftmaxLoss(C, D, distance=LpDistance())
+    pmls.load_state_dict(sampled.state_dict())
+    f = torch.randn(len(LABELS), D, device=device)
+    assert torch.equal(sampled(f, LABELS), pmls(f, LABELS))
 
 
 @pytest.mark.parametrize("d", [6, 128, 512, 2048])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from every_memory import DTYPES, EVERY, D, M, are_equal, assert_same_runs, state, step
-from pytorch_metric_learning.losses import SupConLoss
+from pytorch_metric_learning.losses import CrossBatchMemory, SupConLoss
 from torch import Tensor, nn
 
 from pml_xbn.losses import AdaptiveCrossBatchMemory
@@ -180,4 +180,24 @@ def test_a_checkpoint_of_another_class_loads_or_is_refused(
         assert all(torch.equal(after[name], theirs.get(name, before[name])) for name in after)
         assert is_strict <= (after.keys() == theirs.keys())
     step(memory, 9)
+    assert torch.isfinite(memory.embedding_memory).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", EVERY)
+def test_pmls_checkpoint_loads_into_every_dtype(kind: str, dtype: torch.dtype) -> None:
+    pml = CrossBatchMemory(SupConLoss(), D, M)
+    for number in range(2):
+        step(pml, number)
+    memory = EVERY[kind](memory_dtype=dtype)
+    with pytest.warns(UserWarning, match=f"took 10 of {M} rows to be filled"):
+        memory.load_state_dict(pml.state_dict())
+    torch.testing.assert_close(
+        memory.embedding_memory,
+        pml.embedding_memory.to(memory.embedding_memory),
+        rtol=0,
+        atol=4 * torch.finfo(dtype).eps,
+    )
+    for number in range(2, 5):
+        step(memory, number)
     assert torch.isfinite(memory.embedding_memory).all()

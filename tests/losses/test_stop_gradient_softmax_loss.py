@@ -90,6 +90,11 @@ def test_the_part_between_unit_vectors_joins_below_the_threshold_and_not_at_it(d
         np.testing.assert_allclose(f.grad.cpu().numpy(), of_f, atol=1e-8)
 
 
+def test_logits_are_the_plain_products(dtype: torch.dtype, device: torch.device) -> None:
+    loss_fn, f, f64, w64 = case(dtype, device)
+    np.testing.assert_allclose(loss_fn.get_logits(f).detach().double().cpu().numpy(), f64 @ w64, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [

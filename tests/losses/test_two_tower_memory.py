@@ -16,6 +16,7 @@ from float64 import Axbn, Xbn
 from on_ranks import on_ranks
 from pytorch_metric_learning.losses import ContrastiveLoss, CrossBatchMemory, NTXentLoss, SupConLoss
 from pytorch_metric_learning.miners import PairMarginMiner
+from pytorch_metric_learning.utils import common_functions as c_f
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
@@ -47,6 +48,16 @@ def step(loss_fn: TwoTowerMemory, number: int) -> list[Tensor]:
     assert queries.grad is not None
     assert documents.grad is not None
     return [loss.detach(), queries.grad, documents.grad]
+
+
+def test_a_pair_that_comes_again_is_averaged_with_its_row() -> None:
+    loss_fn = two_towers("xbn", update="average", update_momentum=0.5)
+    for number in range(3):
+        queries, documents, labels = pairs(number)
+        loss_fn(queries, documents, labels, torch.arange(BATCH_SIZE))
+    for memory in (loss_fn.document_memory, loss_fn.query_memory):
+        assert memory.num_rows == BATCH_SIZE
+        assert memory.id_memory[:BATCH_SIZE].tolist() == list(range(BATCH_SIZE))
 
 
 # -- values and gradients, computed again ------------------------------------------------------------------
@@ -160,6 +171,28 @@ def test_miners_and_losses_are_those_of_the_memories() -> None:
         torch.testing.assert_close(loss_fn(queries, documents, labels), sum(expected) / 2)
 
 
+def test_autocast_changes_nothing_but_the_dtype_of_gradients() -> None:
+    inside, outside = two_towers(), two_towers()
+    layers = nn.ModuleList([nn.Linear(D, D), nn.Linear(D, D)])
+    for number in range(5):
+        queries, documents, labels = pairs(number)
+        with torch.autocast("cpu", torch.bfloat16):
+            halves = layers[0](queries), documents  # of one tower in half precision, of the other in full
+            assert halves[0].dtype == torch.bfloat16
+            loss = inside(*halves, labels)
+        full = halves[0].detach().float().requires_grad_(), documents.detach().requires_grad_()
+        expected = outside(*full, labels)
+        torch.testing.assert_close(loss, expected)
+        assert loss.dtype == torch.float32
+        of_queries, of_documents = torch.autograd.grad(loss, halves)
+        wanted = torch.autograd.grad(expected, full)
+        torch.testing.assert_close(of_queries, wanted[0].bfloat16())
+        torch.testing.assert_close(of_documents, wanted[1])
+        for one, other in zip(inside.children(), outside.children(), strict=True):
+            assert one.embedding_memory.dtype == torch.float32
+            torch.testing.assert_close(one.embedding_memory, other.embedding_memory)
+
+
 # -- state -------------------------------------------------------------------------------------------------
 
 
@@ -206,6 +239,19 @@ def test_evaluation_reads_only(how: str) -> None:
             anchors, labels, ref_emb=memory.embedding_memory, ref_labels=memory.label_memory
         )
     torch.testing.assert_close(loss, expected / 2)
+
+
+def test_record_keeper_finds_both_memories() -> None:
+    record_keeper = pytest.importorskip("record_keeper")
+    loss_fn = two_towers()
+    step(loss_fn, 0)
+    names = c_f.list_of_recordable_attributes_list_names()
+    keeper = record_keeper.RecordKeeper(None, None, names)
+    seen: dict[str, Any] = {}
+    keeper.append_data = lambda group, series, value, _: seen.update({f"{group}.{series}": value})
+    keeper.update_records({"metric_loss": loss_fn}, 0, recursive_types=[nn.Module, dict])
+    numbers = {name: value for name, value in seen.items() if name.endswith("num_rows")}
+    assert sorted(numbers.values()) == [BATCH_SIZE, BATCH_SIZE]
 
 
 # -- failures ----------------------------------------------------------------------------------------------
