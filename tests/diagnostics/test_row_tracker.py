@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from memories import ADAPTED, MEMORIES, PLAIN
 from pytorch_metric_learning.losses import ContrastiveLoss, CrossBatchMemory
 from torch import Tensor, nn
-from troubled_loss import TroubledLoss, TroubleError
+from troubled import TroubledLoss
 
 from pml_xbn import XBNWrapper
 from pml_xbn.diagnostics import RowTracker
@@ -74,17 +74,17 @@ class AnySequence(RuleBasedStateMachine):
             trouble = ""  # PML's class stores such batches
         if trouble == "nan" and len(rows):
             rows = rows.detach() * float("nan")
-        self.memory.loss.strikes = trouble == "loss"
+        self.memory.loss.error = OSError("disk on fire") if trouble == "loss" else None
         self.memory.train(trouble != "eval")
         try:
             self.memory(rows, images % 3, None, mask if masked else None)
-        except TroubleError:
+        except OSError:
             if not self.is_ours:
                 self.store(images[mask].tolist(), self.step)  # PML's class stores before the loss
                 self.tracker.update(self.step, images, mask if masked else None)
             return
         finally:
-            self.memory.loss.strikes = False
+            self.memory.loss.error = None
             self.memory.train()
         is_skipped = trouble == "eval" or (trouble == "nan" and len(images) > 0)
         if not is_skipped and self.calls_left == 0:

@@ -172,7 +172,10 @@ def test_whatever_the_rows_are(loss: str, kind: str) -> None:
         pytest.skip("of which PML's gradient is infinite: test_host_bugs.py")
     # Ties lie at the margin, or not, as the rounding goes; and zeros are at a distance of 1.
     options = {"neg_margin": 0.9} if "Contrastive" in loss and kind in ("ties", "zeros") else {}
-    for miner, seed in product(["none", "multi-similarity", "hard", "triplet margin"], range(2)):
+    names = ["none", "multi-similarity", "hard", "triplet margin"]
+    if (loss, kind) == ("LiftedStructureLoss", "equal vectors"):
+        names.remove("hard")  # by rounding, a CPU's own, it chooses a row that is an anchor or an equal one
+    for miner, seed in product(names, range(2)):
         assert_same(getattr(losses, loss)(**options), MINERS[miner](), kind, seed=seed)
 
 

@@ -16,8 +16,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from pytorch_metric_learning.reducers import MeanReducer
-from torch import Tensor
-from troubled_loss import TroubledLoss, TroubleError
+from troubled import TroubledHook, TroubledLoss
 
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory
@@ -42,15 +41,6 @@ ADAPTED: dict[str, tuple[Callable[..., AdaptiveCrossBatchMemory], Callable[[], A
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 # Exact in every dtype, and far enough apart that no spread is a rounding error.
 values = st.integers(-16, 16).map(lambda n: n / 8)
-
-
-class TroubledHook:
-    strikes = False
-
-    def __call__(self, rows: Tensor, *_: Tensor) -> None:
-        if self.strikes:
-            rows.fill_(7.0)
-            raise TroubleError
 
 
 def contrastive_loss(
@@ -147,7 +137,8 @@ class AnySequence(RuleBasedStateMachine):
         has_nan = trouble == "nan" and size > 0
         if has_nan:
             embeddings[0, 0] = float("nan")
-        self.hook.strikes, self.ours.loss.strikes = trouble == "hook", trouble == "loss"
+        for name, part in (("hook", self.hook), ("loss", self.ours.loss)):
+            part.error = OSError("disk on fire") if trouble == name else None
         self.ours.loss.rows = None
         args = embeddings.requires_grad_(), torch.tensor(labels, dtype=torch.int64), None
         try:
@@ -155,11 +146,11 @@ class AnySequence(RuleBasedStateMachine):
         except ValueError:
             assert mask.sum() > self.size or (has_nan and self.nonfinite == "raise")
             return
-        except TroubleError:
+        except OSError:
             assert trouble in ("loss", "hook")
             return
         finally:
-            self.hook.strikes = self.ours.loss.strikes = False
+            self.hook.error = self.ours.loss.error = None
         assert mask.sum() <= self.size
         if has_nan:
             assert self.nonfinite == "skip"

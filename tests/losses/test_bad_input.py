@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from pytorch_metric_learning import losses, reducers
+from pytorch_metric_learning import losses
 from torch import Tensor
 
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
@@ -155,29 +155,6 @@ def test_an_unsupported_loss_is_named_with_what_is_supported(make: Callable) -> 
 
     with pytest.raises(ValueError, match="MyLoss cannot be used"):
         make(MyLoss(), D, M)
-
-
-def test_losses_that_compare_within_the_batch_are_refused(make: Callable) -> None:
-    with pytest.raises(ValueError, match=r"TripletMarginLoss\(swap=True\)"):
-        make(losses.TripletMarginLoss(swap=True), D, M)
-    with pytest.raises(ValueError, match="ContrastiveLoss with PerAnchorReducer"):
-        make(losses.ContrastiveLoss(reducer=reducers.PerAnchorReducer()), D, M)
-
-
-@pytest.mark.parametrize(
-    ("superclasses", "message"),
-    [
-        ([0, -1], "superclasses is -1"),
-        ([0.0, 1.0], "float"),
-        ({0: 0, 1: -2}, "value of superclasses is -2"),
-        ({"cat": 0}, "cat"),
-        (torch.zeros(2, 2, dtype=torch.int64), r"shape \(2, 2\)"),
-        ([], r"shape \(0,\)"),
-    ],
-)
-def test_bad_superclasses(superclasses: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        SuperClassXBN(losses.ContrastiveLoss(), D, M, superclasses=superclasses)
 
 
 @pytest.mark.parametrize("mapping", [[0, 1], {0: 0, 1: 1}, torch.tensor([0, 1])])

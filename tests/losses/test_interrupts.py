@@ -8,43 +8,13 @@ from typing import Any
 import pytest
 import torch
 from every_memory import DTYPES, EVERY, are_equal, batch, state, step
-from pytorch_metric_learning.losses import ContrastiveLoss
 from pytorch_metric_learning.miners import MultiSimilarityMiner
-from torch import Tensor, nn
+from torch import Tensor
+from troubled import TroubledHook, TroubledLoss
 
 from pml_xbn import PerClassXBN
 from pml_xbn._arithmetic import slices
 from pml_xbn.memory import _rows
-
-
-class Failing(ContrastiveLoss):
-    """Raises what it is told to, before or after its work."""
-
-    error: BaseException | None = None
-    is_late = False
-
-    def forward(self, *args: Any) -> Tensor:
-        loss = super().forward(*args) if self.is_late or self.error is None else None
-        if self.error is not None:
-            raise self.error
-        return loss
-
-
-class Counting(nn.Module):
-    """A hook with a state of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("count", torch.zeros(()))
-        self.error: BaseException | None = None
-
-    def forward(self, rows: Tensor, *_: Tensor) -> Tensor:
-        self.count += 1
-        if self.error is not None:
-            rows.fill_(7.0)
-            raise self.error
-        return rows + 0.01
-
 
 ERRORS = [KeyboardInterrupt(), MemoryError(), ValueError("no"), SystemExit()]
 
@@ -53,8 +23,8 @@ ERRORS = [KeyboardInterrupt(), MemoryError(), ValueError("no"), SystemExit()]
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", EVERY)
 def test_a_loss_that_fails_leaves_everything_as_it_was(kind: str, dtype: torch.dtype, saved: str) -> None:
-    memory = EVERY[kind](Failing(), memory_dtype=dtype)
-    twin = EVERY[kind](Failing(), memory_dtype=dtype)
+    memory = EVERY[kind](TroubledLoss(), memory_dtype=dtype)
+    twin = EVERY[kind](TroubledLoss(), memory_dtype=dtype)
     for number in range(8):
         step(memory, number)
         step(twin, number)
@@ -71,7 +41,7 @@ def test_a_loss_that_fails_leaves_everything_as_it_was(kind: str, dtype: torch.d
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
 @pytest.mark.parametrize("kind", EVERY)
 def test_a_hook_that_fails_leaves_everything_as_it_was(kind: str, error: BaseException) -> None:
-    memory, hook = EVERY[kind](), Counting()
+    memory, hook = EVERY[kind](), TroubledHook(shift=0.01)
     memory.register_memory_hook(hook)
     for number in range(5):
         step(memory, number)
@@ -106,7 +76,7 @@ def test_a_miner_that_fails_leaves_everything_as_it_was(error: BaseException) ->
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_of_few_groups_that_are_written_in_place_are_taken_back(dtype: torch.dtype) -> None:
-    memory = PerClassXBN(Failing(), 4, 100, memory_dtype=dtype)
+    memory = PerClassXBN(TroubledLoss(), 4, 100, memory_dtype=dtype)
     memory.fill_memory(torch.randn(100, 4), torch.arange(100) // 4)
     embeddings, labels = torch.randn(6, 4, requires_grad=True), torch.tensor([9, 9, 9, 30, 31, 32])
     loss = memory(embeddings, labels)
@@ -128,7 +98,7 @@ def test_rows_of_few_groups_that_are_written_in_place_are_taken_back(dtype: torc
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_that_were_made_equal_are_taken_back_as_they_were(dtype: torch.dtype) -> None:
     """Their map has no room for new rows, so the next step stores them anew first."""
-    memory, twin = (EVERY["xbn"](Failing(), memory_dtype=dtype) for _ in range(2))
+    memory, twin = (EVERY["xbn"](TroubledLoss(), memory_dtype=dtype) for _ in range(2))
     for number in range(4):
         embeddings, labels = (x.detach() for x in batch(number))
         if number == 3:

@@ -19,6 +19,7 @@ from pytorch_metric_learning.miners import PairMarginMiner
 from pytorch_metric_learning.utils import common_functions as c_f
 from torch import Tensor, nn
 from torch.nn.functional import normalize
+from troubled import TroubledHook, TroubledLoss
 
 from pml_xbn import TwoTowerMemory, XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory
@@ -257,37 +258,16 @@ def test_record_keeper_finds_both_memories() -> None:
 # -- failures ----------------------------------------------------------------------------------------------
 
 
-class Failing(SupConLoss):
-    error: BaseException | None = None
-
-    def forward(self, *args: Any) -> Tensor:
-        loss = super().forward(*args)
-        if self.error is not None:
-            raise self.error
-        return loss
-
-
-class Counting(nn.Module):
-    """A hook with a state of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("count", torch.zeros(()))
-
-    def forward(self, rows: Tensor, *_: Tensor) -> Tensor:
-        self.count += 1
-        return rows + 0.01
-
-
 @pytest.mark.parametrize(("error", "has_hook"), [(ValueError("no"), False), (KeyboardInterrupt(), True)])
 @pytest.mark.parametrize("kind", EVERY)
 def test_a_second_direction_that_fails_leaves_everything_as_it_was(
     kind: str, error: BaseException, has_hook: bool
 ) -> None:
-    documents, queries = EVERY[kind](), EVERY[kind](Failing())
+    documents, queries = EVERY[kind](), EVERY[kind](TroubledLoss())
     if has_hook:  # which gives all rows, where an adapter leaves them in place
-        documents.register_memory_hook(Counting())
+        documents.register_memory_hook(TroubledHook(shift=0.01))
     loss_fn = TwoTowerMemory(document_memory=documents, query_memory=queries)
+    queries.loss.is_late = True
     twin = copy.deepcopy(loss_fn)
     for number in range(7):
         step_of(kind, twin, number)
