@@ -8,6 +8,12 @@ from torch import Tensor
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
 
+def plain(values: Tensor) -> Tensor:
+    """Returns the tensor without a subclass that wraps functions, which would spread to whatever meets it."""
+    is_wrapper = type(values).__torch_dispatch__ is not Tensor.__torch_dispatch__  # it has no data itself
+    return values if type(values) is Tensor or is_wrapper else values.as_subclass(Tensor)
+
+
 def check_rows(name: str, rows: Tensor, like: Tensor | None = None, width: int | None = None) -> None:
     """Refuses what is no ``(n, d)`` floating tensor, of the shape of ``like``, or of this width."""
     if not isinstance(rows, torch.Tensor):

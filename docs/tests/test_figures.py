@@ -172,4 +172,3 @@ def test_what_was_asked_afterwards(study: Study) -> None:
     gaps, words = study.differences(EMOJI, "xbn"), words_of(DOCS / "which_variant.md")
     best = max((gaps[f"xbn+{kind}"] for kind in KINDS), key=lambda gap: gap.mean)
     assert f"XBN is at best {cell(best)} to XBN" in words
-    assert f"in long runs this loss adds {cell(gaps['xbn+batch loss']).lstrip('+')}" in words

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from .._number_checks import check_integer, check_non_negative
 from .moment_matching import MomentMatching
-from .moments import Moments
 
 
 class KalmanMomentMatching(MomentMatching):
@@ -80,7 +79,3 @@ class KalmanMomentMatching(MomentMatching):
         if self.collect_stats:
             self.kalman_gain = self.current_gain
         return self.current_gain
-
-    def estimate(self, batch: Moments, batch_size: int) -> Moments:
-        self.gain(batch_size)
-        return super().estimate(batch, batch_size)

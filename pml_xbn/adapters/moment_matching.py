@@ -62,8 +62,13 @@ class MomentMatching(BaseAdapter):
             zeros = self.estimated.mean.new_zeros(embedding_size)
             self.estimated, self.num_batches = Moments(zeros, zeros), 0
 
+    def gain(self, batch_size: int) -> float:
+        """The weight of a new batch of this size."""
+        return 1 - self.momentum
+
     def estimate(self, batch: Moments, batch_size: int) -> Moments:
         """Moves the estimate towards the moments of the batch by the gain, and returns it."""
+        self.current_gain = self.gain(batch_size)
         if self.num_batches > 0 and self.current_gain < 1:
             mean, std = (
                 x.to(y).lerp(y, self.current_gain) for x, y in zip(self.estimated, batch, strict=True)

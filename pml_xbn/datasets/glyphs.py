@@ -28,8 +28,8 @@ class Glyphs(Dataset[tuple[Any, Any]]):
     The classes are split into two disjoint halves, as in Stanford Online Products: pairs of
     neighbouring code points go to train and test in turn, so both halves hold every large script,
     a character's half never depends on the fonts, and a capital stays with its small letter where
-    Unicode alternates them. The superclass is the script, that is, the first word of the
-    character's Unicode name (LATIN, GREEK, RIGHTWARDS, ...).
+    Unicode alternates them. The superclass is the first word of the character's Unicode name: the
+    script of a letter (LATIN, GREEK), another word of a symbol (RIGHTWARDS, CIRCLED).
 
     The images depend on nothing but the version of matplotlib. They are drawn once per process,
     which takes about two seconds.
@@ -45,7 +45,8 @@ class Glyphs(Dataset[tuple[Any, Any]]):
         superclasses: (number of classes,) int64 tensor, label -> superclass, contiguous from 0;
             `pml_xbn.SuperClassXBN` takes it as it is.
         label_names: label -> Unicode name of the character.
-        superclass_names: superclass -> script.
+        superclass_names: superclass -> that word.
+        paths, evaluation: see :class:`~pml_xbn.datasets.image_dataset.ImageDataset`.
         checksum: identifies the images of both halves together (shortened SHA-256).
         matplotlib_version: the version that drew the images.
 
@@ -62,6 +63,9 @@ class Glyphs(Dataset[tuple[Any, Any]]):
         >>> dataset.superclass_names[dataset.superclasses[label]]
         'EXCLAMATION'
     """
+
+    paths = None  # what lies in memory has none
+    evaluation = ("test",)
 
     def __init__(
         self,
@@ -84,9 +88,9 @@ class Glyphs(Dataset[tuple[Any, Any]]):
         self.images: Tensor = rendering.images[in_split.repeat_interleave(counts)]
         self.labels: Tensor = torch.arange(int(in_split.sum())).repeat_interleave(counts[in_split])
         self.label_names = [unicodedata.name(chr(c)) for c in code_points[in_split].tolist()]
-        scripts = [name.split()[0] for name in self.label_names]
-        self.superclass_names = sorted(set(scripts))
-        self.superclasses: Tensor = torch.tensor([self.superclass_names.index(s) for s in scripts])
+        words = [name.split()[0] for name in self.label_names]
+        self.superclass_names = sorted(set(words))
+        self.superclasses: Tensor = torch.tensor([self.superclass_names.index(x) for x in words])
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -130,4 +130,5 @@ class FeatureDrift:
         return {"past": dict(self._past)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from what :meth:`state_dict` has returned."""
         self._past = dict(state["past"])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .._tensor_checks import check_integers, check_mask, check_rows
+from .._tensor_checks import check_integers, check_mask, check_rows, plain
 from ..memory._batch import Batch
 from ..pairwise._pairs import IndicesTuple
 from ..pairwise._supported import can_be_sharded
@@ -43,6 +43,7 @@ def checked(
             "the data set, or -1"
         )
     check_rows("embeddings", embeddings, width=rows.stored.shape[1])
+    embeddings = plain(embeddings)
     if embeddings.dtype != torch.float64:
         embeddings = embeddings.to(rows.dtype)
     batch = split(embeddings, labels, user_pairs, mask, ids)
@@ -64,18 +65,18 @@ def split(
     """Returns a call's input, split by its enqueue mask, once shapes and dtypes of all but embeddings fit."""
     size, device = len(embeddings), embeddings.device
     check_integers("labels", labels, size, "one label per embedding")
-    labels = labels.to(device, torch.int64).contiguous()
+    labels = plain(labels).to(device, torch.int64).contiguous()
     if user_pairs is not None:
         _check_indices(user_pairs, size)
     if ids is not None:
         check_integers("sample_ids", ids, size, "one number per embedding, -1 where there is none")
-        ids = ids.to(device, torch.int64).clamp_min(-1).contiguous()
+        ids = plain(ids).to(device, torch.int64).clamp_min(-1).contiguous()
     if mask is None:
         return Batch(embeddings, labels, embeddings, labels, slice(0, size), user_pairs, ids)
     if user_pairs is not None:
         raise ValueError("indices_tuple and enqueue_mask are mutually exclusive: pass one of them")
     check_mask("enqueue_mask", mask, size)
-    mask = mask.to(device)
+    mask = plain(mask).to(device)
     ids = None if ids is None else ids[mask]
     return Batch(embeddings[~mask], labels[~mask], embeddings[mask], labels[mask], None, None, ids)
 
@@ -87,7 +88,8 @@ def _are_storable(memory: Memory, embeddings: Tensor, batch: Batch) -> bool:
     refusals, is_out_of_range = memory._hooks.refusals(batch.ref_labels), rows.is_out_of_range()
     flags, messages = zip(*refusals, strict=True) if refusals else ((), ())
     extremes = embeddings.aminmax() if len(embeddings) else [embeddings.sum()] * 2
-    is_due = embeddings.new_zeros(()) if is_out_of_range is None else is_out_of_range
+    # The rows may still be on the device that they were loaded on.
+    is_due = embeddings.new_zeros(()) if is_out_of_range is None else is_out_of_range.to(embeddings.device)
     least, largest, is_due, *are_refused = torch.stack([*extremes, is_due, *flags]).tolist()
     for is_refused, message in zip(are_refused, messages, strict=True):
         if is_refused:

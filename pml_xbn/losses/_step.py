@@ -57,7 +57,7 @@ def stored(memory: Memory, batch: Batch, *, is_fill: bool = False) -> Contents |
         if memory.update == "average":
             rows = averaged(rows, contents.rows, placement, memory.update_momentum)
         contents = with_samples(contents, placement, rows, labels, batch.ids)
-    memory.queue.contents = contents
+    memory.queue.hold(contents)
     return contents
 
 

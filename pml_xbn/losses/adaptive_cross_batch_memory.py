@@ -67,6 +67,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
     Raises:
         ValueError: an unsupported loss or reducer, a parameter out of range, or one without effect.
+        TypeError: an unknown keyword.
 
     Example:
         >>> from pytorch_metric_learning.losses import ContrastiveLoss
@@ -236,6 +237,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
     def reset_queue(self) -> None:
         """Empties the memory. Calls stay counted and adapters keep their estimates."""
+        self._hooks.refuse_while_running()
         kind = ShardedQueue if self._is_sharded else Queue
         before = self.queue.contents if hasattr(self, "queue") else None
         self.queue = kind(self.memory_size, self.embedding_size, self.memory_dtype, before)

@@ -28,6 +28,9 @@ class SuperClassXBN(AdaptiveCrossBatchMemory):
         gather_distributed, shard_distributed, nonfinite, memory_dtype, update, update_momentum: likewise.
         collect_stats: likewise.
 
+    Raises:
+        ValueError: when it is called, a label without a superclass.
+
     Example:
         >>> import torch
         >>> from pytorch_metric_learning.losses import SupConLoss

@@ -74,8 +74,9 @@ class Contents(NamedTuple):
         rows = replace(rows, is_due=False, overwritten=[])
         if rows.stored.dtype != dtype:  # which rounds otherwise, and has another range
             rows = Rows.of(rows.read(rows.dtype), len(rows.stored), dtype)
-        ids, has_ids = state["ids"], bool((state["ids"] >= 0).any())
-        return Contents(rows, state["labels"], ids, None, num_calls, position, num_replaced, has_ids)
+        labels, ids = state["labels"].long(), state["ids"].long()
+        has_ids = bool((ids >= 0).any())
+        return Contents(rows, labels, ids, None, num_calls, position, num_replaced, has_ids)
 
 
 class Queue(nn.Module):
@@ -93,10 +94,13 @@ class Queue(nn.Module):
         # The value that was read last, and how often it had been written to.
         self._read: tuple[Tensor, int] | None = None
         device, num_calls = (None, 0) if before is None else (before.labels.device, before.num_calls)
+        self.contents = self._empty(memory_size, embedding_size, device)._replace(num_calls=num_calls)
+
+    def _empty(self, memory_size: int, embedding_size: int, device: torch.device | None) -> Contents:
         with torch.inference_mode(False):
-            rows = self.kind.empty(memory_size, embedding_size, dtype, device)
+            rows = self.kind.empty(memory_size, embedding_size, self.dtype, device)
             labels = torch.zeros(len(rows.stored), dtype=torch.int64, device=device)
-            self.contents = Contents(rows, labels, labels - 1, num_calls=num_calls)
+            return Contents(rows, labels, labels - 1)
 
     # -- the rows as a value ---------------------------------------------------------------------------------
 
@@ -157,7 +161,11 @@ class Queue(nn.Module):
         return self
 
     def _load(self, state: dict[str, Tensor], device: torch.device) -> None:
-        """Takes a copy of a state to the device."""
+        """Takes a copy of a state to the device; the device "meta" holds none."""
+        if "meta" in (device.type, state["rows"].device.type):
+            rows = self.contents.rows
+            self.hold(self._empty(rows.num_places, rows.stored.shape[1], device))
+            return
         with torch.inference_mode(False):
             if device.type == "mps":  # which knows no float64
                 state |= {name: state[name].float() for name in ("map", "sums")}
@@ -182,7 +190,14 @@ class Queue(nn.Module):
         missing += own_missing
         if not own_missing:
             state = {name: state_dict[prefix + name] for name in names}
-            self._load(state, self.contents.labels.device)
+            own, given = self.contents.labels.device, state["labels"].device
+            self._load(state, given if own.type == "meta" else own)
+
+    def __getattr__(self, name: str) -> Any:
+        """Finds what is in the state, as torch.distributed.checkpoint looks for it."""
+        contents = self.__dict__.get("contents")
+        state = {} if contents is None or name.startswith("_") else contents.state()
+        return state[name] if name in state else super().__getattr__(name)
 
     def __getstate__(self) -> dict[str, Any]:
         self.settled()

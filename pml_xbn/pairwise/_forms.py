@@ -268,7 +268,7 @@ def recipe_of(loss: Any) -> Recipe | None:
     for part in loss.modules():
         for x in (*vars(part).values(), *part._parameters.values()):
             if isinstance(x, Tensor) and x.requires_grad:
-                if x._backward_hooks:  # which would run twice
+                if x._backward_hooks or not x.is_leaf:  # which would run, or be gone through, twice
                     return None
                 learned[id(x)] = x
     is_by_anchor = form.is_by_anchor and not getattr(loss, "learn_beta", False)

@@ -84,6 +84,7 @@ class ClassBatches(Sampler[list[int]]):
         return self
 
     def set_epoch(self, epoch: int) -> None:
+        """Draws the batches of this epoch from now on."""
         self.epoch = epoch
 
     def __len__(self) -> int:

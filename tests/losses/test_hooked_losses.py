@@ -392,6 +392,19 @@ def test_value_and_gradients_stay_pmls(make: Callable[[], nn.Module]) -> None:
     assert_close(*results)
 
 
+@pytest.mark.parametrize("function", [torch.exp, lambda x: x + 0.1])
+def test_a_setting_that_follows_from_a_parameter_of_the_loss_is_learned(function: Callable) -> None:
+    gradients = []
+    for cls in (losses.CrossBatchMemory, AdaptiveCrossBatchMemory):
+        inner = losses.SupConLoss()
+        inner.logarithm, loss_fn = nn.Parameter(torch.tensor(0.3)), cls(inner, D, M)
+        for step in range(3):
+            inner.temperature = function(inner.logarithm)
+            loss_fn(*batch(step)).backward()
+        gradients.append(inner.logarithm.grad)
+    torch.testing.assert_close(*gradients)
+
+
 def test_triplets_are_listed_of_few_anchors_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(_reductions._PAIRS_AT_ONCE, "cpu", 300)
     sizes, lists = [], Runs.lists

@@ -105,6 +105,27 @@ def test_what_a_hook_returns_is_checked(
     assert are_equal(state(memory), before)
 
 
+@pytest.mark.parametrize("name", ["reset_queue", "fill_memory"])
+def test_a_hook_that_changes_its_own_memory_is_refused(memory: AdaptiveCrossBatchMemory, name: str) -> None:
+    step(memory)
+    arguments = (torch.ones(6, D), torch.arange(6)) if name == "fill_memory" else ()
+    memory.register_memory_hook(lambda *_: getattr(memory, name)(*arguments))
+    before = state(memory)
+    with pytest.raises(RuntimeError, match="a memory hook changes its own memory: return other rows"):
+        step(memory)
+    assert are_equal(state(memory), before)
+
+
+def test_rows_that_a_hook_has_looked_at_are_new_when_the_loss_looks(memory: AdaptiveCrossBatchMemory) -> None:
+    seen = []
+    memory.register_memory_hook(lambda *_: seen.append(memory.embedding_memory))
+    memory.loss.register_forward_pre_hook(lambda _, args: seen.append((args[3], memory.embedding_memory)))
+    step(memory)
+    step(memory)
+    rows, value = seen[-1]
+    assert torch.equal(rows, value[: len(rows)])
+
+
 def test_a_hook_must_be_callable(memory: AdaptiveCrossBatchMemory) -> None:
     with pytest.raises(TypeError, match="hook is a Tensor"):
         memory.register_memory_hook(torch.zeros(3))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from every_memory import DTYPES, EVERY, D, M, are_equal, assert_same_runs, state, step
+from every_memory import DTYPES, EVERY, D, M, are_equal, assert_same_runs, batch, state, step
 from pytorch_metric_learning.losses import CrossBatchMemory, SupConLoss
 from torch import Tensor, nn
 
@@ -104,6 +104,42 @@ def test_distributed_checkpoint_resumes_bit_for_bit(kind: str, tmp_path: Path) -
     assert are_equal(state(resumed), before)
     resumed.load_state_dict(own_state)
     assert_same_runs(memory, resumed)
+
+
+@pytest.mark.parametrize("options", [{}, {"full_state_dict": True, "cpu_offload": True}])
+@pytest.mark.parametrize("kind", ["plain", "axbn"])
+def test_states_that_pytorch_gathers_resume_bit_for_bit(kind: str, options: dict[str, bool]) -> None:
+    """As after FSDP."""
+    tools = pytest.importorskip("torch.distributed.checkpoint.state_dict")
+    first, second = model_with(trained(kind)), model_with(EVERY[kind]())
+    options = tools.StateDictOptions(**options)
+    tools.set_model_state_dict(second, tools.get_model_state_dict(first, options=options), options=options)
+    assert_same_runs(first["loss"], second["loss"])
+
+
+@pytest.mark.parametrize("kind", ["plain", "axbn", "per class"])
+def test_a_memory_that_is_built_on_the_meta_device_is_loaded_or_begins_empty(kind: str) -> None:
+    memory = trained(kind)
+    with torch.device("meta"):
+        loaded, empty = EVERY[kind](), EVERY[kind]()
+    loaded.load_state_dict(memory.state_dict(), assign=True)
+    assert_same_runs(loaded, memory)
+    assert_same_runs(empty.to_empty(device="cpu"), EVERY[kind]())
+    assert memory.to("meta").embedding_memory.is_meta
+
+
+class Annotated(Tensor):
+    """As libraries have them that note where a batch comes from."""
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_a_state_holds_no_subclass_of_a_batch(kind: str) -> None:
+    memory, twin = trained(kind), trained(kind)
+    embeddings, labels = (x.as_subclass(Annotated) for x in batch(4))
+    memory(embeddings, labels)
+    step(twin, 4)
+    assert {type(value) for value in memory.state_dict().values()} == {Tensor}
+    assert are_equal(state(memory), state(twin))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
