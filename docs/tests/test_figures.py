@@ -60,21 +60,27 @@ def test_what_xbn_gains_in_long_runs(study: Study) -> None:
     assert f"Glyphs +{glyphs}, Emoji +{emoji} points of Recall@1" in words
 
 
-def test_when_xbn_is_where_no_memory_ends(study: Study) -> None:
-    taken = {}
-    for data, number in product(("glyphs", "emoji"), (60, 120, 240)):
+def test_when_xbn_is_where_no_memory_ends_and_when_none_is(study: Study) -> None:
+    taken: dict[str, list[str]] = {}
+    shares: dict[str, list[float]] = {}
+    for method, data, number in product(("xbn", "no-xbm"), ("glyphs", "emoji"), (60, 120, 240)):
         setting = (64, 0.5, "batch", f"{data}, {number} epochs")
         ends = study.values("no-xbm", setting)
-        reached = [study.reaches("xbn", setting, seed, end) for seed, end in ends.items()]
+        reached = [study.reaches(method, setting, seed, end) for seed, end in ends.items()]
         assert all(reached)
-        taken.setdefault(data, []).append(f"{fmean(place[0] for place in reached if place):.0f}")
-    glyphs, emoji = ("{}, {} and {}".format(*epochs) for epochs in taken.values())
-    words = words_of(DOCS / "which_variant.md")
-    assert f"of 60, 120 and 240 epochs it takes {emoji} to where no memory ends, on Glyphs {glyphs}." in words
+        epochs = fmean(place[0] for place in reached if place)
+        taken.setdefault(method + data, []).append(f"{epochs:.0f}")
+        shares.setdefault(method, []).append(100 * epochs / number)
+    glyphs, emoji, glyphs_itself, emoji_itself = ("{}, {} and {}".format(*x) for x in taken.values())
+    page, readme, summary = map(words_of, (DOCS / "which_variant.md", README, DOCS / "study.md"))
     found = (
-        f"without memory after {emoji}; after 240 it is {figure(study, setting, 'no-xbm')} above. On Glyphs"
+        f"{emoji} to where no memory ends (which takes {emoji_itself}), on Glyphs {glyphs} ({glyphs_itself})."
     )
-    assert f"{found} it does after {glyphs} (the last two of one seed)" in words_of(README)
+    assert f"of 60, 120 and 240 epochs it takes {found}" in page
+    assert f"after {emoji} (without: {emoji_itself}), on Glyphs after {glyphs} ({glyphs_itself}; " in readme
+    least, most = (f"{bound(shares['xbn']):.0f}" for bound in (min, max))
+    assert 20 <= float(least) <= float(most) <= 60
+    assert f"which itself takes {min(shares['no-xbm']):.0f} to {max(shares['no-xbm']):.0f} %." in summary
 
 
 def test_what_xbn_gains_over_a_large_batch(study: Study) -> None:

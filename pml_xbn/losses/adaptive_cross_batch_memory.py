@@ -237,9 +237,10 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
     def reset_queue(self) -> None:
         """Empties the memory. Calls stay counted and adapters keep their estimates."""
-        self._hooks.refuse_while_running()
         kind = ShardedQueue if self._is_sharded else Queue
         before = self.queue.contents if hasattr(self, "queue") else None
+        if before is not None and self.queue.is_in_transaction:
+            raise RuntimeError("reset_queue within a step: call it when the step is over")
         self.queue = kind(self.memory_size, self.embedding_size, self.memory_dtype, before)
 
     @property

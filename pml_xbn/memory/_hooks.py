@@ -98,13 +98,6 @@ class MemoryHooks:
         self.returning = None
         return rows
 
-    def refuse_while_running(self) -> None:
-        """Raises a RuntimeError if a hook runs, which has called its own memory."""
-        if self.returning is not None:
-            raise RuntimeError(
-                "a memory hook changes its own memory: return other rows, or do so when the step is over"
-            )
-
     def state(self) -> Callable[[], None]:
         """What the hooks that are modules hold now, as a function that gives it back to them."""
         parts, states = [], []
@@ -128,8 +121,9 @@ class MemoryHooks:
 @contextmanager
 def transaction(queue: Queue, hooks: MemoryHooks) -> Iterator[None]:
     """Finishes a step at the end of a block, or undoes it if the block raises. The outermost block counts."""
-    hooks.refuse_while_running()
     if queue.is_in_transaction:
+        if hooks.returning is not None:
+            raise RuntimeError("a memory hook changes its own memory: return other rows instead")
         yield
         return
     before, restore_hooks = queue.settled(), hooks.state()

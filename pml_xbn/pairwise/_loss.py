@@ -198,7 +198,7 @@ class KnownGradients(torch.autograd.Function):
         value, gradients = known
         ctx.save_for_backward(*gradients)
         with torch.enable_grad():
-            ctx.sums = [x.sum() for x in inputs]  # which lead to the inputs and do not keep them
+            ctx.sums = list(map(torch.sum, inputs))  # which lead to the inputs and do not keep them
         return value
 
     @staticmethod

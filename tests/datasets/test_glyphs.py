@@ -29,6 +29,7 @@ def test_shapes_and_dtypes(dataset: Glyphs) -> None:
     assert dataset.labels.dtype == torch.int64
     assert dataset.superclasses.shape == (classes,)
     assert dataset.superclasses.dtype == torch.int64
+    assert (dataset.paths, dataset.evaluation) == (None, ("test",))
 
 
 def test_labels_are_contiguous_with_3_to_16_images_each(dataset: Glyphs) -> None:
@@ -38,7 +39,7 @@ def test_labels_are_contiguous_with_3_to_16_images_each(dataset: Glyphs) -> None
     assert counts.max() == 16
 
 
-def test_superclasses_are_contiguous_and_name_the_script(dataset: Glyphs) -> None:
+def test_superclasses_are_contiguous_and_are_the_first_words(dataset: Glyphs) -> None:
     assert len(set(dataset.superclass_names)) == len(dataset.superclass_names)
     assert dataset.superclasses.unique().tolist() == list(range(len(dataset.superclass_names)))
     for name, superclass in zip(dataset.label_names, dataset.superclasses.tolist(), strict=True):
