@@ -3,21 +3,56 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from .._tensor_checks import check_integers, check_mask, check_rows, plain
+from ..distributed._collectives import is_distributed
+from ..distributed._global_batch import Report, reported, with_all_refs
 from ..memory._batch import Batch
 from ..pairwise._pairs import IndicesTuple
-from ..pairwise._supported import can_be_sharded
+from ..pairwise._supported import can_be_sharded, recipe_to_share
 
 if TYPE_CHECKING:
     from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory as Memory
 
 
-def checked(
+def checked(memory: Memory, *arguments: Any) -> tuple[Batch, list[Report]]:
+    """Returns a call's input, and whether to store it; nothing has changed if this raises.
+
+    Where all ranks make the call together, it holds what all of them store, if they do, and comes with what
+    each tells of its own, which is otherwise empty. If this raises on one rank, it raises on all.
+
+    Args:
+        arguments: those of :func:`_checked_here`, the last of which is whether the memory is in training.
+    """
+    is_training = arguments[-1]
+    is_joint = memory._is_sharded or (is_training and memory.gather_distributed and is_distributed())
+    if not is_joint:
+        return _checked_here(memory, *arguments), []
+    contents = memory.queue.contents
+    batch, reports = reported(
+        lambda: _checked_here(memory, *arguments),
+        can_share=recipe_to_share(memory.loss, memory.miner) is not None,
+        memory_size=contents.rows.num_places,
+        num_rows=len(contents.rows),
+        queue_idx=contents.position,
+        num_calls=contents.num_calls,
+        training=is_training,
+        is_grad_enabled=torch.is_grad_enabled(),
+    )
+    batch = batch._replace(is_stored=all(report.is_stored for report in reports))
+    if not (batch.is_stored or memory._is_sharded):
+        return batch, reports
+    batch = with_all_refs(batch, reports)
+    if len(batch.refs) > contents.rows.num_places:
+        raise too_many_rows(len(batch.refs), contents.rows.num_places)
+    return batch, reports
+
+
+def _checked_here(
     memory: Memory,
     embeddings: Tensor,
     labels: Tensor,
@@ -26,10 +61,7 @@ def checked(
     ids: Tensor | None,
     is_stored: bool,
 ) -> Batch:
-    """Returns a call's input, and whether to store it; nothing has changed if this raises.
-
-    Embeddings take the rows' dtype if that is more precise.
-    """
+    """Returns the input of this process. Embeddings take the rows' dtype if that is more precise."""
     rows = memory.queue.settled().rows
     if memory._is_sharded:
         check_sharded(memory)  # hooks may have come

@@ -23,7 +23,7 @@ from ..pairwise._miners import Miner
 from ..pairwise._pairs import IndicesTuple
 from ..pairwise._supported import check_supported
 from ._input import check_sharded, checked
-from ._on_ranks import fill_on_ranks, loss_on_ranks
+from ._on_ranks import loss_on_ranks
 from ._step import eager, loss_with_memory, read_only, stored
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -164,15 +164,14 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         if self.collect_stats:
             self.reset_stats()
         is_stored = self.training and torch.is_grad_enabled()
-        arguments = self, embeddings, labels, indices_tuple, enqueue_mask, sample_ids, is_stored
-        if self._is_sharded or (is_stored and self.gather_distributed and is_distributed()):
-            return loss_on_ranks(*arguments)
-        batch = checked(*arguments)
+        batch, reports = checked(self, embeddings, labels, indices_tuple, enqueue_mask, sample_ids, is_stored)
         # Autocast would have distances in half precision.
         with torch.autocast(embeddings.device.type, enabled=False):
-            if not batch.is_stored:  # so there is nothing to undo
+            if not (batch.is_stored or self._is_sharded):  # so there is nothing to undo
                 return loss_with_memory(self, batch, read_only(self, batch))
             with transaction(self.queue, self._hooks):
+                if reports:
+                    return loss_on_ranks(self, batch, reports)
                 return loss_with_memory(self, batch, stored(self, batch))
 
     def fill_memory(self, embeddings: Tensor, labels: Tensor, sample_ids: Tensor | None = None) -> None:
@@ -186,10 +185,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         Raises:
             ValueError: as in :meth:`forward`.
         """
-        arguments = self, embeddings, labels, None, None, sample_ids, True
-        if self._is_sharded or (self.gather_distributed and is_distributed()):
-            fill_on_ranks(*arguments)
-        elif (batch := checked(*arguments)).is_stored:
+        batch, _ = checked(self, embeddings, labels, None, None, sample_ids, True)
+        if batch.is_stored:
             with transaction(self.queue, self._hooks):
                 stored(self, batch, is_fill=True)
 
