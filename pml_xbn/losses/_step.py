@@ -44,12 +44,13 @@ def stored(memory: Memory, batch: Batch, *, is_fill: bool = False) -> Contents |
     rows = batch.refs.detach().to(contents.rows.dtype)
     placement = None if batch.ids is None else placement_of(contents, batch.ids, labels)
     if num_calls >= memory.warmup + memory.delay and not is_fill:
-        arguments = contents.rows, contents.row_labels, rows, labels, placement
+        hooks.returning = () if placement is None else (placement.stored_at, placement.returning)
         with torch.no_grad():
-            adapted = hooks.adapted(*arguments, allow_nonfinite=memory.nonfinite == "ignore")
+            adapted = hooks.adapted(contents, rows, labels, allow_nonfinite=memory.nonfinite == "ignore")
             if memory.normalize_memory:
                 unit_rows = normalize(adapted.read(rows.dtype))
                 adapted = Rows.of(unit_rows, adapted.num_places, adapted.stored.dtype)
+        hooks.returning = None
         contents = contents._replace(rows=adapted)
     if batch.ids is None or placement is None:
         contents = contents.put(rows, labels)

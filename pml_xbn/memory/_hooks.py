@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ..adapters.base_adapter import BaseAdapter, Refusal
-from ._queue import Queue
+from ._queue import Contents, Queue
 from ._rows import Rows
-from ._samples import Placement
 
 _PREFIX = "memory_hook_"
 
@@ -71,17 +70,10 @@ class MemoryHooks:
         return refusals
 
     def adapted(
-        self,
-        rows: Rows,
-        labels: Tensor,
-        batch: Tensor,
-        batch_labels: Tensor,
-        placement: Placement | None,
-        *,
-        allow_nonfinite: bool,
+        self, contents: Contents, batch: Tensor, batch_labels: Tensor, *, allow_nonfinite: bool
     ) -> Rows:
         """Returns the rows after all hooks, each of which gets those that the one before it left."""
-        self.returning = () if placement is None else (placement.stored_at, placement.returning)
+        rows, labels = contents.rows, contents.row_labels
         for hook in tuple(self._hooks.values()):  # one may remove itself
             if isinstance(hook, BaseAdapter):
                 before = rows.measured()
@@ -95,7 +87,6 @@ class MemoryHooks:
             if new_values is not None:
                 new_values = _checked(new_values, values, hook, allow_nonfinite)
                 rows = Rows.of(new_values, len(rows.stored), rows.stored.dtype)
-        self.returning = None
         return rows
 
     def state(self) -> Callable[[], None]:
