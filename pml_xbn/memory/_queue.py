@@ -176,15 +176,8 @@ class Queue(nn.Module):
         for name, values in self.settled().state().items():
             destination[prefix + name] = values.clone()  # which stays what it is when the run goes on
 
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        metadata: Any,
-        strict: bool,
-        missing: list[str],
-        *_: Any,
-    ) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        _, _, missing, *_ = args
         names = self.contents.state().keys()
         own_missing = [prefix + name for name in names if prefix + name not in state_dict]
         missing += own_missing
