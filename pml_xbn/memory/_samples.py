@@ -86,13 +86,11 @@ def with_samples(
 
 def _last_rows(ids: Tensor) -> tuple[Tensor, Tensor]:
     """Whether a row is the last of its sample, ``(b,)`` bool, and the number of that one, ``(b,)``."""
-    in_order, order = ids.sort(stable=True)
-    is_last = torch.ones_like(ids, dtype=torch.bool)
-    is_last[:-1] = (in_order[1:] != in_order[:-1]) | (in_order[1:] < 0)
-    kept, last = torch.empty_like(is_last), torch.empty_like(order)
-    kept[order] = is_last
-    last[order] = order[is_last][is_last.cumsum(dim=0) - is_last.long()]
-    return kept, last
+    numbers = torch.arange(len(ids), device=ids.device)
+    _, samples = ids.unique(return_inverse=True)
+    last = torch.zeros_like(ids).scatter_reduce_(0, samples, numbers, "amax")[samples]
+    last = torch.where(ids < 0, numbers, last)
+    return last == numbers, last
 
 
 def _places(stored: Tensor, ids: Tensor) -> Tensor:
