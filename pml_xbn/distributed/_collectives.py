@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -66,7 +66,7 @@ def same_draws(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-class Exchange:
+class Exchange(AbstractContextManager["Exchange"]):
     """A block at whose end ranks tell each other numbers, and which raises on all ranks if it does on one.
 
     Another rank's error is raised as a ValueError or RuntimeError that names the rank.
@@ -83,9 +83,6 @@ class Exchange:
 
     def __init__(self, size: int = 0) -> None:
         self.values = torch.zeros(size, dtype=torch.float64)
-
-    def __enter__(self) -> Exchange:
-        return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is not None and not isinstance(error, Exception):
