@@ -25,8 +25,10 @@ def is_plain(module: nn.Module, *, allow_stats: bool = False) -> bool:
     for part in module.modules():
         kind: Any = type(part)
         attributes = vars(part)
-        if not all(hasattr(hook, "only_looks") for name in _HOOKS for hook in attributes[name].values()):
-            return False
+        for name in _HOOKS:
+            for hook in attributes[name].values():
+                if not hasattr(hook, "only_looks"):
+                    return False
         has_stats = attributes.get("collect_stats") and not allow_stats
         if has_stats or not _names_of_class(kind).isdisjoint(attributes):
             return False
