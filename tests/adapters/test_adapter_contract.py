@@ -166,7 +166,6 @@ def test_share_counts_the_rows_that_took_their_groups_map() -> None:
     ("make", "message"),
     [
         (lambda: MomentMatching(momentum=1.0), "momentum=1.0"),
-        (lambda: MomentMatching(momentum=-0.1), "momentum=-0.1"),
         (lambda: KalmanMomentMatching(process_noise=-1), "process_noise=-1"),
         (lambda: KalmanMomentMatching(measurement_noise=float("nan")), "measurement_noise=nan"),
         (lambda: KalmanMomentMatching(initial_variance=float("inf")), "initial_variance=inf"),

@@ -68,21 +68,6 @@ def test_rows_follow_the_equation(name: str, shape: str, seed: int, device: torc
         assert ours.label_memory[: ours.num_rows].tolist() == reference.labels
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_hooks_see_the_enqueued_rows_of_a_mask(name: str, device: torch.device) -> None:
-    make, make_adapt, unit_norm = CASES[name]
-    ours, reference = make(ContrastiveLoss(), D, 10).to(device), Memory(10, D, make_adapt(), unit_norm)
-    rng = np.random.default_rng(0)
-    for step in range(6):
-        embeddings = rng.normal(step, 1, (9, D)).astype(np.float32)
-        labels = rng.integers(0, 5, 9)
-        mask = rng.random(9) < 0.5
-        ours(torch.tensor(embeddings), torch.tensor(labels), None, torch.tensor(mask))
-        reference.step(embeddings[mask].astype(np.float64), labels[mask])
-        stored = ours.embedding_memory[: ours.num_rows].numpy()
-        np.testing.assert_allclose(stored, reference.rows, rtol=1e-5, atol=1e-5 * (step + 1))
-
-
 def test_loss_is_computed_with_the_adapted_rows(device: torch.device) -> None:
     """PML's class, given our rows as its memory, returns the same loss and gradient."""
     ours = XBNWrapper(SupConLoss(), D, 20).to(device)

@@ -95,22 +95,15 @@ def test_a_removed_hook_leaves_the_checkpoint() -> None:
     assert copied.state_dict().keys() == before
 
 
-def test_what_is_left_when_a_hook_is_removed_loads_where_it_never_was() -> None:
+@pytest.mark.parametrize("hook", [MomentMatching(), nn.Bilinear(D, D, D)])
+@pytest.mark.parametrize("was_there", [False, True])
+def test_what_is_left_when_a_hook_is_removed_loads(hook: nn.Module, was_there: bool) -> None:
+    """Where it never was, and where it was removed too."""
     memory, fresh = (AdaptiveCrossBatchMemory(ContrastiveLoss(), D, 10) for _ in range(2))
-    handle = memory.register_memory_hook(MomentMatching())
-    memory.register_memory_hook(MomentMatching(momentum=0.5))
-    fresh.register_memory_hook(MomentMatching(momentum=0.5))
-    step(memory)
-    handle.remove()
-    fresh.load_state_dict(memory.state_dict())
-    assert everything(fresh) == everything(memory)
-
-
-def test_what_is_left_when_a_hook_is_removed_loads_where_it_was_removed_too() -> None:
-    memory, fresh = (AdaptiveCrossBatchMemory(ContrastiveLoss(), D, 10) for _ in range(2))
+    handles = [which.register_memory_hook(hook) for which in (memory, fresh)[: 1 + was_there]]
     for which in (memory, fresh):
-        handle = which.register_memory_hook(nn.Bilinear(D, D, D))
         which.register_memory_hook(MomentMatching(momentum=0.5))
+    for handle in handles:
         handle.remove()
     step(memory)
     fresh.load_state_dict(memory.state_dict())

@@ -67,15 +67,7 @@ def in_many_pieces(memory: AdaptiveCrossBatchMemory) -> None:
     value[3] = new_rows()[3]
 
 
-WAYS = [
-    assigned,
-    assigned_in_float64,
-    one_row,
-    copied,
-    by_slice,
-    one_number,
-    in_many_pieces,
-]
+WAYS = [assigned, assigned_in_float64, one_row, copied, by_slice, one_number, in_many_pieces]
 
 
 def follow(memory: AdaptiveCrossBatchMemory, reference: Memory, numbers: range) -> None:

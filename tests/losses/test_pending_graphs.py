@@ -59,19 +59,6 @@ def test_many_forwards_before_one_backward(kind: str, loss: str, num_pending: in
             close(embeddings.grad, of_immediate)
 
 
-@pytest.mark.parametrize("is_normalized", [False, True])
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_graph_that_is_retained_has_one_gradient(kind: str, loss: str, is_normalized: bool) -> None:
-    memory = made(kind, loss, normalize_memory=is_normalized)
-    kept, expected = [], []
-    for number in range(12):  # four times round
-        kept.append(pending_step(memory, number))
-        expected.append(gradient(*kept[-1]))
-        for pending, value in zip(kept, expected, strict=True):
-            close(gradient(*pending), value)
-
-
 @pytest.mark.parametrize("what", ["save", "look", "fill", "reset", "write", "load", "convert"])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_so_it_does_whatever_happens_to_the_memory(loss: str, what: str) -> None:

@@ -163,7 +163,6 @@ CONVERSIONS = {
     "half": lambda memory: memory.half(),
     "bfloat16": lambda memory: memory.bfloat16(),
     "double": lambda memory: memory.double(),
-    "to float16": lambda memory: memory.to(torch.float16),
     "to cpu": lambda memory: memory.to("cpu"),
     "state, cpu": lambda memory: (memory.state_dict(), memory.cpu()),
     "cpu, state, double": lambda memory: (memory.cpu(), memory.state_dict(), memory.double()),
