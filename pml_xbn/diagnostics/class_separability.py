@@ -52,11 +52,12 @@ def class_separability(embeddings: Tensor, labels: Tensor) -> ClassSeparability:
     rows = widest(embeddings.detach())
     if len(rows) == 0:
         return ClassSeparability(*rows.new_zeros(3))
-    # Scatter of the size of rounding errors is none: a ratio of such would be any number.
-    rounding = (8 * torch.finfo(rows.dtype).eps) ** 2 * rows.square().sum(dim=1).mean()
+    eps, size = torch.finfo(rows.dtype).eps, rows.square().sum(dim=1).mean()
     rows = rows - rows.mean(dim=0)  # so that the traces lose no digits to a mean far from zero
     means, position, counts = group_means(rows, labels)
+    # Scatter of the size of rounding errors of a sum is none: a ratio of such would be any number.
+    rounding = (8 * eps * counts.max()) ** 2 * size
     between = (means.square().sum(dim=1) * counts).sum() / len(rows)
     within = (rows - means[position]).square().sum() / len(rows)
-    between, within = (torch.where(trace > rounding, trace, 0.0) for trace in (between, within))
-    return ClassSeparability(torch.where(between > 0, between / within, 0.0), between, within)
+    between, within = (torch.where(trace <= rounding, 0.0, trace) for trace in (between, within))
+    return ClassSeparability(torch.where(between == 0, 0.0, between / within), between, within)

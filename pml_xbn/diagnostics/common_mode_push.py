@@ -95,11 +95,12 @@ def _displacement(anchors: Tensor, memory: Tensor) -> Tensor:
     if len(memory) == 0:
         return torch.zeros_like(rows[0])
     displacement = widest(memory).mean(dim=0) - rows.mean(dim=0)
-    eps = max(torch.finfo(anchors.dtype).eps, torch.finfo(memory.dtype).eps)
+    # Numbers in half precision are what they are; their means are those of float64.
+    eps = max(torch.finfo(at_least_float32(x[:0]).dtype).eps for x in (anchors, memory))
     rounding = 8 * eps * rows.square().sum(dim=1).mean().sqrt()
-    return torch.where(displacement.norm() > rounding, displacement, 0.0)
+    return torch.where(displacement.norm() <= rounding, 0.0, displacement)
 
 
 def _over(value: Tensor, size: Tensor) -> Tensor:
     """Returns ``value / size``, and 0 where the size is."""
-    return torch.where(size > 0, value / size, 0.0)
+    return torch.where(size == 0, 0.0, value / size)

@@ -25,7 +25,7 @@ def superclass_neighbours(embeddings: Tensor, superclasses: Tensor, max_k: int =
 
     Returns:
         ``(max_k,)`` shares in [0, 1] for k = 1 … max_k. Of means at equal distances an embedding's own
-        comes first. 0 without embeddings.
+        comes first. 0 without embeddings, NaN where some of them are not finite.
 
     Raises:
         ValueError: shapes or dtypes that do not fit, or ``max_k`` below 1.
@@ -43,8 +43,10 @@ def superclass_neighbours(embeddings: Tensor, superclasses: Tensor, max_k: int =
         return rows.new_zeros(max_k)
     rows = rows - rows.mean(dim=0)
     means, position, _ = group_means(rows, superclasses)
-    mat = torch.cdist(rows, means)
-    own = mat.gather(1, position.unsqueeze(1))
-    num_nearer = (mat < own).sum(dim=1)
+    squared = torch.cdist(rows, means).square()
+    own = squared.gather(1, position.unsqueeze(1))
+    rounding = 64 * torch.finfo(rows.dtype).eps * rows.square().sum(dim=1).max()
+    num_nearer = (squared < own - rounding).sum(dim=1)
     k = torch.arange(1, max_k + 1, device=rows.device)
-    return (num_nearer.unsqueeze(1) < k).to(rows.dtype).mean(dim=0)
+    shares = (num_nearer.unsqueeze(1) < k).to(rows.dtype).mean(dim=0)
+    return torch.where(own.isfinite().all(), shares, torch.nan)

@@ -6,12 +6,13 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from pytorch_metric_learning.losses import CrossBatchMemory
+from pytorch_metric_learning.losses import CrossBatchMemory, LiftedStructureLoss
 from torch import Tensor
 from torch.nn.functional import normalize as unit_length
 from torch.utils.hooks import RemovableHandle
 
 from .._arithmetic import at_least_float32
+from ..losses.adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
 from ..pairwise._plain import only_looks
 from .common_mode_push import CommonModePush, common_mode_push
 from .memory_rows import StoredSince, num_occupied
@@ -38,7 +39,8 @@ class WatchedLoss:
         memory_gradient: the part of it that comes from pairs with older rows, ``(a, d)``; None where
             ``pair_gradient`` is.
         pair_gradient: of the loss with respect to the distance (or similarity) of every anchor to every
-            row, ``(a, n)``; None for a loss that computes no such matrix (``AngularLoss``).
+            row, ``(a, n)``; None for a loss that computes no such matrix (``AngularLoss``), and for
+            ``LiftedStructureLoss`` in a memory of this package, whose value is not that of PML's code.
 
     Example:
         >>> from pytorch_metric_learning.losses import ContrastiveLoss
@@ -76,6 +78,7 @@ class WatchedLoss:
         self._distances: Tensor | None = None
         self._memory_loss: Tensor | None = None
         self._is_in_loss = False
+        vars(self).pop("gradient", None)
         memory = self._memory
         self._handles = [
             memory.register_forward_pre_hook(self._before_call),
@@ -121,6 +124,8 @@ class WatchedLoss:
 
     def _after_call(self, memory: CrossBatchMemory, _: Any, loss: Tensor) -> None:
         arguments, distances, memory_loss = self._arguments, self._distances, self._memory_loss
+        if isinstance(memory, AdaptiveCrossBatchMemory) and type(memory.loss) is LiftedStructureLoss:
+            distances = None
         self._arguments = self._distances = self._memory_loss = None  # lets go of the graph
         if arguments is None:
             # Without anchors or rows no loss is computed.
@@ -175,8 +180,8 @@ class WatchedLoss:
         """
         if self.pair_gradient is None:
             raise ValueError(
-                f"{type(self._memory.loss).__name__} computes no distances between all anchors and rows, so "
-                "its pairs cannot be told apart: watch a loss that does"
+                f"the pairs of {type(self._memory.loss).__name__} cannot be told apart here: watch a loss "
+                "of distances between all anchors and rows"
             )
         return valid_pairs(self.pair_gradient, self.anchor_labels, self.row_labels, self.is_from_batch)
 
@@ -194,8 +199,8 @@ class WatchedLoss:
         gradient = self.memory_gradient if memory_only else self.gradient
         if gradient is None:
             raise ValueError(
-                f"{type(self._memory.loss).__name__} computes no distances between all anchors and rows, so "
-                "the memory's part of its gradient cannot be told apart: pass memory_only=False"
+                f"the memory's part of the gradient of {type(self._memory.loss).__name__} cannot be told "
+                "apart here: pass memory_only=False"
             )
         anchors, older = self.anchors, self.rows[~self.is_from_batch]
         if normalize:

@@ -32,8 +32,11 @@ def test_criterion_is_the_ratio_of_the_traces(offset: float, dtype: torch.dtype)
 
 def test_classes_without_spread_are_separated_without_end() -> None:
     centres = torch.tensor([[0.1, 0.7], [0.3, 0.2], [-0.9, 0.1]], dtype=torch.float64)
-    rows, labels = centres.repeat(7, 1), torch.arange(21) % 3  # sevenths that do not add up exactly
-    assert class_separability(rows, labels).criterion == float("inf")
+    for count in (7, 10_000):  # sevenths, and sums, that do not add up exactly
+        rows, labels = centres.repeat(count, 1), torch.arange(3 * count) % 3
+        assert class_separability(rows, labels).criterion == float("inf")
+    rows[4, 1] = torch.nan
+    assert all(value.isnan() for value in class_separability(rows, labels))
 
 
 def test_equal_rows_have_no_separability() -> None:

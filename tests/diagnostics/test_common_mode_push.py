@@ -69,6 +69,16 @@ def test_share_and_cosine_do_not_depend_on_size_or_place(seed: int, scale: float
     assert opposite.share < 1e-12
 
 
+def test_numbers_in_half_precision_are_what_they_are() -> None:
+    gradient, anchors, memory = torch.randn(3, 50, 4) / 10
+    halves = [x.bfloat16() for x in (gradient, anchors + 1, memory + 1.05)]
+    expected = common_mode_push(*(x.double() for x in halves))
+    torch.testing.assert_close(common_mode_push(*halves), expected, check_dtype=False)
+    assert common_mode_push(*halves).displacement > 0.01
+    anchors[0, 0] = torch.nan
+    assert common_mode_push(gradient, anchors, memory).push.isnan()
+
+
 def step(memory: str, rows: list[Tensor], labels: list[Tensor]) -> WatchedLoss:
     options = {} if memory == "pml" else {"memory_dtype": rows[0].dtype}
     loss = ContrastiveLoss(neg_margin=2, distance=LpDistance(normalize_embeddings=False))

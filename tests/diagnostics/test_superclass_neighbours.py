@@ -29,6 +29,15 @@ def test_share_is_that_of_the_sorted_means(dtype: torch.dtype) -> None:
     assert measured[6] == measured[7] == 1  # there are seven superclasses
 
 
+def test_of_equal_means_the_own_comes_first() -> None:
+    rows, superclasses = torch.randn(300, 3).repeat(3, 1), torch.arange(900) // 300
+    order = torch.randperm(900)  # in which means differ by rounding
+    rows, superclasses = rows[order], superclasses[order]
+    assert superclass_neighbours(rows, superclasses, max_k=3).tolist() == [1, 1, 1]
+    rows[7, 1] = torch.nan
+    assert superclass_neighbours(rows, superclasses, max_k=3).isnan().all()
+
+
 @pytest.mark.parametrize("memory", MEMORIES)
 def test_neighbours_within_a_memory(memory: str) -> None:
     loss_fn = MEMORIES[memory](ContrastiveLoss(), 4, 20)

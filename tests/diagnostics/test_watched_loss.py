@@ -246,15 +246,17 @@ def test_calls_without_anchors_or_pairs_have_no_gradient() -> None:
         assert seen.common_mode_push() == (0,) * 4
 
 
-@pytest.mark.parametrize("memory", ["pml", "xbn"])
-def test_loss_without_distances_says_so(memory: str) -> None:
-    loss_fn = filled(memory, losses.AngularLoss())
+@pytest.mark.parametrize(
+    ("memory", "loss"), [("pml", "AngularLoss"), ("xbn", "AngularLoss"), ("xbn", "LiftedStructureLoss")]
+)
+def test_loss_without_distances_says_so(memory: str, loss: str) -> None:
+    loss_fn = filled(memory, getattr(losses, loss)())
     embeddings, labels = batch()
     with WatchedLoss(loss_fn) as seen:
         loss_fn(embeddings.requires_grad_(), labels).backward()
     torch.testing.assert_close(seen.gradient, embeddings.grad)
     assert seen.common_mode_push().share > 0
-    with pytest.raises(ValueError, match="AngularLoss computes no distances"):
+    with pytest.raises(ValueError, match=f"the pairs of {loss} cannot be told apart"):
         seen.valid_pairs()
     with pytest.raises(ValueError, match="pass memory_only=False"):
         seen.common_mode_push(memory_only=True)
@@ -262,8 +264,12 @@ def test_loss_without_distances_says_so(memory: str) -> None:
 
 def test_misuse_is_named() -> None:
     loss_fn = filled("pml")
-    with pytest.raises(ValueError, match="was not called while it was watched"), WatchedLoss(loss_fn):
-        pass
+    for seen in (WatchedLoss(loss_fn), WatchedLoss(filled("pml"))):
+        if seen._memory is not loss_fn:
+            with seen:
+                seen._memory(*batch())
+        with pytest.raises(ValueError, match="was not called while it was watched"), seen:
+            pass
     with pytest.raises(ValueError, match="called twice"), WatchedLoss(loss_fn):  # noqa: PT012
         loss_fn(*batch())
         loss_fn(*batch())
