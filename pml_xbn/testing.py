@@ -67,7 +67,7 @@ def check_adapter(
         moments_after = functools.partial(_matched_moments, adapter.match_std)
     check = _MomentCheck(moments_after, tolerance)
     memory, resumed = _memory_with(adapter), _memory_with(adapter)
-    replay = _Replay(_watched(copy.deepcopy(adapter), check), check)
+    replay = _Replay(_watched(copy.deepcopy(adapter).cpu(), check), check)
     if isinstance(replay.adapter, BaseAdapter):
         replay.adapter.set_embedding_size(_D)
     half_way = num_steps // 2
@@ -203,7 +203,7 @@ def _memory_with(adapter: nn.Module) -> Any:
     from .losses import AdaptiveCrossBatchMemory
 
     memory = AdaptiveCrossBatchMemory(ContrastiveLoss(), _D, _MEMORY_SIZE)
-    memory.register_memory_hook(copy.deepcopy(adapter))
+    memory.register_memory_hook(copy.deepcopy(adapter).cpu())
     return memory
 
 

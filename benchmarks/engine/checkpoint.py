@@ -40,9 +40,9 @@ def save(state: dict[str, Any], path: Path) -> None:
     os.replace(unfinished, path)
 
 
-def load(path: Path, device: torch.device) -> dict[str, Any]:
-    """Reads what `save` wrote."""
-    return torch.load(path, map_location=device, weights_only=True)
+def load(path: Path) -> dict[str, Any]:
+    """Reads what `save` wrote, to the CPU, where Adam wants its counts: each on a GPU is a wait a step."""
+    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def check_same(

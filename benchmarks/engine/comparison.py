@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks.engine import checkpoint
 from benchmarks.engine.figures import draw_curves
 from benchmarks.engine.history import History, Row
@@ -45,7 +43,7 @@ class Comparison:
         """Goes back to the last checkpoint, if there is one; what it lacks begins at the beginning."""
         if not self.path.exists():
             return
-        saved = checkpoint.load(self.path, torch.device(self.settings.device))
+        saved = checkpoint.load(self.path)
         checkpoint.check_same(self.identity, saved["identity"], self.path)
         self._states = saved["states"]
 

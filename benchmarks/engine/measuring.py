@@ -37,8 +37,9 @@ def peak_rss() -> float:
 def limit_memory(gigabytes: float, device: torch.device) -> None:
     """Lets allocations fail that would take so much more than the process has now; on a CPU, Linux alone."""
     if device.type == "cuda":
-        total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, gigabytes * 1e9 / total), device)
+        number = torch.cuda.current_device() if device.index is None else device.index
+        total = torch.cuda.get_device_properties(number).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, gigabytes * 1e9 / total), number)
     elif _STATUS.exists():
         from resource import RLIMIT_DATA, setrlimit
 

@@ -70,7 +70,7 @@ def _train_all(
         torch.set_num_threads(1)
     data = ranks.from_first_rank(lambda: load_data(settings))
     if settings.evaluate is not None:
-        state = checkpoint.load(settings.evaluate, ranks.device)
+        state = checkpoint.load(settings.evaluate)
         model = state["model"] if "model" in state else state["run"]["model"]
         epoch = state["epoch"] if "model" in state else state["run"]["epoch"]
         task = PapersTask(replace(settings, pretrained=False, weights=None), data, ranks)

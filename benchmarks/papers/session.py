@@ -46,7 +46,7 @@ class Session:
             raise ValueError(
                 f"{folder} holds a run; pass --resume to go on with it, or another --output for a new one"
             )
-        state = checkpoint.load(self._last, task.device)
+        state = checkpoint.load(self._last)
         checkpoint.check_same(identity(task), state["identity"], self._last, _REMEDY)
         self.run.load_state_dict(state["run"])
         self.selected = state["selected"]
@@ -102,7 +102,7 @@ class Session:
     def _result(self) -> Row:
         result = dict(self.selected)
         if self.task.settings.nmi:
-            model = checkpoint.load(self._selected, self.ranks.device)["model"]
+            model = checkpoint.load(self._selected)["model"]
             result.update(self.task.model_accuracy(model))
         result.pop("loss", None)
         if self.ranks.is_first:

@@ -88,7 +88,7 @@ def train(
     assert isinstance(task, StudyTask)
     cpu_seconds = 0.0
     if path.exists():
-        saved = checkpoint.load(path, task.device)
+        saved = checkpoint.load(path)
         run.load_state_dict(saved["run"])
         cpu_seconds = saved["cpu_seconds"]
     was_saved, began = time.monotonic(), time.process_time() - cpu_seconds
@@ -136,11 +136,11 @@ def _begun(case: Case, folder: Path, classes: int | None, emoji: Path, pace: Pac
         task.measured = replace(task.measured, anew_each_epoch=False)
     run = Run(task)
     if case.regime == "slow":
-        state = checkpoint.load(warm_start_path(case, folder), task.device)
+        state = checkpoint.load(warm_start_path(case, folder))
         task.model.load_state_dict(state["model"])
         run.epoch = state["epoch"]
     elif not case.is_from_random_weights:
-        state = checkpoint.load(warm_start_path(case, folder), task.device)
+        state = checkpoint.load(warm_start_path(case, folder))
         run.start_from(state, keep=("history", "loss_fn", "diagnostics"))
     if case.beside == "proxies":
         task.add_proxies()

@@ -50,7 +50,8 @@ class SuperclassLookup(nn.Module):
 
     def is_missing(self, labels: Tensor) -> Tensor:
         """True ``(n,)`` where a label has no superclass."""
-        return self.labels[self._position(labels)] != labels
+        position = self._position(labels)  # which moves self.labels
+        return self.labels[position] != labels
 
     def _position(self, labels: Tensor) -> Tensor:
         if self.labels.device != labels.device:

@@ -22,7 +22,7 @@ def gather_rows(rows: Tensor, sizes: list[int]) -> Tensor:
     Args:
         sizes: number of rows of every rank.
     """
-    padded = rows.new_zeros(max(sizes), *rows.shape[1:], device=backend_device())
+    padded = rows.new_zeros(max(sizes), *rows.shape[1:], device=sending_device(rows.device))
     padded[: len(rows)] = rows
     by_rank = [torch.empty_like(padded) for _ in sizes]
     dist.all_gather(by_rank, padded)
@@ -31,7 +31,7 @@ def gather_rows(rows: Tensor, sizes: list[int]) -> Tensor:
 
 def all_reduced(values: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
     """Returns what the values of all ranks reduce to, without gradient."""
-    result = values.detach().to(backend_device(), copy=True).contiguous()
+    result = values.detach().to(sending_device(values.device), copy=True).contiguous()
     dist.all_reduce(result, op)
     return result.to(values.device)
 
@@ -43,7 +43,7 @@ def reduce_scattered(rows: Tensor, sizes: list[int]) -> Tensor:
         rows: ``(sum(sizes), ...)``, in rank order.
         sizes: number of rows of every rank.
     """
-    padded = rows.new_zeros(len(sizes), max(sizes), *rows.shape[1:], device=backend_device())
+    padded = rows.new_zeros(len(sizes), max(sizes), *rows.shape[1:], device=sending_device(rows.device))
     for rank, part in enumerate(rows.split(sizes)):
         padded[rank, : len(part)] = part
     by_rank = torch.empty_like(padded)  # not reduce_scatter, which gloo lacks in some releases
@@ -51,17 +51,21 @@ def reduce_scattered(rows: Tensor, sizes: list[int]) -> Tensor:
     return by_rank.sum(dim=0)[: sizes[dist.get_rank()]].to(rows.device)
 
 
-def backend_device() -> torch.device:
-    """Returns the device on which the backend sends tensors."""
-    if dist.get_backend() == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+def sending_device(device: torch.device) -> torch.device:
+    """Returns the device from which tensors of another are sent: that one, if NCCL sends from it."""
+    backends = str(dist.get_backend_config())  # such as cpu:gloo,cuda:nccl
+    if "nccl" not in backends:
+        return torch.device("cpu")
+    if device.type == "cuda" or "cpu:" in backends:
+        return device
+    bound = getattr(dist.group.WORLD, "bound_device_id", None)  # since torch 2.2
+    return bound or torch.device("cuda", torch.cuda.current_device())
 
 
 @contextmanager
 def same_draws(seed: int, device: torch.device) -> Iterator[None]:
     """Draws the same random numbers on all ranks in a block; the generators go on as if it had drawn none."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with torch.random.fork_rng(range(torch.cuda.device_count()) if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
 
@@ -87,7 +91,8 @@ class Exchange(AbstractContextManager["Exchange"]):
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is not None and not isinstance(error, Exception):
             return  # an interrupt: nobody waits for the others
-        own = torch.cat([torch.tensor([error is not None]), self.values.cpu()]).to(backend_device())
+        own = torch.cat([torch.tensor([error is not None], device="cpu"), self.values.cpu()])
+        own = own.to(sending_device(own.device))
         by_rank = [torch.empty_like(own) for _ in range(dist.get_world_size())]
         dist.all_gather(by_rank, own)
         has_failed, self.by_rank = torch.stack(by_rank).cpu().tensor_split([1], dim=1)  # one wait for all

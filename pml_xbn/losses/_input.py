@@ -108,9 +108,10 @@ def split(
     if user_pairs is not None:
         raise ValueError("indices_tuple and enqueue_mask are mutually exclusive: pass one of them")
     check_mask("enqueue_mask", mask, size)
-    mask = plain(mask).to(device)
-    ids = None if ids is None else ids[mask]
-    return Batch(embeddings[~mask], labels[~mask], embeddings[mask], labels[mask], None, None, ids)
+    mask = plain(mask)
+    refs, others = (x.nonzero().squeeze(1).to(device) for x in (mask, ~mask))
+    ids = None if ids is None else ids[refs]
+    return Batch(embeddings[others], labels[others], embeddings[refs], labels[refs], None, None, ids)
 
 
 @torch.no_grad()

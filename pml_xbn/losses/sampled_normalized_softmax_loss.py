@@ -85,5 +85,5 @@ class SampledNormalizedSoftmaxLoss(BaseClassificationLoss):
         is_other[in_batch] = False
         others = is_other.nonzero().squeeze(1)
         num_drawn = max(round(self.share * self.num_classes) - len(in_batch), 0)
-        drawn = torch.randperm(len(others))[:num_drawn].to(others.device)
+        drawn = torch.randperm(len(others), device="cpu")[:num_drawn].to(others.device)
         return torch.cat([in_batch, others[drawn]])

@@ -133,7 +133,7 @@ class Share:
                 found = torch.autograd.grad(values, inputs, ones, **options)
                 # materialize_grads=True makes leaves of None in torch 2.1, which cannot be written to.
                 for x, y in zip(found, inputs, strict=True):
-                    parts[-1].append(torch.zeros_like(y) if x is None else x)
+                    parts[-1].append((torch.zeros_like(y) if x is None else x).to(leaf.device))
         if not self.parts and leaf.shape == self.whole.shape:
             self.parts = parts
             return
@@ -148,7 +148,8 @@ class Share:
         if not self.parts:
             inputs = [self.whole, *self._recipe.learned] if self.leaf.requires_grad else []
             like = [self.leaf.new_zeros(()), self.leaf.new_zeros((), dtype=torch.int64), *inputs]
-            self.parts = [[torch.zeros_like(x) for x in like] for _ in self._recipe.reducers]
+            device = self.leaf.device  # what is learned may be on another
+            self.parts = [[torch.zeros_like(x, device=device) for x in like] for _ in self._recipe.reducers]
         self.num_pairs = self.num_pairs or [0, 0]
 
     @property
@@ -203,7 +204,8 @@ class KnownGradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, loss_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = [loss_gradient * gradient for gradient in ctx.saved_tensors]
+        both = zip(ctx.saved_tensors, ctx.sums, strict=True)
+        gradients = [(loss_gradient * gradient).to(x.device) for gradient, x in both]
         if torch.is_grad_enabled():  # create_graph=True; without a graph a penalty would count as constant
             gradients = [x + _Unknown.apply(y) for x, y in zip(gradients, ctx.sums, strict=True)]
         return None, *gradients

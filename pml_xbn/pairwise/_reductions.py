@@ -109,7 +109,7 @@ class Elements(NamedTuple):
                 is_within = is_beyond(values, bound)
                 counts = is_within if counts is None else counts * is_within
         if counts is None:
-            return values, torch.tensor(values.numel(), device=values.device)
+            return values, torch.full((), values.numel(), device=values.device)  # torch.tensor would wait
         is_mask = counts.dtype == torch.bool
         # What does not count may be NaN.
         values = values.masked_fill(~counts if is_mask else counts == 0, 0)

@@ -95,14 +95,13 @@ class ClassBatches(Sampler[list[int]]):
         generator = torch.Generator().manual_seed((int(self.seed) * 0x9E3779B1 + self.epoch) % 2**32)
         own = slice(self.rank * self.batch_size, (self.rank + 1) * self.batch_size)
         for _ in range(self.num_batches):
-            class_numbers = torch.randperm(len(self.classes), generator=generator)[: self._classes_per_batch]
-            batch = torch.cat(
-                [self._drawn(self.classes[number], generator) for number in class_numbers.tolist()]
-            )
+            order = torch.randperm(len(self.classes), generator=generator, device="cpu")
+            numbers = order[: self._classes_per_batch].tolist()
+            batch = torch.cat([self._drawn(self.classes[number], generator) for number in numbers])
             yield batch[own].tolist()
 
     def _drawn(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Returns ``m`` of the images, without repetition where there are enough."""
         if len(images) < self.m:
-            return images[torch.randint(len(images), (self.m,), generator=generator)]
-        return images[torch.randperm(len(images), generator=generator)[: self.m]]
+            return images[torch.randint(len(images), (self.m,), generator=generator, device="cpu")]
+        return images[torch.randperm(len(images), generator=generator, device="cpu")[: self.m]]

@@ -193,6 +193,7 @@ def test_lookup_tells_which_labels_it_lacks() -> None:
     labels = torch.tensor([900, 4, 3, -1, 10**12])
     assert lookup(labels).tolist() == [0, -1, 1, -1, -1]
     assert lookup.is_missing(labels).tolist() == [False, True, False, True, True]
+    assert lookup.is_missing(labels.to("meta")).is_meta  # goes with the labels
 
 
 def test_half_precision_rows_have_float32_moments() -> None:
