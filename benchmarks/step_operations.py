@@ -26,7 +26,7 @@ from benchmarks.engine.results import markdown
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
 
 NUM_ROWS, BATCH_SIZE, DIM, NUM_CLASSES = 1024, 64, 512, 102
-_WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique")
+_WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "_unique2")
 _PACKAGES = ("pml_xbn", "pytorch_metric_learning")
 
 MEMORIES: dict[str, Callable[..., nn.Module]] = {
@@ -46,9 +46,12 @@ class Operations(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.counts: Counter[str] = Counter()
+        self.waits_by_mask = 0  # what is indexed by a mask has to know its size
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.counts[func.overloadpacket.__name__] += 1
+        indices = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else ()
+        self.waits_by_mask += any(isinstance(x, Tensor) and x.dtype == torch.bool for x in indices)
         return func(*args, **(kwargs or {}))
 
 
@@ -111,7 +114,7 @@ def counts(memory: nn.Module) -> dict[str, int]:
         "operations": num_forward + num_backward,
         "forward": num_forward,
         "memory": sum(without_loss.counts.values()),
-        "waits": lists.count + sum(forward.counts[name] for name in _WAITS),
+        "waits": lists.count + forward.waits_by_mask + sum(forward.counts[name] for name in _WAITS),
         "files": len({code.co_filename for code in functions}),
         "functions": len(functions),
         "depth": depth,
