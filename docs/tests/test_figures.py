@@ -66,7 +66,8 @@ def test_when_xbn_is_where_no_memory_ends_and_when_none_is(study: Study) -> None
     for method, data, number in product(("xbn", "no-xbm"), ("glyphs", "emoji"), (60, 120, 240)):
         setting = (64, 0.5, "batch", f"{data}, {number} epochs")
         ends = study.values("no-xbm", setting)
-        reached = [study.reaches(method, setting, seed, end) for seed, end in ends.items()]
+        both = ends.keys() & study.values("xbn", setting)
+        reached = [study.reaches(method, setting, seed, ends[seed]) for seed in both]
         assert all(reached)
         epochs = fmean(place[0] for place in reached if place)
         taken.setdefault(method + data, []).append(f"{epochs:.0f}")
@@ -81,6 +82,23 @@ def test_when_xbn_is_where_no_memory_ends_and_when_none_is(study: Study) -> None
     least, most = (f"{bound(shares['xbn']):.0f}" for bound in (min, max))
     assert 20 <= float(least) <= float(most) <= 60
     assert f"which itself takes {min(shares['no-xbm']):.0f} to {max(shares['no-xbm']):.0f} %." in summary
+
+
+def test_how_near_xbm_comes_and_how_far_it_stays_from_none(study: Study) -> None:
+    words, gains = words_of(DOCS / "which_variant.md"), []
+    below: dict[str, list[str]] = {"glyphs": [], "emoji": []}
+    for data, number in product(below, (30, 60, 120, 240)):
+        regime = "converged" if (data, number) == ("glyphs", 30) else f"{data}, {number} epochs"
+        setting = (64, 0.5, "batch", regime)
+        below[data].append(f"{study.differences(setting, 'xbm+warm-up')['xbn'].mean:.1f}")
+    glyphs, emoji = ("{}, {}, {} and {}".format(*figures) for figures in below.values())
+    assert f"is {glyphs} below it on Glyphs after 30, 60, 120 and 240 epochs, {emoji} on Emoji." in words
+    for setting in {case.setting for case in study.runs if case.name in PUBLISHED and case.batch_size == 64}:
+        found = study.differences(setting, "no-xbm")
+        gains += [found[name].mean for name in PUBLISHED if name in found]
+    figures = f"{-min(gains):.1f} below {{}} {max(gains):.1f} above at batch 64"
+    assert figures.format("to") in words
+    assert figures.format("and") in words_of(DOCS / "study.md")
 
 
 def test_what_xbn_gains_over_a_large_batch(study: Study) -> None:
