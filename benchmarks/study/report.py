@@ -128,8 +128,8 @@ def _budget_curve(study: Study) -> str:
             "## When it is where no memory ends",
             "Batch 64, memory 50 %: the mean epoch after which Recall@1 is what the same seed has without "
             "memory at the end, the minutes of one core until then where they were noted, and how many seeds "
-            "get there. Accuracy is looked at some twenty times a run. None may be there early itself. Runs were "
-            "on several machines, some a third faster than others: minutes of two runs compare roughly.",
+            "get there. Accuracy is looked at some twenty times a run. None may be there early itself. Runs "
+            "were on several machines, some a third faster than others: minutes of two runs compare roughly.",
             markdown(columns, lines, columns[:1]),
         ]
     )
