@@ -113,12 +113,8 @@ def test_finite_rows_stay_finite(name: str, data: st.DataObject, sizes: tuple[in
         memory = torch.from_numpy(data.draw(arrays.arrays("float32", (n, d), elements=floats)))
         batch = torch.from_numpy(data.draw(arrays.arrays("float32", (b, d), elements=floats)))
         labels = data.draw(st.lists(st.integers(0, 3), min_size=n + b, max_size=n + b))
-        out = adapter(
-            memory,
-            torch.tensor(labels[:n], dtype=torch.int64),
-            batch,
-            torch.tensor(labels[n:], dtype=torch.int64),
-        )
+        stored, coming = torch.tensor(labels, dtype=torch.int64).tensor_split([n])
+        out = adapter(memory, stored, batch, coming)
         assert out is None or torch.isfinite(out).all()
 
 
@@ -166,6 +162,7 @@ def test_share_counts_the_rows_that_took_their_groups_map() -> None:
     ("make", "message"),
     [
         (lambda: MomentMatching(momentum=1.0), "momentum=1.0"),
+        (lambda: MomentMatching(momentum=-0.1), "momentum=-0.1"),
         (lambda: KalmanMomentMatching(process_noise=-1), "process_noise=-1"),
         (lambda: KalmanMomentMatching(measurement_noise=float("nan")), "measurement_noise=nan"),
         (lambda: KalmanMomentMatching(initial_variance=float("inf")), "initial_variance=inf"),

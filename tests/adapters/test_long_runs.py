@@ -165,7 +165,7 @@ def assert_within(errors: Iterator[Array], rms: float, most: float) -> None:
 
 def bounds(name: str, kind: str) -> tuple[float, float]:
     """Maps of groups round their rows at every step, and a filter passes on what is left of a spread."""
-    return (1e-6, 5e-6) if name == "xbn" or (name in OF_ALL_ROWS and kind != "dying") else (2e-5, 8e-5)
+    return (1e-6, 5e-6) if name == "xbn" or (name in OF_ALL_ROWS and kind != "dying") else (1e-5, 4e-5)
 
 
 @pytest.mark.parametrize("kind", BATCHES)

@@ -264,10 +264,9 @@ def test_loss_without_distances_says_so(memory: str, loss: str) -> None:
 
 def test_misuse_is_named() -> None:
     loss_fn = filled("pml")
-    for seen in (WatchedLoss(loss_fn), WatchedLoss(filled("pml"))):
-        if seen._memory is not loss_fn:
-            with seen:
-                seen._memory(*batch())
+    with WatchedLoss(loss_fn) as watched:
+        loss_fn(*batch())
+    for seen in (WatchedLoss(loss_fn), watched):
         with pytest.raises(ValueError, match="was not called while it was watched"), seen:
             pass
     with pytest.raises(ValueError, match="called twice"), WatchedLoss(loss_fn):  # noqa: PT012

@@ -50,6 +50,7 @@ BAD_CALLS = {
     "bool labels": ((rows(), labels().bool()), "labels has dtype torch.bool"),
     "batch larger than memory": ((rows(11), labels(11)), "11 rows to enqueue do not fit memory_size=10"),
     "mask of ints": ((rows(), labels(), None, MASK.long()), "enqueue_mask has dtype torch.int64"),
+    "mask of bytes": ((rows(), labels(), None, MASK.byte()), "enqueue_mask has dtype torch.uint8"),
     "short mask": ((rows(), labels(), None, MASK[:5]), r"enqueue_mask has shape \(5,\)"),
     "mask enqueues too many": (
         (rows(12), labels(12), None, torch.arange(12) > 0),

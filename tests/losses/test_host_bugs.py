@@ -253,11 +253,8 @@ def test_b15_lifted_structure_does_not_depend_on_the_order_of_the_rows(ours: Cal
     pmls = [second_step(CrossBatchMemory, order) for order in orders]
     assert not torch.isclose(*pmls, rtol=1e-3)
 
-    rows, row_labels, own_rows = (
-        torch.cat([old, embeddings]),
-        torch.cat([old_labels, labels]),
-        torch.arange(4, 8),
-    )
+    rows, row_labels = torch.cat([old, embeddings]), torch.cat([old_labels, labels])
+    own_rows = torch.arange(4, 8)
     a1, p, a2, n = all_pairs(labels, row_labels)
     is_other = p != a1 + 4
     expected = LiftedStructureOfPaper(losses.LiftedStructureLoss(), own_rows)(

@@ -23,8 +23,7 @@ ERRORS = [KeyboardInterrupt(), MemoryError(), ValueError("no"), SystemExit()]
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", EVERY)
 def test_a_loss_that_fails_leaves_everything_as_it_was(kind: str, dtype: torch.dtype, saved: str) -> None:
-    memory = EVERY[kind](TroubledLoss(), memory_dtype=dtype)
-    twin = EVERY[kind](TroubledLoss(), memory_dtype=dtype)
+    memory, twin = (EVERY[kind](TroubledLoss(), memory_dtype=dtype) for _ in range(2))
     for number in range(8):
         step(memory, number)
         step(twin, number)

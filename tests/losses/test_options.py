@@ -133,6 +133,13 @@ def test_a_memory_that_is_reset_has_the_size_that_it_was_given(size: int) -> Non
     torch.testing.assert_close(ours.embedding_memory, theirs.embedding_memory)
 
 
+def test_settings_are_recordables() -> None:
+    ours = XBNWrapper(contrastive(), D, 10, delay=4)
+    ours(*batch())
+    recorded = {name: getattr(ours, name) for name in ours._record_these}
+    assert (recorded["num_rows"], recorded["delay"], recorded["queue_idx"]) == (6, 4, 6)
+
+
 @pytest.mark.parametrize(
     "cls", [AdaptiveCrossBatchMemory, XBNWrapper, AXBNWrapper, PerClassXBN, SuperClassXBN]
 )

@@ -163,6 +163,7 @@ CONVERSIONS = {
     "half": lambda memory: memory.half(),
     "bfloat16": lambda memory: memory.bfloat16(),
     "double": lambda memory: memory.double(),
+    "to float16": lambda memory: memory.to(torch.float16),
     "to cpu": lambda memory: memory.to("cpu"),
     "state, cpu": lambda memory: (memory.state_dict(), memory.cpu()),
     "cpu, state, double": lambda memory: (memory.cpu(), memory.state_dict(), memory.double()),
@@ -227,12 +228,8 @@ def test_pmls_checkpoint_loads_into_every_dtype(kind: str, dtype: torch.dtype) -
     memory = EVERY[kind](memory_dtype=dtype)
     with pytest.warns(UserWarning, match=f"took 10 of {M} rows to be filled"):
         memory.load_state_dict(pml.state_dict())
-    torch.testing.assert_close(
-        memory.embedding_memory,
-        pml.embedding_memory.to(memory.embedding_memory),
-        rtol=0,
-        atol=4 * torch.finfo(dtype).eps,
-    )
+    expected, atol = pml.embedding_memory.to(memory.embedding_memory), 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(memory.embedding_memory, expected, rtol=0, atol=atol)
     for number in range(2, 5):
         step(memory, number)
     assert torch.isfinite(memory.embedding_memory).all()

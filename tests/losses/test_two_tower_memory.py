@@ -307,6 +307,7 @@ def test_nan_in_one_tower_is_stored_in_neither() -> None:
         (lambda q, d, y: (q, d[:, :2], y), rf"shape \(5, 2\): pass \(n, {D}\)"),
         (lambda q, d, y: (q, d.long(), y), "dtype torch.int64: pass a floating dtype"),
         (lambda q, d, y: (q, d, y.repeat(2)), r"labels has shape \(10,\)"),
+        (lambda q, d, y: (q, d, y.float()), "labels has dtype torch.float32"),
     ],
 )
 def test_input_that_does_not_fit_is_refused(change: Callable[..., Any], message: str) -> None:
