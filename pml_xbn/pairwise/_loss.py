@@ -227,7 +227,7 @@ class _Unknown(torch.autograd.Function):
 
 def _angular_terms(loss: AngularLoss, anchors: Tensor, rows: Tensor, pairs: Pairs) -> Iterator[Elements]:
     """Yields the terms by PML's own code, some positive pairs at a time."""
-    a1, p = listed(pairs.positive)
+    a1, p = listed(pairs.positive > 0)  # once each, as triplets hold a pair with every negative
     if len(a1) == 0 or not pairs.negative.any():
         return
     at_once = 8 * pairs.over_rows.anchors_at_once(len(rows), rows.device)  # for each part all rows are read
@@ -235,4 +235,4 @@ def _angular_terms(loss: AngularLoss, anchors: Tensor, rows: Tensor, pairs: Pair
         # All rows of other classes are its negatives, whatever is listed, but something has to be listed.
         lists = anchors_of_pairs, places, a1[:1], p[:1]
         found = loss.compute_loss(anchors, pairs.labels, lists, rows, pairs.row_labels)  # no hook sees it
-        yield Elements(found["loss"]["losses"].flatten())
+        yield Elements(found["loss"]["losses"].flatten(), pairs.positive[anchors_of_pairs, places])
