@@ -87,6 +87,8 @@ PRETRAINED = (
 # What was asked afterwards: rows that move as the samples move that come again, and "own rows", which do not.
 KINDS = ("own rows", "shift", "diagonal", "low rank")
 AFTERWARDS = ("xbn+batch loss", *(f"{memory}+{kind}" for memory in ("xbm", "xbn") for kind in KINDS))
+# And a memory that begins as soon as it can, as 1,000 steps are a third of 60 epochs of Emoji.
+SOONER = ("xbm+warm-up of an epoch", "xbm-star+warm-up of an epoch")
 BUDGET_METHODS = ("xbm+warm-up", "xbm-star", "xbn")
 OTHER_EPOCHS = (30, 120, 240)
 OTHER_RATES = (0.5, 2.0)  # of batch 512
@@ -214,6 +216,9 @@ def cases() -> Iterator[Case]:
         yield from _budget_curve("glyphs", (seed,), (60, 120, 240, 30))
     for seed, ratio, method in product(EMOJI_SEEDS, (0.5, 1.0), AFTERWARDS):
         yield Case(method, 0, 64, ratio, "batch", str(EMOJI), seed)
+    for regime, seeds in ((str(EMOJI), EMOJI_SEEDS), ("converged", SEEDS)):
+        for seed, method in product(seeds, SOONER):
+            yield Case(method, 0, 64, 0.5, "batch", regime, seed)
 
 
 def _budget_cases(
