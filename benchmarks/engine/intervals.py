@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from statistics import fmean, stdev
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from scipy.stats import t as student
 class Difference(NamedTuple):
     """Gaps of two methods, paired by seed; not empty.
 
-    ``pooled`` has standard deviation and degrees of freedom of the gaps of many comparisons.
+    ``pooled`` has their standard deviation and degrees of freedom by `pool`; None: by these gaps alone.
     """
 
     gaps: list[float]
@@ -42,18 +42,19 @@ def paired(ours: dict[int, float], theirs: dict[int, float]) -> Difference | Non
     return Difference(gaps) if gaps else None
 
 
-def pool(differences: Iterable[Difference]) -> list[Difference]:
-    """Returns the differences with one standard deviation for all: the root of the mean variance.
+def pool(values: Mapping[str, dict[int, float]]) -> tuple[float, int] | None:
+    """Returns standard deviation and degrees of freedom of the gap of any two methods, paired by seed.
 
-    Comparisons of one seed have no variance, and stay as they are.
+    They are of what remains of all values by seed once every method and every seed has its mean, as in the
+    analysis of variance; None where nothing does.
     """
-    all_of_them = list(differences)
-    squares = [(stdev(d.gaps) ** 2, len(d.gaps) - 1) for d in all_of_them if len(d.gaps) > 1]
-    degrees = sum(n for _, n in squares)
-    if not degrees:
-        return all_of_them
-    deviation = (sum(variance * n for variance, n in squares) / degrees) ** 0.5
-    return [d._replace(pooled=(deviation, degrees)) if len(d.gaps) > 1 else d for d in all_of_them]
+    cells = [(method, seed, x) for method, by_seed in values.items() for seed, x in by_seed.items()]
+    methods, seeds, found = map(np.array, zip(*cells, strict=True))
+    design = np.hstack([x[:, None] == np.unique(x) for x in (methods, seeds)]).astype(float)
+    means, _, rank, _ = np.linalg.lstsq(design, found, rcond=None)
+    degrees = len(found) - int(rank)
+    rest = float(np.square(found - design @ means).sum())
+    return ((2 * rest / degrees) ** 0.5, degrees) if degrees else None
 
 
 def bootstrap(gaps: np.ndarray, images: np.ndarray, resamples: int = 10_000) -> tuple[float, float, float]:

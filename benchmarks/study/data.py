@@ -63,16 +63,15 @@ class Study:
 
         The standard deviation is pooled over the methods of the setting, but for those of `UNSTABLE`.
         """
-        theirs = self.values(baseline, setting, figure)
-        found = {
-            name: difference
-            for name in self.methods(setting)
-            if name != baseline and (difference := paired(self.values(name, setting, figure), theirs))
-        }
-        if baseline in UNSTABLE:
-            return found
-        stable = [name for name in found if name not in UNSTABLE]
-        return found | dict(zip(stable, pool(found[name] for name in stable), strict=True))
+        values = {name: self.values(name, setting, figure) for name in self.methods(setting)}
+        pooled = pool({name: by_seed for name, by_seed in values.items() if name not in UNSTABLE})
+        found = {}
+        for name, by_seed in values.items():
+            difference = paired(by_seed, values.get(baseline, {}))
+            if difference and name != baseline:
+                is_stable = name not in UNSTABLE and baseline not in UNSTABLE
+                found[name] = difference._replace(pooled=pooled) if is_stable else difference
+        return found
 
     def bootstrapped(self, name: str, other: str, setting: Setting) -> str | None:
         """Returns the difference in Recall@1, its interval over seeds and classes, and the number of seeds.

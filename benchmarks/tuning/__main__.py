@@ -2,7 +2,7 @@
 
 Every method gets the same draws, trained for a third of the epochs on two thirds of Emoji's training classes
 and judged by MAP@R on the rest; the best five of each again with three seeds. The best of these is trained
-in full on all training classes and tested once, on classes that no run was scored on before.
+in full on all training classes and tested once, on classes that no run of the study was scored on.
 
     python -m benchmarks.tuning --emoji data/emoji    (240, 60 and 20 runs; the same line goes on later)
     python -m benchmarks.tuning --report              (writes the study's page anew)

@@ -21,10 +21,11 @@ def tuned(tuning: Tuning) -> str:
         "## One random search for all",
         f"Emoji, batch 64, MAP@R. {draws} draws, the same for every method; the first two are the defaults, "
         f"without and with a warm-up: {_space()}. XBM has no loss of the batch, XBM* has it, of XBN it is "
-        "drawn. Each draw is trained on two thirds of the training classes and judged on the rest; the five "
-        "best of a method again with three more seeds; the best of these for longer on all training classes, "
-        "and tested once, on classes that no run was scored on before. Differences of the search are paired "
-        "by draw. The subgroups stand in `benchmarks/tuning/subgroups.json`, written before the first run.",
+        "drawn; no memory is filled. Each draw is trained on two thirds of the training classes and judged "
+        "on the rest; the five best of a method again with three more seeds; the best of these for longer "
+        "on all training classes, and tested once, on classes that no run of the study was scored on. "
+        "Differences of the search are paired by draw. The subgroups stand in "
+        "`benchmarks/tuning/subgroups.json`, written before the first run.",
         markdown(
             ["method", "defaults", "median", "best", "best again", "XBN to it, all", *SUBGROUPS],
             [_searched(tuning, method) for method in found],

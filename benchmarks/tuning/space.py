@@ -63,7 +63,7 @@ RANGES = {
     "weight_decay": (1e-5, 1e-1),
 }
 LOGARITHMIC = ("temperature", "learning_rate", "weight_decay")
-# The study's own settings, without a warm-up and with the one that XBM's paper prescribes.
+# The study's own settings, without a warm-up and with one of a fifth of the epochs.
 DEFAULTS = (Configuration(0), Configuration(1, warmup=0.2))
 
 

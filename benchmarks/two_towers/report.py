@@ -36,8 +36,8 @@ def gains(rows: Rows, baseline: str = BASELINE) -> dict[str, Difference]:
         method: {int(row["seed"]): both(row) for row in rows if row["method"] == method} for method in METHODS
     }
     found = {m: paired(values, by_method[baseline]) for m, values in by_method.items() if m != baseline}
-    known = {method: difference for method, difference in found.items() if difference}
-    return dict(zip(known, pool(known.values()), strict=True))
+    pooled = pool(by_method)
+    return {method: difference._replace(pooled=pooled) for method, difference in found.items() if difference}
 
 
 def write_report(folder: Path) -> str:
@@ -45,13 +45,13 @@ def write_report(folder: Path) -> str:
     parts = [
         "# Queries and documents, each found by the other",
         "Test Recall@1 in per cent after the last epoch, mean ± standard deviation over seeds. *To no "
-        "memory*: the mean of both directions, paired by seed, ± half the 95 % interval, whose standard "
-        "deviation is pooled over the comparisons of a table. *Last quarter*: what the last quarter of the "
-        "epochs added to that mean, where it was noted. *Staleness*: mean distance of stored documents, at "
-        "unit length, from where the network would put them now, before and after adaptation. *Minutes*: of "
-        "one core, where they were noted. *no-memory-twice* trains for twice the epochs, which takes no "
-        "less time than a memory. Methods with a star add the loss within the batch. Written by "
-        "`python -m benchmarks.two_towers`.",
+        "memory*: the mean of both directions, paired by seed, ± half the 95 % interval, whose variance is "
+        "that which a mean of every method and of every seed of a table leaves. *Last quarter*: what the "
+        "last quarter of the epochs added to that mean, where it was noted. *Staleness*: mean distance of "
+        "stored documents, at unit length, from where the network would put them now, before and after the "
+        "adaptation of one step. *Minutes*: of one core, where they were noted. *no-memory-twice* trains "
+        "for twice the epochs, which takes no less time than a memory. Methods with a star add the loss "
+        "within the batch. Written by `python -m benchmarks.two_towers`.",
     ]
     for experiment, rows in experiments(folder).items():
         values = dict(experiment)
