@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch-size", type=int, default=32, help="of a process (default: 32)")
     parser.add_argument("--memory-size", type=int, default=10_000, help="of all together (default: 10,000)")
-    parser.add_argument("--folder", default="sharded_checkpoint", help="of the checkpoint")
+    parser.add_argument("--folder", default="runs/sharded_checkpoint", help="of the checkpoint")
     parser.add_argument("--resume", action="store_true")
     args = parser.parse_args()
     on_gpu = torch.cuda.is_available()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -167,6 +167,11 @@ def check_state(folder: Path) -> None:
     ]
     for one, other in zip(*values, strict=True):
         assert all(map(torch.equal, one, other))
+    torch.save(first.state_dict(), folder / f"of rank {rank}.pt")
+    distributed.barrier()
+    of_first_rank = torch.load(folder / "of rank 0.pt", weights_only=True)
+    with pytest.raises(ValueError, match="state is another rank's") if rank else nullcontext():
+        second.load_state_dict(of_first_rank)
     torch.save(of_all_shards(first.embedding_memory), folder / "rows.pt")
     checkpoint.save({"loss": first.state_dict()}, checkpoint_id=folder / "last")
 

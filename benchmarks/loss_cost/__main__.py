@@ -120,16 +120,16 @@ def main() -> None:
     path = settings.output / f"loss_cost_{torch.device(settings.device).type}.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
     results = {case_from_row(row): row for row in read_csv(path)}
-    bar = tqdm(list(planned(settings)), unit="case")
+    bar = tqdm([case for case in planned(settings) if case not in results], unit="case")
     for case in bar:
         bar.set_postfix_str(f"{case.memory}, {case.loss}, {case.miner}, {case.rows} rows")
-        if case not in results:
-            outcome = _failure_of_smaller(case, results) or measured(case, conditions)
-            line = case._asdict() | conditions | outcome
-            results[case] = {name: str(value) for name, value in line.items()}
-            write_csv([results[case] for case in sorted(results)], path)
-    path.with_suffix(".md").write_text(page(results))
-    print(f"{path} and its table are written")
+        outcome = _failure_of_smaller(case, results) or measured(case, conditions)
+        line = case._asdict() | conditions | outcome
+        results[case] = {name: str(value) for name, value in line.items()}
+        write_csv([results[case] for case in sorted(results)], path)
+    if bar.total:  # else the page would name this machine for figures of another
+        path.with_suffix(".md").write_text(page(results))
+    print(f"{path} and its table are written" if bar.total else f"{path} holds all of it")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ BATCH_SIZE = 16  # per rank
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--checkpoint", type=Path, default=Path("checkpoint.pt"))
+    parser.add_argument("--checkpoint", type=Path, default=Path("runs/resume_on_many.pt"))
     arguments = parser.parse_args()
 
     device = join()
@@ -52,6 +52,8 @@ def train(device: torch.device, steps: int, checkpoint: Path) -> None:
     if checkpoint.exists():
         state = torch.load(checkpoint, map_location=device, weights_only=True)
         first = state["step"]
+        if first >= steps:
+            return
         network.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         loss_fn.load_state_dict(state["loss_fn"])
@@ -67,6 +69,7 @@ def train(device: torch.device, steps: int, checkpoint: Path) -> None:
         optimizer.step()
 
     if rank == 0:
+        checkpoint.parent.mkdir(parents=True, exist_ok=True)
         state = {
             "step": steps,
             "model": network.state_dict(),

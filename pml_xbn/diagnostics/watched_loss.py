@@ -77,7 +77,7 @@ class WatchedLoss:
         self._arguments: tuple[Any, ...] | None = None
         self._distances: Tensor | None = None
         self._memory_loss: Tensor | None = None
-        self._is_in_loss = False
+        self._is_in_call = self._is_in_loss = False
         vars(self).pop("gradient", None)
         memory = self._memory
         self._handles = [
@@ -102,11 +102,12 @@ class WatchedLoss:
         if hasattr(self, "gradient"):
             raise ValueError("the memory was called twice while it was watched: watch one call at a time")
         self._stored, self._num_calls = StoredSince(memory), getattr(memory, "num_calls", 0)
+        self._is_in_call = True
 
     @only_looks
     def _before_loss(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._arguments is not None:
-            return  # the memory computes the loss of the batch alone, too; its own is the first
+        if self._arguments is not None or not self._is_in_call:
+            return  # the memory computes the loss of the batch alone, too; and others may share the loss
         names = ("embeddings", "labels", "indices_tuple", "ref_emb", "ref_labels")
         given = dict.fromkeys(names) | dict(zip(names, args, strict=False)) | kwargs
         self._arguments = tuple(given[name] for name in ("embeddings", "labels", "ref_emb", "ref_labels"))
@@ -123,6 +124,9 @@ class WatchedLoss:
             self._memory_loss, self._is_in_loss = loss, False
 
     def _after_call(self, memory: CrossBatchMemory, _: Any, loss: Tensor) -> None:
+        self._is_in_call = False
+        if not loss.requires_grad:
+            raise ValueError("the loss has no gradient: enable gradients, and pass embeddings that have some")
         arguments, distances, memory_loss = self._arguments, self._distances, self._memory_loss
         if isinstance(memory, AdaptiveCrossBatchMemory) and type(memory.loss) is LiftedStructureLoss:
             distances = None

@@ -102,18 +102,23 @@ class ShardedQueue(Queue):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         assert dist.group.WORLD is not None
         mesh = DeviceMesh.from_group(dist.group.WORLD, self.contents.labels.device.type)
+        rows: Any = self.contents.rows
         for name in _OF_PLACES:
             own = destination[prefix + name]
-            shape = torch.Size([self.contents.rows.num_places, *own.shape[1:]])
-            destination[prefix + name] = DTensor.from_local(
+            shape = torch.Size([rows.num_places, *own.shape[1:]])
+            whole: Any = DTensor.from_local(
                 own, mesh, [Shard(0)], run_check=False, shape=shape, stride=own.stride()
             )
+            whole.first = rows.first  # which torch.save keeps, and torch.load gives every rank
+            destination[prefix + name] = whole
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         state, rows = dict(state_dict), self.contents.rows
         assert isinstance(rows, ShardedRows)
         for key in {prefix + name for name in _OF_PLACES} & state.keys():
             saved, end = state[key], rows.first + len(rows.stored)
+            if getattr(saved, "first", rows.first) != rows.first:
+                raise ValueError("the state is another rank's: save it with torch.distributed.checkpoint")
             state[key] = saved.to_local() if hasattr(saved, "to_local") else saved[rows.first : end]
         super()._load_from_state_dict(state, prefix, *args)
         self._measure()

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from .._number_checks import check_integer
+from .._tensor_checks import check_integers
 
 
 class ClassBatches(Sampler[list[int]]):
@@ -52,6 +53,7 @@ class ClassBatches(Sampler[list[int]]):
         seed: int = 0,
     ) -> None:
         labels = torch.as_tensor(labels)
+        check_integers("labels", labels, len(labels), "one label per image")
         check_integer("m", m, at_least=1)
         check_integer("batch_size", batch_size, at_least=1)
         check_integer("num_ranks", num_ranks, at_least=1)

@@ -13,16 +13,19 @@ from torch import nn
 def keep_loss(loss_fn: nn.Module, name: str = "loss_fn.pt") -> Any:
     """Returns a callback for the Hugging Face Trainer and sentence-transformers, which do not save the loss.
 
-    It writes the state of the loss into every checkpoint, and loads it when training is resumed from one. All
-    ranks hold the same memory with ``gather_distributed=True``, so the first rank writes. It tells
-    :class:`ClassBatches` the epoch, too, which accelerate does not where ranks resume within one.
+    It writes the state of the loss into every checkpoint, and loads it when training is resumed from one in
+    ``output_dir``, or in ``TrainingArguments.resume_from_checkpoint``: a path that is given to
+    ``Trainer.train`` alone is not told to callbacks. All ranks hold the same memory with
+    ``gather_distributed=True``, so the first rank writes. It tells :class:`ClassBatches` the epoch, too,
+    which accelerate does not where ranks resume within one.
 
     Args:
-        loss_fn: the memory, or a module that holds it.
+        loss_fn: the memory, or a module that holds it; of several losses an ``nn.ModuleList``.
         name: of the file in a checkpoint's folder.
 
     Raises:
         ImportError: transformers is not installed.
+        ValueError: a memory with ``shard_distributed=True``, which takes ``torch.distributed.checkpoint``.
 
     Warns:
         UserWarning: the checkpoint that is resumed from has no such file, so the memory begins empty.
@@ -32,12 +35,18 @@ def keep_loss(loss_fn: nn.Module, name: str = "loss_fn.pt") -> Any:
     except ImportError as error:
         raise ImportError("keep_loss needs transformers: pip install transformers") from error
 
+    if any(getattr(part, "shard_distributed", False) for part in loss_fn.modules()):
+        raise ValueError(
+            "loss_fn has shard_distributed=True, and the first rank holds a part of its rows: save it with "
+            "torch.distributed.checkpoint, or pass gather_distributed=True instead"
+        )
+
     def file_at(arguments: Any, state: Any) -> Path:
         return Path(arguments.output_dir) / f"checkpoint-{state.global_step}" / name
 
     class KeepLoss(TrainerCallback):
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if state.is_world_process_zero:
+            if args.should_save:
                 torch.save(loss_fn.state_dict(), file_at(args, state))
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -52,7 +61,8 @@ def keep_loss(loss_fn: nn.Module, name: str = "loss_fn.pt") -> Any:
             else:
                 warnings.warn(
                     f"{file} is missing: training goes on from step {state.global_step} with the memory as "
-                    "it is, which is empty unless you have loaded it",
+                    "it is, which is empty unless you have loaded it; a checkpoint elsewhere has to be named "
+                    "in TrainingArguments(resume_from_checkpoint=...)",
                     stacklevel=2,
                 )
 

@@ -213,10 +213,8 @@ def test_read_only_call_compares_with_old_rows_alone() -> None:
     with WatchedLoss(loss_fn) as seen:
         loss_fn(embeddings, labels, given)
     torch.testing.assert_close(seen.rows[seen.is_from_batch], embeddings.detach())
-    with torch.no_grad(), WatchedLoss(loss_fn) as seen:
+    with pytest.raises(ValueError, match="has no gradient"), torch.no_grad(), WatchedLoss(loss_fn):
         loss_fn(embeddings, labels)
-    assert not seen.gradient.any()
-    assert not seen.pair_gradient.any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -262,16 +260,33 @@ def test_loss_without_distances_says_so(memory: str, loss: str) -> None:
         seen.common_mode_push(memory_only=True)
 
 
+def test_another_memory_of_the_same_loss_is_not_watched() -> None:
+    loss, gradients = SupConLoss(), []
+    other, watched = filled("xbn", loss), filled("xbn", loss)
+    (first, labels), (second, _) = batch(), batch()
+    state = watched.state_dict()
+    for memories in ((watched,), (other, watched, other)):
+        watched.load_state_dict(state)
+        with WatchedLoss(watched) as seen:
+            for memory in memories:
+                memory((second if memory is watched else first).requires_grad_(), labels)
+        assert torch.equal(seen.anchors, second)
+        gradients.append(seen.gradient)
+    torch.testing.assert_close(*gradients)
+
+
 def test_misuse_is_named() -> None:
     loss_fn = filled("pml")
+    embeddings, labels = batch()
+    embeddings.requires_grad_()
     with WatchedLoss(loss_fn) as watched:
-        loss_fn(*batch())
+        loss_fn(embeddings, labels)
     for seen in (WatchedLoss(loss_fn), watched):
         with pytest.raises(ValueError, match="was not called while it was watched"), seen:
             pass
     with pytest.raises(ValueError, match="called twice"), WatchedLoss(loss_fn):  # noqa: PT012
-        loss_fn(*batch())
-        loss_fn(*batch())
+        loss_fn(embeddings, labels)
+        loss_fn(embeddings, labels)
     with pytest.raises(TypeError, match="memory is a ContrastiveLoss"):
         WatchedLoss(ContrastiveLoss())
     with pytest.raises(AssertionError), WatchedLoss(loss_fn):  # the memory's own error comes through

@@ -19,8 +19,8 @@ def memory() -> XBNWrapper:
 
 
 def test_a_resume_finds_the_memory_of_its_checkpoint_and_warns_without(tmp_path: Path) -> None:
-    arguments = SimpleNamespace(output_dir=str(tmp_path))
-    state = SimpleNamespace(global_step=5, is_world_process_zero=True)
+    arguments = SimpleNamespace(output_dir=str(tmp_path), should_save=True)
+    state = SimpleNamespace(global_step=5)
     (tmp_path / "checkpoint-5").mkdir()
     saved, resumed = memory(), memory()
     saved(torch.randn(8, 4), torch.arange(8) % 2)
@@ -29,6 +29,12 @@ def test_a_resume_finds_the_memory_of_its_checkpoint_and_warns_without(tmp_path:
     keep_loss(saved).on_save(arguments, state, None)
     keep_loss(resumed).on_train_begin(arguments, state, None)
     assert torch.equal(resumed.embedding_memory, saved.embedding_memory)
+
+
+def test_a_memory_of_which_a_rank_holds_a_part_is_refused() -> None:
+    sharded = XBNWrapper(SupConLoss(), embedding_size=4, shard_distributed=True)
+    with pytest.raises(ValueError, match=r"save it with torch.distributed.checkpoint, or pass gather"):
+        keep_loss(torch.nn.ModuleList([sharded]))
 
 
 def test_a_new_run_loads_nothing(tmp_path: Path) -> None:

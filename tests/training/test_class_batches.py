@@ -49,6 +49,11 @@ def test_a_rank_beyond_the_last_is_refused() -> None:
         ClassBatches(LABELS, 4, 32, num_ranks=2, rank=2)
 
 
+def test_labels_in_a_column_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"labels has shape \(200, 1\): pass one label per image"):
+        ClassBatches(LABELS.unsqueeze(1), 4, 32)
+
+
 def test_ranks_divide_the_batches_of_one_process() -> None:
     whole = list(ClassBatches(LABELS, 4, 32))
     parts = [list(ClassBatches(LABELS, 4, 32, num_ranks=2, rank=rank)) for rank in (0, 1)]
