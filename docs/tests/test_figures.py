@@ -77,7 +77,7 @@ def test_when_xbn_is_where_no_memory_ends_and_when_none_is(study: Study) -> None
     found = (
         f"{emoji} to where no memory ends (which takes {emoji_itself}), on Glyphs {glyphs} ({glyphs_itself})."
     )
-    assert f"of 60, 120 and 240 epochs it takes {found}" in page
+    assert f"Of 60, 120 and 240 epochs it takes {found}" in page
     assert f"after {emoji} (without: {emoji_itself}), on Glyphs after {glyphs} ({glyphs_itself}; " in readme
     least, most = (f"{bound(shares['xbn']):.0f}" for bound in (min, max))
     assert 20 <= float(least) <= float(most) <= 60
@@ -86,13 +86,9 @@ def test_when_xbn_is_where_no_memory_ends_and_when_none_is(study: Study) -> None
 
 def test_how_near_xbm_comes_and_how_far_it_stays_from_none(study: Study) -> None:
     words, gains = words_of(DOCS / "which_variant.md"), []
-    below: dict[str, list[str]] = {"glyphs": [], "emoji": []}
-    for data, number in product(below, (30, 60, 120, 240)):
-        regime = "converged" if (data, number) == ("glyphs", 30) else f"{data}, {number} epochs"
-        setting = (64, 0.5, "batch", regime)
-        below[data].append(f"{study.differences(setting, 'xbm+warm-up')['xbn'].mean:.1f}")
-    glyphs, emoji = ("{}, {}, {} and {}".format(*figures) for figures in below.values())
-    assert f"is {glyphs} below it on Glyphs after 30, 60, 120 and 240 epochs, {emoji} on Emoji." in words
+    settings = [(64, 0.5, "batch", f"{data}, 240 epochs") for data in ("glyphs", "emoji")]
+    glyphs, emoji = (f"{study.differences(x, 'xbm+warm-up')['xbn'].mean:.1f}" for x in settings)
+    assert f"after 240 epochs it is {glyphs} below XBN, on Emoji {emoji}." in words
     for setting in {case.setting for case in study.runs if case.name in PUBLISHED and case.batch_size == 64}:
         found = study.differences(setting, "no-xbm")
         gains += [found[name].mean for name in PUBLISHED if name in found]
@@ -170,29 +166,36 @@ def test_what_a_momentum_encoder_gains_over_xbn_and_xbn_over_it(study: Study) ->
         found[batch_size] = "{:.1f}, {:.1f} and {:.1f}".format(*map(abs, gaps))
         assert all((gap > 0) == (batch_size == 16) for gap in gaps)
     words = words_of(DOCS / "which_variant.md")
-    expected = f"a momentum encoder are {found[16]} above XBN; at 64 XBN is {found[64]} above them"
+    glyphs, emoji = (cell(study.differences(x, "xbn")["xbm+momentum 0.99"]) for x in (LONG, EMOJI))
+    assert f"are {glyphs} (Glyphs) and {emoji} (Emoji) to XBN" in words
+    expected = f"they are {found[16]} above it at batch 16, and {found[64]} below it at 64"
     assert expected in words
 
 
 def test_what_a_search_for_all_finds() -> None:
     tuning, words = Tuning(RESULTS), words_of(DOCS / "which_variant.md")
     others = ("no-xbm", "xbm", "xbm-star")
+    is_fast = SUBGROUPS["learning rate ≥ 0.001"]
     parts = [lambda row, w=weight: float(row["batch_loss_weight"]) == w for weight in (0, 1)]
-    parts.append(SUBGROUPS["learning rate ≥ 0.001"])
-    alone, beside, fast = (cell(tuning.draw_difference("xbn", "no-xbm", part)) for part in parts)
+    parts += [lambda row, part=part: part(row) and is_fast(row) for part in parts]
+    found = [cell(tuning.draw_difference("xbn", "no-xbm", part)) for part in parts]
+    alone, beside, alone_if_fast, beside_if_fast = found
     assert f"to none it is {alone} alone and {beside} with `batch_loss_weight=1`" in words
-    fast = fast.lstrip("−")
-    assert f"XBN ended {fast} points of MAP@R below no memory at learning rates from" in words_of(README)
-    assert f"at rates from 0.001 on, a search on Emoji had XBN {fast} below none" in words_of(DOCS / "faq.md")
+    expected = f"XBN was {alone_if_fast} to none at rates from 0.001 on, with it {beside_if_fast}"
+    assert expected in words_of(DOCS / "faq.md")
     none, xbm, star = (cell(tuning.draw_difference("xbn", other)) for other in others)
-    assert f"XBN is {none} points of MAP@R to none, {xbm} to XBM and {star} to XBM\\*" in words
+    assert f"XBN is {none} points of MAP@R to none, {xbm} to XBM (not filled) and {star} to XBM\\*" in words
     tested = tuning.tested("xbn", FIGURE)
     none, xbm, star = (cell(paired(tested, tuning.tested(other, FIGURE))) for other in others)
     recall = cell(paired(tuning.tested("xbn", "recall_at_1"), tuning.tested("no-xbm", "recall_at_1")))
     assert f"it is {none} to none (Recall@1 {recall}), {xbm} to XBM and {star} to XBM\\*" in words
+    expected = f"Tuned alike on Emoji, XBN is {recall.lstrip('+')} points of Recall@1 above none"
+    assert f"{expected}, and {none.lstrip('+')} of MAP@R" in words_of(README)
 
 
 def test_what_was_asked_afterwards(study: Study) -> None:
     gaps, words = study.differences(EMOJI, "xbn"), words_of(DOCS / "which_variant.md")
     best = max((gaps[f"xbn+{kind}"] for kind in KINDS), key=lambda gap: gap.mean)
     assert f"XBN is at best {cell(best)} to XBN" in words
+    sooner = study.differences(EMOJI, "no-xbm")["xbm-star+warm-up of an epoch"]
+    assert f"with the loss of the batch, is {cell(sooner)} to none on Emoji" in words
