@@ -48,11 +48,8 @@ LAYOUTS: dict[str, Callable[[int, int], list[int]]] = {
 def batch_of(rank: int, step: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(100 * step + rank)
     inputs = torch.randn(size, D, dtype=torch.float64, generator=generator) + step
-    return (
-        inputs,
-        torch.randint(3, (size,), generator=generator),
-        torch.randint(-1, 18, (size,), generator=generator),
-    )
+    labels, ids = (torch.randint(low, end, (size,), generator=generator) for low, end in ((0, 3), (-1, 18)))
+    return inputs, labels, ids
 
 
 def train(
@@ -169,9 +166,8 @@ def check_state(folder: Path) -> None:
         assert all(map(torch.equal, one, other))
     torch.save(first.state_dict(), folder / f"of rank {rank}.pt")
     distributed.barrier()
-    of_first_rank = torch.load(folder / "of rank 0.pt", weights_only=True)
     with pytest.raises(ValueError, match="state is another rank's") if rank else nullcontext():
-        second.load_state_dict(of_first_rank)
+        second.load_state_dict(torch.load(folder / "of rank 0.pt", weights_only=True))
     torch.save(of_all_shards(first.embedding_memory), folder / "rows.pt")
     checkpoint.save({"loss": first.state_dict()}, checkpoint_id=folder / "last")
 
