@@ -29,6 +29,7 @@ class Experiment:
 class Running(common.Running):
     """What it does not depend on."""
 
+    resume: bool = False  # go on from the checkpoints in output
     output: Path = Path("runs/glyphs_demo")  # folder of all results
     device: str = "cuda" if torch.cuda.is_available() else "cpu"  # where training takes place
     checkpoint: Natural = 0  # save the state every so many steps too, not after epochs alone

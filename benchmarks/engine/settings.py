@@ -63,9 +63,7 @@ class Running:
     """Where a run takes place and what it tells of itself: nothing that its result depends on."""
 
     config: Path | None = None  # file of flags; those of the command line win
-    resume: bool = False  # go on from the checkpoints in output
-    diagnostics_every: Natural = 200
-    """steps between entries of the logs on staleness, push, valid pairs and drift; 0: none"""
+    diagnostics_every: Natural = 200  # steps between measurements of staleness, push and drift; 0: none
 
 
 def check(settings: Any) -> None:

@@ -38,6 +38,7 @@ class Experiment:
 class Running(common.Running):
     """What it does not depend on."""
 
+    resume: bool = False  # go on from the checkpoints in output
     methods: tuple[Method, ...] = ("moco", "xbn", "axbn")  # what is compared
     root: Path = Path("data")  # folder of CIFAR
     download: bool = False  # download CIFAR into root unless it is there

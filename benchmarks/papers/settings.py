@@ -152,6 +152,7 @@ class Testing:
 class Running(common.Running):
     """Where a run takes place and what it tells of itself."""
 
+    resume: bool = False  # go on from the checkpoints in output
     preset: Preset = "axbn"  # a paper's settings
     root: Path = Path("data")  # folder of the data set
     download: bool = False  # download the data set where possible

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from benchmarks.engine import settings as common
 from benchmarks.engine.results import RESULTS
 from benchmarks.engine.settings import Natural, Positive, Share, check
 
@@ -31,11 +32,9 @@ class Experiment:
 
 
 @dataclass(frozen=True)
-class Running:
+class Running(common.Running):
     """What it does not depend on."""
 
-    config: Path | None = None  # file of flags; those of the command line win
-    diagnostics_every: Natural = 200  # steps between measurements of staleness; 0: none
     methods: tuple[Method, ...] = METHODS  # what is compared
     seeds: tuple[int, ...] = (0, 1, 2)  # of weights, batches and distortion; none: write the table anew
     root: Path = Path("data/emoji")  # folder of the packages of all data but glyphs
