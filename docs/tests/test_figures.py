@@ -57,7 +57,9 @@ def test_what_a_warm_up_leaves(study: Study) -> None:
 def test_what_xbn_gains_in_long_runs(study: Study) -> None:
     glyphs, emoji = (figure(study, setting, "no-xbm") for setting in (LONG, EMOJI))
     words = words_of(DOCS / "which_variant.md")
-    assert f"Glyphs +{glyphs}, Emoji +{emoji} points of Recall@1" in words
+    last = study.differences(ROWS["240 epochs"], "no-xbm")["xbn"].mean
+    assert f"Glyphs +{glyphs}, Emoji +{emoji} points of Recall@1, +{last:.1f} after 240 epochs" in words
+    assert f"+{figure(study, ROWS['ImageNet, batch 64, rate 1e-3'], 'no-xbm')} at the highest of" in words
 
 
 def test_when_xbn_is_where_no_memory_ends_and_when_none_is(study: Study) -> None:
@@ -88,7 +90,7 @@ def test_how_near_xbm_comes_and_how_far_it_stays_from_none(study: Study) -> None
     words, gains = words_of(DOCS / "which_variant.md"), []
     settings = [(64, 0.5, "batch", f"{data}, 240 epochs") for data in ("glyphs", "emoji")]
     glyphs, emoji = (f"{study.differences(x, 'xbm+warm-up')['xbn'].mean:.1f}" for x in settings)
-    assert f"after 240 epochs it is {glyphs} below XBN, on Emoji {emoji}." in words
+    assert f"After 240 epochs XBM as published is {glyphs} below XBN on Glyphs, {emoji} on Emoji." in words
     for setting in {case.setting for case in study.runs if case.name in PUBLISHED and case.batch_size == 64}:
         found = study.differences(setting, "no-xbm")
         gains += [found[name].mean for name in PUBLISHED if name in found]
@@ -197,5 +199,5 @@ def test_what_was_asked_afterwards(study: Study) -> None:
     gaps, words = study.differences(EMOJI, "xbn"), words_of(DOCS / "which_variant.md")
     best = max((gaps[f"xbn+{kind}"] for kind in KINDS), key=lambda gap: gap.mean)
     assert f"XBN is at best {cell(best)} to XBN" in words
-    sooner = study.differences(EMOJI, "no-xbm")["xbm-star+warm-up of an epoch"]
-    assert f"with the loss of the batch, is {cell(sooner)} to none on Emoji" in words
+    sooner = (study.differences(x, "no-xbm")["xbm-star+warm-up of an epoch"] for x in (LONG, EMOJI))
+    assert "with the batch's loss, is {} (Glyphs) and {} (Emoji) to none".format(*map(cell, sooner)) in words
