@@ -112,7 +112,7 @@ def test_what_xbn_gains_over_a_large_batch(study: Study) -> None:
 ROWS = {
     "batch 64, memory 50 %, 30 epochs": LONG,
     "60 epochs": (64, 0.5, "batch", "glyphs, 60 epochs"),
-    "120 epochs, one seed": (64, 0.5, "batch", "glyphs, 120 epochs"),
+    "120 epochs (Glyphs)": (64, 0.5, "batch", "glyphs, 120 epochs"),
     "240 epochs, one seed": (64, 0.5, "batch", "glyphs, 240 epochs"),
     "batch 16, memory 10 %, 12 epochs": (16, 0.1, "batch", "converged"),
     "trained network, a tenth of the rate": (64, 0.5, "batch", "slow"),
