@@ -39,10 +39,10 @@ zero. A seed on another machine is another draw.
 *xbm* is PML's class without warm-up, *xbm+warm-up* XBM as its paper prescribes it (1,000 steps without
 memory, 31 % of 60 epochs of Emoji, or one epoch where that is said; then filled), *xbm-star* XBM beside the
 loss of the batch (`batch_loss_weight=1`), without warm-up where none is said, *momentum* XBM whose rows come
-from a moving average of the model, *centre* XBN with `match_std=False`, *ema* with `momentum=0.5`. *Always-
-fresh* rows are embedded anew by the current model at every step; *oldest* embeds the oldest batch anew before
-every step. An epoch of batch 512 has 2 % (Glyphs) and 11 % (Emoji) fewer images than one of batch 64, which
-divides them with a smaller rest."""
+from a moving average of the model, *centre* XBN with `match_std=False`, *ema* with `momentum=0.5`.
+*Always-fresh* rows are embedded anew by the current model at every step; *oldest* embeds the oldest batch
+anew before every step. An epoch of batch 512 has 2 % (Glyphs) and 11 % (Emoji) fewer images than one of batch
+64, which divides them with a smaller rest."""
 
 
 def write_report(folder: Path) -> None:

@@ -42,6 +42,10 @@ class WatchedLoss:
             row, ``(a, n)``; None for a loss that computes no such matrix (``AngularLoss``), and for
             ``LiftedStructureLoss`` in a memory of this package, whose value is not that of PML's code.
 
+    Raises:
+        TypeError: ``memory`` is no ``CrossBatchMemory``.
+        ValueError: the memory is called twice, not at all, or without gradients.
+
     Example:
         >>> from pytorch_metric_learning.losses import ContrastiveLoss
         >>> loss_fn = CrossBatchMemory(ContrastiveLoss(), embedding_size=2, memory_size=8)
