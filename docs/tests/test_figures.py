@@ -88,7 +88,7 @@ def test_when_xbn_is_where_no_memory_ends_and_when_none_is(study: Study) -> None
 
 def test_how_near_xbm_comes_and_how_far_it_stays_from_none(study: Study) -> None:
     words, gains = words_of(DOCS / "which_variant.md"), []
-    settings = [(64, 0.5, "batch", f"{data}, 240 epochs") for data in ("glyphs", "emoji")]
+    settings = ROWS["240 epochs, one seed"], ROWS["240 epochs"]
     glyphs, emoji = (f"{study.differences(x, 'xbm+warm-up')['xbn'].mean:.1f}" for x in settings)
     assert f"After 240 epochs XBM as published is {glyphs} below XBN on Glyphs, {emoji} on Emoji." in words
     for setting in {case.setting for case in study.runs if case.name in PUBLISHED and case.batch_size == 64}:
