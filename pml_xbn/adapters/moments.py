@@ -10,6 +10,8 @@ from torch import Tensor
 from .._arithmetic import at_least_float32
 from .affine import Affine
 
+_NO_SPREAD = 1e-12  # or less: rounding, whatever the mean
+
 
 class Moments(NamedTuple):
     """Mean and standard deviation per embedding dimension: ``(d,)`` each, or ``(g, d)`` of groups."""
@@ -22,8 +24,8 @@ class Moments(NamedTuple):
 
         .. math:: \hat z = \frac{z - \mu}{\sigma} \sigma_{other} + \mu_{other}
 
-        (Adaptive Cross Batch Normalization, Eq. 6.) A dimension in which σ is zero is only shifted; without
-        ``match_std`` every one is.
+        (Adaptive Cross Batch Normalization, Eq. 6.) A dimension in which σ is 10⁻¹² or less is only
+        shifted; without ``match_std`` every one is.
 
         Example:
             >>> here = Moments(torch.tensor([1.0]), torch.tensor([2.0]))
@@ -33,7 +35,7 @@ class Moments(NamedTuple):
         mean, std = other.mean.to(self.std), other.std.to(self.std)
         if not match_std:
             return Affine(torch.ones_like(std), mean - self.mean)
-        scale = (std / self.std).masked_fill_(self.std <= 0, 1.0)
+        scale = (std / self.std).masked_fill_(self.std <= _NO_SPREAD, 1.0)
         return Affine(scale, torch.addcmul(mean, self.mean, scale, value=-1))
 
 

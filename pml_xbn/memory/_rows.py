@@ -15,8 +15,8 @@ from ..adapters.moments import Moments, moments
 
 # Rows are stored anew where stored ones have a larger root mean square: float16 ends at 65504, and moments
 # lose digits; and where the map has no larger scale, so that rows to come could not be told from each other.
-_LARGEST_RMS = 64.0
-_LEAST_SCALE = 2.0**-40
+_LARGEST_RMS = 4.0
+_LEAST_SCALE = 2.0**-48
 # A smaller spread of stored rows, which are of the order of one, is one of rounding.
 _LEAST_SPREAD = 2.0**-23
 # In float16 rows to come fit where the scale is at least this share of the root mean square of all rows.

@@ -165,13 +165,16 @@ def assert_within(errors: Iterator[Array], rms: float, most: float) -> None:
 
 def bounds(name: str, kind: str) -> tuple[float, float]:
     """Maps of groups round their rows at every step, and a filter passes on what is left of a spread."""
-    return (1e-6, 5e-6) if name == "xbn" or (name in OF_ALL_ROWS and kind != "dying") else (1e-5, 4e-5)
+    if name not in OF_ALL_ROWS:
+        return 1e-5, 4e-5
+    return (1e-4, 2e-4) if kind == "dying" and name != "xbn" else (1e-6, 5e-6)
 
 
 @pytest.mark.parametrize("kind", BATCHES)
 @pytest.mark.parametrize("name", CASES)
 def test_rows_equal_the_replay(name: str, kind: str) -> None:
-    assert_within(errors(name, 48, BATCHES[kind]()), *bounds(name, kind))
+    num_steps = 5 * STEPS if kind == "dying" else STEPS  # a filter takes hundreds to lose a spread
+    assert_within(errors(name, 48, BATCHES[kind](), num_steps), *bounds(name, kind))
 
 
 def test_a_row_of_a_dimension_that_has_died_goes_with_the_others_when_it_dies_again() -> None:
@@ -215,7 +218,7 @@ def test_a_dimension_that_stays_dead_stays_finite(make: Callable, dtype: torch.d
 def test_many_rows_equal_the_replay(name: str) -> None:
     batches = Batches()
     batches.least = batches.most = 64
-    assert_within(errors(name, 4096, batches, 2 * STEPS, every=20), *bounds(name, "walking"))
+    assert_within(errors(name, 4096, batches, 2 * STEPS, every=20), 1e-6, 5e-6)
 
 
 @pytest.mark.parametrize("kind", ["walking", "at 10,000 spreads", "dying"])
