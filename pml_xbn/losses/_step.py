@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,8 +25,6 @@ from .batch_loss import loss_of_batch
 
 if TYPE_CHECKING:
     from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory as Memory
-
-Result = TypeVar("Result")
 
 
 def stored(memory: Memory, batch: Batch, *, is_fill: bool = False) -> Contents | None:
@@ -89,11 +87,11 @@ def loss_with_memory(memory: Memory, batch: Batch, contents: Contents | None) ->
     return loss
 
 
-def comparison(memory: Memory, batch: Batch, contents: Contents) -> Comparison | None:
-    """Returns the anchors against the rows of these contents; None if there are no pairs."""
-    rows, own_rows, user_pairs = contents.rows, None, None
-    if len(batch.anchors) == 0 or len(rows) == 0:
+def comparison(memory: Memory, batch: Batch, contents: Contents | None) -> Comparison | None:
+    """Returns the anchors against the rows of these contents; None if there are none."""
+    if contents is None or len(batch.anchors) == 0 or len(contents.rows) == 0:
         return None
+    rows, own_rows, user_pairs = contents.rows, None, None
     if contents.newest is not None and batch.own is not None:
         own_rows = contents.newest[batch.own]
         if batch.user_pairs is not None:
@@ -123,8 +121,7 @@ def _loss_of_shares(memory: Memory, batch: Batch, reports: list[Report], recipe:
     whole = with_all_anchors(batch, reports) if memory.batch_loss_weight else batch
     loss, share = batch.anchors.new_zeros(()), Share(memory.loss, recipe, batch.anchors)
     with Exchange(len(share.totals)) as exchange:
-        contents = stored(memory, batch)
-        compared = None if contents is None else comparison(memory, batch, contents)
+        compared = comparison(memory, batch, stored(memory, batch))
         if compared is not None:
             share = share_against(compared, recipe)
             exchange.values = share.totals
@@ -148,7 +145,7 @@ def _loss_on_shards(memory: Memory, batch: Batch, reports: list[Report], recipe:
     whole = with_all_anchors(batch, reports)
     contents = stored(memory, batch) if batch.is_stored else read_only(memory, batch)
     apart = whole._replace(anchors=whole.anchors.detach().requires_grad_(torch.is_grad_enabled()))
-    compared = None if contents is None else comparison(memory, apart, contents)
+    compared = comparison(memory, apart, contents)
     loss = zero_loss(batch)
     if compared is not None:
         share = share_against(compared._replace(over_rows=OverShards(compared.rows)), recipe)
@@ -160,14 +157,13 @@ def _loss_on_shards(memory: Memory, batch: Batch, reports: list[Report], recipe:
     return loss + weight * loss_of_batch(memory.loss, memory.miner, whole) if weight else loss
 
 
-def eager(function: Callable[..., Result]) -> Callable[..., Result]:
+def eager(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Returns the function as one that runs as it is written in a compiled module too."""
 
     # As a decorator, torch.compiler.disable would import Dynamo, which takes seconds, along with the package.
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Result:
+    def call(*args: Any, **kwargs: Any) -> Any:
         is_compiling = "torch._dynamo" in sys.modules
-        result: Result = (torch.compiler.disable(function) if is_compiling else function)(*args, **kwargs)
-        return result
+        return (torch.compiler.disable(function) if is_compiling else function)(*args, **kwargs)
 
     return call
