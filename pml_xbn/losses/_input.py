@@ -22,17 +22,13 @@ if TYPE_CHECKING:
 def checked(memory: Memory, *arguments: Any) -> tuple[Batch, list[Report]]:
     """Returns a call's input, and whether to store it; nothing has changed if this raises.
 
-    Where all ranks make the call together, it holds what all of them store, if they do, and comes with what
-    each tells of its own, which is otherwise empty. If this raises on one rank, it raises on all.
-
-    Args:
-        arguments: those of :func:`_checked_here`, the last of which is whether the memory is in training.
+    The arguments are those of :func:`_checked_here`, the last of which is whether the memory is in training.
+    Where all ranks make the call together, the input holds what all of them store, if they do, and comes with
+    what each tells of its own, which is otherwise empty. If this raises on one rank, it raises on all.
     """
-    is_training = arguments[-1]
-    is_joint = memory._is_sharded or (is_training and memory.gather_distributed and is_distributed())
-    if not is_joint:
+    is_training, contents = arguments[-1], memory.queue.contents
+    if not (memory._is_sharded or (is_training and memory.gather_distributed and is_distributed())):
         return _checked_here(memory, *arguments), []
-    contents = memory.queue.contents
     batch, reports = reported(
         lambda: _checked_here(memory, *arguments),
         can_share=recipe_to_share(memory.loss, memory.miner) is not None,
@@ -44,11 +40,9 @@ def checked(memory: Memory, *arguments: Any) -> tuple[Batch, list[Report]]:
         is_grad_enabled=torch.is_grad_enabled(),
     )
     batch = batch._replace(is_stored=all(report.is_stored for report in reports))
-    if not (batch.is_stored or memory._is_sharded):
-        return batch, reports
-    batch = with_all_refs(batch, reports)
-    if len(batch.refs) > contents.rows.num_places:
-        raise too_many_rows(len(batch.refs), contents.rows.num_places)
+    if batch.is_stored or memory._is_sharded:
+        batch = with_all_refs(batch, reports)
+        _check_size(batch, contents.rows.num_places)
     return batch, reports
 
 
@@ -80,8 +74,7 @@ def _checked_here(
         embeddings = embeddings.to(rows.dtype)
     batch = split(embeddings, labels, user_pairs, mask, ids)
     if is_stored:
-        if len(batch.refs) > rows.num_places:
-            raise too_many_rows(len(batch.refs), rows.num_places)
+        _check_size(batch, rows.num_places)
         is_stored = memory.nonfinite == "ignore" or _are_storable(memory, embeddings, batch)
     memory.queue.on(embeddings.device)  # which may be out of memory
     return batch._replace(is_stored=is_stored)
@@ -119,12 +112,12 @@ def _are_storable(memory: Memory, embeddings: Tensor, batch: Batch) -> bool:
     """Returns whether a batch may be stored, or raises; a GPU waits once for all that is checked."""
     rows = memory.queue.contents.rows
     refusals, is_out_of_range = memory._hooks.refusals(batch.ref_labels), rows.is_out_of_range()
-    flags, messages = zip(*refusals, strict=True) if refusals else ((), ())
     extremes = embeddings.aminmax() if len(embeddings) else [embeddings.sum()] * 2
     # The rows may still be on the device that they were loaded on.
     is_due = embeddings.new_zeros(()) if is_out_of_range is None else is_out_of_range.to(embeddings.device)
+    flags = [is_refused for is_refused, _ in refusals]
     least, largest, is_due, *are_refused = torch.stack([*extremes, is_due, *flags]).tolist()
-    for is_refused, message in zip(are_refused, messages, strict=True):
+    for is_refused, (_, message) in zip(are_refused, refusals, strict=True):
         if is_refused:
             raise ValueError(message())
     # A stored row may be as many times as far out as there are rows, so there is to be some room.
@@ -142,6 +135,14 @@ def _are_storable(memory: Memory, embeddings: Tensor, batch: Batch) -> bool:
     return True
 
 
+def _check_size(batch: Batch, memory_size: int) -> None:
+    if len(batch.refs) > memory_size:
+        raise ValueError(
+            f"{len(batch.refs)} rows to enqueue do not fit memory_size={memory_size}: pass smaller batches "
+            "or build a larger memory"
+        )
+
+
 def _check_indices(user_pairs: IndicesTuple, size: int) -> None:
     if len(user_pairs) not in (3, 4):
         raise ValueError(
@@ -157,13 +158,6 @@ def _check_indices(user_pairs: IndicesTuple, size: int) -> None:
                 f"indices_tuple has numbers {outside.unique().tolist()} for a batch of {size}: pass numbers "
                 f"from 0 to {size - 1}"
             )
-
-
-def too_many_rows(num_rows: int, memory_size: int) -> ValueError:
-    return ValueError(
-        f"{num_rows} rows to enqueue do not fit memory_size={memory_size}: pass smaller batches or build a "
-        "larger memory"
-    )
 
 
 def check_sharded(memory: Memory) -> None:
