@@ -22,13 +22,11 @@ class AXBNWrapper(AdaptiveCrossBatchMemory):
     Args:
         process_noise, measurement_noise, initial_variance, gain_update_interval: see
             :class:`~pml_xbn.adapters.KalmanMomentMatching`.
-        loss, embedding_size, memory_size, miner, delay, warmup, batch_loss_weight, normalize_memory: see
-            :class:`AdaptiveCrossBatchMemory`.
-        gather_distributed, shard_distributed, nonfinite, memory_dtype, update, update_momentum: likewise.
-        collect_stats: likewise.
+        loss, embedding_size, memory_size, miner, delay, warmup: see :class:`AdaptiveCrossBatchMemory`.
+        batch_loss_weight, normalize_memory, gather_distributed, shard_distributed, nonfinite: likewise.
+        memory_dtype, update, update_momentum, collect_stats: likewise.
 
     Example:
-        >>> import torch
         >>> from pytorch_metric_learning.losses import SupConLoss
         >>> loss_fn = AXBNWrapper(SupConLoss(), embedding_size=16, memory_size=64)
         >>> loss = loss_fn(torch.randn(8, 16), torch.arange(8) % 4)

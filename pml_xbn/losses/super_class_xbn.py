@@ -23,16 +23,14 @@ class SuperClassXBN(AdaptiveCrossBatchMemory):
     Args:
         superclasses: label → superclass, a 1-D integer tensor or sequence indexed by label, or a dict.
         mean_lambda, std_lambda, normalize_absent: see :class:`~pml_xbn.adapters.GroupMomentMatching`.
-        loss, embedding_size, memory_size, miner, delay, warmup, batch_loss_weight, normalize_memory: see
-            :class:`AdaptiveCrossBatchMemory`.
-        gather_distributed, shard_distributed, nonfinite, memory_dtype, update, update_momentum: likewise.
-        collect_stats: likewise.
+        loss, embedding_size, memory_size, miner, delay, warmup: see :class:`AdaptiveCrossBatchMemory`.
+        batch_loss_weight, normalize_memory, gather_distributed, shard_distributed, nonfinite: likewise.
+        memory_dtype, update, update_momentum, collect_stats: likewise.
 
     Raises:
         ValueError: when it is called, a label without a superclass.
 
     Example:
-        >>> import torch
         >>> from pytorch_metric_learning.losses import SupConLoss
         >>> loss_fn = SuperClassXBN(SupConLoss(), 16, memory_size=64, superclasses=[0, 0, 1, 1])
         >>> loss = loss_fn(torch.randn(8, 16), torch.arange(8) % 4)

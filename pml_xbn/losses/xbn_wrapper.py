@@ -19,17 +19,12 @@ class XBNWrapper(AdaptiveCrossBatchMemory):
     Adaptive Cross Batch Normalization, Eq. 6. The one to start with.
 
     Args:
-        loss: one of PML's pair or triplet losses, computed between the batch and the memory.
-        embedding_size: number of dimensions d.
-        memory_size: number of rows M.
-        miner: chooses among the pairs of batch and memory; default all pairs.
         match_std, momentum: see :class:`~pml_xbn.adapters.MomentMatching`.
-        delay, warmup, batch_loss_weight, normalize_memory, gather_distributed, shard_distributed: see
-            :class:`AdaptiveCrossBatchMemory`.
-        nonfinite, memory_dtype, update, update_momentum, collect_stats: likewise.
+        loss, embedding_size, memory_size, miner, delay, warmup: see :class:`AdaptiveCrossBatchMemory`.
+        batch_loss_weight, normalize_memory, gather_distributed, shard_distributed, nonfinite: likewise.
+        memory_dtype, update, update_momentum, collect_stats: likewise.
 
     Example:
-        >>> import torch
         >>> from pytorch_metric_learning.losses import SupConLoss
         >>> loss_fn = XBNWrapper(SupConLoss(), embedding_size=16, memory_size=64)
         >>> loss = loss_fn(torch.randn(8, 16), torch.arange(8) % 4)
