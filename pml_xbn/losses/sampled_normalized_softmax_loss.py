@@ -14,20 +14,16 @@ from .base_classification_loss import BaseClassificationLoss
 
 
 class SampledNormalizedSoftmaxLoss(BaseClassificationLoss):
-    r"""PML's ``NormalizedSoftmaxLoss`` among a random subset of the classes.
+    """PML's ``NormalizedSoftmaxLoss`` among a random subset of the classes.
 
-    Classification is a Strong Baseline for Deep Metric Learning, Eq. 1 with the subsampling of §4.5: for
-    embedding x of class y, unit vectors :math:`p_z`, and a subset Z of the classes,
+    Classification is a Strong Baseline for Deep Metric Learning, Eq. 1 with the subsampling of §4.5: every
+    batch is compared with its own classes, and with as many others, at random, as make up the share. With
+    10 % of the classes of Stanford Online Products the paper's Recall@1 falls by less than one point
+    (Figure 4). ``share=1`` is PML's loss. In ``eval()`` mode and in ``get_logits`` all classes are compared.
 
-    .. math:: L = -\log \frac{\exp(x^T p_y / \sigma)}{\sum_{z \in Z} \exp(x^T p_z / \sigma)}
-
-    Z is drawn for every batch: all classes of the batch, and as many others, at random, as make up the
-    share. With 10 % of the classes of Stanford Online Products the paper's Recall@1 falls by less than one
-    point (Figure 4). ``share=1`` is PML's loss. In ``eval()`` mode Z is all classes, as in ``get_logits``.
-
-    The weights start uniform between ±1/√d, as in the authors' code: of length 0.58 whatever d is. PML's, of
-    length 22.6 at d = 512, are as good as frozen at the paper's learning rate of 0.01: the angle by which a
-    gradient step turns a weight falls with the square of its length.
+    The weights start as in the authors' code, of length 0.58 whatever d is. PML's, of length 22.6 at d = 512,
+    are as good as frozen at the paper's learning rate of 0.01: the angle by which a gradient step turns a
+    weight falls with the square of its length.
 
     Classes are drawn from torch's generator of the CPU: ``torch.set_rng_state`` resumes with the same ones.
 
@@ -35,7 +31,7 @@ class SampledNormalizedSoftmaxLoss(BaseClassificationLoss):
         num_classes: number of classes C of the training set, 2 or more.
         embedding_size: number of dimensions d.
         temperature: σ, 0.05 in the paper (§4.1).
-        share: size of Z as a share of C, in (0, 1]. A batch with more classes than that has them all.
+        share: share of the C classes, in (0, 1]. A batch with more classes than that has them all.
         **kwargs: what PML's ``NormalizedSoftmaxLoss`` takes; ``weight_init_func`` for other first weights.
 
     Raises:
@@ -65,7 +61,7 @@ class SampledNormalizedSoftmaxLoss(BaseClassificationLoss):
         self.add_to_recordable_attributes(list_of_names=["temperature", "share"], is_stat=False)
 
     def similarities(self, embeddings: Tensor, weights: Tensor) -> Tensor:
-        r"""The logits :math:`x^T p_z / \sigma` of Eq. 1."""
+        """The logits of Eq. 1: similarities over σ."""
         logits = super().similarities(embeddings, self.distance.normalize(weights, dim=0))
         return logits / (self.temperature if self.distance.is_inverted else -self.temperature)
 

@@ -14,29 +14,19 @@ from .base_classification_loss import BaseClassificationLoss
 
 
 class StopGradientSoftmaxLoss(BaseClassificationLoss):
-    r"""Stop-Gradient Softmax Loss, together with the softmax loss that it shares its weights with.
+    """Stop-Gradient Softmax Loss, together with the softmax loss that it shares its weights with.
 
-    Stop-Gradient Softmax Loss for Deep Metric Learning, Eq. 7 and 10:
-    :math:`L_{softmax} + \beta L_{SGSL}`. The softmax loss (Eq. 5) is the cross entropy of the logits
-    :math:`W_j^T f_i`, without bias or normalisation, with label smoothing. To it comes (Eq. 6), with
-    :math:`\bar x = x / \lVert x \rVert_2`,
+    Stop-Gradient Softmax Loss for Deep Metric Learning, Eq. 5 to 7 and 10. The softmax loss is of the
+    products of embeddings and weights, without bias or normalisation, with label smoothing. The other (Eq. 6)
+    is of their cosines: no gradient of it reaches the weights, γ scales the similarities to other classes
+    alone. Retrieval is by cosine similarity. PML sees the sub-losses ``softmax_loss`` and ``sgsl_loss``.
 
-    .. math::
-        L_{SGSL} = \frac{1}{N} \sum_i \mathrm{Softplus}\left(
-        \frac{1}{\gamma} \log \sum_{j \neq y_i} e^{\gamma\, \bar{\hat W}_j^T \bar f_i}
-        - \bar{\hat W}_{y_i}^T \bar f_i \right)
-
-    No gradient of it reaches the weights, which is what the hat of :math:`\hat W` says, and γ scales the
-    similarities to other classes alone. Retrieval is by cosine similarity, as in Eq. 6.
-
-    For the stability of training it joins in only when the softmax loss is below 3 (Implementation
+    For the stability of training Eq. 6 joins in only when the softmax loss is below 3 (Implementation
     Details): here in every batch whose mean softmax loss, smoothed and without a miner's weights, is.
 
     The paper feeds it embeddings that come from batch normalization without scale and bias, on a backbone
     without its last BN and ReLU: the heads ``"bn-neck"`` and ``"gem-bn-neck"`` of
     :func:`~pml_xbn.heads.make_head`, and :func:`~pml_xbn.heads.remove_last_bn_relu`.
-
-    Reducers see the two parts as the sub-losses ``softmax_loss`` and ``sgsl_loss``.
 
     Args:
         num_classes: number of classes C of the training set, 2 or more.
@@ -81,8 +71,7 @@ class StopGradientSoftmaxLoss(BaseClassificationLoss):
         super().__init__(num_classes, embedding_size, distance=distance, **kwargs)
         self.gamma, self.threshold = gamma, threshold
         self.label_smoothing, self.beta = label_smoothing, beta
-        names = ["gamma", "threshold", "label_smoothing", "beta"]
-        self.add_to_recordable_attributes(list_of_names=names)
+        self.add_to_recordable_attributes(list_of_names=["gamma", "threshold", "label_smoothing", "beta"])
 
     def element_losses(self, embeddings: Tensor, weights: Tensor, labels: Tensor) -> dict[str, Tensor]:
         logits = self.similarities(embeddings, weights)

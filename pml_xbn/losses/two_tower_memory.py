@@ -15,20 +15,17 @@ from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
 
 
 class TwoTowerMemory(nn.Module):
-    r"""A memory per tower, for models that embed queries and documents, or images and texts, apart.
+    """A memory per tower, for models that embed queries and documents, or images and texts, apart.
 
-    The queries q of a batch are compared with the memory of documents D, which holds those of the batch, and
-    the documents d with the memory of queries Q. Each memory is adapted to the batch of its own tower. The
-    loss is the mean of both directions, as in CLIP (https://arxiv.org/abs/2103.00020, Fig. 3):
+    The queries of a batch are compared with the memory of documents, which holds those of the batch, and the
+    documents with the memory of queries. Each memory is adapted to the batch of its own tower. The loss is
+    the mean of both directions, as in CLIP (https://arxiv.org/abs/2103.00020, Fig. 3), or, without a
+    ``query_memory``, one-sided: that of the queries alone.
 
-    .. math:: L = \tfrac{1}{2} \left( \ell(q, D) + \ell(d, Q) \right),
-
-    or, without a ``query_memory``, one-sided: :math:`L = \ell(q, D)`.
-
-    Stored rows have no gradient. So :math:`\ell(q, D)` trains the tower of queries and :math:`\ell(d, Q)`
-    that of documents. A memory's ``batch_loss_weight`` adds that multiple of the loss between the queries and
-    the documents of the batch, with gradients to both: the only ones that documents get of a one-sided loss,
-    and all that is left while a memory warms up.
+    Stored rows have no gradient, so each direction trains the tower whose batch it compares. A memory's
+    ``batch_loss_weight`` adds that multiple of the loss between the queries and the documents of the batch,
+    with gradients to both: the only ones that documents get of a one-sided loss, and all that is left while a
+    memory warms up.
 
     A pair of equal labels is positive. With numbers of pairs in the data set as labels, what memory holds of
     a pair from earlier is a further positive of it, and no negative; with classes, all of a class are.
