@@ -59,11 +59,6 @@ class AXBNWrapper(AdaptiveCrossBatchMemory):
         **unknown: NoReturn,
     ) -> None:
         super().__init__(**parameters_of(AdaptiveCrossBatchMemory, locals()), **unknown)
-        self.adapter = KalmanMomentMatching(
-            process_noise,
-            measurement_noise,
-            initial_variance,
-            gain_update_interval,
-            collect_stats=self.collect_stats,
-        )
+        settings = process_noise, measurement_noise, initial_variance, gain_update_interval
+        self.adapter = KalmanMomentMatching(*settings, collect_stats=self.collect_stats)
         self.register_memory_hook(self.adapter)
