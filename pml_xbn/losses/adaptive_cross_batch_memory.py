@@ -43,25 +43,20 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         memory_size: number of rows M.
         miner: chooses among the pairs of batch and memory; default all pairs.
         delay: forward calls, after ``warmup``, during which rows are stored and used but not adapted
-            (thesis A Study of Cross Batch Memory, §4.3.3). For e epochs: e · batches per epoch.
+            (thesis A Study of Cross Batch Memory, §4.3.3).
         warmup: forward calls during which nothing is stored and the wrapped loss sees the batch alone
             (Cross-Batch Memory, §3.3: 1,000).
-        batch_loss_weight: adds that multiple of the wrapped loss on the batch alone (XBM* in Table 2 of
-            Adaptive Cross Batch Normalization).
+        batch_loss_weight: adds that multiple of the batch's own loss (XBM* of the AXBN paper, Table 2).
         normalize_memory: give the stored rows unit L2 norm after adaptation (thesis, §4.3.5).
-        gather_distributed: in a run of many ranks, every rank stores the rows of all of them. The loss, and
-            the mean over ranks of its gradients, which ``DistributedDataParallel`` takes, are those of a
-            single process with the batch of all ranks. Not to be combined with ``DistributedLossWrapper``.
-        shard_distributed: the same, of rows that are spread over the ranks, each of which stores its part of
-            ``memory_size``; see docs/distributed.md for the losses and miners that work.
+        gather_distributed: on many ranks, each stores the rows of all. The loss, and the mean over ranks of
+            its gradients, are those of one process with the batch of all; see docs/distributed.md.
+        shard_distributed: the same, with rows that are spread over the ranks, for some losses and miners.
         nonfinite: what to do with a batch that holds NaN or inf: ``"raise"`` a ValueError, ``"skip"``
             storing it, or ``"ignore"`` it. The last spares a GPU one wait for the host per call.
-        memory_dtype: dtype in which rows are stored, any floating one. Losses are computed in float32, this
-            dtype or the batch's, whichever is the most precise.
-        update: what becomes of stored rows ṽ (Cross-Batch Memory, supplement §2). ``"queue"``: the new
-            row v of a stored sample, by ``sample_ids``, takes the place of its old one. ``"average"``: that
-            place takes m ṽ + (1 − m) v at unit length.
-        update_momentum: m, in [0, 1); 0.9 in the paper's best runs on CUB and Cars.
+        memory_dtype: dtype of stored rows; losses take the most precise of it, float32 and the batch's.
+        update: what takes the place of the row of a sample that returns (Cross-Batch Memory, supplement §2),
+            by ``sample_ids``: its new row, ``"queue"``, or an ``"average"`` of both at unit length.
+        update_momentum: weight of the old row in it, in [0, 1); 0.9 in the paper's best runs on CUB and Cars.
         collect_stats: record the hooks' numbers for PML's logging.
 
     Raises:
@@ -152,10 +147,9 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             indices_tuple: pairs or triplets within the batch, added to those with the memory.
             enqueue_mask: ``(b,)`` bool; rows where it is True are stored, the others are the anchors
                 (as MoCo needs). Default: every row is stored and an anchor.
-            sample_ids: ``(b,)``, integers; of every image its number in the data set, or -1. The row of a
-                stored sample replaces its old row, which is compared with nothing; a row with -1 is always
-                new. Of many rows of one sample the last is stored. No anchor is compared with its own
-                sample's row, unless there is an ``enqueue_mask``: a query is compared with its own key.
+            sample_ids: ``(b,)``, integers; of every image its number in the data set, or -1. A sample has one
+                row in memory, its last, with which its anchors are not compared, unless there is an
+                ``enqueue_mask``; a row with -1 is always new.
 
         Raises:
             ValueError: input that does not fit, or that holds NaN or inf; nothing has changed.
@@ -177,12 +171,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         """Stores rows without computing a loss or adapting what is there.
 
         For instance random training images, embedded with the warmed-up model (Cross-Batch Memory, §3.3).
-
-        Args:
-            embeddings, labels, sample_ids: as in :meth:`forward`; at most ``memory_size`` rows a call.
-
-        Raises:
-            ValueError: as in :meth:`forward`.
+        Arguments and errors are those of :meth:`forward`; at most ``memory_size`` rows a call.
         """
         batch, _ = checked(self, embeddings, labels, None, None, sample_ids, True)
         if batch.is_stored:
@@ -198,9 +187,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
         It is called as ``hook(memory, memory_labels, batch, batch_labels)`` with the occupied rows
         ``(n, d)``, their labels ``(n,)``, and the detached rows about to be enqueued, ``(b, d)`` and
-        ``(b,)``; n and b may be 0. It returns new rows, in number and order the same, or None to leave them.
-        Hooks run in order of registration. A hook that is a module becomes a submodule: its state is part of
-        the checkpoint, and is restored when a step fails.
+        ``(b,)``; n and b may be 0. It returns as many rows in the same order, or None to leave them. Hooks
+        run in order of registration; one that is a module becomes a submodule, with its state.
 
         Raises:
             TypeError: the hook cannot be called.
@@ -215,10 +203,10 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
     @property
     def returning_samples(self) -> tuple[Tensor, Tensor]:
-        """Where in memory and where in the batch the samples are that the batch holds again, ``(r,)`` each.
+        """Places in memory and in the batch, ``(r,)`` each, of the samples that the batch holds again.
 
-        For hooks, while they run: ``memory[in_memory]`` and ``batch[in_batch]`` are old and new embeddings of
-        the same samples; of a sample that the batch holds more than once, the last.
+        For hooks, while they run: these rows are old and new embeddings of the same samples, in the batch the
+        last of each.
 
         Raises:
             RuntimeError: no hook is running.
@@ -241,10 +229,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
     @property
     def embedding_memory(self) -> Tensor:
-        """The rows as they are now, ``(memory_size, d)``, with zeros behind the occupied ones.
-
-        It is made when it is asked for. What is assigned to it, or written into it, is stored.
-        """
+        """The rows as they are now, ``(memory_size, d)``, zeros behind them; what is written in it counts."""
         return self.queue.read()
 
     @embedding_memory.setter

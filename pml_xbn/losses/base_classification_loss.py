@@ -60,8 +60,7 @@ class BaseClassificationLoss(WeightRegularizerMixin, BaseMetricLossFunction):
         Args:
             embeddings: ``(b, d)``, any floating dtype.
             labels: ``(b,)``, integers from 0 to C - 1.
-            indices_tuple: pairs or triplets of a miner. As in PML's classification losses, a row weighs as
-                much as it is often among them, relative to the most frequent.
+            indices_tuple: pairs or triplets of a miner, among which more frequent rows weigh more, as in PML.
             ref_emb, ref_labels: not supported; there for PML's signature.
 
         Raises:

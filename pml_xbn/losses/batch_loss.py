@@ -19,14 +19,13 @@ from ._input import split
 class BatchLoss(nn.Module):
     """A loss and a miner of PML without a memory: what memories are compared with.
 
-    On one process it is ``loss(embeddings, labels, miner(embeddings, labels))``. On many ranks, with
-    ``gather_distributed``, it is that of a single process with the batch of all, as is the mean over ranks of
-    the gradients, which ``DistributedDataParallel`` takes, of embeddings and of the loss's parameters.
+    It is ``loss(embeddings, labels, miner(embeddings, labels))``.
 
     Args:
         loss: takes ``(embeddings, labels, indices_tuple)``; any loss of PML.
         miner: takes ``(embeddings, labels)``; default all pairs.
-        gather_distributed: in a run of many ranks, the loss of the batch of all of them. In ``eval()`` mode
+        gather_distributed: on many ranks, the loss, and the mean over ranks of the gradients of embeddings
+            and of the loss's parameters, are those of one process with the batch of all. In ``eval()`` mode
             and where gradients are disabled every rank is by itself.
 
     Example:
@@ -47,7 +46,7 @@ class BatchLoss(nn.Module):
     def forward(
         self, embeddings: Tensor, labels: Tensor, indices_tuple: IndicesTuple | None = None
     ) -> Tensor:
-        """The loss, a scalar.
+        """Returns the loss, a scalar.
 
         Args:
             embeddings: ``(b, d)``, any floating dtype.

@@ -22,15 +22,9 @@ class TwoTowerMemory(nn.Module):
     the mean of both directions, as in CLIP (https://arxiv.org/abs/2103.00020, Fig. 3), or, without a
     ``query_memory``, one-sided: that of the queries alone.
 
-    Stored rows have no gradient, so each direction trains the tower whose batch it compares. A memory's
-    ``batch_loss_weight`` adds that multiple of the loss between the queries and the documents of the batch,
-    with gradients to both: the only ones that documents get of a one-sided loss, and all that is left while a
-    memory warms up.
-
-    A pair of equal labels is positive. With numbers of pairs in the data set as labels, what memory holds of
-    a pair from earlier is a further positive of it, and no negative; with classes, all of a class are.
-
-    Loss, miner, options and state are the memories' own, as are ``eval()`` and ``fill_memory``.
+    Stored rows have no gradient. A memory's ``batch_loss_weight`` adds that multiple of the loss between the
+    queries and the documents of the batch, with gradients to both: the only ones that documents get of a
+    one-sided loss, and all that is left while a memory warms up. Pairs of equal labels are positive.
 
     Args:
         document_memory: stores documents, and has the loss and the miner that queries meet them with.
