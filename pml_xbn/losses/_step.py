@@ -1,18 +1,20 @@
-"""One call of a memory, on one process or many: rows are adapted, the batch stored, its loss computed."""
+"""One call of a memory: input is checked, rows are adapted, the batch is stored, and its loss computed."""
 
 from __future__ import annotations
 
 import functools
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ..distributed._collectives import Exchange, reduce_scattered, same_draws
-from ..distributed._global_batch import Report, with_all_anchors
+from .._tensor_checks import check_rows, plain
+from ..distributed._collectives import Exchange, is_distributed, reduce_scattered, same_draws
+from ..distributed._global_batch import Report, reported, with_all_anchors, with_all_refs
 from ..distributed._over_shards import OverShards
 from ..memory._batch import Batch, zero_loss
 from ..memory._queue import Contents
@@ -20,11 +22,125 @@ from ..memory._rows import Rows
 from ..memory._samples import averaged, placement_of, with_samples
 from ..pairwise._forms import Recipe, recipe_of
 from ..pairwise._loss import Comparison, KnownGradients, Share, loss_against, share_against
-from ..pairwise._pairs import drop_own_rows, mapped
-from .batch_loss import loss_of_batch
+from ..pairwise._pairs import IndicesTuple, drop_own_rows, mapped
+from ..pairwise._supported import can_be_sharded, recipe_to_share
+from .batch_loss import loss_of_batch, split
 
 if TYPE_CHECKING:
     from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory as Memory
+
+
+def checked(memory: Memory, *arguments: Any) -> tuple[Batch, list[Report]]:
+    """Returns a call's input, and whether to store it; nothing has changed if this raises.
+
+    The arguments are those of :func:`_checked_here`, the last of which is whether the memory is in training.
+    Where all ranks make the call together, the input holds what all of them store, if they do, and comes with
+    what each tells of its own, which is otherwise empty. If this raises on one rank, it raises on all.
+    """
+    is_training, contents = arguments[-1], memory.queue.contents
+    if not (memory._is_sharded or (is_training and memory.gather_distributed and is_distributed())):
+        return _checked_here(memory, *arguments), []
+    batch, reports = reported(
+        lambda: _checked_here(memory, *arguments),
+        can_share=recipe_to_share(memory.loss, memory.miner) is not None,
+        memory_size=contents.rows.num_places,
+        num_rows=len(contents.rows),
+        queue_idx=contents.position,
+        num_calls=contents.num_calls,
+        training=is_training,
+        is_grad_enabled=torch.is_grad_enabled(),
+    )
+    batch = batch._replace(is_stored=all(report.is_stored for report in reports))
+    if batch.is_stored or memory._is_sharded:
+        batch = with_all_refs(batch, reports)
+        _check_size(batch, contents.rows.num_places)
+    return batch, reports
+
+
+def _checked_here(
+    memory: Memory,
+    embeddings: Tensor,
+    labels: Tensor,
+    user_pairs: IndicesTuple | None,
+    mask: Tensor | None,
+    ids: Tensor | None,
+    is_stored: bool,
+) -> Batch:
+    """Returns the input of this process. Embeddings take the rows' dtype if that is more precise."""
+    rows = memory.queue.settled().rows
+    if memory._is_sharded:
+        check_sharded(memory)  # hooks may have come
+        if user_pairs is not None:
+            raise ValueError(
+                "indices_tuple with shard_distributed=True: pass a miner, or use gather_distributed"
+            )
+    if is_stored and memory.update == "average" and ids is None:
+        raise ValueError(
+            "update='average' averages the rows of a sample: pass sample_ids, of every image its number in "
+            "the data set, or -1"
+        )
+    check_rows("embeddings", embeddings, width=rows.stored.shape[1])
+    embeddings = plain(embeddings)
+    if embeddings.dtype != torch.float64:
+        embeddings = embeddings.to(rows.dtype)
+    batch = split(embeddings, labels, user_pairs, mask, ids)
+    if is_stored:
+        _check_size(batch, rows.num_places)
+        is_stored = memory.nonfinite == "ignore" or _are_storable(memory, embeddings, batch)
+    memory.queue.on(embeddings.device)  # which may be out of memory
+    return batch._replace(is_stored=is_stored)
+
+
+@torch.no_grad()
+def _are_storable(memory: Memory, embeddings: Tensor, batch: Batch) -> bool:
+    """Returns whether a batch may be stored, or raises; a GPU waits once for all that is checked."""
+    rows = memory.queue.contents.rows
+    refusals, is_out_of_range = memory._hooks.refusals(batch.ref_labels), rows.is_out_of_range()
+    extremes = embeddings.aminmax() if len(embeddings) else [embeddings.sum()] * 2
+    # The rows may still be on the device that they were loaded on.
+    is_due = embeddings.new_zeros(()) if is_out_of_range is None else is_out_of_range.to(embeddings.device)
+    flags = [is_refused for is_refused, _ in refusals]
+    least, largest, is_due, *are_refused = torch.stack([*extremes, is_due, *flags]).tolist()
+    for is_refused, (_, message) in zip(are_refused, refusals, strict=True):
+        if is_refused:
+            raise ValueError(message())
+    # A stored row may be as many times as far out as there are rows, so there is to be some room.
+    limit = torch.finfo(rows.dtype).max * 2.0**-16
+    if not (-limit <= least and largest <= limit):  # nor where there is NaN
+        if memory.nonfinite == "skip":
+            return False
+        bad_rows = (~(embeddings.abs() <= limit)).any(dim=1).nonzero().flatten().tolist()
+        raise ValueError(
+            f"embeddings has NaN or inf in rows {bad_rows}, or numbers beyond {limit:.1e}: lower the "
+            "learning rate or mend the data, or pass nonfinite='skip' to leave such batches out of the memory"
+        )
+    if is_due:
+        memory.queue.contents = memory.queue.contents._replace(rows=replace(rows, is_due=True))
+    return True
+
+
+def _check_size(batch: Batch, memory_size: int) -> None:
+    if len(batch.refs) > memory_size:
+        raise ValueError(
+            f"{len(batch.refs)} rows to enqueue do not fit memory_size={memory_size}: pass smaller batches "
+            "or build a larger memory"
+        )
+
+
+def check_sharded(memory: Memory) -> None:
+    """Refuses what needs all rows in one place."""
+    if memory.gather_distributed or memory.normalize_memory or memory.update != "queue":
+        raise ValueError(
+            f"shard_distributed=True with gather_distributed={memory.gather_distributed}, normalize_memory="
+            f"{memory.normalize_memory} and update={memory.update!r}, which need all rows in one place: pass "
+            "False, False and 'queue', or gather_distributed=True instead"
+        )
+    if not can_be_sharded(memory.loss, memory.miner):
+        names = " and a ".join(type(part).__name__ for part in (memory.loss, memory.miner))
+        raise ValueError(
+            f"shard_distributed=True with a {names}: pass a loss and a miner of docs/distributed.md, without "
+            "a hook, a regularizer or statistics, or gather_distributed=True instead"
+        )
 
 
 def stored(memory: Memory, batch: Batch, *, is_fill: bool = False) -> Contents | None:

@@ -22,8 +22,7 @@ from ..memory._samples import check_update
 from ..pairwise._miners import Miner
 from ..pairwise._pairs import IndicesTuple
 from ..pairwise._supported import check_supported
-from ._input import check_sharded, checked
-from ._step import eager, loss_on_ranks, loss_with_memory, read_only, stored
+from ._step import check_sharded, checked, eager, loss_on_ranks, loss_with_memory, read_only, stored
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

@@ -7,13 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._tensor_checks import check_rows
+from .._tensor_checks import check_integers, check_mask, check_rows, plain
 from ..distributed._collectives import Exchange, is_distributed, same_draws
 from ..distributed._global_batch import reported, with_all_anchors, with_all_refs
 from ..memory._batch import Batch, zero_loss
 from ..pairwise._miners import Miner
 from ..pairwise._pairs import IndicesTuple, appended, mapped
-from ._input import split
 
 
 class BatchLoss(nn.Module):
@@ -71,6 +70,33 @@ class BatchLoss(nn.Module):
             return loss_of_batch(self.loss, self.miner, batch, ())
 
 
+def split(
+    embeddings: Tensor,
+    labels: Tensor,
+    user_pairs: IndicesTuple | None,
+    mask: Tensor | None = None,
+    ids: Tensor | None = None,
+) -> Batch:
+    """Returns a call's input, split by its enqueue mask, once shapes and dtypes of all but embeddings fit."""
+    size, device = len(embeddings), embeddings.device
+    check_integers("labels", labels, size, "one label per embedding")
+    labels = plain(labels).to(device, torch.int64).contiguous()
+    if user_pairs is not None:
+        _check_indices(user_pairs, size)
+    if ids is not None:
+        check_integers("sample_ids", ids, size, "one number per embedding, -1 where there is none")
+        ids = plain(ids).to(device, torch.int64).clamp_min(-1).contiguous()
+    if mask is None:
+        return Batch(embeddings, labels, embeddings, labels, slice(0, size), user_pairs, ids)
+    if user_pairs is not None:
+        raise ValueError("indices_tuple and enqueue_mask are mutually exclusive: pass one of them")
+    check_mask("enqueue_mask", mask, size)
+    mask = plain(mask)
+    refs, others = (x.nonzero().squeeze(1).to(device) for x in (mask, ~mask))
+    ids = None if ids is None else ids[refs]
+    return Batch(embeddings[others], labels[others], embeddings[refs], labels[refs], None, None, ids)
+
+
 def loss_of_batch(
     loss: nn.Module, miner: Miner | None, batch: Batch, no_refs: tuple[None, ...] = (None, None)
 ) -> Tensor:
@@ -87,3 +113,20 @@ def loss_of_batch(
             indices = appended(indices, mapped(batch.user_pairs, batch_rows), batch.anchor_labels)
     value: Tensor = loss(*arguments, indices, *refs)
     return value
+
+
+def _check_indices(user_pairs: IndicesTuple, size: int) -> None:
+    if len(user_pairs) not in (3, 4):
+        raise ValueError(
+            f"indices_tuple has {len(user_pairs)} tensors: pass 3 (anchors, positives, negatives) "
+            "or 4 (anchors, positives, anchors, negatives)"
+        )
+    for number, indices in enumerate(user_pairs):
+        anchors = user_pairs[2 if len(user_pairs) == 4 and number > 1 else 0]
+        check_integers("indices_tuple", indices, len(anchors), "as many positives and negatives as anchors")
+        outside = indices[(indices < 0) | (indices >= size)]
+        if len(outside):
+            raise ValueError(
+                f"indices_tuple has numbers {outside.unique().tolist()} for a batch of {size}: pass numbers "
+                f"from 0 to {size - 1}"
+            )
