@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory as Memory
 
 
+def is_joint(memory: Memory, is_training: bool) -> bool:
+    """Returns whether ranks make a call together: all read shards so, and copies each on its own."""
+    return memory._is_sharded or (is_training and memory.gather_distributed and is_distributed())
+
+
 def checked(memory: Memory, *arguments: Any) -> tuple[Batch, list[Report]]:
     """Returns a call's input, and whether to store it; nothing has changed if this raises.
 
@@ -38,7 +43,7 @@ def checked(memory: Memory, *arguments: Any) -> tuple[Batch, list[Report]]:
     what each tells of its own, which is otherwise empty. If this raises on one rank, it raises on all.
     """
     is_training, contents = arguments[-1], memory.queue.contents
-    if not (memory._is_sharded or (is_training and memory.gather_distributed and is_distributed())):
+    if not is_joint(memory, is_training):
         return _checked_here(memory, *arguments), []
     batch, reports = reported(
         lambda: _checked_here(memory, *arguments),

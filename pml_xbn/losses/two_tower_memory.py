@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from .._tensor_checks import check_integers, check_rows
-from ..distributed._collectives import Exchange, is_distributed
+from ..distributed._collectives import Exchange
 from ..memory._hooks import transaction
-from ._step import eager
+from ._step import eager, is_joint
 from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
 
 
@@ -89,11 +89,7 @@ class TwoTowerMemory(nn.Module):
         """
         is_training = self.training and torch.is_grad_enabled()
         memories = [x for x in (self.document_memory, self.query_memory) if x is not None]
-        # Copies are read by every rank on its own, shards by all ranks together.
-        is_joint = self.document_memory.shard_distributed or (
-            is_training and self.document_memory.gather_distributed
-        )
-        with Exchange() if is_joint and is_distributed() else nullcontext():
+        with Exchange() if is_joint(self.document_memory, is_training) else nullcontext():
             self._check(queries, documents, labels, sample_ids, is_training)
             forth, back = torch.cat([queries, documents]), torch.cat([documents, queries])
             labels = labels.repeat(2)
