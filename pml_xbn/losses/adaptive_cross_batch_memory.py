@@ -24,8 +24,6 @@ from ..pairwise._pairs import IndicesTuple
 from ..pairwise._supported import check_supported
 from ._step import check_sharded, checked, eager, loss_on_ranks, loss_with_memory, read_only, stored
 
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
 
 class AdaptiveCrossBatchMemory(CrossBatchMemory):
     r"""PML's ``CrossBatchMemory`` with hooks that adapt the stored rows before every loss.
@@ -99,7 +97,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         check_supported(loss)
         check_integer("embedding_size", embedding_size, at_least=1)
         check_integer("memory_size", memory_size, at_least=1)
-        check_one_of("memory_dtype", memory_dtype, _DTYPES)
+        dtypes = torch.float16, torch.bfloat16, torch.float32, torch.float64
+        check_one_of("memory_dtype", memory_dtype, dtypes)
         check_integer("warmup", warmup, at_least=0)
         check_integer("delay", delay, at_least=0)
         check_non_negative("batch_loss_weight", batch_loss_weight)

@@ -35,8 +35,6 @@ class BaseClassificationLoss(WeightRegularizerMixin, BaseMetricLossFunction):
         ValueError: no integer, fewer than two classes, or fewer than one dimension.
     """
 
-    W: Tensor
-
     def __init__(self, num_classes: int, embedding_size: int, **kwargs: Any) -> None:
         check_integer("num_classes", num_classes, at_least=2)
         check_integer("embedding_size", embedding_size, at_least=1)
