@@ -22,9 +22,7 @@ class AXBNWrapper(AdaptiveCrossBatchMemory):
     Args:
         process_noise, measurement_noise, initial_variance, gain_update_interval: see
             :class:`~pml_xbn.adapters.KalmanMomentMatching`.
-        loss, embedding_size, memory_size, miner, delay, warmup: see :class:`AdaptiveCrossBatchMemory`.
-        batch_loss_weight, normalize_memory, gather_distributed, shard_distributed, nonfinite: likewise.
-        memory_dtype, update, update_momentum, collect_stats: likewise.
+        others: see :class:`AdaptiveCrossBatchMemory`.
 
     Example:
         >>> from pytorch_metric_learning.losses import SupConLoss

@@ -26,13 +26,13 @@ class BaseClassificationLoss(WeightRegularizerMixin, BaseMetricLossFunction):
     device and keep their dtype: the loss is computed in float32 or better, under autocast too.
 
     Args:
-        num_classes: number of classes C of the training set.
+        num_classes: number of classes C of the training set, 2 or more.
         embedding_size: number of dimensions d.
         **kwargs: what PML's losses take: ``distance``, ``reducer``, ``weight_init_func``,
             ``weight_regularizer``, ``embedding_regularizer``, ``collect_stats``.
 
     Raises:
-        ValueError: no integer, fewer than two classes, or fewer than one dimension.
+        ValueError: a number out of range.
     """
 
     def __init__(self, num_classes: int, embedding_size: int, **kwargs: Any) -> None:

@@ -28,11 +28,9 @@ class SampledNormalizedSoftmaxLoss(BaseClassificationLoss):
     Classes are drawn from torch's generator of the CPU: ``torch.set_rng_state`` resumes with the same ones.
 
     Args:
-        num_classes: number of classes C of the training set, 2 or more.
-        embedding_size: number of dimensions d.
         temperature: σ, 0.05 in the paper (§4.1).
         share: share of the C classes, in (0, 1]. A batch with more classes than that has them all.
-        **kwargs: what PML's ``NormalizedSoftmaxLoss`` takes; ``weight_init_func`` for other first weights.
+        others: see :class:`~pml_xbn.losses.base_classification_loss.BaseClassificationLoss`.
 
     Raises:
         ValueError: a number out of range.

@@ -21,23 +21,18 @@ class StopGradientSoftmaxLoss(BaseClassificationLoss):
     is of their cosines: no gradient of it reaches the weights, γ scales the similarities to other classes
     alone. Retrieval is by cosine similarity. PML sees the sub-losses ``softmax_loss`` and ``sgsl_loss``.
 
-    For the stability of training Eq. 6 joins in only when the softmax loss is below 3 (Implementation
-    Details): here in every batch whose mean softmax loss, smoothed and without a miner's weights, is.
-
-    The paper feeds it embeddings that come from batch normalization without scale and bias, on a backbone
-    without its last BN and ReLU: the heads ``"bn-neck"`` and ``"gem-bn-neck"`` of
-    :func:`~pml_xbn.heads.make_head`, and :func:`~pml_xbn.heads.remove_last_bn_relu`.
+    The paper's embeddings come from batch normalization without scale and bias, ``"bn-neck"`` and
+    ``"gem-bn-neck"`` of :func:`~pml_xbn.heads.make_head`, after :func:`~pml_xbn.heads.remove_last_bn_relu`.
 
     Args:
-        num_classes: number of classes C of the training set, 2 or more.
-        embedding_size: number of dimensions d.
         gamma: γ; 30 in the paper, whose Table 4 finds little difference from 10 on.
-        threshold: the softmax loss below which Eq. 6 joins in; ``float("inf")`` for always.
+        threshold: Eq. 6 counts in batches whose mean softmax loss, smoothed and without a miner's weights, is
+            below it (Implementation Details: 3, for stability); ``float("inf")`` for always.
         label_smoothing: share of the target that goes to all classes alike, in the softmax loss. The paper
             does not say how much; Boudiaf et al. (2020), to whom it refers, give 0.1 to the other classes.
         beta: β, the weight of Eq. 6; 1 in Eq. 7, and the best of the paper's Table 6.
-        **kwargs: what PML's classification losses take, but no ``distance``. With PML's first weights, logits
-            would be ‖f‖ and more, and the loss would never get below the threshold.
+        others: see :class:`~pml_xbn.losses.base_classification_loss.BaseClassificationLoss`; no ``distance``.
+            With PML's first weights, logits would be ‖f‖ and more, and the loss never below the threshold.
 
     Raises:
         ValueError: a number out of range.

@@ -23,9 +23,7 @@ class SuperClassXBN(AdaptiveCrossBatchMemory):
     Args:
         superclasses: label → superclass, a 1-D integer tensor or sequence indexed by label, or a dict.
         mean_lambda, std_lambda, normalize_absent: see :class:`~pml_xbn.adapters.GroupMomentMatching`.
-        loss, embedding_size, memory_size, miner, delay, warmup: see :class:`AdaptiveCrossBatchMemory`.
-        batch_loss_weight, normalize_memory, gather_distributed, shard_distributed, nonfinite: likewise.
-        memory_dtype, update, update_momentum, collect_stats: likewise.
+        others: see :class:`AdaptiveCrossBatchMemory`.
 
     Raises:
         ValueError: when it is called, a label without a superclass.

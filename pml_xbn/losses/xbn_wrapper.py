@@ -20,9 +20,7 @@ class XBNWrapper(AdaptiveCrossBatchMemory):
 
     Args:
         match_std, momentum: see :class:`~pml_xbn.adapters.MomentMatching`.
-        loss, embedding_size, memory_size, miner, delay, warmup: see :class:`AdaptiveCrossBatchMemory`.
-        batch_loss_weight, normalize_memory, gather_distributed, shard_distributed, nonfinite: likewise.
-        memory_dtype, update, update_momentum, collect_stats: likewise.
+        others: see :class:`AdaptiveCrossBatchMemory`.
 
     Example:
         >>> from pytorch_metric_learning.losses import SupConLoss
