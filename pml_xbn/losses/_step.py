@@ -36,11 +36,10 @@ def is_joint(memory: Memory, is_training: bool) -> bool:
 
 
 def checked(memory: Memory, *arguments: Any) -> tuple[Batch, list[Report]]:
-    """Returns a call's input, and whether to store it; nothing has changed if this raises.
+    """Returns the input of :func:`_checked_here`; where ranks make the call together, with what all store.
 
-    The arguments are those of :func:`_checked_here`, the last of which is whether the memory is in training.
-    Where all ranks make the call together, the input holds what all of them store, if they do, and comes with
-    what each tells of its own, which is otherwise empty. If this raises on one rank, it raises on all.
+    Then it comes with what each rank tells of its own, and raises on all if it does on one. Nothing has
+    changed if it raises.
     """
     is_training, contents = arguments[-1], memory.queue.contents
     if not is_joint(memory, is_training):
@@ -151,8 +150,7 @@ def check_sharded(memory: Memory) -> None:
 def stored(memory: Memory, batch: Batch, *, is_fill: bool = False) -> Contents | None:
     """Returns what the memory holds with the batch, which it adapts its rows to; None while it warms up.
 
-    The batch takes the place of the oldest rows, or of its samples' rows. A fill stores at once, unadapted,
-    and is not counted as a call.
+    A fill stores at once, unadapted, and is not counted as a call.
     """
     contents, hooks, labels = memory.queue.contents, memory._hooks, batch.ref_labels
     num_calls = contents.num_calls
@@ -258,10 +256,9 @@ def _loss_of_shares(memory: Memory, batch: Batch, reports: list[Report], recipe:
 
 
 def _loss_on_shards(memory: Memory, batch: Batch, reports: list[Report], recipe: Recipe) -> Tensor:
-    """Returns the loss of the batch of all ranks against rows that are spread over them.
+    """Returns the loss of all anchors against each rank's rows, whose reductions are merged.
 
-    Every rank compares the anchors of all with its own rows, the reductions over rows are merged, and each
-    rank gets the sum of the gradients of its own anchors: nothing is sent in the backward pass.
+    A rank gets the sum of the gradients of its own anchors: nothing is sent in the backward pass.
     """
     whole = with_all_anchors(batch, reports)
     contents = stored(memory, batch) if batch.is_stored else read_only(memory, batch)

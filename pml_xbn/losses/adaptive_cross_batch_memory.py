@@ -201,10 +201,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
     @property
     def returning_samples(self) -> tuple[Tensor, Tensor]:
-        """Places in memory and in the batch, ``(r,)`` each, of the samples that the batch holds again.
-
-        For hooks, while they run: these rows are old and new embeddings of the same samples, in the batch the
-        last of each.
+        """Places in memory and in the batch, ``(r,)`` each, of samples that the batch holds again; for hooks.
 
         Raises:
             RuntimeError: no hook is running.

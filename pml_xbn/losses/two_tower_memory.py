@@ -79,13 +79,11 @@ class TwoTowerMemory(nn.Module):
             queries: ``(b, d)``, any floating dtype.
             documents: ``(b, d)``, of which the i-th belongs to the i-th query.
             labels: ``(b,)``, integers: ids of the pairs, or classes.
-            sample_ids: numbers of the pairs in the data set, ``(b,)``, for memories that hold one row of a
-                sample; see :class:`AdaptiveCrossBatchMemory`.
+            sample_ids: ``(b,)``, numbers of the pairs in the data set; see :class:`AdaptiveCrossBatchMemory`.
 
         Raises:
             ValueError: input that does not fit, or that holds NaN or inf; documents that require a gradient
-                which a one-sided loss does not give them. Neither memory has changed, nor has any after an
-                error of a loss or a miner.
+                which a one-sided loss does not give them. No memory changes where this or a loss raises.
         """
         is_training = self.training and torch.is_grad_enabled()
         memories = [x for x in (self.document_memory, self.query_memory) if x is not None]
