@@ -54,7 +54,6 @@ class PerClassXBN(AdaptiveCrossBatchMemory):
         **unknown: NoReturn,
     ) -> None:
         super().__init__(**parameters_of(AdaptiveCrossBatchMemory, locals()), **unknown)
-        self.adapter = GroupMomentMatching(
-            mean_lambda, std_lambda, normalize_absent, collect_stats=self.collect_stats
-        )
+        settings = mean_lambda, std_lambda, normalize_absent
+        self.adapter = GroupMomentMatching(*settings, collect_stats=self.collect_stats)
         self.register_memory_hook(self.adapter)

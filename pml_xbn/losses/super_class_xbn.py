@@ -59,7 +59,6 @@ class SuperClassXBN(AdaptiveCrossBatchMemory):
         **unknown: NoReturn,
     ) -> None:
         super().__init__(**parameters_of(AdaptiveCrossBatchMemory, locals()), **unknown)
-        self.adapter = GroupMomentMatching(
-            mean_lambda, std_lambda, normalize_absent, superclasses, collect_stats=self.collect_stats
-        )
+        settings = mean_lambda, std_lambda, normalize_absent, superclasses
+        self.adapter = GroupMomentMatching(*settings, collect_stats=self.collect_stats)
         self.register_memory_hook(self.adapter)
