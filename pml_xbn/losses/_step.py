@@ -36,11 +36,7 @@ def is_joint(memory: Memory, is_training: bool) -> bool:
 
 
 def checked(memory: Memory, *arguments: Any) -> tuple[Batch, list[Report]]:
-    """Returns the input of :func:`_checked_here`; where ranks make the call together, with what all store.
-
-    Then it comes with what each rank tells of its own, and raises on all if it does on one. Nothing has
-    changed if it raises.
-    """
+    """Returns a call's input; where ranks make it together, with what all store, and each one's report."""
     is_training, contents = arguments[-1], memory.queue.contents
     if not is_joint(memory, is_training):
         return _checked_here(memory, *arguments), []
@@ -148,10 +144,7 @@ def check_sharded(memory: Memory) -> None:
 
 
 def stored(memory: Memory, batch: Batch, *, is_fill: bool = False) -> Contents | None:
-    """Returns what the memory holds with the batch, which it adapts its rows to; None while it warms up.
-
-    A fill stores at once, unadapted, and is not counted as a call.
-    """
+    """Returns what the memory holds with the batch, adapted to it if that is no fill; None in the warm-up."""
     contents, hooks, labels = memory.queue.contents, memory._hooks, batch.ref_labels
     num_calls = contents.num_calls
     if not is_fill:
@@ -256,10 +249,7 @@ def _loss_of_shares(memory: Memory, batch: Batch, reports: list[Report], recipe:
 
 
 def _loss_on_shards(memory: Memory, batch: Batch, reports: list[Report], recipe: Recipe) -> Tensor:
-    """Returns the loss of all anchors against each rank's rows, whose reductions are merged.
-
-    A rank gets the sum of the gradients of its own anchors: nothing is sent in the backward pass.
-    """
+    """Returns the loss of all anchors against rows that are spread; nothing is sent in the backward pass."""
     whole = with_all_anchors(batch, reports)
     contents = stored(memory, batch) if batch.is_stored else read_only(memory, batch)
     apart = whole._replace(anchors=whole.anchors.detach().requires_grad_(torch.is_grad_enabled()))

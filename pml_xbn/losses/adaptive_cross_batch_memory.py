@@ -36,20 +36,16 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
     Args:
         loss: any loss of ``CrossBatchMemory.supported_losses()``, or a subclass of one.
-        embedding_size: number of dimensions d.
-        memory_size: number of rows M.
+        embedding_size, memory_size: numbers of dimensions d and of rows M.
         miner: chooses among the pairs of batch and memory; default all pairs.
-        delay: forward calls, after ``warmup``, during which rows are stored and used but not adapted
-            (thesis A Study of Cross Batch Memory, §4.3.3).
-        warmup: forward calls during which nothing is stored and the wrapped loss sees the batch alone
-            (Cross-Batch Memory, §3.3: 1,000).
+        delay: calls after ``warmup`` that adapt no rows (thesis A Study of Cross Batch Memory, §4.3.3).
+        warmup: calls that store nothing and return the batch's own loss (Cross-Batch Memory, §3.3: 1,000).
         batch_loss_weight: adds that multiple of the batch's own loss (XBM* of the AXBN paper, Table 2).
         normalize_memory: give the stored rows unit L2 norm after adaptation (thesis, §4.3.5).
-        gather_distributed: on many ranks, each stores the rows of all. The loss, and the mean over ranks of
-            its gradients, are those of one process with the batch of all; see docs/distributed.md.
+        gather_distributed: every rank stores the rows of all, and has one process's loss; its gradient is
+            the mean over ranks (docs/distributed.md).
         shard_distributed: the same, with rows that are spread over the ranks, for some losses and miners.
-        nonfinite: what to do with a batch that holds NaN or inf: ``"raise"`` a ValueError, ``"skip"``
-            storing it, or ``"ignore"`` it. The last spares a GPU one wait for the host per call.
+        nonfinite: ``"raise"`` if a batch has NaN or inf, ``"skip"`` storing it, or ``"ignore"`` it.
         memory_dtype: dtype of stored rows; losses take the most precise of it, float32 and the batch's.
         update: what takes the place of the row of a sample that returns (Cross-Batch Memory, supplement §2),
             by ``sample_ids``: its new row, ``"queue"``, or an ``"average"`` of both at unit length.
@@ -184,9 +180,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         """Registers a hook that adapts the stored rows; the handle's ``remove()`` takes it out again.
 
         It is called as ``hook(memory, memory_labels, batch, batch_labels)`` with the occupied rows
-        ``(n, d)``, their labels ``(n,)``, and the detached rows about to be enqueued, ``(b, d)`` and
-        ``(b,)``; n and b may be 0. It returns as many rows in the same order, or None to leave them. Hooks
-        run in order of registration; one that is a module becomes a submodule, with its state.
+        ``(n, d)``, their labels ``(n,)``, and the detached rows about to be stored, ``(b, d)`` and ``(b,)``;
+        n and b may be 0. It returns as many rows in the same order, or None; see docs/adapters.md.
 
         Raises:
             TypeError: the hook cannot be called.

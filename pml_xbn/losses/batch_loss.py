@@ -53,8 +53,7 @@ class BatchLoss(nn.Module):
             indices_tuple: pairs or triplets within the batch, added to the miner's.
 
         Raises:
-            ValueError: input that does not fit. With ``gather_distributed`` an error on one rank, of the
-                loss or the miner too, raises on all.
+            ValueError: input that does not fit; of many ranks all raise, also what a loss or miner raises.
         """
 
         def own_batch() -> Batch:

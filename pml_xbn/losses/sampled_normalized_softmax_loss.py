@@ -21,9 +21,8 @@ class SampledNormalizedSoftmaxLoss(BaseClassificationLoss):
     10 % of the classes of Stanford Online Products the paper's Recall@1 falls by less than one point
     (Figure 4). ``share=1`` is PML's loss. In ``eval()`` mode and in ``get_logits`` all classes are compared.
 
-    The weights start as in the authors' code, of length 0.58 whatever d is. PML's, of length 22.6 at d = 512,
-    are as good as frozen at the paper's learning rate of 0.01: the angle by which a gradient step turns a
-    weight falls with the square of its length.
+    The weights start as in the authors' code. PML's, of length 22.6 at d = 512 where these have 0.58, are as
+    good as frozen at the paper's learning rate: a step's angle falls with the square of a weight's length.
 
     Classes are drawn from torch's generator of the CPU: ``torch.set_rng_state`` resumes with the same ones.
 

@@ -37,10 +37,8 @@ class TwoTowerMemory(nn.Module):
     Example:
         >>> from pytorch_metric_learning.losses import SupConLoss
         >>> from pml_xbn import XBNWrapper
-        >>> loss_fn = TwoTowerMemory(
-        ...     document_memory=XBNWrapper(SupConLoss(), embedding_size=16, memory_size=64),
-        ...     query_memory=XBNWrapper(SupConLoss(), embedding_size=16, memory_size=64),
-        ... )
+        >>> memories = [XBNWrapper(SupConLoss(), embedding_size=16, memory_size=64) for _ in range(2)]
+        >>> loss_fn = TwoTowerMemory(document_memory=memories[0], query_memory=memories[1])
         >>> images, texts = torch.randn(2, 8, 16, requires_grad=True)
         >>> loss_fn(images, texts, torch.arange(8)).backward()
         >>> loss_fn.query_memory.num_rows, loss_fn.document_memory.num_rows
@@ -109,10 +107,8 @@ class TwoTowerMemory(nn.Module):
         for name, embeddings in (("queries", queries), ("documents", documents)):
             check_rows(name, embeddings, width=self.document_memory.embedding_size)
         if len(queries) != len(documents):
-            raise ValueError(
-                f"there are {len(queries)} queries and {len(documents)} documents: pass a document for "
-                "every query"
-            )
+            sizes = f"{len(queries)} queries and {len(documents)} documents"
+            raise ValueError(f"there are {sizes}: pass a document for every query")
         check_integers("labels", labels, len(queries), "one label per pair")
         if ids is not None:
             check_integers("sample_ids", ids, len(queries), "one number per pair, -1 where there is none")
