@@ -42,8 +42,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         warmup: calls that store nothing and return the batch's own loss (Cross-Batch Memory, §3.3: 1,000).
         batch_loss_weight: adds that multiple of the batch's own loss (XBM* of the AXBN paper, Table 2).
         normalize_memory: give the stored rows unit L2 norm after adaptation (thesis, §4.3.5).
-        gather_distributed: every rank stores the rows of all, and has one process's loss; its gradient is
-            the mean over ranks (docs/distributed.md).
+        gather_distributed: every rank stores the rows of all, and has one process's loss of them; its
+            gradient is the mean over ranks (docs/distributed.md).
         shard_distributed: the same, with rows that are spread over the ranks, for some losses and miners.
         nonfinite: ``"raise"`` if a batch has NaN or inf, ``"skip"`` storing it, or ``"ignore"`` it.
         memory_dtype: dtype of stored rows; losses take the most precise of it, float32 and the batch's.

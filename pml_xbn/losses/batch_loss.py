@@ -23,9 +23,8 @@ class BatchLoss(nn.Module):
     Args:
         loss: takes ``(embeddings, labels, indices_tuple)``; any loss of PML.
         miner: takes ``(embeddings, labels)``; default all pairs.
-        gather_distributed: on many ranks, the loss, and the mean over ranks of the gradients of embeddings
-            and of the loss's parameters, are those of one process with the batch of all. In ``eval()`` mode
-            and where gradients are disabled every rank is by itself.
+        gather_distributed: in training, every rank has one process's loss of the batch of all; its gradient,
+            of embeddings and of the loss's parameters, is the mean over ranks (docs/distributed.md).
 
     Example:
         >>> from pytorch_metric_learning.losses import ContrastiveLoss

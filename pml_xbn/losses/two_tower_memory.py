@@ -22,9 +22,8 @@ class TwoTowerMemory(nn.Module):
     the mean of both directions, as in CLIP (https://arxiv.org/abs/2103.00020, Fig. 3), or, without a
     ``query_memory``, one-sided: that of the queries alone.
 
-    Stored rows have no gradient. A memory's ``batch_loss_weight`` adds that multiple of the loss between the
-    queries and the documents of the batch, with gradients to both: the only ones that documents get of a
-    one-sided loss, and all that is left while a memory warms up. Pairs of equal labels are positive.
+    Pairs of equal labels are positive. A memory's ``batch_loss_weight`` adds the loss between the queries and
+    the documents of the batch, the only one that trains documents where the other is one-sided.
 
     Args:
         document_memory: stores documents, and has the loss and the miner that queries meet them with.
