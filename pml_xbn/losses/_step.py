@@ -30,15 +30,10 @@ if TYPE_CHECKING:
     from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory as Memory
 
 
-def is_joint(memory: Memory, is_training: bool) -> bool:
-    """Returns whether ranks make a call together: all read shards so, and copies each on its own."""
-    return memory._is_sharded or (is_training and memory.gather_distributed and is_distributed())
-
-
 def checked(memory: Memory, *arguments: Any) -> tuple[Batch, list[Report]]:
     """Returns a call's input; where ranks make it together, with what all store, and each one's report."""
     is_training, contents = arguments[-1], memory.queue.contents
-    if not is_joint(memory, is_training):
+    if not (memory._is_sharded or (is_training and memory.gather_distributed and is_distributed())):
         return _checked_here(memory, *arguments), []
     batch, reports = reported(
         lambda: _checked_here(memory, *arguments),
@@ -53,7 +48,8 @@ def checked(memory: Memory, *arguments: Any) -> tuple[Batch, list[Report]]:
     batch = batch._replace(is_stored=all(report.is_stored for report in reports))
     if batch.is_stored or memory._is_sharded:
         batch = with_all_refs(batch, reports)
-        _check_size(batch, contents.rows.num_places)
+        if len(batch.refs) > contents.rows.num_places:
+            raise _too_many_rows(len(batch.refs), contents.rows.num_places)
     return batch, reports
 
 
@@ -85,7 +81,8 @@ def _checked_here(
         embeddings = embeddings.to(rows.dtype)
     batch = split(embeddings, labels, user_pairs, mask, ids)
     if is_stored:
-        _check_size(batch, rows.num_places)
+        if len(batch.refs) > rows.num_places:
+            raise _too_many_rows(len(batch.refs), rows.num_places)
         is_stored = memory.nonfinite == "ignore" or _are_storable(memory, embeddings, batch)
     memory.queue.on(embeddings.device)  # which may be out of memory
     return batch._replace(is_stored=is_stored)
@@ -99,9 +96,9 @@ def _are_storable(memory: Memory, embeddings: Tensor, batch: Batch) -> bool:
     extremes = embeddings.aminmax() if len(embeddings) else [embeddings.sum()] * 2
     # The rows may still be on the device that they were loaded on.
     is_due = embeddings.new_zeros(()) if is_out_of_range is None else is_out_of_range.to(embeddings.device)
-    flags = [is_refused for is_refused, _ in refusals]
+    flags, messages = zip(*refusals, strict=True) if refusals else ((), ())
     least, largest, is_due, *are_refused = torch.stack([*extremes, is_due, *flags]).tolist()
-    for is_refused, (_, message) in zip(are_refused, refusals, strict=True):
+    for is_refused, message in zip(are_refused, messages, strict=True):
         if is_refused:
             raise ValueError(message())
     # A stored row may be as many times as far out as there are rows, so there is to be some room.
@@ -119,12 +116,9 @@ def _are_storable(memory: Memory, embeddings: Tensor, batch: Batch) -> bool:
     return True
 
 
-def _check_size(batch: Batch, memory_size: int) -> None:
-    if len(batch.refs) > memory_size:
-        raise ValueError(
-            f"{len(batch.refs)} rows to enqueue do not fit memory_size={memory_size}: pass smaller batches "
-            "or build a larger memory"
-        )
+def _too_many_rows(num_rows: int, memory_size: int) -> ValueError:
+    remedy = "pass smaller batches or build a larger memory"
+    return ValueError(f"{num_rows} rows to enqueue do not fit memory_size={memory_size}: {remedy}")
 
 
 def check_sharded(memory: Memory) -> None:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from .._tensor_checks import check_integers, check_rows
-from ..distributed._collectives import Exchange
+from ..distributed._collectives import Exchange, is_distributed
 from ..memory._hooks import transaction
-from ._step import eager, is_joint
+from ._step import eager
 from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
 
 
@@ -84,7 +84,10 @@ class TwoTowerMemory(nn.Module):
         """
         is_training = self.training and torch.is_grad_enabled()
         memories = [x for x in (self.document_memory, self.query_memory) if x is not None]
-        with Exchange() if is_joint(self.document_memory, is_training) else nullcontext():
+        # Copies are read by every rank on its own, shards by all ranks together.
+        is_gathered = self.document_memory.gather_distributed and is_training
+        is_joint = is_distributed() and (self.document_memory.shard_distributed or is_gathered)
+        with Exchange() if is_joint else nullcontext():
             self._check(queries, documents, labels, sample_ids, is_training)
             forth, back = torch.cat([queries, documents]), torch.cat([documents, queries])
             labels = labels.repeat(2)
