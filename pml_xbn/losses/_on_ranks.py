@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch import distributed as dist
 
-from ..distributed._collectives import Exchange, reduce_scattered, same_draws
+from ..distributed._collectives import Exchange, all_reduced, same_draws
 from ..distributed._global_batch import Report, with_all_anchors
 from ..distributed._over_shards import OverShards
 from ..memory._batch import Batch, zero_loss
@@ -78,6 +79,7 @@ def _loss_on_shards(memory: Memory, batch: Batch, reports: list[Report]) -> Tens
     share = share_against(compared._replace(over_rows=OverShards(compared.rows)), recipe)
     value, gradients = share.value()
     if gradients:
-        gradients[0] = reduce_scattered(gradients[0], [report.num_anchors for report in reports])
+        sizes = [report.num_anchors for report in reports]
+        gradients[0] = all_reduced(gradients[0]).split(sizes)[dist.get_rank()]
     of_memory: Tensor = KnownGradients.apply((value, gradients), batch.anchors, *recipe.learned)
     return loss + of_memory
