@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from .._tensor_checks import check_integers, check_mask, check_rows, plain
-from ..distributed._collectives import is_distributed
-from ..distributed._global_batch import Report, reported, with_all_refs
+from ..distributed._ranks import Report, is_distributed, reported, with_all_refs
 from ..memory._batch import Batch
 from ..pairwise._pairs import IndicesTuple
 from ..pairwise._supported import can_be_sharded, recipe_to_share

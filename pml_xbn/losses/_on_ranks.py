@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from ..distributed._collectives import Exchange, all_reduced, same_draws
-from ..distributed._global_batch import Report, with_all_anchors
-from ..distributed._over_shards import OverShards
+from ..distributed._ranks import Exchange, Report, all_reduced, same_draws, with_all_anchors
+from ..distributed._shards import OverShards
 from ..memory._batch import Batch, zero_loss
 from ..pairwise._forms import recipe_of
 from ..pairwise._loss import KnownGradients, Share, share_against

@@ -8,8 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from .._tensor_checks import check_rows
-from ..distributed._collectives import Exchange, is_distributed, same_draws
-from ..distributed._global_batch import reported, with_all_anchors, with_all_refs
+from ..distributed._ranks import (
+    Exchange,
+    is_distributed,
+    reported,
+    same_draws,
+    with_all_anchors,
+    with_all_refs,
+)
 from ..memory._batch import Batch, zero_loss
 from ..pairwise._miners import Miner
 from ..pairwise._pairs import IndicesTuple, appended, mapped
