@@ -17,10 +17,9 @@ from torch.nn.functional import relu, softplus
 
 from .._arithmetic import widest
 from ._distances import DISTANCES
-from ._pairs import Pairs, similarities
+from ._pairs import Pairs, Runs, TripletTerms, similarities
 from ._plain import is_plain
 from ._reductions import REDUCERS, Elements
-from ._triplets import Runs, TripletTerms
 
 Terms = dict[str, Elements | TripletTerms]  # by the names of the parts of a loss
 

@@ -15,9 +15,8 @@ from ..memory._rows import Rows
 from ._distances import Distances
 from ._forms import Recipe, Terms, recipe_of
 from ._miners import mined
-from ._pairs import IndicesTuple, Pairs
+from ._pairs import IndicesTuple, Pairs, Runs, listed
 from ._reductions import Elements, OverRows
-from ._triplets import Runs, listed
 
 
 class Comparison(NamedTuple):

@@ -11,9 +11,8 @@ from pytorch_metric_learning import miners
 from torch import Tensor
 
 from ._distances import Distances
-from ._pairs import IndicesTuple, Pairs, drop_own_rows, mapped, similarities
+from ._pairs import IndicesTuple, Pairs, Runs, drop_own_rows, mapped, similarities
 from ._plain import is_plain
-from ._triplets import Runs
 
 Miner = Callable[[Tensor, Tensor, Tensor, Tensor], IndicesTuple]
 

@@ -1,4 +1,7 @@
-"""Pairs of anchors and rows, and PML's tuples of them: pairs ``(a1, p, a2, n)`` or triplets ``(a, p, n)``."""
+"""Pairs of anchors and rows, and triplets, of which there may be too many to list them.
+
+PML's tuples are of pairs ``(a1, p, a2, n)`` or of triplets ``(a, p, n)``.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor
+from torch.nn.functional import pad
 
+from .._arithmetic import widest
 from ._reductions import OverRows
-from ._triplets import Runs, listed
 
 IndicesTuple = tuple[Tensor, ...]
 
@@ -99,3 +103,111 @@ def drop_own_rows(indices: IndicesTuple, own_rows: Tensor) -> IndicesTuple:
         keep = (torch.stack(rows) != own_rows[anchors]).all(dim=0)
         left += [x[keep] for x in (anchors, *rows)]
     return tuple(left)
+
+
+# -- triplets ----------------------------------------------------------------------------------------------
+
+
+class Runs(NamedTuple):
+    """Triplets of which consecutive positives, in the order of their distance, go with every negative."""
+
+    places: Tensor  # (a, k), rows of the anchor's positives in that order, and behind them others
+    counts: Tensor  # (a, k), how often each counts, int32; 0 for others
+    negative: Tensor  # (a, n), how often each pair counts
+    start: Tensor  # (a, n), number of the first positive that goes with a negative
+    end: Tensor  # (a, n), number of the first behind these
+
+    @classmethod
+    def all(cls, mat: Tensor, positive: Tensor, negative: Tensor) -> Runs:
+        """Returns all positives with all negatives of each anchor.
+
+        Args:
+            mat: distances that grow where vectors come apart, ``(a, n)``.
+            positive, negative: how often each pair counts, ``(a, n)``.
+        """
+        num_positives = (positive > 0).sum(dim=1, keepdim=True)
+        k = min(mat.shape[1], max(1, int(num_positives.max())))
+        places = torch.where(positive > 0, mat, torch.inf).topk(k, largest=False).indices
+        end = num_positives.expand_as(mat)
+        return cls(places, positive.gather(1, places).int(), negative, torch.zeros_like(end), end)
+
+    def first(self, keys: Tensor, bounds: Tensor, *, is_above: bool = False) -> Tensor:
+        """Returns which is the first positive whose key is at least the bound, or above it, ``(a, n)``.
+
+        Args:
+            keys: of all rows, ``(a, n)``; they do not fall with the distance.
+            bounds: ``(a, n)``.
+        """
+        return torch.searchsorted(self._of_positives(keys), bounds, right=is_above)
+
+    def are_ordered_by(self, keys: Tensor) -> bool:
+        """Returns whether the keys ``(a, n)`` do not fall with the distance, but for rounding."""
+        keys = self._of_positives(keys)
+        falls = (keys.cummax(dim=1).values - keys).nan_to_num(0.0)
+        return bool(falls.max() <= torch.finfo(keys.dtype).eps ** 0.5)
+
+    def _of_positives(self, keys: Tensor) -> Tensor:
+        return keys.gather(1, self.places).masked_fill(self.counts == 0, torch.inf)
+
+    def num_of_pairs(self) -> tuple[Tensor, Tensor]:
+        """Returns how many triplets each positive and each negative pair is part of, ``(a, n)``, int32."""
+        start, weights = torch.minimum(self.start, self.end), self.negative.int()
+        before = pad(self.counts.cumsum(dim=1, dtype=torch.int32), (1, 0))
+        per_negative = (before.gather(1, self.end) - before.gather(1, start)).mul_(weights)
+        # By how much the number of negatives changes from one positive to the next.
+        changes = torch.zeros_like(before)
+        changes.scatter_add_(1, start, weights).scatter_add_(1, self.end, -weights)
+        per_positive = changes.cumsum(dim=1, dtype=torch.int32)[:, :-1] * self.counts
+        return torch.zeros_like(per_negative).scatter_add_(1, self.places, per_positive), per_negative
+
+    def lists(self) -> tuple[Tensor, ...]:
+        """Returns the triplets as three index tensors."""
+        found = []
+        for number in range(self.places.shape[1]):
+            is_in = (self.start <= number) & (number < self.end)
+            anchors, negatives = listed(self.counts[:, number, None] * self.negative * is_in)
+            found.append((anchors, self.places[anchors, number], negatives))
+        return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
+
+
+def listed(counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns anchors and rows of pairs, each as often as it counts."""
+    places = counts.nonzero()
+    if counts.dtype != torch.bool:
+        places = places.repeat_interleave(counts[counts > 0], dim=0)
+    anchors, rows = places.unbind(dim=1)
+    return anchors, rows
+
+
+class TripletTerms(NamedTuple):
+    """Of every triplet the positive part of x_p + y_n, where x grows with the distance, and y falls.
+
+    The triplets with terms between two numbers are runs too. How many of them each pair is part of is all
+    that the sum of their terms needs.
+    """
+
+    x: Tensor  # (a, n), with gradient
+    y: Tensor
+    triplets: Runs
+    is_positive: bool  # x_p + y_n is never less than 0
+    divisor: Tensor | None = None  # that of PML's DivisorReducer
+
+    def totals(self, reducer: Any, over_rows: OverRows) -> tuple[Tensor, Tensor]:
+        """Returns the sum of every anchor's terms, and how many are counted, as ``Elements.totals`` does."""
+        low, high = getattr(reducer, "low", None), getattr(reducer, "high", None)
+        low = None if low is None or low < 0 else low  # no term is less than 0
+        least = 0.0 if low is None and not self.is_positive else low
+        positive, negative = self._between(least, high).num_of_pairs()
+        counted = positive if least == low else self._between(None, high).num_of_pairs()[0]
+        totals = over_rows.sum(widest(self.x), positive) + over_rows.sum(widest(self.y), negative)
+        return totals, counted.sum()
+
+    @torch.no_grad()
+    def _between(self, low: float | None, high: float | None) -> Runs:
+        """Returns the triplets with low < x_p + y_n < high."""
+        start, end = self.triplets.start, self.triplets.end
+        if low is not None:
+            start = torch.maximum(start, self.triplets.first(self.x, low - self.y, is_above=True))
+        if high is not None:
+            end = torch.minimum(end, self.triplets.first(self.x, high - self.y)) if high > 0 else end * 0
+        return self.triplets._replace(start=start, end=end)
