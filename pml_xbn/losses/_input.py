@@ -12,7 +12,7 @@ from .._tensor_checks import check_integers, check_mask, check_rows, plain
 from ..distributed._ranks import Report, is_distributed, reported, with_all_refs
 from ..memory._batch import Batch
 from ..pairwise._pairs import IndicesTuple
-from ..pairwise._supported import can_be_sharded, recipe_to_share
+from ..pairwise._recipes import can_be_sharded, recipe_to_share
 
 if TYPE_CHECKING:
     from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory as Memory

@@ -11,8 +11,8 @@ from torch import distributed as dist
 from ..distributed._ranks import Exchange, Report, all_reduced, same_draws, with_all_anchors
 from ..distributed._shards import OverShards
 from ..memory._batch import Batch, zero_loss
-from ..pairwise._forms import recipe_of
 from ..pairwise._loss import KnownGradients, Share, share_against
+from ..pairwise._recipes import recipe_of
 from ._step import comparison, loss_with_memory, read_only, stored
 from .batch_loss import loss_of_batch
 

@@ -21,7 +21,7 @@ from ..memory._queue import Queue
 from ..memory._samples import check_update
 from ..pairwise._miners import Miner
 from ..pairwise._pairs import IndicesTuple
-from ..pairwise._supported import check_supported
+from ..pairwise._recipes import check_supported
 from ._input import check_sharded, checked
 from ._on_ranks import loss_on_ranks
 from ._step import eager, loss_with_memory, read_only, stored

@@ -11,15 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 from pytorch_metric_learning import losses
-from pytorch_metric_learning.reducers import MultipleReducers
 from torch import Tensor
 from torch.nn.functional import relu, softplus
 
 from .._arithmetic import widest
-from ._distances import DISTANCES
 from ._pairs import Pairs, Runs, TripletTerms, similarities
-from ._plain import is_plain
-from ._reductions import REDUCERS, Elements
+from ._reductions import Elements
 
 Terms = dict[str, Elements | TripletTerms]  # by the names of the parts of a loss
 
@@ -235,40 +232,3 @@ FORMS: dict[type, Form] = {
     losses.TripletMarginLoss: Form(triplet_margin, is_reduced=False),
     losses.TupletMarginLoss: Form(tuplet_margin, needs_both_kinds=True),
 }
-
-
-class Recipe(NamedTuple):
-    """How a loss is computed without calling it."""
-
-    form: Form
-    reducers: dict[str, Any]  # of its parts, by name
-    learned: list[Tensor]  # what gets a gradient besides the anchors
-    is_by_anchor: bool
-
-
-def recipe_of(loss: Any) -> Recipe | None:
-    """Returns the recipe of a loss of PML's, unchanged, if nobody could tell that it is not called."""
-    form = FORMS.get(type(loss))
-    if form is None or type(loss.distance) not in DISTANCES or loss.embedding_regularizer:
-        return None
-    is_pair_loss = isinstance(loss, losses.GenericPairLoss)
-    has_own_method = is_pair_loss and loss.loss_method not in (loss.mat_based_loss, loss.pair_based_loss)
-    if has_own_method or not is_plain(loss):
-        return None
-    reducers = {}
-    for name in form.parts:
-        reducer = loss.reducer
-        if type(reducer) is MultipleReducers:
-            reducer = reducer.reducers._modules.get(name, reducer.default_reducer)
-        if type(reducer) not in REDUCERS:
-            return None
-        reducers[name] = reducer
-    learned = {}
-    for part in loss.modules():
-        for x in (*vars(part).values(), *part._parameters.values()):
-            if isinstance(x, Tensor) and x.requires_grad:
-                if x._backward_hooks or not x.is_leaf:  # which would run, or be gone through, twice
-                    return None
-                learned[id(x)] = x
-    is_by_anchor = form.is_by_anchor and not getattr(loss, "learn_beta", False)
-    return Recipe(form, reducers, list(learned.values()), is_by_anchor)

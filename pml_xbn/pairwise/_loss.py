@@ -13,9 +13,10 @@ from torch import Tensor
 from .._arithmetic import slices
 from ..memory._rows import Rows
 from ._distances import Distances
-from ._forms import Recipe, Terms, recipe_of
-from ._miners import mined
+from ._forms import Terms
+from ._miners import mined, mined_by_its_own_code
 from ._pairs import IndicesTuple, Pairs, Runs, listed
+from ._recipes import Recipe, is_function_of_pairs, recipe_of
 from ._reductions import Elements, OverRows
 
 
@@ -41,7 +42,8 @@ class Comparison(NamedTuple):
         labels = self.anchor_labels, self.row_labels
         pairs = Pairs(positive, negative, *labels, self.own_rows, self.over_rows)
         if self.miner is not None:
-            pairs = mined(self.miner, distances, pairs)
+            mine = mined if is_function_of_pairs(self.miner) else mined_by_its_own_code
+            pairs = mine(self.miner, distances, pairs)
         return pairs if self.user_pairs is None else pairs.and_user_pairs(self.user_pairs)
 
 

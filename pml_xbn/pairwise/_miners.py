@@ -12,15 +12,12 @@ from torch import Tensor
 
 from ._distances import Distances
 from ._pairs import IndicesTuple, Pairs, Runs, drop_own_rows, mapped, similarities
-from ._plain import is_plain
 
 Miner = Callable[[Tensor, Tensor, Tensor, Tensor], IndicesTuple]
 
 
 def mined(miner: Any, distances: Distances, pairs: Pairs) -> Pairs:
-    """Returns those of the pairs that the miner chooses."""
-    if not is_function_of_pairs(miner):
-        return _mined_by_its_own_code(miner, distances, pairs)
+    """Returns those of the pairs that one of the five miners chooses."""
     with torch.no_grad():
         miner.reset_stats()
         chosen = MINERS[type(miner)](miner, distances.measured(miner.distance), pairs)
@@ -31,15 +28,8 @@ def mined(miner: Any, distances: Distances, pairs: Pairs) -> Pairs:
     return chosen._replace(num_pairs=numbers)
 
 
-def is_function_of_pairs(miner: Any) -> bool:
-    """Returns whether the miner is one of the five, unchanged, and nobody would notice a call."""
-    # Its function keeps the statistics of two.
-    allow_stats = type(miner) is not miners.TripletMarginMiner
-    return type(miner) in MINERS and is_plain(miner, allow_stats=allow_stats)
-
-
-def _mined_by_its_own_code(miner: Any, distances: Distances, pairs: Pairs) -> Pairs:
-    """Own copies are dropped from what it has chosen, and what it chose in their stead is not known."""
+def mined_by_its_own_code(miner: Any, distances: Distances, pairs: Pairs) -> Pairs:
+    """Returns what any miner chooses, without own copies; what it chose in their stead is not known."""
     own_rows = pairs.own_rows
     lists = miner(distances.anchors, pairs.labels, distances.row_tensor, pairs.row_labels)
     if isinstance(miner, miners.EmbeddingsAlreadyPackagedAsTriplets):  # which numbers the batch

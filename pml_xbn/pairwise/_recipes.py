@@ -1,0 +1,150 @@
+"""Which of PML's losses and miners work with a memory, on one process and on many, and which need no call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple, TypeVar
+
+from pytorch_metric_learning import losses, miners, reducers
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+from ._distances import DISTANCES
+from ._forms import FORMS, Form
+from ._miners import MINERS
+from ._reductions import REDUCERS
+
+SHARDED_LOSSES = tuple(kind for kind, form in FORMS.items() if form.is_reduced)
+SHARDED_MINERS = tuple(kind for kind in MINERS if kind is not miners.TripletMarginMiner)
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def check_supported(loss: nn.Module) -> None:
+    """Refuses a loss that cannot be computed between a batch and a memory of another size.
+
+    Raises:
+        ValueError: the loss is no subclass of a supported one; ``TripletMarginLoss(swap=True)``; a
+            ``PerAnchorReducer`` on a loss that reduces pairs. The last two index a matrix of distances
+            within the batch with rows of the memory.
+    """
+    name = type(loss).__name__
+    form = next((FORMS[kind] for kind in type(loss).__mro__ if kind in FORMS), None)
+    if isinstance(loss, losses.MultipleLosses):
+        raise ValueError(
+            f"{name} cannot be used with a cross-batch memory: build a memory for each of its losses, and "
+            "add what they return"
+        )
+    if form is None:
+        raise ValueError(
+            f"{name} cannot be used with a cross-batch memory: pass one of "
+            f"{', '.join(losses.CrossBatchMemory.supported_losses())}, "
+            "or a subclass"
+        )
+    if getattr(loss, "swap", False):
+        raise ValueError(
+            f"{name}(swap=True) compares positives with negatives, which a memory has no distances "
+            "for: pass swap=False"
+        )
+    per_anchor = any(isinstance(module, reducers.PerAnchorReducer) for module in loss.modules())
+    if per_anchor and not form.is_per_anchor:
+        raise ValueError(
+            f"{name} with PerAnchorReducer assumes as many references as anchors, which a memory does "
+            "not have: pass another reducer, such as MeanReducer or AvgNonZeroReducer"
+        )
+
+
+class Recipe(NamedTuple):
+    """How a loss is computed without calling it."""
+
+    form: Form
+    reducers: dict[str, Any]  # of its parts, by name
+    learned: list[Tensor]  # what gets a gradient besides the anchors
+    is_by_anchor: bool
+
+
+def recipe_of(loss: Any) -> Recipe | None:
+    """Returns the recipe of a loss of PML's, unchanged, if nobody could tell that it is not called."""
+    form = FORMS.get(type(loss))
+    if form is None or type(loss.distance) not in DISTANCES or loss.embedding_regularizer:
+        return None
+    is_pair_loss = isinstance(loss, losses.GenericPairLoss)
+    has_own_method = is_pair_loss and loss.loss_method not in (loss.mat_based_loss, loss.pair_based_loss)
+    if has_own_method or not is_plain(loss):
+        return None
+    by_part = {}
+    for name in form.parts:
+        reducer = loss.reducer
+        if type(reducer) is reducers.MultipleReducers:
+            reducer = reducer.reducers._modules.get(name, reducer.default_reducer)
+        if type(reducer) not in REDUCERS:
+            return None
+        by_part[name] = reducer
+    learned = {}
+    for part in loss.modules():
+        for x in (*vars(part).values(), *part._parameters.values()):
+            if isinstance(x, Tensor) and x.requires_grad:
+                if x._backward_hooks or not x.is_leaf:  # which would run, or be gone through, twice
+                    return None
+                learned[id(x)] = x
+    is_by_anchor = form.is_by_anchor and not getattr(loss, "learn_beta", False)
+    return Recipe(form, by_part, list(learned.values()), is_by_anchor)
+
+
+def is_function_of_pairs(miner: Any) -> bool:
+    """Returns whether the miner is one of the five, unchanged, and nobody would notice a call."""
+    # Its function keeps the statistics of two.
+    allow_stats = type(miner) is not miners.TripletMarginMiner
+    return type(miner) in MINERS and is_plain(miner, allow_stats=allow_stats)
+
+
+def recipe_to_share(loss: Any, miner: Any) -> Recipe | None:
+    """Returns the recipe if every rank can compute the terms of its own anchors, without the others'."""
+    recipe = recipe_of(loss)
+    can_share = (miner is None or is_function_of_pairs(miner)) and not loss._forward_hooks  # which see all
+    return recipe if can_share and recipe is not None and recipe.is_by_anchor else None
+
+
+def can_be_sharded(loss: Any, miner: Any) -> bool:
+    """Returns whether the rows may be spread over ranks, all of which have all anchors."""
+    can_mine = miner is None or (type(miner) in SHARDED_MINERS and is_plain(miner))
+    is_reduced = type(loss) in SHARDED_LOSSES and recipe_of(loss) is not None
+    return can_mine and is_reduced and not loss._forward_hooks
+
+
+# -- whether anybody would notice ---------------------------------------------------------------------------
+
+
+def is_plain(module: nn.Module, *, allow_stats: bool = False) -> bool:
+    """Returns whether the module and all inside it do no more than their classes say.
+
+    That is: no method was replaced, no hook could change a result, and no statistics are collected.
+    """
+    for name in _HOOKS:
+        if getattr(torch_module, f"_global{name}"):
+            return False
+    for part in module.modules():
+        kind: Any = type(part)
+        attributes = vars(part)
+        for name in _HOOKS:
+            for hook in attributes[name].values():
+                if not hasattr(hook, "only_looks"):
+                    return False
+        has_stats = attributes.get("collect_stats") and not allow_stats
+        if has_stats or not _names_of_class(kind).isdisjoint(attributes):
+            return False
+    return True
+
+
+@cache
+def _names_of_class(kind: type) -> frozenset[str]:
+    return frozenset(dir(kind))
+
+
+def only_looks(hook: Function) -> Function:
+    """Marks a hook of a loss that changes nothing: the loss is computed as without it, and then once more."""
+    hook.only_looks = True  # type: ignore[attr-defined]
+    return hook
