@@ -69,9 +69,7 @@ def recipe_of(loss: Any) -> Recipe | None:
     form = FORMS.get(type(loss))
     if form is None or type(loss.distance) not in DISTANCES or loss.embedding_regularizer:
         return None
-    is_pair_loss = isinstance(loss, losses.GenericPairLoss)
-    has_own_method = is_pair_loss and loss.loss_method not in (loss.mat_based_loss, loss.pair_based_loss)
-    if has_own_method or not is_plain(loss):
+    if not is_plain(loss):
         return None
     by_part = {}
     for name in form.parts:
