@@ -77,7 +77,7 @@ def share_against(compared: Comparison, recipe: Recipe) -> Share:
     share.num_pairs = pairs.num_pairs or [over_rows.total(counts) for counts in pairs[:2]]
     if form.terms is None:
         share.begin()
-        for elements in _angular_terms(loss, share.leaf, distances.row_tensor, pairs):
+        for elements in _angular_terms(loss, share.leaf, compared.rows, pairs):
             share.add({"loss": elements}, over_rows, share.leaf)
         return share
     mat = distances.measured(loss.distance)
@@ -226,11 +226,12 @@ class _Unknown(torch.autograd.Function):
         )
 
 
-def _angular_terms(loss: AngularLoss, anchors: Tensor, rows: Tensor, pairs: Pairs) -> Iterator[Elements]:
+def _angular_terms(loss: AngularLoss, anchors: Tensor, stored: Rows, pairs: Pairs) -> Iterator[Elements]:
     """Yields the terms by PML's own code, some positive pairs at a time."""
     a1, p = listed(pairs.positive > 0)  # once each, as triplets hold a pair with every negative
     if len(a1) == 0 or not pairs.negative.any():
         return
+    rows = stored.read(anchors.dtype)
     at_once = 8 * pairs.over_rows.anchors_at_once(len(rows), rows.device)  # for each part all rows are read
     for anchors_of_pairs, places in zip(a1.split(at_once), p.split(at_once), strict=True):
         # All rows of other classes are its negatives, whatever is listed, but something has to be listed.

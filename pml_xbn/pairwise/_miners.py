@@ -31,7 +31,8 @@ def mined(miner: Any, distances: Distances, pairs: Pairs) -> Pairs:
 def mined_by_its_own_code(miner: Any, distances: Distances, pairs: Pairs) -> Pairs:
     """Returns what any miner chooses, without own copies; what it chose in their stead is not known."""
     own_rows = pairs.own_rows
-    lists = miner(distances.anchors, pairs.labels, distances.row_tensor, pairs.row_labels)
+    rows = distances.rows.read(distances.anchors.dtype)
+    lists = miner(distances.anchors, pairs.labels, rows, pairs.row_labels)
     if isinstance(miner, miners.EmbeddingsAlreadyPackagedAsTriplets):  # which numbers the batch
         lists = tuple(x.to(pairs.labels.device) for x in lists)
         lists = tuple(x[:0] for x in lists) if own_rows is None else mapped(lists, own_rows)
