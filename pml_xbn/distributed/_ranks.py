@@ -20,11 +20,7 @@ def is_distributed() -> bool:
 
 
 def gather_rows(rows: Tensor, sizes: list[int]) -> Tensor:
-    """Returns the rows of all ranks in rank order, ``(sum(sizes), ...)``.
-
-    Args:
-        sizes: number of rows of every rank.
-    """
+    """Returns the rows of all ranks in rank order, given how many each has, ``(sum(sizes), ...)``."""
     padded = rows.new_zeros(max(sizes), *rows.shape[1:], device=sending_device(rows.device))
     padded[: len(rows)] = rows
     by_rank = [torch.empty_like(padded) for _ in sizes]
@@ -62,19 +58,12 @@ class Exchange(AbstractContextManager["Exchange"]):
     """A block at whose end ranks tell each other numbers, and which raises on all ranks if it does on one.
 
     Another rank's error is raised as a ValueError or RuntimeError that names the rank.
-
-    Attributes:
-        values: this rank's, ``(k,)``, float64; the block may set others, as many.
-        by_rank: those of every rank, ``(ranks, k)``, float64; set at the end of the block.
-
-    Args:
-        size: k.
     """
 
-    by_rank: Tensor
+    by_rank: Tensor  # (ranks, k), float64, from the end of the block on
 
     def __init__(self, size: int = 0) -> None:
-        self.values = torch.zeros(size, dtype=torch.float64)
+        self.values = torch.zeros(size, dtype=torch.float64)  # (k,); the block may set this rank's
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is not None and not isinstance(error, Exception):
@@ -95,9 +84,6 @@ class Exchange(AbstractContextManager["Exchange"]):
             raise (ValueError if is_value_error else RuntimeError)(f"rank {rank} failed with {message}")
 
 
-# -- the batch of all ranks ----------------------------------------------------------------------------------
-
-
 class Report(NamedTuple):
     """What a rank tells the others of its batch."""
 
@@ -110,17 +96,7 @@ class Report(NamedTuple):
 
 
 def reported(make: Callable[[], Batch], can_share: bool = False, **state: int) -> tuple[Batch, list[Report]]:
-    """Returns this rank's batch, and the reports of all ranks on theirs.
-
-    Args:
-        make: returns this rank's batch.
-        can_share: see :class:`Report`.
-        **state: numbers that are to be equal on all ranks.
-
-    Raises:
-        Exception: what ``make`` raises on one of the ranks, on all of them.
-        ValueError: on all ranks: their states differ, or their batches are of different kinds.
-    """
+    """Returns this rank's batch, and the reports of all; raises on all if ``make`` does, or states differ."""
     with Exchange(len(Report._fields) + len(state) + 4) as exchange:
         batch = make()
         seed = int(torch.randint(2**31, ()))

@@ -131,13 +131,10 @@ class OverShards(OverRows):
     Every rank finds what a single process would. What is computed from it on every rank has a gradient on
     every rank, and these add up, in the same way as the values do: gradients with respect to a rank's own
     pairs are the number of ranks times those of a single process.
-
-    Args:
-        rows: this rank's.
     """
 
     def __init__(self, rows: Any) -> None:
-        self.rows = rows
+        self.rows = rows  # this rank's
 
     def anchors_at_once(self, num_rows: int, device: torch.device) -> int:
         return super().anchors_at_once(self.rows.most_places, device)  # alike on all ranks

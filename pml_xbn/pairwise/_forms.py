@@ -106,9 +106,6 @@ def tuplet_margin(loss: losses.TupletMarginLoss, mat: Tensor, pairs: Pairs) -> T
     return {"loss": Elements(_log_one_plus_exp(negative_log_sum - loss.scale * slackened), pairs.positive)}
 
 
-# -- losses of triplets ------------------------------------------------------------------------------------
-
-
 def triplet_margin(loss: losses.TripletMarginLoss, mat: Tensor, pairs: Pairs) -> Terms:
     """https://arxiv.org/abs/1503.03832"""
     mat = -similarities(loss.distance, mat)
@@ -148,9 +145,6 @@ def _triplet_terms(
     anchors, positives, negatives = triplets
     terms = x[anchors, positives] + y[anchors, negatives]
     return Elements(terms if activation is None else activation(terms))
-
-
-# -- losses of all anchors at once -------------------------------------------------------------------------
 
 
 def intra_pair_variance(loss: losses.IntraPairVarianceLoss, mat: Tensor, pairs: Pairs) -> Terms:
@@ -197,9 +191,6 @@ def _or_zero(log_sums: Tensor) -> Tensor:
 def _log_one_plus_exp(exponents: Tensor) -> Tensor:
     """Returns log(1 + exp(x)) to the last digit; PyTorch's default takes x for it from 20 on."""
     return softplus(exponents, threshold=40)
-
-
-# -- what is known of each loss ------------------------------------------------------------------------------
 
 
 class Form(NamedTuple):

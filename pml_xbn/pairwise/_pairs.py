@@ -1,7 +1,4 @@
-"""Pairs of anchors and rows, and triplets, of which there may be too many to list them.
-
-PML's tuples are of pairs ``(a1, p, a2, n)`` or of triplets ``(a, p, n)``.
-"""
+"""Pairs of anchors and rows, PML's ``(a1, p, a2, n)``, and triplets ``(a, p, n)``, often too many to list."""
 
 from __future__ import annotations
 
@@ -86,11 +83,7 @@ def mapped(user_pairs: IndicesTuple, rows: Tensor) -> IndicesTuple:
 
 
 def appended(indices: IndicesTuple, user_pairs: IndicesTuple, labels: Tensor) -> IndicesTuple:
-    """Returns ``indices`` followed by ``user_pairs``, as triplets or pairs, whichever ``indices`` are.
-
-    Args:
-        labels: of the batch, ``(b,)``.
-    """
+    """Returns ``indices`` and behind them ``user_pairs`` of the batch, as triplets if the first are some."""
     convert = lmu.convert_to_triplets if len(indices) == 3 else lmu.convert_to_pairs
     user_pairs = convert(user_pairs, labels)
     return tuple(torch.cat([a, b.to(a.device)]) for a, b in zip(indices, user_pairs, strict=True))
@@ -105,9 +98,6 @@ def drop_own_rows(indices: IndicesTuple, own_rows: Tensor) -> IndicesTuple:
     return tuple(left)
 
 
-# -- triplets ----------------------------------------------------------------------------------------------
-
-
 class Runs(NamedTuple):
     """Triplets of which consecutive positives, in the order of their distance, go with every negative."""
 
@@ -119,12 +109,7 @@ class Runs(NamedTuple):
 
     @classmethod
     def all(cls, mat: Tensor, positive: Tensor, negative: Tensor) -> Runs:
-        """Returns all positives with all negatives of each anchor.
-
-        Args:
-            mat: distances that grow where vectors come apart, ``(a, n)``.
-            positive, negative: how often each pair counts, ``(a, n)``.
-        """
+        """Returns all positives with all negatives of each anchor, by distances that grow as vectors part."""
         num_positives = (positive > 0).sum(dim=1, keepdim=True)
         k = min(mat.shape[1], max(1, int(num_positives.max())))
         places = torch.where(positive > 0, mat, torch.inf).topk(k, largest=False).indices
@@ -132,12 +117,7 @@ class Runs(NamedTuple):
         return cls(places, positive.gather(1, places).int(), negative, torch.zeros_like(end), end)
 
     def first(self, keys: Tensor, bounds: Tensor, *, is_above: bool = False) -> Tensor:
-        """Returns which is the first positive whose key is at least the bound, or above it, ``(a, n)``.
-
-        Args:
-            keys: of all rows, ``(a, n)``; they do not fall with the distance.
-            bounds: ``(a, n)``.
-        """
+        """Returns the first positives whose keys, which grow with the distance, reach or exceed bounds."""
         return torch.searchsorted(self._of_positives(keys), bounds, right=is_above)
 
     def are_ordered_by(self, keys: Tensor) -> bool:

@@ -111,14 +111,8 @@ def can_be_sharded(loss: Any, miner: Any) -> bool:
     return can_mine and is_reduced and not loss._forward_hooks
 
 
-# -- whether anybody would notice ---------------------------------------------------------------------------
-
-
 def is_plain(module: nn.Module, *, allow_stats: bool = False) -> bool:
-    """Returns whether the module and all inside it do no more than their classes say.
-
-    That is: no method was replaced, no hook could change a result, and no statistics are collected.
-    """
+    """Returns whether no method was replaced, no hook may change a result, and no statistics are kept."""
     for part in module.modules():
         attributes = vars(part)
         for name in _HOOKS:
