@@ -42,11 +42,6 @@ class ShardedRows(Rows):
     def num_rows(self) -> int:
         return min(max(self.count - self.first, 0), len(self.stored))
 
-    @property
-    def most_places(self) -> int:
-        """How many places the rank with the most of them holds."""
-        return -(-self.num_places // dist.get_world_size())
-
     def over_ranks(self, sums: Tensor) -> Tensor:
         return all_reduced(sums)
 
@@ -137,7 +132,8 @@ class OverShards(OverRows):
         self.rows = rows  # this rank's
 
     def anchors_at_once(self, num_rows: int, device: torch.device) -> int:
-        return super().anchors_at_once(self.rows.most_places, device)  # alike on all ranks
+        most_places = -(-self.rows.num_places // dist.get_world_size())
+        return super().anchors_at_once(most_places, device)  # alike on all ranks
 
     def sum(self, values: Tensor, counts: Tensor) -> Tensor:
         result: Tensor = _Sum.apply(super().sum(values, counts))

@@ -1,8 +1,4 @@
-"""PML's losses as functions of one matrix and two masks: a function each, and a line in ``FORMS``.
-
-A form returns the terms that PML hands its reducer. It is plain differentiable PyTorch, and sees more of an
-anchor than one pair through ``pairs.over_rows`` alone.
-"""
+"""The terms that PML's losses hand their reducers, as plain differentiable functions of one matrix."""
 
 from __future__ import annotations
 
@@ -59,11 +55,9 @@ def multi_similarity(loss: losses.MultiSimilarityLoss, mat: Tensor, pairs: Pairs
 
 
 def nca(loss: losses.NCALoss, mat: Tensor, pairs: Pairs) -> Terms:
-    """Goldberger et al., Neighbourhood Components Analysis, NIPS 2004
-
-    Of all rows, whichever have been chosen, the anchors' own copies included.
-    """
+    """Goldberger et al., Neighbourhood Components Analysis, NIPS 2004"""
     logits, over_rows = loss.softmax_scale * similarities(loss.distance, mat), pairs.over_rows
+    # Of all rows, whichever have been chosen, the anchors' own copies included.
     same = pairs.labels.unsqueeze(1) == pairs.row_labels
     log_sum = over_rows.log_sum_exp(logits, torch.ones_like(same))
     terms = log_sum - over_rows.log_sum_exp(logits, same)
@@ -93,13 +87,10 @@ def supcon(loss: losses.SupConLoss, mat: Tensor, pairs: Pairs) -> Terms:
 
 
 def tuplet_margin(loss: losses.TupletMarginLoss, mat: Tensor, pairs: Pairs) -> Terms:
-    """Yu and Tao, Deep Metric Learning with Tuplet Margin Loss, ICCV 2019
-
-    With the angle's gradient taken for zero where it has none, at an angle of 0 or 180 degrees.
-    """
+    """Yu and Tao, Deep Metric Learning with Tuplet Margin Loss, ICCV 2019"""
     negative_log_sum = pairs.over_rows.log_sum_exp(loss.scale * mat, pairs.negative).unsqueeze(1)
     squared_sines = (1 - mat) * (1 + mat)
-    has_gradient = squared_sines > 0
+    has_gradient = squared_sines > 0  # not at 0 or 180 degrees, where it is taken for zero
     sines = torch.where(has_gradient, squared_sines, 1).sqrt() * has_gradient
     margin = torch.as_tensor(loss.margin, dtype=mat.dtype)  # which may be learned
     slackened = margin.cos() * mat + margin.sin() * sines
@@ -164,9 +155,7 @@ def intra_pair_variance(loss: losses.IntraPairVarianceLoss, mat: Tensor, pairs: 
 def lifted_structure(loss: losses.LiftedStructureLoss, mat: Tensor, pairs: Pairs) -> Terms:
     """https://arxiv.org/abs/1511.06452, Eq. 4
 
-    Of every positive pair the negatives of both, where both are of the batch. A positive that is older is no
-    anchor, and has no negatives; PML has it take those of the anchor whose number in the batch happens to be
-    its own in memory.
+    Of every positive pair the negatives of both, where both are of the batch: an older one has none.
     """
     margin = loss.distance.margin
     negative_log_sum = pairs.over_rows.log_sum_exp(margin(loss.neg_margin, mat), pairs.negative)

@@ -118,7 +118,7 @@ class Share:
         is_learning = torch.is_grad_enabled() and (anchors.requires_grad or bool(recipe.learned))
         self.leaf = self.whole = anchors.detach().requires_grad_(is_learning)
         self.parts: list[list[Tensor]] = []
-        self.num_pairs: Sequence[Tensor | int] = []
+        self.num_pairs: Sequence[Tensor | int] = [0, 0]
 
     def add(self, terms: Terms, over_rows: OverRows, leaf: Tensor, places: slice = slice(None)) -> None:
         """Adds terms, and forgets how they were computed from some places of the whole."""
@@ -151,7 +151,6 @@ class Share:
             like = [self.leaf.new_zeros(()), self.leaf.new_zeros((), dtype=torch.int64), *inputs]
             device = self.leaf.device  # what is learned may be on another
             self.parts = [[torch.zeros_like(x, device=device) for x in like] for _ in self._recipe.reducers]
-        self.num_pairs = self.num_pairs or [0, 0]
 
     @property
     def totals(self) -> Tensor:

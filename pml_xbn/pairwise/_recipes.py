@@ -22,26 +22,15 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def check_supported(loss: nn.Module) -> None:
-    """Refuses a loss that cannot be computed between a batch and a memory of another size.
-
-    Raises:
-        ValueError: the loss is no subclass of a supported one; ``TripletMarginLoss(swap=True)``; a
-            ``PerAnchorReducer`` on a loss that reduces pairs. The last two index a matrix of distances
-            within the batch with rows of the memory.
-    """
+    """Raises a ValueError for a loss that cannot be computed between a batch and a memory of another size."""
     name = type(loss).__name__
+    refusal = f"{name} cannot be used with a cross-batch memory"
     form = next((FORMS[kind] for kind in type(loss).__mro__ if kind in FORMS), None)
     if isinstance(loss, losses.MultipleLosses):
-        raise ValueError(
-            f"{name} cannot be used with a cross-batch memory: build a memory for each of its losses, and "
-            "add what they return"
-        )
+        raise ValueError(f"{refusal}: build a memory for each of its losses, and add what they return")
     if form is None:
-        raise ValueError(
-            f"{name} cannot be used with a cross-batch memory: pass one of "
-            f"{', '.join(losses.CrossBatchMemory.supported_losses())}, "
-            "or a subclass"
-        )
+        supported = ", ".join(losses.CrossBatchMemory.supported_losses())
+        raise ValueError(f"{refusal}: pass one of {supported}, or a subclass")
     if getattr(loss, "swap", False):
         raise ValueError(
             f"{name}(swap=True) compares positives with negatives, which a memory has no distances "
