@@ -131,10 +131,9 @@ def with_all_refs(batch: Batch, reports: list[Report]) -> Batch:
 
 
 def with_all_anchors(batch: Batch, reports: list[Report]) -> Batch:
-    """Returns the batch that a single process would have, given this rank's with the refs of all.
+    """Returns this rank's batch with the refs of all as a single process would have it.
 
-    A loss of it is the same on all ranks, and the mean over ranks of its gradients, of embeddings and of the
-    loss's own parameters, is the gradient of a single process.
+    The mean over ranks of the gradients of a loss of it is the gradient of that process.
     """
     if batch.own is None:
         sizes = [report.num_anchors for report in reports]
@@ -146,11 +145,9 @@ def with_all_anchors(batch: Batch, reports: list[Report]) -> Batch:
 
 
 def _gathered(own: Tensor, sizes: list[int]) -> Tensor:
-    """Returns the rows of all ranks, with the gradient of this rank's.
-
-    It is multiplied by the number of ranks, since it is the only one of those that are averaged.
-    """
+    """Returns the rows of all ranks, with the gradient of this rank's."""
     rows, first = gather_rows(own.detach(), sizes), sum(sizes[: dist.get_rank()])
+    # Times the number of ranks, as it is the only one of the gradients of these rows that are averaged.
     own = own.detach() + dist.get_world_size() * (own - own.detach())
     return torch.cat([rows[:first], own, rows[first + len(own) :]])
 

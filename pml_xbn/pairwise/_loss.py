@@ -39,8 +39,7 @@ class Comparison(NamedTuple):
         negative = ~positive
         if self.own_rows is not None:
             positive = self.over_rows.leave_out(positive, self.own_rows)
-        labels = self.anchor_labels, self.row_labels
-        pairs = Pairs(positive, negative, *labels, self.own_rows, self.over_rows)
+        pairs = Pairs(positive, negative, self.anchor_labels, self.row_labels, self.own_rows, self.over_rows)
         if self.miner is not None:
             mine = mined if is_function_of_pairs(self.miner) else mined_by_its_own_code
             pairs = mine(self.miner, distances, pairs)
@@ -102,23 +101,17 @@ def share_against(compared: Comparison, recipe: Recipe) -> Share:
 
 
 class Share:
-    """What some anchors add to a loss.
-
-    Attributes:
-        leaf: the anchors, apart from how they were computed.
-        whole: what the terms are computed from, the leaf or a matrix that follows from it.
-        parts: of each of the k parts of the loss the sum of its terms, what divides it, and the gradients of
-            the sum with respect to the whole and to what is learned.
-        num_pairs: how many positive and negative pairs there are.
-    """
+    """What some anchors add to a loss of k parts."""
 
     def __init__(self, loss: Any, recipe: Recipe, anchors: Tensor) -> None:
         self._loss, self._recipe = loss, recipe
         self.inputs = [anchors, *recipe.learned]
         is_learning = torch.is_grad_enabled() and (anchors.requires_grad or bool(recipe.learned))
+        # The anchors, apart from how they were computed, and what the terms follow from: they, or a matrix.
         self.leaf = self.whole = anchors.detach().requires_grad_(is_learning)
+        # Of each part the sum of its terms, its divisor, and its gradients at the whole and what is learned.
         self.parts: list[list[Tensor]] = []
-        self.num_pairs: Sequence[Tensor | int] = [0, 0]
+        self.num_pairs: Sequence[Tensor | int] = [0, 0]  # positive and negative ones
 
     def add(self, terms: Terms, over_rows: OverRows, leaf: Tensor, places: slice = slice(None)) -> None:
         """Adds terms, and forgets how they were computed from some places of the whole."""

@@ -34,8 +34,7 @@ def mined_by_its_own_code(miner: Any, distances: Distances, pairs: Pairs) -> Pai
     rows = distances.rows.read(distances.anchors.dtype)
     lists = miner(distances.anchors, pairs.labels, rows, pairs.row_labels)
     if isinstance(miner, miners.EmbeddingsAlreadyPackagedAsTriplets):  # which numbers the batch
-        lists = tuple(x.to(pairs.labels.device) for x in lists)
-        lists = tuple(x[:0] for x in lists) if own_rows is None else mapped(lists, own_rows)
+        lists = tuple(x[:0].to(rows.device) for x in lists) if own_rows is None else mapped(lists, own_rows)
     if own_rows is not None:
         lists = drop_own_rows(lists, own_rows)
         if isinstance(miner, miners.BaseMiner):

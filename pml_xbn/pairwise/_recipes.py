@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from pytorch_metric_learning import losses, miners, reducers
 from torch import Tensor, nn
@@ -15,8 +15,6 @@ from ._reductions import REDUCERS
 
 SHARDED_LOSSES = tuple(kind for kind, form in FORMS.items() if form.is_reduced)
 SHARDED_MINERS = tuple(kind for kind in MINERS if kind is not miners.TripletMarginMiner)
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -56,9 +54,9 @@ class Recipe(NamedTuple):
 def recipe_of(loss: Any) -> Recipe | None:
     """Returns the recipe of a loss of PML's, unchanged, if nobody could tell that it is not called."""
     form = FORMS.get(type(loss))
-    if form is None or type(loss.distance) not in DISTANCES or loss.embedding_regularizer:
+    if form is None or type(loss.distance) not in DISTANCES:
         return None
-    if not is_plain(loss):
+    if loss.embedding_regularizer or not is_plain(loss):
         return None
     by_part = {}
     for name in form.parts:
@@ -81,8 +79,7 @@ def recipe_of(loss: Any) -> Recipe | None:
 
 def is_function_of_pairs(miner: Any) -> bool:
     """Returns whether the miner is one of the five, unchanged, and nobody would notice a call."""
-    # Its function keeps the statistics of two.
-    allow_stats = type(miner) is not miners.TripletMarginMiner
+    allow_stats = type(miner) is not miners.TripletMarginMiner  # of which a function keeps none
     return type(miner) in MINERS and is_plain(miner, allow_stats=allow_stats)
 
 
@@ -116,7 +113,7 @@ def is_plain(module: nn.Module, *, allow_stats: bool = False) -> bool:
     return True
 
 
-def only_looks(hook: Function) -> Function:
+def only_looks(hook: Callable[..., None]) -> Callable[..., None]:
     """Marks a hook of a loss that changes nothing: the loss is computed as without it, and then once more."""
     hook.only_looks = True  # type: ignore[attr-defined]
     return hook

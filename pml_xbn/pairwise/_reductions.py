@@ -90,12 +90,9 @@ class _LogSumExp(torch.autograd.Function):
 
 
 class Elements(NamedTuple):
-    """The terms that a loss hands its reducer.
+    """The terms that a loss hands its reducer."""
 
-    They are of anchors ``(a,)``, of pairs ``(a, n)``, or of listed pairs or triplets ``(k,)``; a term without
-    dimensions is a result already, whatever the reducer.
-    """
-
+    # Of anchors (a,), of pairs (a, n), or of listed ones (k,); without dimensions a result, whatever reduces.
     values: Tensor
     counts: Tensor | None = None  # how often each counts, bool or integers; None: once
     divisor: Tensor | None = None  # that of PML's DivisorReducer
