@@ -12,7 +12,7 @@ from torch import distributed as dist
 
 from ..memory._queue import Queue
 from ..memory._rows import Rows, sums_of
-from ..pairwise._reductions import OverRows
+from ..pairwise._pairs import OverRows
 from ._ranks import all_reduced
 
 _OF_PLACES = ("rows", "labels", "ids")  # entries of a queue's state that have one of every place

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn.functional import relu, softplus
 
 from .._arithmetic import widest
-from ._pairs import Pairs, Runs, TripletTerms, similarities
-from ._reductions import Elements
+from ._pairs import Elements, Pairs, Runs, TripletTerms, similarities
 
 Terms = dict[str, Elements | TripletTerms]  # by the names of the parts of a loss
 

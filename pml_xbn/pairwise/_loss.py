@@ -15,9 +15,8 @@ from ..memory._rows import Rows
 from ._distances import Distances
 from ._forms import Terms
 from ._miners import mined, mined_by_its_own_code
-from ._pairs import IndicesTuple, Pairs, Runs, listed
+from ._pairs import Elements, IndicesTuple, OverRows, Pairs, Runs, listed
 from ._recipes import Recipe, is_function_of_pairs, recipe_of
-from ._reductions import Elements, OverRows
 
 
 class Comparison(NamedTuple):
