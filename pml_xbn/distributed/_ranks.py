@@ -55,10 +55,7 @@ def same_draws(seed: int, device: torch.device) -> Iterator[None]:
 
 
 class Exchange(AbstractContextManager["Exchange"]):
-    """A block at whose end ranks tell each other numbers, and which raises on all ranks if it does on one.
-
-    Another rank's error is raised as a ValueError or RuntimeError that names the rank.
-    """
+    """A block at whose end ranks tell each other numbers, and which raises on all ranks if it does on one."""
 
     by_rank: Tensor  # (ranks, k), float64, from the end of the block on
 

@@ -123,9 +123,8 @@ class ShardedQueue(Queue):
 class OverShards(OverRows):
     """Reductions of ``(a, n)`` to ``(a,)``, of the same anchors on all ranks and of each rank's rows.
 
-    Every rank finds what a single process would. What is computed from it on every rank has a gradient on
-    every rank, and these add up, in the same way as the values do: gradients with respect to a rank's own
-    pairs are the number of ranks times those of a single process.
+    Every rank finds what a single process would. Gradients of what all ranks compute from it add up as values
+    do: those at a rank's own pairs are the number of ranks times those of a single process.
     """
 
     def __init__(self, rows: Any) -> None:

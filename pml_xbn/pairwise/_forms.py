@@ -152,13 +152,11 @@ def intra_pair_variance(loss: losses.IntraPairVarianceLoss, mat: Tensor, pairs: 
 
 
 def lifted_structure(loss: losses.LiftedStructureLoss, mat: Tensor, pairs: Pairs) -> Terms:
-    """https://arxiv.org/abs/1511.06452, Eq. 4
-
-    Of every positive pair the negatives of both, where both are of the batch: an older one has none.
-    """
+    """https://arxiv.org/abs/1511.06452, Eq. 4"""
     margin = loss.distance.margin
     negative_log_sum = pairs.over_rows.log_sum_exp(margin(loss.neg_margin, mat), pairs.negative)
     totals = negative_log_sum.unsqueeze(1).expand_as(mat)
+    # Of every positive pair the negatives of both, where both are of the batch: an older one has none.
     if pairs.own_rows is not None:
         # Of the anchors of one sample the last is what is stored.
         anchors = torch.arange(len(mat), device=mat.device)

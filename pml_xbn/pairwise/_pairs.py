@@ -30,8 +30,7 @@ _PAIRS_AT_ONCE = {"cpu": 2**19, "gpu": 2**24}
 class OverRows:
     """Reductions of ``(a, n)`` to ``(a,)``, through which alone a loss or miner sees more than one pair.
 
-    ``counts`` says how often each pair counts, ``(a, n)``, bool or integers. A subclass may hold a part of
-    the rows on every rank, and merge what the ranks find.
+    ``counts`` says how often each pair counts, ``(a, n)``, bool or integers.
     """
 
     def anchors_at_once(self, num_rows: int, device: torch.device) -> int:
@@ -96,10 +95,7 @@ class _LogSumExp(torch.autograd.Function):
 
 
 class Pairs(NamedTuple):
-    """Pairs of anchors and rows that have been chosen, or triplets.
-
-    Of pairs, a loss of triplets combines all positives of an anchor with all its negatives.
-    """
+    """Pairs of anchors and rows that have been chosen, or triplets."""
 
     positive: Tensor  # (a, n), bool, or how often each pair is listed or part of a triplet
     negative: Tensor
@@ -107,7 +103,7 @@ class Pairs(NamedTuple):
     row_labels: Tensor  # (n,)
     own_rows: Tensor | None  # (a,), rows of the anchors' own copies
     over_rows: OverRows
-    triplets: Runs | IndicesTuple | None = None  # three index tensors, or runs; None: pairs
+    triplets: Runs | IndicesTuple | None = None  # index tensors, or runs; None: pairs, all combined
     num_pairs: list[int] | None = None  # how many are positive and negative; None: not counted
 
     def listed(self, lists: IndicesTuple) -> Pairs:
@@ -268,8 +264,7 @@ class Elements(NamedTuple):
 class TripletTerms(NamedTuple):
     """Of every triplet the positive part of x_p + y_n, where x grows with the distance, and y falls.
 
-    The triplets with terms between two numbers are runs too. How many of them each pair is part of is all
-    that the sum of their terms needs.
+    Triplets with terms between two numbers are runs too, and a sum needs the number of them of each pair.
     """
 
     x: Tensor  # (a, n), with gradient

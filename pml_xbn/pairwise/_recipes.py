@@ -30,10 +30,7 @@ def check_supported(loss: nn.Module) -> None:
         supported = ", ".join(losses.CrossBatchMemory.supported_losses())
         raise ValueError(f"{refusal}: pass one of {supported}, or a subclass")
     if getattr(loss, "swap", False):
-        raise ValueError(
-            f"{name}(swap=True) compares positives with negatives, which a memory has no distances "
-            "for: pass swap=False"
-        )
+        raise ValueError(f"{name}(swap=True) compares rows of a memory with each other: pass swap=False")
     per_anchor = any(isinstance(module, reducers.PerAnchorReducer) for module in loss.modules())
     if per_anchor and not form.is_per_anchor:
         raise ValueError(
