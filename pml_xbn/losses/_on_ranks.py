@@ -79,6 +79,6 @@ def _loss_on_shards(memory: Memory, batch: Batch, reports: list[Report]) -> Tens
     value, gradients = share.value()
     if gradients:
         sizes = [report.num_anchors for report in reports]
-        gradients[0] = all_reduced(gradients[0]).split(sizes)[dist.get_rank()]
+        gradients[0] = all_reduced(gradients[0]).split(sizes)[dist.get_rank()].clone()
     of_memory: Tensor = KnownGradients.apply((value, gradients), batch.anchors, *recipe.learned)
     return loss + of_memory
