@@ -35,6 +35,16 @@ def all_reduced(values: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM)
     return result.to(values.device)
 
 
+def reduce_scattered(rows: Tensor, sizes: list[int]) -> Tensor:
+    """Returns this rank's rows of the sum over ranks of rows in rank order, given how many each has."""
+    padded = rows.new_zeros(len(sizes), max(sizes), *rows.shape[1:], device=sending_device(rows.device))
+    for rank, part in enumerate(rows.split(sizes)):
+        padded[rank, : len(part)] = part
+    by_rank = torch.empty_like(padded)  # not reduce_scatter, which gloo lacks in some releases
+    dist.all_to_all_single(by_rank, padded)
+    return by_rank.sum(dim=0)[: sizes[dist.get_rank()]].to(rows.device)
+
+
 def sending_device(device: torch.device) -> torch.device:
     """Returns the device from which tensors of another are sent: that one, if NCCL sends from it."""
     backends = str(dist.get_backend_config())  # such as cpu:gloo,cuda:nccl

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch import distributed as dist
 
-from ..distributed._ranks import Exchange, Report, all_reduced, same_draws, with_all_anchors
+from ..distributed._ranks import Exchange, Report, reduce_scattered, same_draws, with_all_anchors
 from ..distributed._shards import OverShards
 from ..memory._batch import Batch, zero_loss
 from ..pairwise._loss import KnownGradients, Share, share_against
@@ -78,7 +77,6 @@ def _loss_on_shards(memory: Memory, batch: Batch, reports: list[Report]) -> Tens
     share = share_against(compared._replace(over_rows=OverShards(compared.rows)), recipe)
     value, gradients = share.value()
     if gradients:
-        sizes = [report.num_anchors for report in reports]
-        gradients[0] = all_reduced(gradients[0]).split(sizes)[dist.get_rank()].clone()
+        gradients[0] = reduce_scattered(gradients[0], [report.num_anchors for report in reports])
     of_memory: Tensor = KnownGradients.apply((value, gradients), batch.anchors, *recipe.learned)
     return loss + of_memory

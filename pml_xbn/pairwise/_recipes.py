@@ -53,7 +53,9 @@ def recipe_of(loss: Any) -> Recipe | None:
     form = FORMS.get(type(loss))
     if form is None or type(loss.distance) not in DISTANCES:
         return None
-    if loss.embedding_regularizer or not is_plain(loss):
+    is_pair_loss = isinstance(loss, losses.GenericPairLoss)
+    has_own_method = is_pair_loss and loss.loss_method not in (loss.mat_based_loss, loss.pair_based_loss)
+    if loss.embedding_regularizer or has_own_method or not is_plain(loss):
         return None
     by_part = {}
     for name in form.parts:

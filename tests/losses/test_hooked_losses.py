@@ -315,7 +315,7 @@ def test_a_distance_with_a_margin_of_its_own_is_heeded(loss: str) -> None:
     assert_close(ours, pml)
 
 
-@pytest.mark.parametrize("name", ["compute_loss", "_compute_loss"])
+@pytest.mark.parametrize("name", ["compute_loss", "_compute_loss", "loss_method"])
 def test_a_method_that_the_user_has_replaced_is_called(name: str) -> None:
     inner, calls = losses.SupConLoss(), []
     method = getattr(inner, name)
