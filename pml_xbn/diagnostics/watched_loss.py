@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .._arithmetic import at_least_float32
 from ..losses.adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
-from ..pairwise._plain import only_looks
+from ..pairwise._recipes import only_looks
 from .common_mode_push import CommonModePush, common_mode_push
 from .memory_rows import StoredSince, num_occupied
 from .valid_pairs import ValidPairs, valid_pairs

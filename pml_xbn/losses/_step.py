@@ -13,29 +13,27 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from .._tensor_checks import check_rows, plain
-from ..distributed._collectives import Exchange, is_distributed, reduce_scattered, same_draws
-from ..distributed._global_batch import Report, reported, with_all_anchors, with_all_refs
-from ..distributed._over_shards import OverShards
+from ..distributed import _ranks as ranks
+from ..distributed._shards import OverShards
 from ..memory._batch import Batch, zero_loss
 from ..memory._queue import Contents
 from ..memory._rows import Rows
 from ..memory._samples import averaged, placement_of, with_samples
-from ..pairwise._forms import Recipe, recipe_of
 from ..pairwise._loss import Comparison, KnownGradients, Share, loss_against, share_against
 from ..pairwise._pairs import IndicesTuple, drop_own_rows, mapped
-from ..pairwise._supported import can_be_sharded, recipe_to_share
+from ..pairwise._recipes import Recipe, can_be_sharded, recipe_of, recipe_to_share
 from .batch_loss import loss_of_batch, split
 
 if TYPE_CHECKING:
     from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory as Memory
 
 
-def checked(memory: Memory, *arguments: Any) -> tuple[Batch, list[Report]]:
+def checked(memory: Memory, *arguments: Any) -> tuple[Batch, list[ranks.Report]]:
     """Returns a call's input; where ranks make it together, with what all store, and each one's report."""
     is_training, contents = arguments[-1], memory.queue.contents
-    if not (memory._is_sharded or (is_training and memory.gather_distributed and is_distributed())):
+    if not (memory._is_sharded or (is_training and memory.gather_distributed and ranks.is_distributed())):
         return _checked_here(memory, *arguments), []
-    batch, reports = reported(
+    batch, reports = ranks.reported(
         lambda: _checked_here(memory, *arguments),
         can_share=recipe_to_share(memory.loss, memory.miner) is not None,
         memory_size=contents.rows.num_places,
@@ -47,7 +45,7 @@ def checked(memory: Memory, *arguments: Any) -> tuple[Batch, list[Report]]:
     )
     batch = batch._replace(is_stored=all(report.is_stored for report in reports))
     if batch.is_stored or memory._is_sharded:
-        batch = with_all_refs(batch, reports)
+        batch = ranks.with_all_refs(batch, reports)
         if len(batch.refs) > contents.rows.num_places:
             raise _too_many_rows(len(batch.refs), contents.rows.num_places)
     return batch, reports
@@ -208,31 +206,31 @@ def comparison(memory: Memory, batch: Batch, contents: Contents | None) -> Compa
     return Comparison(memory.loss, memory.miner, *anchors, rows, contents.row_labels, own_rows, user_pairs)
 
 
-def loss_on_ranks(memory: Memory, batch: Batch, reports: list[Report]) -> Tensor:
+def loss_on_ranks(memory: Memory, batch: Batch, reports: list[ranks.Report]) -> Tensor:
     """Returns the loss of the batch of all ranks, with this rank's part of its gradient."""
     recipe, is_warming_up = recipe_of(memory.loss), memory.queue.contents.num_calls < memory.warmup
     if recipe is not None and memory._is_sharded:
         return _loss_on_shards(memory, batch, reports, recipe)
     if recipe is not None and not is_warming_up and all(report.can_share for report in reports):
         return _loss_of_shares(memory, batch, reports, recipe)
-    whole = with_all_anchors(batch, reports)
-    with Exchange():
+    whole = ranks.with_all_anchors(batch, reports)
+    with ranks.Exchange():
         contents = stored(memory, whole)
-        with same_draws(reports[0].seed, batch.refs.device):
+        with ranks.same_draws(reports[0].seed, batch.refs.device):
             return loss_with_memory(memory, whole, contents)
 
 
-def _loss_of_shares(memory: Memory, batch: Batch, reports: list[Report], recipe: Recipe) -> Tensor:
+def _loss_of_shares(memory: Memory, batch: Batch, reports: list[ranks.Report], recipe: Recipe) -> Tensor:
     """Returns the loss, of which every rank computes the terms of its own anchors."""
-    whole = with_all_anchors(batch, reports) if memory.batch_loss_weight else batch
+    whole = ranks.with_all_anchors(batch, reports) if memory.batch_loss_weight else batch
     loss, share = batch.anchors.new_zeros(()), Share(memory.loss, recipe, batch.anchors)
-    with Exchange(len(share.totals)) as exchange:
+    with ranks.Exchange(len(share.totals)) as exchange:
         compared = comparison(memory, batch, stored(memory, batch))
         if compared is not None:
             share = share_against(compared, recipe)
             exchange.values = share.totals
         if memory.batch_loss_weight:
-            with same_draws(reports[0].seed, batch.refs.device):
+            with ranks.same_draws(reports[0].seed, batch.refs.device):
                 loss = memory.batch_loss_weight * loss_of_batch(memory.loss, memory.miner, whole)
     share.totals = exchange.by_rank.sum(dim=0)
     value, gradients = share.value()
@@ -242,9 +240,9 @@ def _loss_of_shares(memory: Memory, batch: Batch, reports: list[Report], recipe:
     return loss + of_memory
 
 
-def _loss_on_shards(memory: Memory, batch: Batch, reports: list[Report], recipe: Recipe) -> Tensor:
+def _loss_on_shards(memory: Memory, batch: Batch, reports: list[ranks.Report], recipe: Recipe) -> Tensor:
     """Returns the loss of all anchors against rows that are spread; nothing is sent in the backward pass."""
-    whole = with_all_anchors(batch, reports)
+    whole = ranks.with_all_anchors(batch, reports)
     contents = stored(memory, batch) if batch.is_stored else read_only(memory, batch)
     apart = whole._replace(anchors=whole.anchors.detach().requires_grad_(torch.is_grad_enabled()))
     compared = comparison(memory, apart, contents)
@@ -253,7 +251,7 @@ def _loss_on_shards(memory: Memory, batch: Batch, reports: list[Report], recipe:
         share = share_against(compared._replace(over_rows=OverShards(compared.rows)), recipe)
         value, gradients = share.value()
         if gradients:
-            gradients[0] = reduce_scattered(gradients[0], [report.num_anchors for report in reports])
+            gradients[0] = ranks.reduce_scattered(gradients[0], [report.num_anchors for report in reports])
         loss = KnownGradients.apply((value, gradients), batch.anchors, *recipe.learned)
     weight = 1.0 if contents is None else memory.batch_loss_weight * batch.is_stored
     return loss + weight * loss_of_batch(memory.loss, memory.miner, whole) if weight else loss

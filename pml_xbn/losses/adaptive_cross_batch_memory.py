@@ -13,15 +13,15 @@ from torch.utils.hooks import RemovableHandle
 from .._keywords import refuse_keywords
 from .._number_checks import check_integer, check_non_negative, check_one_of
 from ..adapters.base_adapter import BaseAdapter
-from ..distributed._collectives import is_distributed
-from ..distributed._sharded_rows import ShardedQueue
+from ..distributed._ranks import is_distributed
+from ..distributed._shards import ShardedQueue
 from ..memory._checkpoint import prepare_state
 from ..memory._hooks import MemoryHook, MemoryHooks, transaction
 from ..memory._queue import Queue
 from ..memory._samples import check_update
 from ..pairwise._miners import Miner
 from ..pairwise._pairs import IndicesTuple
-from ..pairwise._supported import check_supported
+from ..pairwise._recipes import check_supported
 from ._step import check_sharded, checked, eager, loss_on_ranks, loss_with_memory, read_only, stored
 
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .._tensor_checks import check_integers, check_mask, check_rows, plain
-from ..distributed._collectives import Exchange, is_distributed, same_draws
-from ..distributed._global_batch import reported, with_all_anchors, with_all_refs
+from ..distributed import _ranks as ranks
 from ..memory._batch import Batch, zero_loss
 from ..pairwise._miners import Miner
 from ..pairwise._pairs import IndicesTuple, appended, mapped
@@ -59,12 +58,12 @@ class BatchLoss(nn.Module):
             check_rows("embeddings", embeddings)
             return split(embeddings, labels, indices_tuple)
 
-        is_alone = not (self.gather_distributed and is_distributed())
+        is_alone = not (self.gather_distributed and ranks.is_distributed())
         if is_alone or not (self.training and torch.is_grad_enabled()):
             return loss_of_batch(self.loss, self.miner, own_batch(), ())
-        batch, reports = reported(own_batch)
-        batch = with_all_anchors(with_all_refs(batch, reports), reports)
-        with Exchange(), same_draws(reports[0].seed, batch.refs.device):
+        batch, reports = ranks.reported(own_batch)
+        batch = ranks.with_all_anchors(ranks.with_all_refs(batch, reports), reports)
+        with ranks.Exchange(), ranks.same_draws(reports[0].seed, batch.refs.device):
             return loss_of_batch(self.loss, self.miner, batch, ())
 
 

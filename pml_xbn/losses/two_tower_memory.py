@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .._tensor_checks import check_integers, check_rows
-from ..distributed._collectives import Exchange, is_distributed
+from ..distributed._ranks import Exchange, is_distributed
 from ..memory._hooks import transaction
 from ._step import eager
 from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -42,7 +41,7 @@ class Distances:
         is_of_pml = type(distance) in DISTANCES and distance.p == 2
         is_of_lengths = type(distance) is LpDistance and not distance.normalize_embeddings
         if is_of_lengths or not is_of_pml or distance.collect_stats:
-            mat: Tensor = distance(self.anchors, self.row_tensor)
+            mat: Tensor = distance(self.anchors, self.rows.read(self.anchors.dtype))
             return mat
         if isinstance(distance, LpDistance):
             mat = self._euclidean()
@@ -51,11 +50,6 @@ class Distances:
         else:
             mat, _ = self._multiplied(distance.normalize_embeddings)
         return mat if distance.power == 1 else mat**distance.power
-
-    @cached_property
-    def row_tensor(self) -> Tensor:
-        """The rows, ``(n, d)``, for PML's own code."""
-        return self.rows.read(self.anchors.dtype)
 
     def _multiplied(self, is_normalized: bool) -> tuple[Tensor, Tensor]:
         """Returns products with rows or cosines, ``(a, n)``, and what the rows were multiplied by."""

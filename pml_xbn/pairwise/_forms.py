@@ -1,8 +1,4 @@
-"""PML's losses as functions of one matrix and two masks: a function each, and a line in ``FORMS``.
-
-A form returns the terms that PML hands its reducer. It is plain differentiable PyTorch, and sees more of an
-anchor than one pair through ``pairs.over_rows`` alone.
-"""
+"""The terms that PML's losses hand their reducers, as plain differentiable functions of one matrix."""
 
 from __future__ import annotations
 
@@ -11,16 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 from pytorch_metric_learning import losses
-from pytorch_metric_learning.reducers import MultipleReducers
 from torch import Tensor
 from torch.nn.functional import relu, softplus
 
 from .._arithmetic import widest
-from ._distances import DISTANCES
-from ._pairs import Pairs, similarities
-from ._plain import is_plain
-from ._reductions import REDUCERS, Elements
-from ._triplets import Runs, TripletTerms
+from ._pairs import Elements, Pairs, Runs, TripletTerms, similarities
 
 Terms = dict[str, Elements | TripletTerms]  # by the names of the parts of a loss
 
@@ -63,11 +54,9 @@ def multi_similarity(loss: losses.MultiSimilarityLoss, mat: Tensor, pairs: Pairs
 
 
 def nca(loss: losses.NCALoss, mat: Tensor, pairs: Pairs) -> Terms:
-    """Goldberger et al., Neighbourhood Components Analysis, NIPS 2004
-
-    Of all rows, whichever have been chosen, the anchors' own copies included.
-    """
+    """Goldberger et al., Neighbourhood Components Analysis, NIPS 2004"""
     logits, over_rows = loss.softmax_scale * similarities(loss.distance, mat), pairs.over_rows
+    # Of all rows, whichever have been chosen, the anchors' own copies included.
     same = pairs.labels.unsqueeze(1) == pairs.row_labels
     log_sum = over_rows.log_sum_exp(logits, torch.ones_like(same))
     terms = log_sum - over_rows.log_sum_exp(logits, same)
@@ -97,20 +86,14 @@ def supcon(loss: losses.SupConLoss, mat: Tensor, pairs: Pairs) -> Terms:
 
 
 def tuplet_margin(loss: losses.TupletMarginLoss, mat: Tensor, pairs: Pairs) -> Terms:
-    """Yu and Tao, Deep Metric Learning with Tuplet Margin Loss, ICCV 2019
-
-    With the angle's gradient taken for zero where it has none, at an angle of 0 or 180 degrees.
-    """
+    """Yu and Tao, Deep Metric Learning with Tuplet Margin Loss, ICCV 2019"""
     negative_log_sum = pairs.over_rows.log_sum_exp(loss.scale * mat, pairs.negative).unsqueeze(1)
     squared_sines = (1 - mat) * (1 + mat)
-    has_gradient = squared_sines > 0
+    has_gradient = squared_sines > 0  # not at 0 or 180 degrees, where it is taken for zero
     sines = torch.where(has_gradient, squared_sines, 1).sqrt() * has_gradient
     margin = torch.as_tensor(loss.margin, dtype=mat.dtype)  # which may be learned
     slackened = margin.cos() * mat + margin.sin() * sines
     return {"loss": Elements(_log_one_plus_exp(negative_log_sum - loss.scale * slackened), pairs.positive)}
-
-
-# -- losses of triplets ------------------------------------------------------------------------------------
 
 
 def triplet_margin(loss: losses.TripletMarginLoss, mat: Tensor, pairs: Pairs) -> Terms:
@@ -154,9 +137,6 @@ def _triplet_terms(
     return Elements(terms if activation is None else activation(terms))
 
 
-# -- losses of all anchors at once -------------------------------------------------------------------------
-
-
 def intra_pair_variance(loss: losses.IntraPairVarianceLoss, mat: Tensor, pairs: Pairs) -> Terms:
     """Yu and Tao, Deep Metric Learning with Tuplet Margin Loss, ICCV 2019"""
     is_inverted = loss.distance.is_inverted
@@ -172,15 +152,11 @@ def intra_pair_variance(loss: losses.IntraPairVarianceLoss, mat: Tensor, pairs: 
 
 
 def lifted_structure(loss: losses.LiftedStructureLoss, mat: Tensor, pairs: Pairs) -> Terms:
-    """https://arxiv.org/abs/1511.06452, Eq. 4
-
-    Of every positive pair the negatives of both, where both are of the batch. A positive that is older is no
-    anchor, and has no negatives; PML has it take those of the anchor whose number in the batch happens to be
-    its own in memory.
-    """
+    """https://arxiv.org/abs/1511.06452, Eq. 4"""
     margin = loss.distance.margin
     negative_log_sum = pairs.over_rows.log_sum_exp(margin(loss.neg_margin, mat), pairs.negative)
     totals = negative_log_sum.unsqueeze(1).expand_as(mat)
+    # Of every positive pair the negatives of both, where both are of the batch: an older one has none.
     if pairs.own_rows is not None:
         # Of the anchors of one sample the last is what is stored.
         anchors = torch.arange(len(mat), device=mat.device)
@@ -201,9 +177,6 @@ def _or_zero(log_sums: Tensor) -> Tensor:
 def _log_one_plus_exp(exponents: Tensor) -> Tensor:
     """Returns log(1 + exp(x)) to the last digit; PyTorch's default takes x for it from 20 on."""
     return softplus(exponents, threshold=40)
-
-
-# -- what is known of each loss ------------------------------------------------------------------------------
 
 
 class Form(NamedTuple):
@@ -236,40 +209,3 @@ FORMS: dict[type, Form] = {
     losses.TripletMarginLoss: Form(triplet_margin, is_reduced=False),
     losses.TupletMarginLoss: Form(tuplet_margin, needs_both_kinds=True),
 }
-
-
-class Recipe(NamedTuple):
-    """How a loss is computed without calling it."""
-
-    form: Form
-    reducers: dict[str, Any]  # of its parts, by name
-    learned: list[Tensor]  # what gets a gradient besides the anchors
-    is_by_anchor: bool
-
-
-def recipe_of(loss: Any) -> Recipe | None:
-    """Returns the recipe of a loss of PML's, unchanged, if nobody could tell that it is not called."""
-    form = FORMS.get(type(loss))
-    if form is None or type(loss.distance) not in DISTANCES or loss.embedding_regularizer:
-        return None
-    is_pair_loss = isinstance(loss, losses.GenericPairLoss)
-    has_own_method = is_pair_loss and loss.loss_method not in (loss.mat_based_loss, loss.pair_based_loss)
-    if has_own_method or not is_plain(loss):
-        return None
-    reducers = {}
-    for name in form.parts:
-        reducer = loss.reducer
-        if type(reducer) is MultipleReducers:
-            reducer = reducer.reducers._modules.get(name, reducer.default_reducer)
-        if type(reducer) not in REDUCERS:
-            return None
-        reducers[name] = reducer
-    learned = {}
-    for part in loss.modules():
-        for x in (*vars(part).values(), *part._parameters.values()):
-            if isinstance(x, Tensor) and x.requires_grad:
-                if x._backward_hooks or not x.is_leaf:  # which would run, or be gone through, twice
-                    return None
-                learned[id(x)] = x
-    is_by_anchor = form.is_by_anchor and not getattr(loss, "learn_beta", False)
-    return Recipe(form, reducers, list(learned.values()), is_by_anchor)

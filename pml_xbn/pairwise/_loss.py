@@ -13,11 +13,10 @@ from torch import Tensor
 from .._arithmetic import slices
 from ..memory._rows import Rows
 from ._distances import Distances
-from ._forms import Recipe, Terms, recipe_of
-from ._miners import mined
-from ._pairs import IndicesTuple, Pairs
-from ._reductions import Elements, OverRows
-from ._triplets import Runs, listed
+from ._forms import Terms
+from ._miners import mined, mined_by_its_own_code
+from ._pairs import Elements, IndicesTuple, OverRows, Pairs, Runs, listed
+from ._recipes import Recipe, is_function_of_pairs, recipe_of
 
 
 class Comparison(NamedTuple):
@@ -39,10 +38,10 @@ class Comparison(NamedTuple):
         negative = ~positive
         if self.own_rows is not None:
             positive = self.over_rows.leave_out(positive, self.own_rows)
-        labels = self.anchor_labels, self.row_labels
-        pairs = Pairs(positive, negative, *labels, self.own_rows, self.over_rows)
+        pairs = Pairs(positive, negative, self.anchor_labels, self.row_labels, self.own_rows, self.over_rows)
         if self.miner is not None:
-            pairs = mined(self.miner, distances, pairs)
+            mine = mined if is_function_of_pairs(self.miner) else mined_by_its_own_code
+            pairs = mine(self.miner, distances, pairs)
         return pairs if self.user_pairs is None else pairs.and_user_pairs(self.user_pairs)
 
 
@@ -76,7 +75,7 @@ def share_against(compared: Comparison, recipe: Recipe) -> Share:
     share.num_pairs = pairs.num_pairs or [over_rows.total(counts) for counts in pairs[:2]]
     if form.terms is None:
         share.begin()
-        for elements in _angular_terms(loss, share.leaf, distances.row_tensor, pairs):
+        for elements in _angular_terms(loss, share.leaf, compared.rows, pairs):
             share.add({"loss": elements}, over_rows, share.leaf)
         return share
     mat = distances.measured(loss.distance)
@@ -101,23 +100,17 @@ def share_against(compared: Comparison, recipe: Recipe) -> Share:
 
 
 class Share:
-    """What some anchors add to a loss.
-
-    Attributes:
-        leaf: the anchors, apart from how they were computed.
-        whole: what the terms are computed from, the leaf or a matrix that follows from it.
-        parts: of each of the k parts of the loss the sum of its terms, what divides it, and the gradients of
-            the sum with respect to the whole and to what is learned.
-        num_pairs: how many positive and negative pairs there are.
-    """
+    """What some anchors add to a loss of k parts."""
 
     def __init__(self, loss: Any, recipe: Recipe, anchors: Tensor) -> None:
         self._loss, self._recipe = loss, recipe
         self.inputs = [anchors, *recipe.learned]
         is_learning = torch.is_grad_enabled() and (anchors.requires_grad or bool(recipe.learned))
+        # The anchors, apart from how they were computed, and what the terms follow from: they, or a matrix.
         self.leaf = self.whole = anchors.detach().requires_grad_(is_learning)
+        # Of each part the sum of its terms, its divisor, and its gradients at the whole and what is learned.
         self.parts: list[list[Tensor]] = []
-        self.num_pairs: Sequence[Tensor | int] = []
+        self.num_pairs: Sequence[Tensor | int] = [0, 0]  # positive and negative ones
 
     def add(self, terms: Terms, over_rows: OverRows, leaf: Tensor, places: slice = slice(None)) -> None:
         """Adds terms, and forgets how they were computed from some places of the whole."""
@@ -150,7 +143,6 @@ class Share:
             like = [self.leaf.new_zeros(()), self.leaf.new_zeros((), dtype=torch.int64), *inputs]
             device = self.leaf.device  # what is learned may be on another
             self.parts = [[torch.zeros_like(x, device=device) for x in like] for _ in self._recipe.reducers]
-        self.num_pairs = self.num_pairs or [0, 0]
 
     @property
     def totals(self) -> Tensor:
@@ -225,11 +217,12 @@ class _Unknown(torch.autograd.Function):
         )
 
 
-def _angular_terms(loss: AngularLoss, anchors: Tensor, rows: Tensor, pairs: Pairs) -> Iterator[Elements]:
+def _angular_terms(loss: AngularLoss, anchors: Tensor, stored: Rows, pairs: Pairs) -> Iterator[Elements]:
     """Yields the terms by PML's own code, some positive pairs at a time."""
     a1, p = listed(pairs.positive > 0)  # once each, as triplets hold a pair with every negative
     if len(a1) == 0 or not pairs.negative.any():
         return
+    rows = stored.read(anchors.dtype)
     at_once = 8 * pairs.over_rows.anchors_at_once(len(rows), rows.device)  # for each part all rows are read
     for anchors_of_pairs, places in zip(a1.split(at_once), p.split(at_once), strict=True):
         # All rows of other classes are its negatives, whatever is listed, but something has to be listed.

@@ -11,17 +11,13 @@ from pytorch_metric_learning import miners
 from torch import Tensor
 
 from ._distances import Distances
-from ._pairs import IndicesTuple, Pairs, drop_own_rows, mapped, similarities
-from ._plain import is_plain
-from ._triplets import Runs
+from ._pairs import IndicesTuple, Pairs, Runs, drop_own_rows, mapped, similarities
 
 Miner = Callable[[Tensor, Tensor, Tensor, Tensor], IndicesTuple]
 
 
 def mined(miner: Any, distances: Distances, pairs: Pairs) -> Pairs:
-    """Returns those of the pairs that the miner chooses."""
-    if not is_function_of_pairs(miner):
-        return _mined_by_its_own_code(miner, distances, pairs)
+    """Returns those of the pairs that one of the five miners chooses."""
     with torch.no_grad():
         miner.reset_stats()
         chosen = MINERS[type(miner)](miner, distances.measured(miner.distance), pairs)
@@ -32,20 +28,13 @@ def mined(miner: Any, distances: Distances, pairs: Pairs) -> Pairs:
     return chosen._replace(num_pairs=numbers)
 
 
-def is_function_of_pairs(miner: Any) -> bool:
-    """Returns whether the miner is one of the five, unchanged, and nobody would notice a call."""
-    # Its function keeps the statistics of two.
-    allow_stats = type(miner) is not miners.TripletMarginMiner
-    return type(miner) in MINERS and is_plain(miner, allow_stats=allow_stats)
-
-
-def _mined_by_its_own_code(miner: Any, distances: Distances, pairs: Pairs) -> Pairs:
-    """Own copies are dropped from what it has chosen, and what it chose in their stead is not known."""
+def mined_by_its_own_code(miner: Any, distances: Distances, pairs: Pairs) -> Pairs:
+    """Returns what any miner chooses, without own copies; what it chose in their stead is not known."""
     own_rows = pairs.own_rows
-    lists = miner(distances.anchors, pairs.labels, distances.row_tensor, pairs.row_labels)
+    rows = distances.rows.read(distances.anchors.dtype)
+    lists = miner(distances.anchors, pairs.labels, rows, pairs.row_labels)
     if isinstance(miner, miners.EmbeddingsAlreadyPackagedAsTriplets):  # which numbers the batch
-        lists = tuple(x.to(pairs.labels.device) for x in lists)
-        lists = tuple(x[:0] for x in lists) if own_rows is None else mapped(lists, own_rows)
+        lists = tuple(x[:0].to(rows.device) for x in lists) if own_rows is None else mapped(lists, own_rows)
     if own_rows is not None:
         lists = drop_own_rows(lists, own_rows)
         if isinstance(miner, miners.BaseMiner):

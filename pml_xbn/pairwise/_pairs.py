@@ -1,24 +1,101 @@
-"""Pairs of anchors and rows, and PML's tuples of them: pairs ``(a1, p, a2, n)`` or triplets ``(a, p, n)``."""
+"""Pairs and triplets of anchors and rows, reductions over them, and a loss's terms as reducers sum them."""
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
+from pytorch_metric_learning import reducers
 from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor
+from torch.nn.functional import pad
 
-from ._reductions import OverRows
-from ._triplets import Runs, listed
+from .._arithmetic import widest
 
 IndicesTuple = tuple[Tensor, ...]
 
+# Of which the result follows from a sum and a count.
+REDUCERS = (
+    reducers.AvgNonZeroReducer,
+    reducers.DivisorReducer,
+    reducers.MeanReducer,
+    reducers.SumReducer,
+    reducers.ThresholdReducer,
+)
+# Several matrices of that size are to fit into a CPU's cache.
+_PAIRS_AT_ONCE = {"cpu": 2**19, "gpu": 2**24}
+
+
+class OverRows:
+    """Reductions of ``(a, n)`` to ``(a,)``, through which alone a loss or miner sees more than one pair.
+
+    ``counts`` says how often each pair counts, ``(a, n)``, bool or integers.
+    """
+
+    def anchors_at_once(self, num_rows: int, device: torch.device) -> int:
+        """Returns for how many anchors a loss is computed at once."""
+        return max(1, _PAIRS_AT_ONCE["cpu" if device.type == "cpu" else "gpu"] // max(1, num_rows))
+
+    def sum(self, values: Tensor, counts: Tensor) -> Tensor:
+        """Returns the sum of the values, each as often as it counts."""
+        # Times a mask takes a CPU six times as long as times numbers, which its bytes become in no time.
+        numbers = counts.view(torch.uint8) if counts.dtype == torch.bool else counts
+        return (values * numbers.to(values.dtype)).sum(dim=1)
+
+    def count(self, counts: Tensor) -> Tensor:
+        """Returns how many pairs count, int64."""
+        return counts.sum(dim=1)
+
+    def total(self, counts: Tensor) -> Tensor:
+        """Returns how many pairs of all anchors count, a 0-d int64 tensor."""
+        # On a CPU, the sum of a mask would make int64 of all of it.
+        return counts.count_nonzero() if counts.dtype == torch.bool else counts.sum()
+
+    def max(self, values: Tensor, mask: Tensor) -> Tensor:
+        """Returns the largest of the values that count, without gradient; -inf where none does."""
+        return torch.where(mask, values.detach(), -torch.inf).amax(dim=1)
+
+    def largest(self, values: Tensor, mask: Tensor) -> Tensor:
+        """Returns the pair with the largest of the values that count, the first of equal ones, ``(a, n)``."""
+        rows = torch.where(mask, values, -torch.inf).argmax(dim=1, keepdim=True)
+        return torch.zeros_like(mask).scatter_(1, rows, mask.gather(1, rows))
+
+    def log_sum_exp(self, values: Tensor, counts: Tensor) -> Tensor:
+        """Returns log Σ exp(values), the smallest finite number where none counts."""
+        if counts.dtype != torch.bool:
+            values, counts = values + counts.to(values.dtype).clamp_min(1).log(), counts > 0
+        result: Tensor = _LogSumExp.apply(values, counts)
+        return result
+
+    def leave_out(self, mask: Tensor, own_rows: Tensor) -> Tensor:
+        """Returns the mask, in place, without the pairs of anchors and their own rows ``(a,)``."""
+        return mask.scatter_(1, own_rows.unsqueeze(1), False)
+
+
+class _LogSumExp(torch.autograd.Function):
+    """log Σ exp(values) over rows, whose gradient is a softmax."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, mask: Tensor) -> Tensor:
+        limits = torch.finfo(values.dtype)
+        values = torch.where(mask, values, limits.min)
+        largest = values.amax(dim=1, keepdim=True)
+        # Numbers that are nearly zero would take a CPU ten to thirty times as long.
+        shares = (values - largest).clamp_(min=math.log(limits.tiny) / 2).exp_()
+        total = shares.sum(dim=1, keepdim=True)
+        ctx.save_for_backward(shares.div_(total))
+        return (largest + total.log_()).squeeze(1)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (shares,) = ctx.saved_tensors  # where none counts all do, but the result is not used
+        return gradient.unsqueeze(1) * shares, None
+
 
 class Pairs(NamedTuple):
-    """Pairs of anchors and rows that have been chosen, or triplets.
-
-    Of pairs, a loss of triplets combines all positives of an anchor with all its negatives.
-    """
+    """Pairs of anchors and rows that have been chosen, or triplets."""
 
     positive: Tensor  # (a, n), bool, or how often each pair is listed or part of a triplet
     negative: Tensor
@@ -26,7 +103,7 @@ class Pairs(NamedTuple):
     row_labels: Tensor  # (n,)
     own_rows: Tensor | None  # (a,), rows of the anchors' own copies
     over_rows: OverRows
-    triplets: Runs | IndicesTuple | None = None  # three index tensors, or runs; None: pairs
+    triplets: Runs | IndicesTuple | None = None  # index tensors, or runs; None: pairs, all combined
     num_pairs: list[int] | None = None  # how many are positive and negative; None: not counted
 
     def listed(self, lists: IndicesTuple) -> Pairs:
@@ -82,11 +159,7 @@ def mapped(user_pairs: IndicesTuple, rows: Tensor) -> IndicesTuple:
 
 
 def appended(indices: IndicesTuple, user_pairs: IndicesTuple, labels: Tensor) -> IndicesTuple:
-    """Returns ``indices`` followed by ``user_pairs``, as triplets or pairs, whichever ``indices`` are.
-
-    Args:
-        labels: of the batch, ``(b,)``.
-    """
+    """Returns ``indices`` and behind them ``user_pairs`` of the batch, as triplets if the first are some."""
     convert = lmu.convert_to_triplets if len(indices) == 3 else lmu.convert_to_pairs
     user_pairs = convert(user_pairs, labels)
     return tuple(torch.cat([a, b.to(a.device)]) for a, b in zip(indices, user_pairs, strict=True))
@@ -99,3 +172,123 @@ def drop_own_rows(indices: IndicesTuple, own_rows: Tensor) -> IndicesTuple:
         keep = (torch.stack(rows) != own_rows[anchors]).all(dim=0)
         left += [x[keep] for x in (anchors, *rows)]
     return tuple(left)
+
+
+class Runs(NamedTuple):
+    """Triplets of which consecutive positives, in the order of their distance, go with every negative."""
+
+    places: Tensor  # (a, k), rows of the anchor's positives in that order, and behind them others
+    counts: Tensor  # (a, k), how often each counts, int32; 0 for others
+    negative: Tensor  # (a, n), how often each pair counts
+    start: Tensor  # (a, n), number of the first positive that goes with a negative
+    end: Tensor  # (a, n), number of the first behind these
+
+    @classmethod
+    def all(cls, mat: Tensor, positive: Tensor, negative: Tensor) -> Runs:
+        """Returns all positives with all negatives of each anchor, by distances that grow as vectors part."""
+        num_positives = (positive > 0).sum(dim=1, keepdim=True)
+        k = min(mat.shape[1], max(1, int(num_positives.max())))
+        places = torch.where(positive > 0, mat, torch.inf).topk(k, largest=False).indices
+        end = num_positives.expand_as(mat)
+        return cls(places, positive.gather(1, places).int(), negative, torch.zeros_like(end), end)
+
+    def first(self, keys: Tensor, bounds: Tensor, *, is_above: bool = False) -> Tensor:
+        """Returns the first positives whose keys, which grow with the distance, reach or exceed bounds."""
+        return torch.searchsorted(self._of_positives(keys), bounds, right=is_above)
+
+    def are_ordered_by(self, keys: Tensor) -> bool:
+        """Returns whether the keys ``(a, n)`` do not fall with the distance, but for rounding."""
+        keys = self._of_positives(keys)
+        falls = (keys.cummax(dim=1).values - keys).nan_to_num(0.0)
+        return bool(falls.max() <= torch.finfo(keys.dtype).eps ** 0.5)
+
+    def _of_positives(self, keys: Tensor) -> Tensor:
+        return keys.gather(1, self.places).masked_fill(self.counts == 0, torch.inf)
+
+    def num_of_pairs(self) -> tuple[Tensor, Tensor]:
+        """Returns how many triplets each positive and each negative pair is part of, ``(a, n)``, int32."""
+        start, weights = torch.minimum(self.start, self.end), self.negative.int()
+        before = pad(self.counts.cumsum(dim=1, dtype=torch.int32), (1, 0))
+        per_negative = (before.gather(1, self.end) - before.gather(1, start)).mul_(weights)
+        # By how much the number of negatives changes from one positive to the next.
+        changes = torch.zeros_like(before)
+        changes.scatter_add_(1, start, weights).scatter_add_(1, self.end, -weights)
+        per_positive = changes.cumsum(dim=1, dtype=torch.int32)[:, :-1] * self.counts
+        return torch.zeros_like(per_negative).scatter_add_(1, self.places, per_positive), per_negative
+
+    def lists(self) -> tuple[Tensor, ...]:
+        """Returns the triplets as three index tensors."""
+        found = []
+        for number in range(self.places.shape[1]):
+            is_in = (self.start <= number) & (number < self.end)
+            anchors, negatives = listed(self.counts[:, number, None] * self.negative * is_in)
+            found.append((anchors, self.places[anchors, number], negatives))
+        return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
+
+
+def listed(counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns anchors and rows of pairs, each as often as it counts."""
+    places = counts.nonzero()
+    if counts.dtype != torch.bool:
+        places = places.repeat_interleave(counts[counts > 0], dim=0)
+    anchors, rows = places.unbind(dim=1)
+    return anchors, rows
+
+
+class Elements(NamedTuple):
+    """The terms that a loss hands its reducer."""
+
+    # Of anchors (a,), of pairs (a, n), or of listed ones (k,); without dimensions a result, whatever reduces.
+    values: Tensor
+    counts: Tensor | None = None  # how often each counts, bool or integers; None: once
+    divisor: Tensor | None = None  # that of PML's DivisorReducer
+
+    def totals(self, reducer: Any, over_rows: OverRows) -> tuple[Tensor, Tensor]:
+        """Returns what the reducer sums, with a number per anchor or listed one, and what divides the sum."""
+        values, counts = self.values, self.counts
+        for name, is_beyond in (("low", torch.gt), ("high", torch.lt)):
+            bound = getattr(reducer, name, None)
+            if bound is not None and values.ndim > 0:
+                is_within = is_beyond(values, bound)
+                counts = is_within if counts is None else counts * is_within
+        if counts is None:
+            return values, torch.full((), values.numel(), device=values.device)  # torch.tensor would wait
+        is_mask = counts.dtype == torch.bool
+        # What does not count may be NaN.
+        values = values.masked_fill(~counts if is_mask else counts == 0, 0)
+        if values.ndim == 2:
+            return over_rows.sum(values, counts), over_rows.total(counts)
+        return values if is_mask else values * counts, counts.sum()
+
+
+class TripletTerms(NamedTuple):
+    """Of every triplet the positive part of x_p + y_n, where x grows with the distance, and y falls.
+
+    Triplets with terms between two numbers are runs too, and a sum needs the number of them of each pair.
+    """
+
+    x: Tensor  # (a, n), with gradient
+    y: Tensor
+    triplets: Runs
+    is_positive: bool  # x_p + y_n is never less than 0
+    divisor: Tensor | None = None  # that of PML's DivisorReducer
+
+    def totals(self, reducer: Any, over_rows: OverRows) -> tuple[Tensor, Tensor]:
+        """Returns the sum of every anchor's terms, and how many are counted, as ``Elements.totals`` does."""
+        low, high = getattr(reducer, "low", None), getattr(reducer, "high", None)
+        low = None if low is None or low < 0 else low  # no term is less than 0
+        least = 0.0 if low is None and not self.is_positive else low
+        positive, negative = self._between(least, high).num_of_pairs()
+        counted = positive if least == low else self._between(None, high).num_of_pairs()[0]
+        totals = over_rows.sum(widest(self.x), positive) + over_rows.sum(widest(self.y), negative)
+        return totals, counted.sum()
+
+    @torch.no_grad()
+    def _between(self, low: float | None, high: float | None) -> Runs:
+        """Returns the triplets with low < x_p + y_n < high."""
+        start, end = self.triplets.start, self.triplets.end
+        if low is not None:
+            start = torch.maximum(start, self.triplets.first(self.x, low - self.y, is_above=True))
+        if high is not None:
+            end = torch.minimum(end, self.triplets.first(self.x, high - self.y)) if high > 0 else end * 0
+        return self.triplets._replace(start=start, end=end)

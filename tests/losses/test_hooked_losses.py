@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from pml_xbn import XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory
-from pml_xbn.pairwise import _reductions
-from pml_xbn.pairwise._triplets import Runs
+from pml_xbn.pairwise import _pairs
+from pml_xbn.pairwise._pairs import Runs
 
 D, M = 4, 20
 LOSSES = losses.CrossBatchMemory.supported_losses()
@@ -406,7 +406,7 @@ def test_a_setting_that_follows_from_a_parameter_of_the_loss_is_learned(function
 
 
 def test_triplets_are_listed_of_few_anchors_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(_reductions._PAIRS_AT_ONCE, "cpu", 300)
+    monkeypatch.setitem(_pairs._PAIRS_AT_ONCE, "cpu", 300)
     sizes, lists = [], Runs.lists
 
     def counted(runs: Runs) -> tuple[Tensor, ...]:

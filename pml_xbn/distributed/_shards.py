@@ -1,4 +1,4 @@
-"""Rows of which every rank holds some, with one map for all."""
+"""Rows of which every rank holds some, with one map for all, and reductions over them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from torch import distributed as dist
 
 from ..memory._queue import Queue
 from ..memory._rows import Rows, sums_of
-from ._collectives import all_reduced
+from ..pairwise._pairs import OverRows
+from ._ranks import all_reduced
 
 _OF_PLACES = ("rows", "labels", "ids")  # entries of a queue's state that have one of every place
 
@@ -40,11 +41,6 @@ class ShardedRows(Rows):
     @property
     def num_rows(self) -> int:
         return min(max(self.count - self.first, 0), len(self.stored))
-
-    @property
-    def most_places(self) -> int:
-        """How many places the rank with the most of them holds."""
-        return -(-self.num_places // dist.get_world_size())
 
     def over_ranks(self, sums: Tensor) -> Tensor:
         return all_reduced(sums)
@@ -122,3 +118,67 @@ class ShardedQueue(Queue):
             state[key] = saved.to_local() if hasattr(saved, "to_local") else saved[rows.first : end]
         super()._load_from_state_dict(state, prefix, *args)
         self._measure()
+
+
+class OverShards(OverRows):
+    """Reductions of ``(a, n)`` to ``(a,)``, of the same anchors on all ranks and of each rank's rows.
+
+    Every rank finds what a single process would. Gradients of what all ranks compute from it add up as values
+    do: those at a rank's own pairs are the number of ranks times those of a single process.
+    """
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows  # this rank's
+
+    def anchors_at_once(self, num_rows: int, device: torch.device) -> int:
+        most_places = -(-self.rows.num_places // dist.get_world_size())
+        return super().anchors_at_once(most_places, device)  # alike on all ranks
+
+    def sum(self, values: Tensor, counts: Tensor) -> Tensor:
+        result: Tensor = _Sum.apply(super().sum(values, counts))
+        return result
+
+    def count(self, counts: Tensor) -> Tensor:
+        return all_reduced(super().count(counts))
+
+    def total(self, counts: Tensor) -> Tensor:
+        return all_reduced(super().total(counts))
+
+    def max(self, values: Tensor, mask: Tensor) -> Tensor:
+        values = values.detach()
+        is_empty = values.shape[1] == 0
+        found = values.new_full((len(values),), -torch.inf) if is_empty else super().max(values, mask)
+        return all_reduced(found, dist.ReduceOp.MAX)
+
+    def largest(self, values: Tensor, mask: Tensor) -> Tensor:
+        """Of equal ones on many ranks, the first rank's, which holds the first places of the queue."""
+        places = mask & (values == self.max(values, mask).unsqueeze(1))
+        places &= places.cumsum(dim=1) == 1
+        number = torch.where(places.any(dim=1), -dist.get_rank(), -dist.get_world_size())
+        is_here = all_reduced(number, dist.ReduceOp.MAX) == number
+        return places & is_here.unsqueeze(1)
+
+    def log_sum_exp(self, values: Tensor, counts: Tensor) -> Tensor:
+        least = torch.finfo(values.dtype).min
+        largest = self.max(values, counts > 0).clamp_min(least)
+        # What does not count may be larger, and overflow. On a CPU, exp of what is nearly zero takes long.
+        total = self.sum((values - largest.unsqueeze(1)).clamp(-80, 80).exp_(), counts)
+        return torch.where(total > 0, total, 1).log() + largest
+
+    def leave_out(self, mask: Tensor, own_rows: Tensor) -> Tensor:
+        held, anchors = self.rows.held(own_rows, torch.arange(len(own_rows), device=own_rows.device))
+        mask[anchors, held] = False
+        return mask
+
+
+class _Sum(torch.autograd.Function):
+    """The sum over ranks; so is the gradient, which is computed within the forward pass of the loss."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        return all_reduced(values)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return all_reduced(gradient)
