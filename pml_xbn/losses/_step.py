@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ..memory._batch import Batch, zero_loss
+from ..memory._batch import Batch, averaged, placement_of, with_samples, zero_loss
 from ..memory._queue import Contents
 from ..memory._rows import Rows
-from ..memory._samples import averaged, placement_of, with_samples
 from ..pairwise._loss import Comparison, loss_against
 from ..pairwise._pairs import drop_own_rows, mapped
 from .batch_loss import loss_of_batch
