@@ -16,9 +16,8 @@ from ..adapters.base_adapter import BaseAdapter
 from ..distributed._collectives import is_distributed
 from ..distributed._sharded_rows import ShardedQueue
 from ..memory._batch import check_update
-from ..memory._checkpoint import prepare_state
 from ..memory._hooks import MemoryHook, MemoryHooks, transaction
-from ..memory._queue import Queue
+from ..memory._queue import Queue, prepare_state
 from ..pairwise._miners import Miner
 from ..pairwise._pairs import IndicesTuple
 from ..pairwise._supported import check_supported
