@@ -77,19 +77,18 @@ class CovarianceMatching(nn.Module):
 
     def matrix(self, memory: Tensor, batch: Tensor) -> Tensor:
         """A, given the covariances Σ and Σ′: ``(d, d)`` each."""
-        std, new_std = memory.diagonal().sqrt(), batch.diagonal().sqrt()
-        has_spread = (std > 0) & (new_std > 0)
-        unit = torch.eye(len(std), dtype=std.dtype, device=std.device)
-        old, new = (
-            # A dimension without spread is correlated with none.
-            ((1 - self.shrinkage) * x / torch.outer(size, size)).fill_diagonal_(1.0)
-            for x, size in (
-                (memory, torch.where(has_spread, std, torch.inf)),
-                (batch, torch.where(has_spread, new_std, torch.inf)),
-            )
-        )
-        are_regular = _is_regular(old) & _is_regular(new)
-        old, new = torch.where(are_regular, old, unit), torch.where(are_regular, new, unit)
+        covariances = torch.stack([memory, batch])
+        stds = covariances.diagonal(dim1=1, dim2=2).sqrt()
+        # A dimension without spread is correlated with none.
+        sizes = torch.where((stds > 0).all(dim=0), stds, torch.inf)
+        correlations = (1 - self.shrinkage) * covariances / (sizes.unsqueeze(2) * sizes.unsqueeze(1))
+        correlations.diagonal(dim1=1, dim2=2).fill_(1.0)
+        factors, info = torch.linalg.cholesky_ex(correlations)
+        least = torch.finfo(factors.dtype).eps ** 0.5
+        are_regular = (info == 0).all() & (factors.diagonal(dim1=1, dim2=2).square() > least).all()
+        unit = torch.eye(len(memory), dtype=memory.dtype, device=memory.device)
+        old, new = torch.where(are_regular, correlations, unit)
+        std, new_std = stds
         # Where there are NaN, the map is not used, but roots are computed.
         scale = torch.where(std > 0, new_std / std, 1.0).nan_to_num(1.0, 1.0)
         size = torch.where(std > 0, std, 1.0)
@@ -114,13 +113,6 @@ def _moments(rows: Tensor) -> tuple[Tensor, Tensor]:
     variance, least = covariance.diagonal(), 8 * torch.finfo(rows.dtype).eps * mean
     variance *= variance > least.square()
     return mean, covariance
-
-
-def _is_regular(correlations: Tensor) -> Tensor:
-    factor, info = torch.linalg.cholesky_ex(correlations)
-    least = torch.finfo(factor.dtype).eps ** 0.5
-    is_regular: Tensor = (info == 0) & (factor.diagonal().square() > least).all()
-    return is_regular
 
 
 def _roots(matrix: Tensor) -> tuple[Tensor, Tensor]:
