@@ -24,7 +24,6 @@ class Contents(NamedTuple):
     num_calls: int = 0
     position: int = 0  # place of the next row
     num_replaced: int = 0  # rows that have taken the place of their sample's, since that made a turn
-    has_ids: bool = False  # some rows may be those of samples
 
     @property
     def row_labels(self) -> Tensor:
@@ -45,13 +44,11 @@ class Contents(NamedTuple):
     def with_entries(self, places: Tensor, labels: Tensor, ids: Tensor | None) -> Contents:
         """Returns the contents with other labels and samples at the places ``(k,)``."""
         own_places, labels = self.rows.held(places, labels)
-        new_ids = self.ids
-        if ids is not None:
-            new_ids = new_ids.index_copy(0, *self.rows.held(places, ids))
-        elif self.has_ids:
-            new_ids = new_ids.index_fill(0, own_places, -1)
-        labels, has_ids = self.labels.index_copy(0, own_places, labels), self.has_ids or ids is not None
-        return self._replace(labels=labels, ids=new_ids, has_ids=has_ids)
+        if ids is None:
+            ids = self.ids.index_fill(0, own_places, -1)
+        else:
+            ids = self.ids.index_copy(0, *self.rows.held(places, ids))
+        return self._replace(labels=self.labels.index_copy(0, own_places, labels), ids=ids)
 
     def state(self) -> dict[str, Tensor]:
         """Returns tensors of fixed shape that hold everything."""
@@ -76,8 +73,7 @@ class Contents(NamedTuple):
         if rows.stored.dtype != dtype:  # which rounds otherwise, and has another range
             rows = Rows.of(rows.read(rows.dtype), len(rows.stored), dtype)
         labels, ids = state["labels"].long(), state["ids"].long()
-        has_ids = bool((ids >= 0).any())
-        return Contents(rows, labels, ids, None, num_calls, position, num_replaced, has_ids)
+        return Contents(rows, labels, ids, None, num_calls, position, num_replaced)
 
 
 class Queue(nn.Module):

@@ -233,10 +233,10 @@ class Rows:
         self.stored[places] = stored
         if self.sums is None:
             return self
-        new, old = widest(stored), widest(gone)
-        change = new - old
         first, second = self.sums
-        sums = first + change.sum(dim=0), second + change.mul_(new.add_(old)).sum(dim=0)
+        new = widest(stored)
+        change = new - gone
+        sums = first + change.sum(dim=0), second + change.mul_(new.add_(gone)).sum(dim=0)
         return replace(self, sums=sums)
 
     def undo(self) -> None:
