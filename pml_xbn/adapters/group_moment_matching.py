@@ -72,12 +72,12 @@ class GroupMomentMatching(BaseAdapter):
         if self.superclass_of is None:
             return None
         missing = self.superclass_of.is_missing(labels)
-        return (
-            missing.any(),
-            lambda: (
-                f"labels {labels[missing].unique().tolist()} have no superclass: add them to superclasses"
-            ),
-        )
+
+        def message() -> str:
+            found = labels[missing].unique().tolist()
+            return f"labels {found} have no superclass: add them to superclasses"
+
+        return missing.any(), message
 
     def map(self, memory: Moments, target: Moments) -> Affine:
         return memory.to(target)
