@@ -10,7 +10,7 @@ from .._number_checks import check_one_of
 
 
 class CovarianceMatching(nn.Module):
-    r"""Gives the memory the mean and the covariance of the batch, not only each dimension's variance.
+    r"""Gives the memory the mean and the covariance of the batch.
 
     .. math:: \hat z = A (z - \mu) + \mu', \quad A\, \Sigma\, A^T = \Sigma'
 
@@ -31,8 +31,6 @@ class CovarianceMatching(nn.Module):
     where memory and batch are alike. With s = 1, or where a blended covariance is singular, all three are
     :class:`MomentMatching`, the paper's Eq. 12. A dimension without spread in memory or batch takes that map,
     too, and has no part in that of the others.
-
-    It is a hook that reads rows and returns rows, without state: a step takes O(n d²) and O(d³).
 
     Args:
         root: one of the above.
@@ -61,12 +59,7 @@ class CovarianceMatching(nn.Module):
     def forward(
         self, memory: Tensor, memory_labels: Tensor, batch: Tensor, batch_labels: Tensor
     ) -> Tensor | None:
-        """Returns the adapted rows ``(n, d)``, or None with fewer than two rows in memory or batch.
-
-        Args:
-            memory, batch: rows of the memory ``(n, d)``, not modified, and rows to be stored ``(b, d)``.
-            memory_labels, batch_labels: ``(n,)`` and ``(b,)``; not looked at.
-        """
+        """Returns the rows ``(n, d)`` of a memory adapted to a batch ``(b, d)``; None with fewer than two."""
         if min(len(memory), len(batch)) < 2:
             return None
         mean, covariance = _moments(memory)
