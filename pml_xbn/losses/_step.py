@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ..memory._batch import Batch, averaged, placement_of, with_samples, zero_loss
+from ..memory._batch import Batch, averaged, placement_of, zero_loss
 from ..memory._queue import Contents
 from ..memory._rows import Rows
 from ..pairwise._loss import Comparison, loss_against
@@ -52,11 +52,14 @@ def stored(memory: Memory, batch: Batch, *, is_fill: bool = False) -> Contents |
         hooks.returning = None
         contents = contents._replace(rows=adapted)
     if batch.ids is None or placement is None:
-        contents = contents.put(rows, labels)
+        contents = contents.put(contents.next_places(len(rows)), rows, labels, None, len(rows))
     else:
         if memory.update == "average":
             rows = averaged(rows, contents.rows, placement, memory.update_momentum)
-        contents = with_samples(contents, placement, rows, labels, batch.ids)
+        kept, places = placement.kept, placement.places
+        contents = contents.put(
+            places[kept], rows[kept], labels[kept], batch.ids[kept], placement.num_coming
+        )._replace(newest=places)
     memory.queue.hold(contents)
     return contents
 

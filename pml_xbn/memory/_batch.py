@@ -51,8 +51,8 @@ class Placement(NamedTuple):
     """
 
     places: Tensor  # of every row of the batch its sample's place afterwards, (b,)
-    staying: Tensor  # numbers of the rows that replace others in their places, (s,)
-    coming: Tensor  # numbers of the rows that go to the next places of the queue, (k,), in order
+    kept: Tensor  # numbers of the rows that are stored, (k,)
+    num_coming: int  # how many of these go to the next places of the queue
     returning: Tensor  # numbers of the rows whose sample is stored, (r,)
     stored_at: Tensor  # where these samples are stored before the step, (r,)
 
@@ -74,32 +74,16 @@ def placement_of(contents: Contents, ids: Tensor, labels: Tensor) -> Placement:
     num_new = int((kept & ~is_stored).sum())
     in_turn = torch.arange(num_new, num_new + len(waiting), device=ids.device)
     num_coming = num_new + int((waiting < in_turn).cumprod(dim=0).sum())
-    is_coming = kept & (~is_stored | (ahead < num_coming))
     places = stored_at.clone()
-    places[is_coming] = (contents.position + torch.arange(num_coming, device=ids.device)) % num_places
-    staying, coming, returning = (
-        flags.nonzero().squeeze(1) for flags in (kept & ~is_coming, is_coming, kept & is_stored)
-    )
-    return Placement(places[last], staying, coming, returning, stored_at[returning])
+    places[kept & (~is_stored | (ahead < num_coming))] = contents.next_places(num_coming)
+    stored, returning = (flags.nonzero().squeeze(1) for flags in (kept, kept & is_stored))
+    return Placement(places[last], stored, num_coming, returning, stored_at[returning])
 
 
 def averaged(rows: Tensor, stored: Rows, placement: Placement, momentum: float) -> Tensor:
     """Returns the rows ``(b, d)`` that are to be stored of a batch, some of whose samples are stored."""
     new = normalize(rows[placement.returning].lerp(stored.at(placement.stored_at), momentum))
     return rows.index_copy(0, placement.returning, new)
-
-
-def with_samples(
-    contents: Contents, placement: Placement, rows: Tensor, labels: Tensor, ids: Tensor
-) -> Contents:
-    """Returns the contents with a batch ``(b, d)`` in the places that it has."""
-    staying, coming = placement.staying, placement.coming
-    at, num_replaced = placement.places[staying], contents.num_replaced + len(staying)
-    is_turn = num_replaced >= contents.rows.num_places
-    stored = contents.rows.put(at, rows[staying], len(contents.rows), is_turn)
-    contents = contents.with_entries(at, labels[staying], ids[staying])
-    contents = contents._replace(rows=stored, num_replaced=0 if is_turn else num_replaced)
-    return contents.put(rows[coming], labels[coming], ids[coming])._replace(newest=placement.places)
 
 
 def _last_rows(ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -31,24 +31,28 @@ class Contents(NamedTuple):
         num_rows = self.rows.num_rows
         return self.labels if num_rows == len(self.labels) else self.labels[:num_rows]
 
-    def put(self, rows: Tensor, labels: Tensor, ids: Tensor | None = None) -> Contents:
-        """Returns the contents with rows ``(b, d)``, at most M, in the place of the oldest ones."""
-        size, end = self.rows.num_places, self.position + len(rows)
-        places = torch.arange(self.position, end, device=rows.device)
-        if end > size:
-            places %= size
-        new_rows = self.rows.put(places, rows, max(len(self.rows), min(end, size)), is_turn=end >= size)
-        contents = self.with_entries(places, labels, ids)
-        return contents._replace(rows=new_rows, newest=places, position=end % size)
+    def next_places(self, num_rows: int) -> Tensor:
+        """Returns the next places of the queue, at most M."""
+        end = self.position + num_rows
+        places = torch.arange(self.position, end, device=self.labels.device)
+        return places if end <= self.rows.num_places else places % self.rows.num_places
 
-    def with_entries(self, places: Tensor, labels: Tensor, ids: Tensor | None) -> Contents:
-        """Returns the contents with other labels and samples at the places ``(k,)``."""
+    def put(
+        self, places: Tensor, rows: Tensor, labels: Tensor, ids: Tensor | None, num_coming: int
+    ) -> Contents:
+        """Returns the contents with rows ``(k, d)`` in their places, of which some are the queue's next."""
+        size, end = self.rows.num_places, self.position + num_coming
+        num_replaced = self.num_replaced + len(rows) - num_coming
+        is_turn = max(end, num_replaced) >= size
+        new_rows = self.rows.put(places, rows, max(len(self.rows), min(end, size)), is_turn)
         own_places, labels = self.rows.held(places, labels)
         if ids is None:
             ids = self.ids.index_fill(0, own_places, -1)
         else:
             ids = self.ids.index_copy(0, *self.rows.held(places, ids))
-        return self._replace(labels=self.labels.index_copy(0, own_places, labels), ids=ids)
+        labels = self.labels.index_copy(0, own_places, labels)
+        num_replaced = num_replaced if num_replaced < size else 0
+        return Contents(new_rows, labels, ids, places, self.num_calls, end % size, num_replaced)
 
     def state(self) -> dict[str, Tensor]:
         """Returns tensors of fixed shape that hold everything."""
