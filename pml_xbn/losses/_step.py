@@ -41,7 +41,9 @@ def stored(memory: Memory, batch: Batch, *, is_fill: bool = False) -> Contents |
         new = torch.zeros_like(contents.rows.stored)
         contents = contents._replace(rows=contents.rows.stored_anew(new))
     rows = batch.refs.detach().to(contents.rows.dtype)
-    placement = None if batch.ids is None else placement_of(contents, batch.ids, labels)
+    placement = None
+    if batch.ids is not None and len(batch.ids) > 0:
+        placement = placement_of(contents, batch.ids, labels)
     if num_calls >= memory.warmup + memory.delay and not is_fill:
         hooks.returning = () if placement is None else (placement.stored_at, placement.returning)
         with torch.no_grad():

@@ -58,16 +58,19 @@ class Placement(NamedTuple):
 
 
 def placement_of(contents: Contents, ids: Tensor, labels: Tensor) -> Placement:
-    """Returns the places of a batch of these samples ``(b,)``; a negative one is that of no sample."""
-    kept, last = _last_rows(ids)
+    """Returns the places of a batch of these samples ``(b,)``, not empty; a negative one is of no sample."""
+    numbers = torch.arange(len(ids), device=ids.device)
+    samples, sample_of = ids.unique(return_inverse=True)
+    last = torch.zeros_like(samples).scatter_reduce_(0, sample_of, numbers, "amax")[sample_of]
+    last = torch.where(ids < 0, numbers, last)
     if not torch.equal(labels, labels[last]):
         rows = (labels != labels[last]).nonzero().flatten().tolist()
         raise ValueError(
             f"sample_ids names samples in rows {rows} of the batch that have another label further behind: "
             "give every sample one label, or every view of it an id of its own"
         )
-    stored_at = contents.rows.everywhere(_places(contents.ids, ids))
-    num_places, is_stored = contents.rows.num_places, stored_at >= 0
+    stored_at = contents.rows.everywhere(_places(contents.ids, samples)[sample_of])
+    num_places, is_stored, kept = contents.rows.num_places, stored_at >= 0, last == numbers
     # How many rows come to the queue until it gets there; those that it does get to come to it too.
     ahead = (stored_at - contents.position) % num_places
     waiting = ahead[kept & is_stored].sort().values
@@ -86,22 +89,10 @@ def averaged(rows: Tensor, stored: Rows, placement: Placement, momentum: float) 
     return rows.index_copy(0, placement.returning, new)
 
 
-def _last_rows(ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Whether a row is the last of its sample, ``(b,)`` bool, and the number of that one, ``(b,)``."""
-    numbers = torch.arange(len(ids), device=ids.device)
-    _, samples = ids.unique(return_inverse=True)
-    last = torch.zeros_like(ids).scatter_reduce_(0, samples, numbers, "amax")[samples]
-    last = torch.where(ids < 0, numbers, last)
-    return last == numbers, last
-
-
-def _places(stored: Tensor, ids: Tensor) -> Tensor:
-    """Where the samples are stored, ``(b,)``; -1 where they are not."""
-    found = torch.full_like(ids, -1)
-    if len(ids) == 0:
-        return found
-    in_order = ids.sort().values
-    slots = torch.searchsorted(in_order, stored).clamp_max_(len(ids) - 1)
-    places = ((in_order[slots] == stored) & (stored >= 0)).nonzero().squeeze(1)
+def _places(stored: Tensor, samples: Tensor) -> Tensor:
+    """Where the samples ``(s,)``, in ascending order, are stored; -1 where they are not."""
+    slots = torch.searchsorted(samples, stored).clamp_max_(len(samples) - 1)
+    places = ((samples[slots] == stored) & (stored >= 0)).nonzero().squeeze(1)
+    found = torch.full_like(samples, -1)
     found[slots[places]] = places
-    return found[torch.searchsorted(in_order, ids)]
+    return found
