@@ -84,11 +84,9 @@ class BaseAdapter(nn.Module):
             setattr(self, name, 0)
 
     def map(self, memory: Moments, target: Moments) -> Affine:
-        """Returns the map that adapts all rows.
+        """Returns the map that adapts all rows, given their moments and those that :meth:`estimate` returns.
 
-        Args:
-            memory: moments of the stored rows, ``(d,)`` each, float64; σ is 0 in dimensions without spread.
-            target: moments to adapt to, which :meth:`estimate` has returned.
+        All are ``(d,)`` and float64; σ is 0 in dimensions without spread.
         """
         raise TypeError(
             f"{type(self).__name__} has no map: define map(memory, target) -> Affine(scale, shift)"
