@@ -53,9 +53,9 @@ class MemoryHooks:
 
     def name_modules(self, memory: nn.Module) -> None:
         """Numbers the modules among the hooks, but those of them that the memory has by another name."""
-        names = [name for name, _ in memory.named_children() if name.startswith(_PREFIX)]
-        for name in names:  # some may have been removed
-            delattr(memory, name)
+        for name, _ in list(memory.named_children()):
+            if name.startswith(_PREFIX):  # some may have been removed
+                delattr(memory, name)
         for hook in self._hooks.values():
             if isinstance(hook, nn.Module) and all(hook is not module for module in memory.modules()):
                 number = sum(name.startswith(_PREFIX) for name, _ in memory.named_children())
@@ -63,11 +63,9 @@ class MemoryHooks:
 
     def refusals(self, labels: Tensor) -> list[Refusal]:
         """What the hooks that check labels have against these."""
-        refusals = []
-        for hook in self._hooks.values():
-            if isinstance(hook, BaseAdapter) and (refusal := hook.refusal(labels)) is not None:
-                refusals.append(refusal)
-        return refusals
+        adapters = [hook for hook in self._hooks.values() if isinstance(hook, BaseAdapter)]
+        refusals = [adapter.refusal(labels) for adapter in adapters]
+        return [refusal for refusal in refusals if refusal is not None]
 
     def adapted(
         self, contents: Contents, batch: Tensor, batch_labels: Tensor, *, allow_nonfinite: bool

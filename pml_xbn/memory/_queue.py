@@ -103,8 +103,6 @@ class Queue(nn.Module):
             labels = torch.zeros(len(rows.stored), dtype=torch.int64, device=device)
             return Contents(rows, labels, labels - 1)
 
-    # -- the rows as a value ---------------------------------------------------------------------------------
-
     def read(self) -> Tensor:
         """Returns the rows as they are now, ``(M, d)``, with zeros behind them."""
         rows = self.settled().rows
@@ -139,13 +137,9 @@ class Queue(nn.Module):
             raise ValueError(f"label_memory of shape {tuple(labels.shape)}: assign {tuple(own.shape)}")
         self.contents = self.contents._replace(labels=labels.to(own))
 
-    # -- a step ----------------------------------------------------------------------------------------------
-
     def hold(self, contents: Contents) -> None:
         """Takes contents; what was written to the value of others from here on is nobody's."""
         self.contents, self._read = contents, None
-
-    # -- devices and state -----------------------------------------------------------------------------------
 
     def on(self, device: torch.device) -> None:
         """Goes to a device, and out of ``inference_mode``, to work with the contents."""
@@ -180,10 +174,9 @@ class Queue(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         _, _, missing, *_ = args
         names = self.contents.state().keys()
-        own_missing = [prefix + name for name in names if prefix + name not in state_dict]
-        missing += own_missing
-        if not own_missing:
-            state = {name: state_dict[prefix + name] for name in names}
+        state = {name: state_dict[prefix + name] for name in names if prefix + name in state_dict}
+        missing += [prefix + name for name in names if name not in state]
+        if len(state) == len(names):
             own, given = self.contents.labels.device, state["labels"].device
             self._load(state, given if own.type == "meta" else own)
 

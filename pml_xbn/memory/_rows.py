@@ -217,7 +217,7 @@ class Rows:
             before = self._beginning_with(values)
         places, values = self.held(places, values)
         after = before._written(places, before._to_store(values))
-        return replace(after, count=count, is_due=self.is_due or is_turn)
+        return replace(after, count=count, is_due=self.is_due or (is_turn and after.sums is not None))
 
     def _to_store(self, values: Tensor) -> Tensor:
         """Returns rows ``(k, d)`` as they are stored, in float64."""
@@ -259,9 +259,7 @@ class Rows:
 
     def settle(self: Self) -> Self:
         """Returns these rows after a step that has succeeded: stored anew, in place, if that is due."""
-        rows = self
-        if self.is_due:
-            rows = replace(self, is_due=False) if self.sums is None else self.stored_anew(self.stored)
+        rows = self.stored_anew(self.stored) if self.is_due else self
         self.overwritten.clear()
         return rows
 
