@@ -203,24 +203,21 @@ def prepare_state(state: dict[str, Any], prefix: str, memory: nn.Module, queue: 
                 f"the checkpoint's memory has shape {tuple(saved_rows.shape)}, this one {own_size}: "
                 f"build it with {name}={saved_rows.shape[axis]}, not {own_size[axis]}"
             )
-    if rows is not None and labels is not None:
-        found = _contents_of_pmls(rows, labels, queue.dtype).state()
-        state.update({f"{prefix}queue.{name}": values for name, values in found.items()})
-        # What PML's class has no counterpart for stays as it is.
-        for key, value in memory.state_dict(prefix=prefix).items():
-            if not key.startswith((prefix + "loss.", prefix + "miner.")):
-                state.setdefault(key, value)
-
-
-def _contents_of_pmls(rows: Tensor, labels: Tensor, dtype: torch.dtype) -> Contents:
-    """Returns the contents of a memory with these rows ``(M, d)``, filled up to the last that is not zero."""
+    if rows is None or labels is None:
+        return
     occupied = (rows != 0).any(dim=1).nonzero()
     num_rows = int(occupied[-1]) + 1 if len(occupied) else 0
+    position = num_rows % len(rows)
     warnings.warn(
         f"the checkpoint holds no queue position, as those of PML's CrossBatchMemory: took {num_rows} of "
-        f"{len(rows)} rows to be filled and row {num_rows % len(rows)} to be the next one written, and "
-        "count calls from 0, so warmup and delay start over",
+        f"{len(rows)} rows to be filled and row {position} to be the next one written, and count calls from "
+        "0, so warmup and delay start over",
         stacklevel=2,
     )
-    stored = Rows.of(rows[:num_rows], len(rows), dtype)
-    return Contents(stored, labels, torch.full_like(labels, -1), position=num_rows % len(rows))
+    stored = Rows.of(rows[:num_rows], len(rows), queue.dtype)
+    contents = Contents(stored, labels, torch.full_like(labels, -1), position=position)
+    state.update({f"{prefix}queue.{name}": values for name, values in contents.state().items()})
+    # What PML's class has no counterpart for stays as it is.
+    for key, value in memory.state_dict(prefix=prefix).items():
+        if not key.startswith((prefix + "loss.", prefix + "miner.")):
+            state.setdefault(key, value)
