@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
@@ -17,11 +18,11 @@ from .moments import Moments, group_moments, moments
 Refusal = tuple[Tensor, Callable[[], str]]
 
 
+@dataclass
 class _PlainRows:
     """Rows ``(n, d)`` of a plain tensor, in float64, with what adapters ask of the rows of a memory."""
 
-    def __init__(self, values: Tensor) -> None:
-        self.values = values
+    values: Tensor
 
     def __len__(self) -> int:
         return len(self.values)

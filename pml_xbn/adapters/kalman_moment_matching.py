@@ -55,7 +55,6 @@ class KalmanMomentMatching(MomentMatching):
         self.initial_variance = initial_variance
         self.gain_update_interval = gain_update_interval
         self.variance = initial_variance
-        self.current_gain = 1.0
         self.record_stats("kalman_gain")
 
     def gain(self, batch_size: int) -> float:
