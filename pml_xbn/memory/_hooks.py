@@ -63,9 +63,11 @@ class MemoryHooks:
 
     def refusals(self, labels: Tensor) -> list[Refusal]:
         """What the hooks that check labels have against these."""
-        adapters = [hook for hook in self._hooks.values() if isinstance(hook, BaseAdapter)]
-        refusals = [adapter.refusal(labels) for adapter in adapters]
-        return [refusal for refusal in refusals if refusal is not None]
+        refusals = []
+        for hook in self._hooks.values():
+            if isinstance(hook, BaseAdapter) and (refusal := hook.refusal(labels)) is not None:
+                refusals.append(refusal)
+        return refusals
 
     def adapted(
         self, contents: Contents, batch: Tensor, batch_labels: Tensor, *, allow_nonfinite: bool
