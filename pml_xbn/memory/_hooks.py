@@ -121,7 +121,11 @@ def transaction(queue: Queue, hooks: MemoryHooks) -> Iterator[None]:
     queue.is_in_transaction = True
     try:
         yield
-        queue.hold(queue.contents._replace(rows=queue.contents.rows.settle()))
+        rows = queue.contents.rows
+        if rows.is_due:
+            rows = rows.stored_anew(rows.stored)
+        rows.overwritten.clear()
+        queue.hold(queue.contents._replace(rows=rows))
     except BaseException:
         before.rows.undo()
         queue.hold(before)
