@@ -14,13 +14,11 @@ class CovarianceMatching(nn.Module):
 
     .. math:: \hat z = A (z - \mu) + \mu', \quad A\, \Sigma\, A^T = \Sigma'
 
-    with μ, Σ of the memory and μ′, Σ′ of the batch (Adaptive Cross Batch Normalization, Eq. 7-9 and 11).
-    Many matrices A do that. With C and C′ the correlations and D and D′ the standard deviations,
-    Σ = D C D, they are
+    with μ, Σ of the memory and μ′, Σ′ of the batch (Adaptive Cross Batch Normalization, Eq. 7-9 and 11). With
+    correlations C and C′ and standard deviations D and D′, Σ = D C D, such matrices A are
 
-    * ``"principal"``, the paper's Eq. 10: :math:`A = (\Sigma' \Sigma^{-1})^{1/2}`, the root whose eigenvalues
-      are positive, :math:`S (S^{-1} \Sigma' S^{-1})^{1/2} S^{-1}` with :math:`S = \Sigma^{1/2}`. With
-      ``shrinkage=0`` it does not depend on the coordinates.
+    * ``"principal"``, the paper's Eq. 10: :math:`A = (\Sigma' \Sigma^{-1})^{1/2}`, whose eigenvalues are
+      positive. With ``shrinkage=0`` it does not depend on the coordinates.
     * ``"symmetric"``: :math:`A = D' C'^{1/2} C^{-1/2} D^{-1}` with symmetric roots. It depends neither on the
       order of the dimensions nor on their scales, but on the axes.
     * ``"cholesky"``: :math:`A = D' L' L^{-1} D^{-1}` with the Cholesky factors of C′ and C. A dimension
@@ -28,9 +26,8 @@ class CovarianceMatching(nn.Module):
 
     Both covariances are blended with their diagonals first,
     :math:`\Sigma \leftarrow (1 - s) \Sigma + s\, \mathrm{diag}(\Sigma)`: both, so that A is the identity
-    where memory and batch are alike. With s = 1, or where a blended covariance is singular, all three are
-    :class:`MomentMatching`, the paper's Eq. 12. A dimension without spread in memory or batch takes that map,
-    too, and has no part in that of the others.
+    where memory and batch are alike. With s = 1, where a blended covariance is singular, and in dimensions
+    without spread in memory or batch, all three are :class:`MomentMatching`, the paper's Eq. 12.
 
     Args:
         root: one of the above.
