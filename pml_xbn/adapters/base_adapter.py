@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
@@ -17,11 +18,11 @@ from .moments import Moments, group_moments, moments
 Refusal = tuple[Tensor, Callable[[], str]]
 
 
+@dataclass
 class _PlainRows:
     """Rows ``(n, d)`` of a plain tensor, in float64, with what adapters ask of the rows of a memory."""
 
-    def __init__(self, values: Tensor) -> None:
-        self.values = values
+    values: Tensor
 
     def __len__(self) -> int:
         return len(self.values)
@@ -44,14 +45,11 @@ class BaseAdapter(nn.Module):
 
     A subclass implements :meth:`map` and, if it estimates the moments to adapt to from more than one batch,
     :meth:`estimate`. The memory applies the map and follows the moments itself. With fewer than two rows in
-    the batch, or in memory, there are no moments and the rows stay as they are.
-
-    Called, an adapter does the same to plain tensors.
+    the batch, or in memory, there are no moments and the rows stay as they are. Called, an adapter does the
+    same to plain tensors.
 
     Args:
-        collect_stats: record ``mean_distance``, the L2 distance between the means of memory and batch
-            before adaptation, and ``std_ratio``, the mean over dimensions of σ[B]/σ[R], for PML's logging.
-            Reading them makes a GPU wait for the host.
+        collect_stats: record ``mean_distance`` and ``std_ratio`` for PML's logging; see docs/diagnostics.md.
 
     Example:
         >>> import torch
@@ -87,11 +85,9 @@ class BaseAdapter(nn.Module):
             setattr(self, name, 0)
 
     def map(self, memory: Moments, target: Moments) -> Affine:
-        """Returns the map that adapts all rows.
+        """Returns the map that adapts all rows, given their moments and those that :meth:`estimate` returns.
 
-        Args:
-            memory: moments of the stored rows, ``(d,)`` each, float64; σ is 0 in dimensions without spread.
-            target: moments to adapt to, which :meth:`estimate` has returned.
+        All are ``(d,)`` and float64; σ is 0 in dimensions without spread.
         """
         raise TypeError(
             f"{type(self).__name__} has no map: define map(memory, target) -> Affine(scale, shift)"
@@ -115,13 +111,9 @@ class BaseAdapter(nn.Module):
     def forward(
         self, memory: Tensor, memory_labels: Tensor, batch: Tensor, batch_labels: Tensor
     ) -> Tensor | None:
-        """Returns the adapted rows, or None to leave them as they are.
+        """Returns the rows ``(n, d)`` of a memory adapted to a batch ``(b, d)``, or None to leave them.
 
-        Args:
-            memory: occupied rows of the memory, ``(n, d)``; not modified.
-            memory_labels: ``(n,)``, integers.
-            batch: detached rows about to be enqueued, ``(b, d)``.
-            batch_labels: ``(b,)``, integers.
+        Labels are integers, ``(n,)`` and ``(b,)``. Nothing is written to.
         """
         rows, limits = _PlainRows(widest(memory)), torch.finfo(memory.dtype)
         with torch.no_grad():
@@ -132,12 +124,7 @@ class BaseAdapter(nn.Module):
         return values
 
     def adapt(self, rows: Any, labels: Tensor, batch: Tensor, batch_labels: Tensor) -> Any:
-        """Returns the adapted rows; ``rows`` itself where they stay.
-
-        Args:
-            rows: those of a memory, or of a plain tensor.
-            labels, batch, batch_labels: as for :meth:`forward`.
-        """
+        """Returns the adapted rows, of a memory or a plain tensor; ``rows`` itself where they stay."""
         if self.collect_stats:
             self.reset_stats()
         if len(batch) < 2:

@@ -10,17 +10,15 @@ from .._number_checks import check_one_of
 
 
 class CovarianceMatching(nn.Module):
-    r"""Gives the memory the mean and the covariance of the batch, not only each dimension's variance.
+    r"""Gives the memory the mean and the covariance of the batch.
 
     .. math:: \hat z = A (z - \mu) + \mu', \quad A\, \Sigma\, A^T = \Sigma'
 
-    with μ, Σ of the memory and μ′, Σ′ of the batch (Adaptive Cross Batch Normalization, Eq. 7-9 and 11).
-    Many matrices A do that. With C and C′ the correlations and D and D′ the standard deviations,
-    Σ = D C D, they are
+    with μ, Σ of the memory and μ′, Σ′ of the batch (Adaptive Cross Batch Normalization, Eq. 7-9 and 11). With
+    correlations C and C′ and standard deviations D and D′, Σ = D C D, such matrices A are
 
-    * ``"principal"``, the paper's Eq. 10: :math:`A = (\Sigma' \Sigma^{-1})^{1/2}`, the root whose eigenvalues
-      are positive, :math:`S (S^{-1} \Sigma' S^{-1})^{1/2} S^{-1}` with :math:`S = \Sigma^{1/2}`. With
-      ``shrinkage=0`` it does not depend on the coordinates.
+    * ``"principal"``, the paper's Eq. 10: :math:`A = (\Sigma' \Sigma^{-1})^{1/2}`, whose eigenvalues are
+      positive. With ``shrinkage=0`` it does not depend on the coordinates.
     * ``"symmetric"``: :math:`A = D' C'^{1/2} C^{-1/2} D^{-1}` with symmetric roots. It depends neither on the
       order of the dimensions nor on their scales, but on the axes.
     * ``"cholesky"``: :math:`A = D' L' L^{-1} D^{-1}` with the Cholesky factors of C′ and C. A dimension
@@ -28,11 +26,8 @@ class CovarianceMatching(nn.Module):
 
     Both covariances are blended with their diagonals first,
     :math:`\Sigma \leftarrow (1 - s) \Sigma + s\, \mathrm{diag}(\Sigma)`: both, so that A is the identity
-    where memory and batch are alike. With s = 1, or where a blended covariance is singular, all three are
-    :class:`MomentMatching`, the paper's Eq. 12. A dimension without spread in memory or batch takes that map,
-    too, and has no part in that of the others.
-
-    It is a hook that reads rows and returns rows, without state: a step takes O(n d²) and O(d³).
+    where memory and batch are alike. With s = 1, where a blended covariance is singular, and in dimensions
+    without spread in memory or batch, all three are :class:`MomentMatching`, the paper's Eq. 12.
 
     Args:
         root: one of the above.
@@ -61,12 +56,7 @@ class CovarianceMatching(nn.Module):
     def forward(
         self, memory: Tensor, memory_labels: Tensor, batch: Tensor, batch_labels: Tensor
     ) -> Tensor | None:
-        """Returns the adapted rows ``(n, d)``, or None with fewer than two rows in memory or batch.
-
-        Args:
-            memory, batch: rows of the memory ``(n, d)``, not modified, and rows to be stored ``(b, d)``.
-            memory_labels, batch_labels: ``(n,)`` and ``(b,)``; not looked at.
-        """
+        """Returns the rows ``(n, d)`` of a memory adapted to a batch ``(b, d)``; None with fewer than two."""
         if min(len(memory), len(batch)) < 2:
             return None
         mean, covariance = _moments(memory)
@@ -77,19 +67,18 @@ class CovarianceMatching(nn.Module):
 
     def matrix(self, memory: Tensor, batch: Tensor) -> Tensor:
         """A, given the covariances Σ and Σ′: ``(d, d)`` each."""
-        std, new_std = memory.diagonal().sqrt(), batch.diagonal().sqrt()
-        has_spread = (std > 0) & (new_std > 0)
-        unit = torch.eye(len(std), dtype=std.dtype, device=std.device)
-        old, new = (
-            # A dimension without spread is correlated with none.
-            ((1 - self.shrinkage) * x / torch.outer(size, size)).fill_diagonal_(1.0)
-            for x, size in (
-                (memory, torch.where(has_spread, std, torch.inf)),
-                (batch, torch.where(has_spread, new_std, torch.inf)),
-            )
-        )
-        are_regular = _is_regular(old) & _is_regular(new)
-        old, new = torch.where(are_regular, old, unit), torch.where(are_regular, new, unit)
+        covariances = torch.stack([memory, batch])
+        stds = covariances.diagonal(dim1=1, dim2=2).sqrt()
+        # A dimension without spread is correlated with none.
+        sizes = torch.where((stds > 0).all(dim=0), stds, torch.inf)
+        correlations = (1 - self.shrinkage) * covariances / (sizes.unsqueeze(2) * sizes.unsqueeze(1))
+        correlations.diagonal(dim1=1, dim2=2).fill_(1.0)
+        factors, info = torch.linalg.cholesky_ex(correlations)
+        least = torch.finfo(factors.dtype).eps ** 0.5
+        are_regular = (info == 0).all() & (factors.diagonal(dim1=1, dim2=2).square() > least).all()
+        unit = torch.eye(len(memory), dtype=memory.dtype, device=memory.device)
+        old, new = torch.where(are_regular, correlations, unit)
+        std, new_std = stds
         # Where there are NaN, the map is not used, but roots are computed.
         scale = torch.where(std > 0, new_std / std, 1.0).nan_to_num(1.0, 1.0)
         size = torch.where(std > 0, std, 1.0)
@@ -114,13 +103,6 @@ def _moments(rows: Tensor) -> tuple[Tensor, Tensor]:
     variance, least = covariance.diagonal(), 8 * torch.finfo(rows.dtype).eps * mean
     variance *= variance > least.square()
     return mean, covariance
-
-
-def _is_regular(correlations: Tensor) -> Tensor:
-    factor, info = torch.linalg.cholesky_ex(correlations)
-    least = torch.finfo(factor.dtype).eps ** 0.5
-    is_regular: Tensor = (info == 0) & (factor.diagonal().square() > least).all()
-    return is_regular
 
 
 def _roots(matrix: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,22 +15,15 @@ from .superclass_lookup import Superclasses, SuperclassLookup
 
 
 class GroupMomentMatching(BaseAdapter):
-    r"""Gives the rows of every group the moments of the group's rows in the batch.
+    """Gives the rows of every group the moments of the group's rows in the batch.
 
-    For a row of group i, with at least two rows of i in the memory R and two in the batch B,
-
-    .. math::
-        \hat z = \frac{z - E[R^i]}{\sigma[R^i]}
-        \left(\lambda_\sigma \sigma[B] + (1 - \lambda_\sigma)\, \sigma[B^i]\right)
-        + \lambda_\mu E[B] + (1 - \lambda_\mu)\, E[B^i]
-
-    (thesis A Study of Cross Batch Memory, Eq. 4.3 and Algorithm 2; groups are classes, or superclasses
-    as in Eq. 4.4). Every other row takes the map of :class:`MomentMatching` with R and B whole, or stays.
+    A group needs two rows in memory and two in the batch; all other rows take the map of
+    :class:`MomentMatching`, or stay. Groups are classes (thesis A Study of Cross Batch Memory, Eq. 4.3 and
+    Algorithm 2) or superclasses (Eq. 4.4); docs/losses.md has the equation.
 
     Args:
         mean_lambda: λ_μ in [0, 1]: how much of the batch's mean stands in for the group's.
-        std_lambda: λ_σ in [0, 1]: how much of the batch's σ stands in for the group's. A group's σ
-            from a few rows is noisy, hence 1.
+        std_lambda: λ_σ, likewise for σ, which is noisy from a group's few rows, hence 1.
         normalize_absent: adapt the rows of other groups too.
         superclasses: label → superclass, a 1-D integer tensor or sequence indexed by label, or a dict.
             Default: every label is its own group.
@@ -72,12 +65,12 @@ class GroupMomentMatching(BaseAdapter):
         if self.superclass_of is None:
             return None
         missing = self.superclass_of.is_missing(labels)
-        return (
-            missing.any(),
-            lambda: (
-                f"labels {labels[missing].unique().tolist()} have no superclass: add them to superclasses"
-            ),
-        )
+
+        def message() -> str:
+            found = labels[missing].unique().tolist()
+            return f"labels {found} have no superclass: add them to superclasses"
+
+        return missing.any(), message
 
     def map(self, memory: Moments, target: Moments) -> Affine:
         return memory.to(target)
@@ -85,9 +78,7 @@ class GroupMomentMatching(BaseAdapter):
     def map_groups(self, memory: Moments, batch: Moments, target: Moments) -> Affine:
         """The maps of the groups that have two rows or more in memory and in the batch.
 
-        Args:
-            memory, batch: moments of the groups, ``(g, d)`` each.
-            target: moments that all rows adapt to, ``(d,)`` each.
+        These have moments ``(g, d)``, and those that all rows adapt to, the target, ``(d,)``.
         """
         blend = Moments(
             torch.lerp(batch.mean, target.mean, self.mean_lambda),
@@ -115,10 +106,7 @@ class GroupMomentMatching(BaseAdapter):
         return rows.adapted_in_groups(Affine(*maps), memory_slots, affine)
 
     def _slots(self, memory_labels: Tensor, batch_labels: Tensor) -> tuple[int, Tensor, Tensor]:
-        """Returns the number of groups g, and the slot of every row of memory ``(n,)`` and batch ``(b,)``.
-
-        Slot g holds the rows of memory whose group is not in the batch.
-        """
+        """Returns the number of groups g, and slots of memory ``(n,)``, g for others, and of the batch."""
         if self.superclass_of is not None:
             # Two different stand-ins, so that rows without a superclass form no group.
             memory_labels = self.superclass_of(memory_labels, missing=-1)

@@ -9,24 +9,14 @@ from .moment_matching import MomentMatching
 class KalmanMomentMatching(MomentMatching):
     r"""Gives the memory a Kalman filter's estimate of the moments of the whole data set.
 
-    Every ``gain_update_interval`` batches
+    The estimate starts at the first batch's moments, and goes the share K of the way to those of every other.
+    With the first batch, and every ``gain_update_interval`` batches,
 
     .. math:: p^- = p + q, \quad K = \frac{p^-}{p^- + r / |B|}, \quad p = (1 - K)\, p^-
 
-    and with every batch
-
-    .. math::
-        \hat\mu \leftarrow \hat\mu + K (E[B] - \hat\mu), \quad
-        \hat\sigma \leftarrow \hat\sigma + K (\sigma[B] - \hat\sigma), \quad
-        \hat z = \frac{z - E[R]}{\sigma[R]} \, \hat\sigma + \hat\mu
-
-    (Adaptive Cross Batch Normalization, Algorithm 1 and §3.2; r/\|B\| as in §3.2.1.) The estimate
-    starts at the first batch's moments; the first batch computes K. r = 0 gives K = 1: plain moment
-    matching.
-
-    With the paper's q = 1 and r = 0.01, K is at least 0.99 for a batch of one row and 0.999 from ten
-    rows on: the filter then does nothing that :class:`MomentMatching` does not do. K depends on r/q
-    alone once settled; r/q = \|B\| settles at K ≈ 0.62. A larger ``measurement_noise`` smooths more.
+    (Adaptive Cross Batch Normalization, Algorithm 1 and §3.2; r/\|B\| as in §3.2.1). r = 0 gives K = 1,
+    plain moment matching, and the paper's noises, the defaults, at least 0.99. Once settled, K depends on r/q
+    alone, and is 0.62 at r/q = \|B\|. A larger ``measurement_noise`` smooths more.
 
     Args:
         process_noise: q, variance by which the data set's moments move between updates.
@@ -65,7 +55,6 @@ class KalmanMomentMatching(MomentMatching):
         self.initial_variance = initial_variance
         self.gain_update_interval = gain_update_interval
         self.variance = initial_variance
-        self.current_gain = 1.0
         self.record_stats("kalman_gain")
 
     def gain(self, batch_size: int) -> float:

@@ -16,15 +16,13 @@ class MomentMatching(BaseAdapter):
 
     .. math:: \hat z = \frac{z - E[R]}{\sigma[R]} \, \sigma[B] + E[B]
 
-    with R the memory before the batch and B the batch (Adaptive Cross Batch Normalization, Eq. 6). With
-    ``match_std=False`` the rows are only centred, :math:`\hat z = z - E[R] + E[B]` (Eq. 4.5 of the
-    thesis A Study of Cross Batch Memory). With ``momentum=m`` the moments of the batch are replaced by
-    their exponential moving average, ``m · old + (1 − m) · new`` (Table 5 of the former).
+    with R the memory before the batch and B the batch (Adaptive Cross Batch Normalization, Eq. 6).
 
     Args:
-        match_std: scale as well as shift. Without, small batches' noisy σ does no harm, and memory keeps
-            a stale spread.
-        momentum: in [0, 1). A larger one averages over more batches, and lags behind the model by as many.
+        match_std: scale as well as shift. Without (thesis A Study of Cross Batch Memory, Eq. 4.5), small
+            batches' noisy σ does no harm, and memory keeps a stale spread.
+        momentum: m in [0, 1), of the moving average m · old + (1 − m) · new that replaces the moments of the
+            batch (Table 5 of the paper). A larger one averages over more batches, and lags behind the model.
         collect_stats: see :class:`~pml_xbn.adapters.BaseAdapter`.
 
     Attributes:

@@ -20,11 +20,9 @@ class Moments(NamedTuple):
     std: Tensor
 
     def to(self, other: Moments, match_std: bool = True) -> Affine:
-        r"""Returns the map that gives rows of these moments those of ``other``.
+        """Returns the map that gives rows of these moments those of ``other``.
 
-        .. math:: \hat z = \frac{z - \mu}{\sigma} \sigma_{other} + \mu_{other}
-
-        (Adaptive Cross Batch Normalization, Eq. 6.) A dimension in which σ is 10⁻¹² or less is only
+        It is Eq. 6 of Adaptive Cross Batch Normalization. A dimension in which σ is 10⁻¹² or less is only
         shifted; without ``match_std`` every one is.
 
         Example:
@@ -40,12 +38,9 @@ class Moments(NamedTuple):
 
 
 def moments(rows: Tensor) -> Moments:
-    """Returns the mean and the unbiased standard deviation of ``rows`` per dimension.
+    """Returns the mean and the unbiased standard deviation of two or more rows ``(n, d)`` per dimension.
 
-    A spread of a few rounding errors of the mean counts as zero.
-
-    Args:
-        rows: ``(n, d)``, at least two rows. Half precision is raised to float32.
+    A spread of a few rounding errors of the mean counts as zero. Half precision is raised to float32.
 
     Example:
         >>> moments(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
@@ -61,15 +56,7 @@ def moments(rows: Tensor) -> Moments:
 
 
 def match_moments(rows: Tensor, source: Moments, target: Moments) -> Tensor:
-    r"""Returns ``rows`` mapped from the ``source`` moments to the ``target`` moments: :meth:`Moments.to`.
-
-    Args:
-        rows: ``(n, d)``.
-        source: moments of ``rows``, ``(d,)`` each.
-        target: moments to give them, ``(d,)`` each.
-
-    Returns:
-        A new tensor ``(n, d)`` of the dtype of ``rows``.
+    """Returns rows ``(n, d)`` of the ``source`` moments with those of ``target``, in their dtype.
 
     Example:
         >>> rows = torch.tensor([[1.0, 5.0], [3.0, 5.0]])
@@ -81,10 +68,7 @@ def match_moments(rows: Tensor, source: Moments, target: Moments) -> Tensor:
 
 
 def group_moments(rows: Tensor, slots: Tensor, num_groups: int) -> tuple[Tensor, Moments]:
-    """Returns counts ``(g, 1)`` and moments ``(g, d)`` of the rows ``(n, d)`` of every slot ``(n,)`` below g.
-
-    σ of fewer than two rows reads 0.
-    """
+    """Returns counts ``(g, 1)`` and moments ``(g, d)`` of rows ``(n, d)`` in g slots; σ of one row is 0."""
 
     def total(values: Tensor) -> Tensor:
         return values.new_zeros(num_groups + 1, values.shape[1]).index_add_(0, slots, values)

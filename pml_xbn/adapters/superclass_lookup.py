@@ -45,18 +45,14 @@ class SuperclassLookup(nn.Module):
 
     def forward(self, labels: Tensor, missing: int = -1) -> Tensor:
         """Superclass of every label ``(n,)``, ``missing`` where it has none."""
-        position = self._position(labels)
-        return torch.where(self.labels[position] == labels, self.groups[position], missing)
+        if self.labels.device != labels.device:
+            self.to(labels.device)  # as PML's memory follows the batch
+        position = torch.searchsorted(self.labels, labels).clamp(max=len(self.labels) - 1)
+        return self.groups[position].masked_fill(self.labels[position] != labels, missing)
 
     def is_missing(self, labels: Tensor) -> Tensor:
         """True ``(n,)`` where a label has no superclass."""
-        position = self._position(labels)  # which moves self.labels
-        return self.labels[position] != labels
-
-    def _position(self, labels: Tensor) -> Tensor:
-        if self.labels.device != labels.device:
-            self.to(labels.device)  # as PML's memory follows the batch
-        return torch.searchsorted(self.labels, labels).clamp(max=len(self.labels) - 1)
+        return self.forward(labels) < 0
 
 
 def _as_integers(values: Tensor | Sequence[int], what: str) -> Tensor:

@@ -15,10 +15,9 @@ from torch.nn.functional import normalize
 from .._tensor_checks import check_rows, plain
 from ..distributed import _ranks as ranks
 from ..distributed._shards import OverShards
-from ..memory._batch import Batch, zero_loss
+from ..memory._batch import Batch, averaged, placement_of, zero_loss
 from ..memory._queue import Contents
 from ..memory._rows import Rows
-from ..memory._samples import averaged, placement_of, with_samples
 from ..pairwise._loss import Comparison, KnownGradients, Share, loss_against, share_against
 from ..pairwise._pairs import IndicesTuple, drop_own_rows, mapped
 from ..pairwise._recipes import Recipe, can_be_sharded, recipe_of, recipe_to_share
@@ -148,7 +147,9 @@ def stored(memory: Memory, batch: Batch, *, is_fill: bool = False) -> Contents |
         new = torch.zeros_like(contents.rows.stored)
         contents = contents._replace(rows=contents.rows.stored_anew(new))
     rows = batch.refs.detach().to(contents.rows.dtype)
-    placement = None if batch.ids is None else placement_of(contents, batch.ids, labels)
+    placement = None
+    if batch.ids is not None and len(batch.ids) > 0:
+        placement = placement_of(contents, batch.ids, labels)
     if num_calls >= memory.warmup + memory.delay and not is_fill:
         hooks.returning = () if placement is None else (placement.stored_at, placement.returning)
         with torch.no_grad():
@@ -159,11 +160,14 @@ def stored(memory: Memory, batch: Batch, *, is_fill: bool = False) -> Contents |
         hooks.returning = None
         contents = contents._replace(rows=adapted)
     if batch.ids is None or placement is None:
-        contents = contents.put(rows, labels)
+        contents = contents.put(contents.next_places(len(rows)), rows, labels, None, len(rows))
     else:
         if memory.update == "average":
             rows = averaged(rows, contents.rows, placement, memory.update_momentum)
-        contents = with_samples(contents, placement, rows, labels, batch.ids)
+        kept, places = placement.kept, placement.places
+        contents = contents.put(
+            places[kept], rows[kept], labels[kept], batch.ids[kept], placement.num_coming
+        )._replace(newest=places)
     memory.queue.hold(contents)
     return contents
 

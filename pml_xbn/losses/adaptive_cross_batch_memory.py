@@ -15,10 +15,9 @@ from .._number_checks import check_integer, check_non_negative, check_one_of
 from ..adapters.base_adapter import BaseAdapter
 from ..distributed._ranks import is_distributed
 from ..distributed._shards import ShardedQueue
-from ..memory._checkpoint import prepare_state
+from ..memory._batch import check_update
 from ..memory._hooks import MemoryHook, MemoryHooks, transaction
-from ..memory._queue import Queue
-from ..memory._samples import check_update
+from ..memory._queue import Queue, prepare_state
 from ..pairwise._miners import Miner
 from ..pairwise._pairs import IndicesTuple
 from ..pairwise._recipes import check_supported

@@ -53,9 +53,9 @@ class MemoryHooks:
 
     def name_modules(self, memory: nn.Module) -> None:
         """Numbers the modules among the hooks, but those of them that the memory has by another name."""
-        names = [name for name, _ in memory.named_children() if name.startswith(_PREFIX)]
-        for name in names:  # some may have been removed
-            delattr(memory, name)
+        for name, _ in list(memory.named_children()):
+            if name.startswith(_PREFIX):  # some may have been removed
+                delattr(memory, name)
         for hook in self._hooks.values():
             if isinstance(hook, nn.Module) and all(hook is not module for module in memory.modules()):
                 number = sum(name.startswith(_PREFIX) for name, _ in memory.named_children())
@@ -121,7 +121,11 @@ def transaction(queue: Queue, hooks: MemoryHooks) -> Iterator[None]:
     queue.is_in_transaction = True
     try:
         yield
-        queue.hold(queue.contents._replace(rows=queue.contents.rows.settle()))
+        rows = queue.contents.rows
+        if rows.is_due:
+            rows = rows.stored_anew(rows.stored)
+        rows.overwritten.clear()
+        queue.hold(queue.contents._replace(rows=rows))
     except BaseException:
         before.rows.undo()
         queue.hold(before)

@@ -1,7 +1,8 @@
-"""The queue of a memory: its rows, their labels, and where the next ones go."""
+"""The queue of a memory: its rows, their labels, where the next ones go, and its checkpoints."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -23,7 +24,6 @@ class Contents(NamedTuple):
     num_calls: int = 0
     position: int = 0  # place of the next row
     num_replaced: int = 0  # rows that have taken the place of their sample's, since that made a turn
-    has_ids: bool = False  # some rows may be those of samples
 
     @property
     def row_labels(self) -> Tensor:
@@ -31,26 +31,28 @@ class Contents(NamedTuple):
         num_rows = self.rows.num_rows
         return self.labels if num_rows == len(self.labels) else self.labels[:num_rows]
 
-    def put(self, rows: Tensor, labels: Tensor, ids: Tensor | None = None) -> Contents:
-        """Returns the contents with rows ``(b, d)``, at most M, in the place of the oldest ones."""
-        size, end = self.rows.num_places, self.position + len(rows)
-        places = torch.arange(self.position, end, device=rows.device)
-        if end > size:
-            places %= size
-        new_rows = self.rows.put(places, rows, max(len(self.rows), min(end, size)), is_turn=end >= size)
-        contents = self.with_entries(places, labels, ids)
-        return contents._replace(rows=new_rows, newest=places, position=end % size)
+    def next_places(self, num_rows: int) -> Tensor:
+        """Returns the next places of the queue, at most M."""
+        end = self.position + num_rows
+        places = torch.arange(self.position, end, device=self.labels.device)
+        return places if end <= self.rows.num_places else places % self.rows.num_places
 
-    def with_entries(self, places: Tensor, labels: Tensor, ids: Tensor | None) -> Contents:
-        """Returns the contents with other labels and samples at the places ``(k,)``."""
+    def put(
+        self, places: Tensor, rows: Tensor, labels: Tensor, ids: Tensor | None, num_coming: int
+    ) -> Contents:
+        """Returns the contents with rows ``(k, d)`` in their places, of which some are the queue's next."""
+        size, end = self.rows.num_places, self.position + num_coming
+        num_replaced = self.num_replaced + len(rows) - num_coming
+        is_turn = max(end, num_replaced) >= size
+        new_rows = self.rows.put(places, rows, max(len(self.rows), min(end, size)), is_turn)
         own_places, labels = self.rows.held(places, labels)
-        new_ids = self.ids
-        if ids is not None:
-            new_ids = new_ids.index_copy(0, *self.rows.held(places, ids))
-        elif self.has_ids:
-            new_ids = new_ids.index_fill(0, own_places, -1)
-        labels, has_ids = self.labels.index_copy(0, own_places, labels), self.has_ids or ids is not None
-        return self._replace(labels=labels, ids=new_ids, has_ids=has_ids)
+        if ids is None:
+            ids = self.ids.index_fill(0, own_places, -1)
+        else:
+            ids = self.ids.index_copy(0, *self.rows.held(places, ids))
+        labels = self.labels.index_copy(0, own_places, labels)
+        num_replaced = num_replaced if num_replaced < size else 0
+        return Contents(new_rows, labels, ids, places, self.num_calls, end % size, num_replaced)
 
     def state(self) -> dict[str, Tensor]:
         """Returns tensors of fixed shape that hold everything."""
@@ -75,8 +77,7 @@ class Contents(NamedTuple):
         if rows.stored.dtype != dtype:  # which rounds otherwise, and has another range
             rows = Rows.of(rows.read(rows.dtype), len(rows.stored), dtype)
         labels, ids = state["labels"].long(), state["ids"].long()
-        has_ids = bool((ids >= 0).any())
-        return Contents(rows, labels, ids, None, num_calls, position, num_replaced, has_ids)
+        return Contents(rows, labels, ids, None, num_calls, position, num_replaced)
 
 
 class Queue(nn.Module):
@@ -101,8 +102,6 @@ class Queue(nn.Module):
             rows = self.kind.empty(memory_size, embedding_size, self.dtype, device)
             labels = torch.zeros(len(rows.stored), dtype=torch.int64, device=device)
             return Contents(rows, labels, labels - 1)
-
-    # -- the rows as a value ---------------------------------------------------------------------------------
 
     def read(self) -> Tensor:
         """Returns the rows as they are now, ``(M, d)``, with zeros behind them."""
@@ -138,13 +137,9 @@ class Queue(nn.Module):
             raise ValueError(f"label_memory of shape {tuple(labels.shape)}: assign {tuple(own.shape)}")
         self.contents = self.contents._replace(labels=labels.to(own))
 
-    # -- a step ----------------------------------------------------------------------------------------------
-
     def hold(self, contents: Contents) -> None:
         """Takes contents; what was written to the value of others from here on is nobody's."""
         self.contents, self._read = contents, None
-
-    # -- devices and state -----------------------------------------------------------------------------------
 
     def on(self, device: torch.device) -> None:
         """Goes to a device, and out of ``inference_mode``, to work with the contents."""
@@ -179,10 +174,9 @@ class Queue(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         _, _, missing, *_ = args
         names = self.contents.state().keys()
-        own_missing = [prefix + name for name in names if prefix + name not in state_dict]
-        missing += own_missing
-        if not own_missing:
-            state = {name: state_dict[prefix + name] for name in names}
+        state = {name: state_dict[prefix + name] for name in names if prefix + name in state_dict}
+        missing += [prefix + name for name in names if name not in state]
+        if len(state) == len(names):
             own, given = self.contents.labels.device, state["labels"].device
             self._load(state, given if own.type == "meta" else own)
 
@@ -195,3 +189,35 @@ class Queue(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         self.settled()
         return {**self.__dict__, "_read": None}
+
+
+def prepare_state(state: dict[str, Any], prefix: str, memory: nn.Module, queue: Queue) -> None:
+    """Refuses a state of a memory of another size, and turns one of PML's ``CrossBatchMemory`` into ours."""
+    rows, labels = (state.pop(prefix + name, None) for name in ("embedding_memory", "label_memory"))
+    own = queue.contents.rows
+    own_size = own.num_places, own.stored.shape[1]
+    saved_rows = state.get(prefix + "queue.rows") if rows is None else rows
+    for axis, name in enumerate(("memory_size", "embedding_size")):
+        if saved_rows is not None and saved_rows.shape[axis] != own_size[axis]:
+            raise ValueError(
+                f"the checkpoint's memory has shape {tuple(saved_rows.shape)}, this one {own_size}: "
+                f"build it with {name}={saved_rows.shape[axis]}, not {own_size[axis]}"
+            )
+    if rows is None or labels is None:
+        return
+    occupied = (rows != 0).any(dim=1).nonzero()
+    num_rows = int(occupied[-1]) + 1 if len(occupied) else 0
+    position = num_rows % len(rows)
+    warnings.warn(
+        f"the checkpoint holds no queue position, as those of PML's CrossBatchMemory: took {num_rows} of "
+        f"{len(rows)} rows to be filled and row {position} to be the next one written, and count calls from "
+        "0, so warmup and delay start over",
+        stacklevel=2,
+    )
+    stored = Rows.of(rows[:num_rows], len(rows), queue.dtype)
+    contents = Contents(stored, labels, torch.full_like(labels, -1), position=position)
+    state.update({f"{prefix}queue.{name}": values for name, values in contents.state().items()})
+    # What PML's class has no counterpart for stays as it is.
+    for key, value in memory.state_dict(prefix=prefix).items():
+        if not key.startswith((prefix + "loss.", prefix + "miner.")):
+            state.setdefault(key, value)

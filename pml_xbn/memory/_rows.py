@@ -57,9 +57,7 @@ class Rows:
     @classmethod
     def of(cls, values: Tensor, num_places: int, dtype: torch.dtype) -> Rows:
         """Returns rows ``(n, d)``, stored as they are, in half precision whitened."""
-        rows = Rows.empty(num_places, values.shape[1], dtype, values.device)
-        if dtype.itemsize < 4:
-            rows = rows._beginning_with(values)
+        rows = Rows.empty(num_places, values.shape[1], dtype, values.device)._ready_for(values)
         for part in slices(len(values), rows_at_a_time(values)):
             rows.stored[part] = rows._to_store(values[part]).to(dtype)
         sums = None if rows.sums is None else sums_of(rows.stored[: len(values)])
@@ -212,12 +210,10 @@ class Rows:
 
     def put(self: Self, places: Tensor, values: Tensor, count: int, is_turn: bool) -> Self:
         """Returns these rows with ``values`` ``(k, d)`` at the places ``(k,)``; n are occupied then."""
-        before, is_half = self, self.stored.dtype.itemsize < 4
-        if len(self) == 0 and (self.sums is not None or is_half):
-            before = self._beginning_with(values)
+        before = self._ready_for(values)
         places, values = self.held(places, values)
         after = before._written(places, before._to_store(values))
-        return replace(after, count=count, is_due=self.is_due or is_turn)
+        return replace(after, count=count, is_due=self.is_due or (is_turn and after.sums is not None))
 
     def _to_store(self, values: Tensor) -> Tensor:
         """Returns rows ``(k, d)`` as they are stored, in float64."""
@@ -233,14 +229,14 @@ class Rows:
         self.stored[places] = stored
         if self.sums is None:
             return self
-        new, old = widest(stored), widest(gone)
-        change = new - old
         first, second = self.sums
-        sums = first + change.sum(dim=0), second + change.mul_(new.add_(old)).sum(dim=0)
+        new = widest(stored)
+        change = new - gone
+        sums = first + change.sum(dim=0), second + change.mul_(new.add_(gone)).sum(dim=0)
         return replace(self, sums=sums)
 
     def undo(self) -> None:
-        """Writes back what has been overwritten since the last :meth:`settle`."""
+        """Writes back what has been overwritten since the last step that succeeded."""
         while self.overwritten:
             stored, places, before = self.overwritten.pop()
             stored[places] = before
@@ -256,14 +252,6 @@ class Rows:
             least = _LEAST_SHARE_OF_FLOAT16 / 16 * _rms(self.moments())
         is_out = (self.totals[1] > len(self) * _LARGEST_RMS**2) | (self.scale.abs() <= least)
         return is_out.any()
-
-    def settle(self: Self) -> Self:
-        """Returns these rows after a step that has succeeded: stored anew, in place, if that is due."""
-        rows = self
-        if self.is_due:
-            rows = replace(self, is_due=False) if self.sums is None else self.stored_anew(self.stored)
-        self.overwritten.clear()
-        return rows
 
     def stored_anew(self: Self, new: Tensor) -> Self:
         """Returns these rows, written to a tensor ``(M, d)`` so that u has mean 0 and σ 1: a turn."""
@@ -287,9 +275,10 @@ class Rows:
             raise
         return replace(self, stored=new, scale=scale, shift=shift, sums=sums, is_due=False)
 
-    def _beginning_with(self: Self, values: Tensor) -> Self:
-        """Returns these places, empty, to store rows such as ``values`` ``(k, d)`` whitened."""
-        if len(values) == 0:
+    def _ready_for(self: Self, values: Tensor) -> Self:
+        """Returns these rows, with a map that whitens if ``values`` ``(k, d)`` are to be their first."""
+        is_whitened = self.sums is not None or self.stored.dtype.itemsize < 4
+        if len(self) > 0 or len(values) == 0 or not is_whitened:
             return self
         wide, zeros = widest(values), torch.zeros_like(self.shift)
         scale, shift = self._whitening(moments(wide) if len(wide) > 1 else Moments(wide[0], zeros))
