@@ -46,3 +46,21 @@ def check_mask(name: str, mask: Tensor, size: int) -> None:
         raise ValueError(f"{name} has dtype {mask.dtype}: pass torch.bool, as from mask.bool()")
     if mask.shape != (size,):
         raise ValueError(f"{name} has shape {tuple(mask.shape)}: pass one value per row, shape ({size},)")
+
+
+def check_indices(user_pairs: tuple[Tensor, ...], size: int) -> None:
+    """Refuses what are no pairs or triplets within a batch of this size."""
+    if len(user_pairs) not in (3, 4):
+        raise ValueError(
+            f"indices_tuple has {len(user_pairs)} tensors: pass 3 (anchors, positives, negatives) "
+            "or 4 (anchors, positives, anchors, negatives)"
+        )
+    for number, indices in enumerate(user_pairs):
+        anchors = user_pairs[2 if len(user_pairs) == 4 and number > 1 else 0]
+        check_integers("indices_tuple", indices, len(anchors), "as many positives and negatives as anchors")
+        outside = indices[(indices < 0) | (indices >= size)]
+        if len(outside):
+            raise ValueError(
+                f"indices_tuple has numbers {outside.unique().tolist()} for a batch of {size}: pass numbers "
+                f"from 0 to {size - 1}"
+            )

@@ -89,9 +89,8 @@ class BaseAdapter(nn.Module):
 
         All are ``(d,)`` and float64; σ is 0 in dimensions without spread.
         """
-        raise TypeError(
-            f"{type(self).__name__} has no map: define map(memory, target) -> Affine(scale, shift)"
-        )
+        name = type(self).__name__
+        raise TypeError(f"{name} has no map: define map(memory, target) -> Affine(scale, shift)")
 
     def estimate(self, batch: Moments, batch_size: int) -> Moments:
         """Returns the moments to adapt to, given those of the batch, float64: the batch's own by default.

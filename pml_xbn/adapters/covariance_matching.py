@@ -49,8 +49,7 @@ class CovarianceMatching(nn.Module):
         if not 0 <= shrinkage <= 1:
             raise ValueError(f"shrinkage={shrinkage!r}: pass a number in [0, 1]")
         super().__init__()
-        self.root = root
-        self.shrinkage = shrinkage
+        self.root, self.shrinkage = root, shrinkage
 
     @torch.no_grad()
     def forward(

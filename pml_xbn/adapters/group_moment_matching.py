@@ -54,8 +54,7 @@ class GroupMomentMatching(BaseAdapter):
             if not 0 <= value <= 1:
                 raise ValueError(f"{name}={value!r}: pass a number in [0, 1]")
         super().__init__(collect_stats=collect_stats)
-        self.mean_lambda = mean_lambda
-        self.std_lambda = std_lambda
+        self.mean_lambda, self.std_lambda = mean_lambda, std_lambda
         self.normalize_absent = normalize_absent
         self.superclass_of = None if superclasses is None else SuperclassLookup(superclasses)
         self.record_stats("share_normalized_per_group")

@@ -50,11 +50,9 @@ class KalmanMomentMatching(MomentMatching):
         check_non_negative("initial_variance", initial_variance)
         check_integer("gain_update_interval", gain_update_interval, at_least=1)
         super().__init__(collect_stats=collect_stats)
-        self.process_noise = process_noise
-        self.measurement_noise = measurement_noise
-        self.initial_variance = initial_variance
+        self.process_noise, self.measurement_noise = process_noise, measurement_noise
+        self.initial_variance = self.variance = initial_variance
         self.gain_update_interval = gain_update_interval
-        self.variance = initial_variance
         self.record_stats("kalman_gain")
 
     def gain(self, batch_size: int) -> float:

@@ -49,8 +49,7 @@ class MomentMatching(BaseAdapter):
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum={momentum!r}: pass a number in [0, 1); 0 is plain XBN")
         super().__init__(collect_stats=collect_stats)
-        self.match_std = match_std
-        self.momentum = momentum
+        self.match_std, self.momentum = match_std, momentum
         self.current_gain = 1 - momentum
         none = widest(torch.zeros(0))
         self.estimated, self.num_batches = Moments(none, none), 0

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import sys
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -64,9 +61,7 @@ def _checked_here(
     if memory._is_sharded:
         check_sharded(memory)  # hooks may have come
         if user_pairs is not None:
-            raise ValueError(
-                "indices_tuple with shard_distributed=True: pass a miner, or use gather_distributed"
-            )
+            raise ValueError("indices_tuple with shard_distributed=True: pass a miner or gather_distributed")
     if is_stored and memory.update == "average" and ids is None:
         raise ValueError(
             "update='average' averages the rows of a sample: pass sample_ids, of every image its number in "
@@ -259,15 +254,3 @@ def _loss_on_shards(memory: Memory, batch: Batch, reports: list[ranks.Report], r
         loss = KnownGradients.apply((value, gradients), batch.anchors, *recipe.learned)
     weight = 1.0 if contents is None else memory.batch_loss_weight * batch.is_stored
     return loss + weight * loss_of_batch(memory.loss, memory.miner, whole) if weight else loss
-
-
-def eager(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Returns the function as one that runs as it is written in a compiled module too."""
-
-    # As a decorator, torch.compiler.disable would import Dynamo, which takes seconds, along with the package.
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        is_compiling = "torch._dynamo" in sys.modules
-        return (torch.compiler.disable(function) if is_compiling else function)(*args, **kwargs)
-
-    return call

@@ -10,6 +10,7 @@ from pytorch_metric_learning.losses import CrossBatchMemory
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from .._eager import eager
 from .._keywords import refuse_keywords
 from .._number_checks import check_integer, check_non_negative, check_one_of
 from ..adapters.base_adapter import BaseAdapter
@@ -21,7 +22,7 @@ from ..memory._queue import Queue, prepare_state
 from ..pairwise._miners import Miner
 from ..pairwise._pairs import IndicesTuple
 from ..pairwise._recipes import check_supported
-from ._step import check_sharded, checked, eager, loss_on_ranks, loss_with_memory, read_only, stored
+from ._step import check_sharded, checked, loss_on_ranks, loss_with_memory, read_only, stored
 
 
 class AdaptiveCrossBatchMemory(CrossBatchMemory):
@@ -37,7 +38,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         loss: any loss of ``CrossBatchMemory.supported_losses()``, or a subclass of one.
         embedding_size, memory_size: numbers of dimensions d and of rows M.
         miner: chooses among the pairs of batch and memory; default all pairs.
-        delay: calls after ``warmup`` that adapt no rows (thesis A Study of Cross Batch Memory, §4.3.3).
+        delay: calls after ``warmup`` without adaptation (thesis A Study of Cross Batch Memory, §4.3.3).
         warmup: calls that store nothing and return the batch's own loss (Cross-Batch Memory, §3.3: 1,000).
         batch_loss_weight: adds that multiple of the batch's own loss (XBM* of the AXBN paper, Table 2).
         normalize_memory: give the stored rows unit L2 norm after adaptation (thesis, §4.3.5).

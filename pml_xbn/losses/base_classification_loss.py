@@ -39,8 +39,7 @@ class BaseClassificationLoss(WeightRegularizerMixin, BaseMetricLossFunction):
         check_integer("num_classes", num_classes, at_least=2)
         check_integer("embedding_size", embedding_size, at_least=1)
         super().__init__(**kwargs)
-        self.num_classes = num_classes
-        self.embedding_size = embedding_size
+        self.num_classes, self.embedding_size = num_classes, embedding_size
         self.W = nn.Parameter(torch.empty(embedding_size, num_classes))
         self.weight_init_func(self.W)
         self.add_to_recordable_attributes(list_of_names=["num_classes", "embedding_size"], is_stat=False)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._tensor_checks import check_integers, check_mask, check_rows, plain
+from .._tensor_checks import check_indices, check_integers, check_mask, check_rows, plain
 from ..distributed import _ranks as ranks
 from ..memory._batch import Batch, zero_loss
 from ..pairwise._miners import Miner
@@ -36,8 +36,7 @@ class BatchLoss(nn.Module):
         self, loss: nn.Module, miner: Miner | None = None, *, gather_distributed: bool = False
     ) -> None:
         super().__init__()
-        self.loss = loss
-        self.miner = miner
+        self.loss, self.miner = loss, miner
         self.gather_distributed = gather_distributed
 
     def forward(
@@ -79,7 +78,7 @@ def split(
     check_integers("labels", labels, size, "one label per embedding")
     labels = plain(labels).to(device, torch.int64).contiguous()
     if user_pairs is not None:
-        _check_indices(user_pairs, size)
+        check_indices(user_pairs, size)
     if ids is not None:
         check_integers("sample_ids", ids, size, "one number per embedding, -1 where there is none")
         ids = plain(ids).to(device, torch.int64).clamp_min(-1).contiguous()
@@ -110,20 +109,3 @@ def loss_of_batch(
             indices = appended(indices, mapped(batch.user_pairs, batch_rows), batch.anchor_labels)
     value: Tensor = loss(*arguments, indices, *refs)
     return value
-
-
-def _check_indices(user_pairs: IndicesTuple, size: int) -> None:
-    if len(user_pairs) not in (3, 4):
-        raise ValueError(
-            f"indices_tuple has {len(user_pairs)} tensors: pass 3 (anchors, positives, negatives) "
-            "or 4 (anchors, positives, anchors, negatives)"
-        )
-    for number, indices in enumerate(user_pairs):
-        anchors = user_pairs[2 if len(user_pairs) == 4 and number > 1 else 0]
-        check_integers("indices_tuple", indices, len(anchors), "as many positives and negatives as anchors")
-        outside = indices[(indices < 0) | (indices >= size)]
-        if len(outside):
-            raise ValueError(
-                f"indices_tuple has numbers {outside.unique().tolist()} for a batch of {size}: pass numbers "
-                f"from 0 to {size - 1}"
-            )

@@ -53,8 +53,7 @@ class SampledNormalizedSoftmaxLoss(BaseClassificationLoss):
         if not 0 < share <= 1:
             raise ValueError(f"share={share!r}: pass a number above 0 and up to 1")
         super().__init__(num_classes, embedding_size, **kwargs)
-        self.temperature = temperature
-        self.share = share
+        self.temperature, self.share = temperature, share
         self.add_to_recordable_attributes(list_of_names=["temperature", "share"], is_stat=False)
 
     def similarities(self, embeddings: Tensor, weights: Tensor) -> Tensor:

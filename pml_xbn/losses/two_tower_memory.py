@@ -7,10 +7,10 @@ from contextlib import ExitStack, nullcontext
 import torch
 from torch import Tensor, nn
 
+from .._eager import eager
 from .._tensor_checks import check_integers, check_rows
 from ..distributed._ranks import Exchange, is_distributed
 from ..memory._hooks import transaction
-from ._step import eager
 from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
 
 
@@ -51,8 +51,7 @@ class TwoTowerMemory(nn.Module):
         query_memory: AdaptiveCrossBatchMemory | None = None,
     ) -> None:
         super().__init__()
-        self.document_memory = document_memory
-        self.query_memory = query_memory
+        self.document_memory, self.query_memory = document_memory, query_memory
         other = document_memory if query_memory is None else query_memory
         for name, memory in (("document_memory", document_memory), ("query_memory", other)):
             if not isinstance(memory, AdaptiveCrossBatchMemory):

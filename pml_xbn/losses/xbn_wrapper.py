@@ -19,10 +19,14 @@ class XBNWrapper(AdaptiveCrossBatchMemory):
     Adaptive Cross Batch Normalization, Eq. 6. The one to start with.
 
     Args:
+        loss: one of PML's pair or triplet losses, computed between the batch and the memory.
+        embedding_size, memory_size: numbers of dimensions d and of rows M.
+        miner: chooses among the pairs of batch and memory; default all pairs.
         match_std, momentum: see :class:`~pml_xbn.adapters.MomentMatching`.
         others: see :class:`AdaptiveCrossBatchMemory`.
 
     Example:
+        >>> import torch
         >>> from pytorch_metric_learning.losses import SupConLoss
         >>> loss_fn = XBNWrapper(SupConLoss(), embedding_size=16, memory_size=64)
         >>> loss = loss_fn(torch.randn(8, 16), torch.arange(8) % 4)

@@ -63,8 +63,6 @@ class Rows:
         sums = None if rows.sums is None else sums_of(rows.stored[: len(values)])
         return replace(rows, count=len(values), sums=sums)
 
-    # -- what is different where ranks hold parts of the rows ------------------------------------------------
-
     def __len__(self) -> int:
         return self.count
 
@@ -90,8 +88,6 @@ class Rows:
     def everywhere(self, places: Tensor) -> Tensor:
         """Returns places ``(k,)`` as all ranks count them, found on any of them; -1 where on none."""
         return places
-
-    # -- reading ---------------------------------------------------------------------------------------------
 
     def _map(self, dtype: torch.dtype) -> Affine:
         """Returns the map from stored rows to rows as they are now."""
@@ -138,8 +134,6 @@ class Rows:
         # The sum of a ∘ u + b is a ∘ (the sum of u) + b: no row has to be mapped for it.
         scale, shift = self._map(dtype)
         return (total * scale).addcmul_(weight_sums, shift)
-
-    # -- moments and maps ------------------------------------------------------------------------------------
 
     def measured(self: Self) -> Self:
         """Returns these rows with their sums; once measured, rows are to be stored whitened."""
@@ -206,8 +200,6 @@ class Rows:
         at_a_time = rows_at_a_time(self.stored, 8)
         yield from zip(places.split(at_a_time), slots.split(at_a_time), strict=True)
 
-    # -- writing ---------------------------------------------------------------------------------------------
-
     def put(self: Self, places: Tensor, values: Tensor, count: int, is_turn: bool) -> Self:
         """Returns these rows with ``values`` ``(k, d)`` at the places ``(k,)``; n are occupied then."""
         before = self._ready_for(values)
@@ -240,8 +232,6 @@ class Rows:
         while self.overwritten:
             stored, places, before = self.overwritten.pop()
             stored[places] = before
-
-    # -- storing anew ----------------------------------------------------------------------------------------
 
     def is_out_of_range(self) -> Tensor | None:
         """Returns whether rows have to be stored anew, a 0-d bool tensor; None where sums are not kept."""

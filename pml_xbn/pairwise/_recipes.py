@@ -14,7 +14,6 @@ from ._miners import MINERS
 from ._pairs import REDUCERS
 
 SHARDED_LOSSES = tuple(kind for kind, form in FORMS.items() if form.is_reduced)
-SHARDED_MINERS = tuple(kind for kind in MINERS if kind is not miners.TripletMarginMiner)
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -91,7 +90,8 @@ def recipe_to_share(loss: Any, miner: Any) -> Recipe | None:
 
 def can_be_sharded(loss: Any, miner: Any) -> bool:
     """Returns whether the rows may be spread over ranks, all of which have all anchors."""
-    can_mine = miner is None or (type(miner) in SHARDED_MINERS and is_plain(miner))
+    is_of_pairs = type(miner) in MINERS and type(miner) is not miners.TripletMarginMiner
+    can_mine = miner is None or (is_of_pairs and is_plain(miner))
     is_reduced = type(loss) in SHARDED_LOSSES and recipe_of(loss) is not None
     return can_mine and is_reduced and not loss._forward_hooks
 
