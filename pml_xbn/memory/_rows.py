@@ -218,7 +218,7 @@ class Rows:
             stored = stored.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
         stored, gone = stored.to(dtype), self.stored.index_select(0, places)  # zeros where there was no row
         self.overwritten.append((self.stored, places, gone))
-        self.stored[places] = stored
+        self.stored.index_copy_(0, places, stored)
         if self.sums is None:
             return self
         first, second = self.sums

@@ -79,7 +79,7 @@ class _LogSumExp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, mask: Tensor) -> Tensor:
         limits = torch.finfo(values.dtype)
-        values = torch.where(mask, values, limits.min)
+        values = values.masked_fill(~mask, limits.min)
         largest = values.amax(dim=1, keepdim=True)
         # Numbers that are nearly zero would take a CPU ten to thirty times as long.
         shares = (values - largest).clamp_(min=math.log(limits.tiny) / 2).exp_()
