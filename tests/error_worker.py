@@ -132,7 +132,7 @@ def errors_of_shards(rank: int) -> Errors:
             f.train()
 
     yield r"is_grad_enabled is \[1, 0\]", without_gradient_on_one
-    yield "pass a miner or gather_dist", lambda f: f(embeddings, labels, None if rank else pairs)
+    yield "pass a miner, or use gather_dist", lambda f: f(embeddings, labels, None if rank else pairs)
     yield "without a hook", lambda f: with_hook(f, "loss")
     yield "without a hook", lambda f: with_hook(f, "miner")
 

@@ -61,7 +61,8 @@ def _checked_here(
     if memory._is_sharded:
         check_sharded(memory)  # hooks may have come
         if user_pairs is not None:
-            raise ValueError("indices_tuple with shard_distributed=True: pass a miner or gather_distributed")
+            remedy = "pass a miner, or use gather_distributed"
+            raise ValueError(f"indices_tuple with shard_distributed=True: {remedy}")
     if is_stored and memory.update == "average" and ids is None:
         raise ValueError(
             "update='average' averages the rows of a sample: pass sample_ids, of every image its number in "

@@ -37,7 +37,8 @@ def check_update(update: str, momentum: float) -> None:
     if not 0 <= momentum < 1:
         raise ValueError(f"update_momentum={momentum!r}: pass a number from 0 to below 1")
     if momentum and update == "queue":
-        raise ValueError(f"update_momentum={momentum!r} has no effect with update='queue': pass 'average'")
+        found = f"update_momentum={momentum!r} has no effect with update='queue', which replaces rows"
+        raise ValueError(f"{found}: pass update='average'")
 
 
 class Placement(NamedTuple):

@@ -65,8 +65,7 @@ class OverRows:
         """Returns log Σ exp(values), the smallest finite number where none counts."""
         if counts.dtype != torch.bool:
             values, counts = values + counts.to(values.dtype).clamp_min(1).log(), counts > 0
-        result: Tensor = _LogSumExp.apply(values, counts)
-        return result
+        return _LogSumExp.apply(values, counts)  # type: ignore[no-any-return]
 
     def leave_out(self, mask: Tensor, own_rows: Tensor) -> Tensor:
         """Returns the mask, in place, without the pairs of anchors and their own rows ``(a,)``."""

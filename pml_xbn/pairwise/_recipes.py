@@ -67,7 +67,7 @@ def recipe_of(loss: Any) -> Recipe | None:
     learned = {}
     for part in loss.modules():
         for x in (*vars(part).values(), *part._parameters.values()):
-            if getattr(x, "requires_grad", False):
+            if isinstance(x, Tensor) and x.requires_grad:
                 if x._backward_hooks or not x.is_leaf:  # which would run, or be gone through, twice
                     return None
                 learned[id(x)] = x
@@ -104,8 +104,8 @@ def is_plain(module: nn.Module, *, allow_stats: bool = False) -> bool:
             for hook in attributes[name].values():
                 if not hasattr(hook, "only_looks"):
                     return False
-        for name, value in attributes.items():
-            if callable(value) and hasattr(type(part), name):
+        for name in attributes:
+            if hasattr(type(part), name):
                 return False
         if attributes.get("collect_stats") and not allow_stats:
             return False

@@ -353,7 +353,7 @@ def test_ids_that_do_not_fit_are_refused(ids: Any, error: type[Exception], messa
             {"update": "average", "update_momentum": 1.0},
             r"update_momentum=1\.0: pass a number from 0 to below 1",
         ),
-        ({"update_momentum": 0.5}, r"update_momentum=0\.5 has no effect with update='queue': pass 'average'"),
+        ({"update_momentum": 0.5}, r"update_momentum=0\.5 has no effect .* pass update='average'"),
     ],
 )
 def test_numbers_without_effect_are_refused(options: dict[str, Any], message: str) -> None:
