@@ -181,12 +181,10 @@ class Rows:
         after = self.adapted(other_map)
         # From stored rows by the map of their group, and back from where all are read.
         scale, shift = scale / after.scale, (shift - after.shift) / after.scale
-        scale, shift = scale.to(self.dtype), shift.to(self.dtype)
         is_spoilt = ~torch.isfinite(scale + shift)
         scale, shift = scale.masked_fill_(is_spoilt, 1.0), shift.masked_fill_(is_spoilt, 0.0)
         for places, part_slots in self._grouped(slots, len(scale) - 1):
-            stored = self.stored[places].to(self.dtype)
-            stored = torch.addcmul(shift[part_slots], stored, scale[part_slots])
+            stored = torch.addcmul(shift[part_slots], widest(self.stored[places]), scale[part_slots])
             after = after._written(places, stored)
         return after
 
