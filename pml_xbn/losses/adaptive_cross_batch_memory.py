@@ -148,28 +148,18 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         is_stored = self.training and torch.is_grad_enabled()
         check_caller(self, is_stored=is_stored)
         with self._one_thread:
-            return self._forward(embeddings, labels, indices_tuple, enqueue_mask, sample_ids, is_stored)
-
-    def _forward(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        indices_tuple: IndicesTuple | None,
-        enqueue_mask: Tensor | None,
-        sample_ids: Tensor | None,
-        is_stored: bool,
-    ) -> Tensor:
-        if self.collect_stats:
-            self.reset_stats()
-        batch, reports = checked(self, embeddings, labels, indices_tuple, enqueue_mask, sample_ids, is_stored)
-        # Autocast would have distances in half precision.
-        with torch.autocast(embeddings.device.type, enabled=False):
-            if not (batch.is_stored or self._is_sharded):  # so there is nothing to undo
-                return loss_with_memory(self, batch, read_only(self, batch))
-            with transaction(self.queue, self._hooks):
-                if reports:
-                    return loss_on_ranks(self, batch, reports)
-                return loss_with_memory(self, batch, stored(self, batch))
+            if self.collect_stats:
+                self.reset_stats()
+            inputs = embeddings, labels, indices_tuple, enqueue_mask, sample_ids, is_stored
+            batch, reports = checked(self, *inputs)
+            # Autocast would have distances in half precision.
+            with torch.autocast(embeddings.device.type, enabled=False):
+                if not (batch.is_stored or self._is_sharded):  # so there is nothing to undo
+                    return loss_with_memory(self, batch, read_only(self, batch))
+                with transaction(self.queue, self._hooks):
+                    if reports:
+                        return loss_on_ranks(self, batch, reports)
+                    return loss_with_memory(self, batch, stored(self, batch))
 
     def fill_memory(self, embeddings: Tensor, labels: Tensor, sample_ids: Tensor | None = None) -> None:
         """Stores rows without computing a loss or adapting what is there.
