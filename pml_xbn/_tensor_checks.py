@@ -14,10 +14,21 @@ def plain(values: Tensor) -> Tensor:
     return values if type(values) is Tensor or is_wrapper else values.as_subclass(Tensor)
 
 
+def check_dense(name: str, values: Tensor, wanted: str = "a tensor") -> None:
+    """Refuses what is no tensor, and tensors whose numbers do not lie side by side."""
+    if not isinstance(values, torch.Tensor):
+        raise TypeError(f"{name} is a {type(values).__name__}: pass {wanted}")
+    if values.is_nested:
+        raise ValueError(
+            f"{name} is a nested tensor: pass a dense one, as from torch.nested.to_padded_tensor"
+        )
+    if values.layout != torch.strided:
+        raise ValueError(f"{name} has layout {values.layout}: pass a dense tensor, as from .to_dense()")
+
+
 def check_rows(name: str, rows: Tensor, like: Tensor | None = None, width: int | None = None) -> None:
     """Refuses what is no ``(n, d)`` floating tensor, of the shape of ``like``, or of this width."""
-    if not isinstance(rows, torch.Tensor):
-        raise TypeError(f"{name} is a {type(rows).__name__}: pass a tensor")
+    check_dense(name, rows)
     if rows.ndim != 2:
         raise ValueError(f"{name} has shape {tuple(rows.shape)}: pass one row per embedding, (n, d)")
     if not rows.is_floating_point():
@@ -30,8 +41,7 @@ def check_rows(name: str, rows: Tensor, like: Tensor | None = None, width: int |
 
 def check_integers(name: str, values: Tensor, size: int, wanted: str = "one value per row") -> None:
     """Refuses what is no ``(size,)`` integer tensor."""
-    if not isinstance(values, torch.Tensor):
-        raise TypeError(f"{name} is a {type(values).__name__}: pass a tensor")
+    check_dense(name, values)
     if values.shape != (size,):
         raise ValueError(f"{name} has shape {tuple(values.shape)}: pass {wanted}, shape ({size},)")
     if values.dtype not in INTEGERS:
@@ -40,8 +50,7 @@ def check_integers(name: str, values: Tensor, size: int, wanted: str = "one valu
 
 def check_mask(name: str, mask: Tensor, size: int) -> None:
     """Refuses what is no ``(size,)`` bool tensor."""
-    if not isinstance(mask, torch.Tensor):
-        raise TypeError(f"{name} is a {type(mask).__name__}: pass a bool tensor")
+    check_dense(name, mask, "a bool tensor")
     if mask.dtype != torch.bool:
         raise ValueError(f"{name} has dtype {mask.dtype}: pass torch.bool, as from mask.bool()")
     if mask.shape != (size,):
@@ -50,11 +59,17 @@ def check_mask(name: str, mask: Tensor, size: int) -> None:
 
 def check_indices(user_pairs: tuple[Tensor, ...], size: int) -> None:
     """Refuses what are no pairs or triplets within a batch of this size."""
+    wanted = "3 (anchors, positives, negatives) or 4 (anchors, positives, anchors, negatives)"
+    is_stacked = isinstance(user_pairs, torch.Tensor) and user_pairs.ndim > 0
+    if not (is_stacked or isinstance(user_pairs, (tuple, list))):
+        raise TypeError(f"indices_tuple is a {type(user_pairs).__name__}: pass a tuple of tensors, {wanted}")
     if len(user_pairs) not in (3, 4):
-        raise ValueError(
-            f"indices_tuple has {len(user_pairs)} tensors: pass 3 (anchors, positives, negatives) "
-            "or 4 (anchors, positives, anchors, negatives)"
-        )
+        raise ValueError(f"indices_tuple has {len(user_pairs)} tensors: pass {wanted}")
+    for indices in user_pairs:
+        check_dense("indices_tuple", indices, f"a tuple of tensors, {wanted}")
+        if indices.ndim != 1:
+            shape = tuple(indices.shape)
+            raise ValueError(f"indices_tuple has shape {shape}: pass one number per pair, shape (k,)")
     for number, indices in enumerate(user_pairs):
         anchors = user_pairs[2 if len(user_pairs) == 4 and number > 1 else 0]
         check_integers("indices_tuple", indices, len(anchors), "as many positives and negatives as anchors")

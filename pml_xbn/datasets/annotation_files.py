@@ -63,9 +63,27 @@ def read_lines(path: Path) -> list[str]:
         ValueError: the file is no text.
     """
     try:
-        return path.read_text(encoding="utf-8").rstrip().splitlines()
+        text = path.read_text(encoding="utf-8").rstrip()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is no text file ({error}); unpack the dataset again") from error
+    # splitlines() would end a line at a form feed too, where PML's readers and editors do not.
+    return text.split("\n") if text else []
+
+
+def relative_path(text: str) -> str:
+    """Returns a column that is the path of a file, relative to a folder and not out of it.
+
+    The path is judged by what is written. A file or folder on the way may be a link to somewhere else, as
+    people link to images on another disk.
+
+    Example:
+        >>> relative_path("sofa_final/7_0.JPG")
+        'sofa_final/7_0.JPG'
+    """
+    path = Path(text)
+    if path.anchor or not path.parts or ".." in path.parts or "\0" in text:
+        raise ValueError(f"{text!r} is no path below the folder of the images")
+    return text
 
 
 def one_of(*choices: str) -> Callable[[str], str]:

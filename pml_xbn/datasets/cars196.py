@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .annotation_files import Columns, number_up_to, read_lines, read_rows
+from .annotation_files import Columns, number_up_to, read_rows, relative_path
 from .cars196_devkit import devkit_files, read_devkit
 from .image_dataset import Annotation, ImageDataset
-from .pml_datasets import download, import_pml_datasets
+from .pml_datasets import download, import_pml_datasets, read_by_pml
 
 
 class Cars196(ImageDataset):
@@ -46,8 +46,8 @@ class Cars196(ImageDataset):
         if not (self.root / "names.csv").exists() and any(file.exists() for file in devkit_files(self.root)):
             return self._read_devkit()
         reader = import_pml_datasets(self.title).Cars196
-        names = self._check_files()
-        dataset = reader(self.root, self.split)
+        names, files = self._check_files()
+        dataset = read_by_pml(reader, self.root, self.split, files)
         return Annotation(
             classes=dataset.labels,
             class_names={number: names[number - 1] for number in dataset.labels},
@@ -65,14 +65,21 @@ class Cars196(ImageDataset):
             paths=[path for path, _ in chosen],
         )
 
-    def _check_files(self) -> list[str]:
-        """Returns the names of all models; PML would take a class of 0 for the last of them."""
-        names = read_lines(self._existing(self.root / "names.csv"))
+    def _check_files(self) -> tuple[list[str], list[Path]]:
+        """Returns the names of all models, and the files; PML would take a class of 0 for the last model."""
+        files = [self.root / name for name in ("names.csv", "anno_train.csv", "anno_test.csv")]
+        names = [name for (name,) in read_rows(self._existing(files[0]), {"name": _model}, separator="\n")]
         box = dict.fromkeys(("x1", "y1", "x2", "y2"), int)
-        columns: Columns = {"image": str, **box, "class": number_up_to(len(names))}
-        for name in ("anno_train.csv", "anno_test.csv"):
-            read_rows(self._existing(self.root / name), columns, separator=",")
-        return [name.strip() for name in names]
+        columns: Columns = {"image": relative_path, **box, "class": number_up_to(len(names))}
+        for file in files[1:]:
+            read_rows(self._existing(file), columns, separator=",")
+        return names, files
 
     def _download(self) -> None:
         download(self.title, "Cars196", self.root, "names.csv")
+
+
+def _model(text: str) -> str:
+    """A column that is the name of a model, which is that of its folder too, but for slashes."""
+    relative_path(text.strip().replace("/", "-"))
+    return text.strip()

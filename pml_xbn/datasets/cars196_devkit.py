@@ -6,6 +6,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from .annotation_files import relative_path
+
 _PARTS = {"cars_train": "cars_train_annos.mat", "cars_test": "cars_test_annos_withlabels.mat"}
 
 
@@ -41,19 +43,31 @@ def read_devkit(root: Path) -> tuple[list[str], list[tuple[Path, int]]]:
                 f"{path}: its annotations have the fields {', '.join(fields) or 'none'}, not 'fname' and "
                 "'class'; take the list with labels"
             )
-        for name, number in zip(rows["fname"], rows["class"], strict=True):
-            if not 1 <= int(number) <= len(names):
-                raise ValueError(
-                    f"{path}: {name} is of model {number}, not one from 1 to {len(names)}; unpack it again"
-                )
-            images.append((root / folder / str(name), int(number)))
+        for place, (name, number) in enumerate(zip(rows["fname"], rows["class"], strict=True), 1):
+            try:
+                images.append((root / folder / _file_name(name), _model(number, len(names), name)))
+            except (ValueError, TypeError, OverflowError) as error:
+                raise ValueError(f"{path}, annotation {place}: {error}; unpack it again") from error
     return names, images
+
+
+def _file_name(name: Any) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"fname is a {type(name).__name__}, not a string")
+    return relative_path(name)
+
+
+def _model(number: Any, num_models: int, image: str) -> int:
+    """Returns the number, which MATLAB may have written as a floating-point one, as an integer."""
+    if int(number) != number or not 1 <= number <= num_models:
+        raise ValueError(f"{image} is of model {number}, not one from 1 to {num_models}")
+    return int(number)
 
 
 def _load(path: Path, key: str) -> Any:
     """Returns a variable in a file, as a one-dimensional array."""
     try:
-        scipy_io = import_module("scipy.io")
+        numpy, scipy_io = import_module("numpy"), import_module("scipy.io")
     except ImportError as error:
         raise ImportError(
             f'{path} is read by SciPy ({error}); install it with: pip install "pml_xbn[examples]"'
@@ -64,4 +78,4 @@ def _load(path: Path, key: str) -> Any:
         raise ValueError(f"{path} is no file of MATLAB ({error}); unpack the dataset again") from error
     if key not in content:
         raise ValueError(f"{path} lacks {key!r}; unpack the dataset again")
-    return content[key].ravel()  # squeezing a single row leaves no dimension
+    return numpy.asarray(content[key]).ravel()  # squeezing leaves a single row, or a number, no dimension

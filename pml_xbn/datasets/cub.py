@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .annotation_files import number_up_to, read_rows
+from .annotation_files import number_up_to, read_rows, relative_path
 from .image_dataset import Annotation, ImageDataset
-from .pml_datasets import download, import_pml_datasets
+from .pml_datasets import download, import_pml_datasets, read_by_pml
 
 
 class CUB(ImageDataset):
@@ -36,20 +36,20 @@ class CUB(ImageDataset):
 
     def _read(self) -> Annotation:
         reader = import_pml_datasets(self.title).CUB
-        self._check_files()
-        dataset = reader(self.root, self.split)
+        dataset = read_by_pml(reader, self.root, self.split, self._check_files())
         paths = [Path(path) for path in dataset.paths]
         names = {number: path.parent.name for number, path in zip(dataset.labels, paths, strict=True)}
         return Annotation(classes=dataset.labels, class_names=names, paths=paths)
 
-    def _check_files(self) -> None:
-        """PML leaves out, without a word, what does not match between the two files."""
+    def _check_files(self) -> tuple[Path, ...]:
+        """Returns the lists; PML leaves out, without a word, what does not match between them."""
         folder = self.root / "CUB_200_2011"
         images, classes = folder / "images.txt", folder / "image_class_labels.txt"
-        image_rows = read_rows(self._existing(images), {"image_id": int, "image_name": str})
+        image_rows = read_rows(self._existing(images), {"image_id": int, "image_name": relative_path})
         class_rows = read_rows(self._existing(classes), {"image_id": int, "class_id": number_up_to(200)})
         if [image for image, _ in image_rows] != [image for image, _ in class_rows]:
             raise ValueError(f"{images} and {classes} do not list the same image ids in the same order")
+        return images, classes
 
     def _download(self) -> None:
         download(self.title, "CUB", self.root, "CUB_200_2011")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from math import isfinite
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import Any, NamedTuple
 
 CATEGORIES = (
@@ -24,6 +24,9 @@ CATEGORIES = (
     "vest dress",
     "sling dress",
 )
+
+
+_LARGEST_EDGE = 65_535  # of a JPEG file
 
 
 class Item(NamedTuple):
@@ -84,7 +87,7 @@ def _progress(files: Sequence[Path], title: str) -> Iterable[Path]:
 def _read_file(path: Path) -> Iterator[Item]:
     try:
         image = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter of lists in lists in lists
         raise ValueError(f"{path} is no JSON ({error}); unpack the dataset again") from error
     if not isinstance(image, dict):
         raise ValueError(f"{path} holds no JSON object; unpack the dataset again")
@@ -106,7 +109,7 @@ def _value(
     if key not in values:
         raise ValueError(f"{path} lacks {name}; unpack the dataset again")
     if not valid(values[key]):
-        raise ValueError(f"{path}: {name} cannot be {values[key]!r}; unpack the dataset again")
+        raise ValueError(f"{path}: {name} cannot be {shortened(values[key])}; unpack the dataset again")
     return values[key]
 
 
@@ -121,4 +124,4 @@ def _is_category(value: Any) -> bool:
 def _is_box(value: Any) -> bool:
     if not (isinstance(value, list) and len(value) == 4):
         return False
-    return all(type(edge) in (int, float) and isfinite(edge) for edge in value)
+    return all(type(edge) in (int, float) and abs(edge) <= _LARGEST_EDGE for edge in value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -173,7 +174,7 @@ class ImageDataset(Dataset[tuple[Any, Any]], ABC):
             FileNotFoundError: none does.
         """
         for path in candidates:
-            if path.exists():
+            if _exists(path):
                 return path
         raise self._missing(candidates[0])
 
@@ -182,6 +183,15 @@ class ImageDataset(Dataset[tuple[Any, Any]], ABC):
             f"{path} is missing; {self.root} does not hold all of {self.title} "
             f"(official page: {self.homepage})"
         )
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        return False  # no file has such a name
 
 
 def import_pillow() -> Any:

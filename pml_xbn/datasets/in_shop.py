@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 
-from .annotation_files import Columns, one_of, read_lines, read_rows
+from .annotation_files import Columns, one_of, read_lines, read_rows, relative_path
 from .image_dataset import Annotation, ImageDataset
 
 
@@ -78,6 +78,7 @@ class InShop(ImageDataset):
 
 def _image_name(text: str) -> PurePosixPath:
     path = PurePosixPath(text)
-    if path.parts[0] != "img" or len(path.parts) != 5:
+    if len(path.parts) != 5 or path.parts[0] != "img":
         raise ValueError("an image is img/<gender>/<category>/<item>/<file>")
+    relative_path(text)
     return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,19 @@ def import_pml_datasets(title: str) -> Any:
             f"{pytorch_metric_learning.__version__} is installed ({error}); update it with: "
             'pip install "pytorch-metric-learning>=2.8,<3"'
         ) from error
+
+
+def read_by_pml(reader: Any, root: Path, split: str, files: Sequence[Path]) -> Any:
+    """Returns a dataset of PML's, which reads these files.
+
+    Raises:
+        ValueError: PML cannot make sense of them. Its own errors name no file.
+    """
+    try:
+        return reader(root, split)
+    except (ValueError, LookupError) as error:
+        names = ", ".join(map(str, files))
+        raise ValueError(f"one of {names} is broken ({error}); unpack the dataset again") from error
 
 
 def download(title: str, name: str, root: Path, mark: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .annotation_files import Columns, number_up_to, read_rows
+from .annotation_files import Columns, number_up_to, read_rows, relative_path
 from .image_dataset import Annotation, ImageDataset
 from .pml_datasets import download
 
@@ -62,7 +62,7 @@ class StanfordOnlineProducts(ImageDataset):
             "image_id": int,
             "class_id": int,
             "super_class_id": number_up_to(len(_SUPERCLASSES)),
-            "path": str,
+            "path": relative_path,
         }
         rows = read_rows(path, columns, header_line=1)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .annotation_files import read_rows
+from .annotation_files import read_rows, relative_path
 from .image_dataset import Annotation, ImageDataset
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class VehicleID(ImageDataset):
         size, _, part = self.split.partition("-")
         name = "train_list.txt" if size == "train" else f"test_list_{_VEHICLES[size]}.txt"
         path = self._existing(self.root / "train_test_split" / name)
-        rows = read_rows(path, {"image": str, "vehicle": int})
+        rows = read_rows(path, {"image": relative_path, "vehicle": int})
         class_names = {vehicle: str(vehicle) for _, vehicle in rows}
         if part:
             gallery = _draw([vehicle for _, vehicle in rows], self.gallery_seed)

@@ -18,7 +18,8 @@ from ..memory._rows import Rows
 from ..pairwise._loss import Comparison, KnownGradients, Share, loss_against, share_against
 from ..pairwise._pairs import IndicesTuple, drop_own_rows, mapped
 from ..pairwise._recipes import Recipe, can_be_sharded, recipe_of, recipe_to_share
-from .batch_loss import loss_of_batch, split
+from ._settings import check_queue, weighted_sum
+from .batch_loss import loss_of_batch, loss_without_pairs, split
 
 if TYPE_CHECKING:
     from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory as Memory
@@ -58,6 +59,7 @@ def _checked_here(
 ) -> Batch:
     """Returns the input of this process. Embeddings take the rows' dtype if that is more precise."""
     rows = memory.queue.settled().rows
+    check_queue(memory, memory.queue)
     if memory._is_sharded:
         check_sharded(memory)  # hooks may have come
         if user_pairs is not None:
@@ -185,9 +187,9 @@ def loss_with_memory(memory: Memory, batch: Batch, contents: Contents | None) ->
     if contents is None:
         return loss_of_batch(memory.loss, memory.miner, batch)
     compared = comparison(memory, batch, contents)
-    loss = zero_loss(batch) if compared is None else loss_against(compared)
+    loss = loss_without_pairs(memory.loss, batch) if compared is None else loss_against(compared)
     if memory.batch_loss_weight and batch.is_stored:
-        loss = loss + memory.batch_loss_weight * loss_of_batch(memory.loss, memory.miner, batch)
+        return weighted_sum(memory, loss, loss_of_batch(memory.loss, memory.miner, batch))
     return loss
 
 

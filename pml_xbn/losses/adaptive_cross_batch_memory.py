@@ -12,16 +12,15 @@ from torch.utils.hooks import RemovableHandle
 
 from .._eager import eager
 from .._keywords import refuse_keywords
-from .._number_checks import check_integer, check_non_negative, check_one_of
 from ..adapters.base_adapter import BaseAdapter
 from ..distributed._ranks import is_distributed
 from ..distributed._shards import ShardedQueue
-from ..memory._batch import check_update
+from ..memory._callers import OneThread, check_caller
 from ..memory._hooks import MemoryHook, MemoryHooks, transaction
 from ..memory._queue import Queue, prepare_state
 from ..pairwise._miners import Miner
 from ..pairwise._pairs import IndicesTuple
-from ..pairwise._recipes import check_supported
+from ._settings import check_setting
 from ._step import check_sharded, checked, loss_on_ranks, loss_with_memory, read_only, stored
 
 
@@ -90,19 +89,10 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         **unknown: NoReturn,
     ) -> None:
         refuse_keywords(type(self), unknown)
-        check_supported(loss)
-        check_integer("embedding_size", embedding_size, at_least=1)
-        check_integer("memory_size", memory_size, at_least=1)
-        dtypes = torch.float16, torch.bfloat16, torch.float32, torch.float64
-        check_one_of("memory_dtype", memory_dtype, dtypes)
-        check_integer("warmup", warmup, at_least=0)
-        check_integer("delay", delay, at_least=0)
-        check_non_negative("batch_loss_weight", batch_loss_weight)
-        check_one_of("nonfinite", nonfinite, ("raise", "skip", "ignore"))
-        check_update(update, update_momentum)
-        # What reset_queue needs, which runs inside super().__init__.
+        # Every setting is checked as it is set, here and later. These come first because reset_queue needs
+        # them, which runs inside super().__init__.
         self.memory_dtype = memory_dtype
-        self._hooks = MemoryHooks()
+        self._hooks, self._one_thread = MemoryHooks(), OneThread(type(self).__name__)
         self._is_sharded = shard_distributed and is_distributed()
         super().__init__(loss, embedding_size, memory_size, miner, collect_stats=collect_stats)
         self.delay, self.warmup, self.batch_loss_weight = delay, warmup, batch_loss_weight
@@ -114,6 +104,11 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         names = ["delay", "warmup", "batch_loss_weight", "num_rows", "num_calls"]
         self.add_to_recordable_attributes(list_of_names=names, is_stat=False)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Sets an attribute, and refuses a setting that the constructor would refuse."""
+        check_setting(self, name, value)
+        super().__setattr__(name, value)
+
     def extra_repr(self) -> str:
         hidden = ("loss", "miner", "collect_stats", "unknown")  # or shown as modules
         names = [name for name in signature(AdaptiveCrossBatchMemory).parameters if name not in hidden]
@@ -121,7 +116,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
     @classmethod
     def check_loss_support(cls, loss_name: str) -> None:
-        """Passes every name: ``check_supported`` has seen the loss itself."""
+        """Passes every name: the loss itself is checked as it is set."""
 
     @eager
     def forward(
@@ -147,19 +142,24 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
         Raises:
             ValueError: input that does not fit, or that holds NaN or inf; nothing has changed.
+            RuntimeError: a call in a replica of ``DataParallel``, in the backward pass of a checkpointed
+                function, or while another thread is in one; nothing has changed.
         """
-        if self.collect_stats:
-            self.reset_stats()
         is_stored = self.training and torch.is_grad_enabled()
-        batch, reports = checked(self, embeddings, labels, indices_tuple, enqueue_mask, sample_ids, is_stored)
-        # Autocast would have distances in half precision.
-        with torch.autocast(embeddings.device.type, enabled=False):
-            if not (batch.is_stored or self._is_sharded):  # so there is nothing to undo
-                return loss_with_memory(self, batch, read_only(self, batch))
-            with transaction(self.queue, self._hooks):
-                if reports:
-                    return loss_on_ranks(self, batch, reports)
-                return loss_with_memory(self, batch, stored(self, batch))
+        check_caller(self, is_stored=is_stored)
+        with self._one_thread:
+            if self.collect_stats:
+                self.reset_stats()
+            inputs = embeddings, labels, indices_tuple, enqueue_mask, sample_ids, is_stored
+            batch, reports = checked(self, *inputs)
+            # Autocast would have distances in half precision.
+            with torch.autocast(embeddings.device.type, enabled=False):
+                if not (batch.is_stored or self._is_sharded):  # so there is nothing to undo
+                    return loss_with_memory(self, batch, read_only(self, batch))
+                with transaction(self.queue, self._hooks):
+                    if reports:
+                        return loss_on_ranks(self, batch, reports)
+                    return loss_with_memory(self, batch, stored(self, batch))
 
     def fill_memory(self, embeddings: Tensor, labels: Tensor, sample_ids: Tensor | None = None) -> None:
         """Stores rows without computing a loss or adapting what is there.
@@ -167,10 +167,12 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         For instance random training images, embedded with the warmed-up model (Cross-Batch Memory, §3.3).
         Arguments and errors are those of :meth:`forward`; at most ``memory_size`` rows a call.
         """
-        batch, _ = checked(self, embeddings, labels, None, None, sample_ids, True)
-        if batch.is_stored:
-            with transaction(self.queue, self._hooks):
-                stored(self, batch, is_fill=True)
+        check_caller(self, is_stored=True)
+        with self._one_thread:
+            batch, _ = checked(self, embeddings, labels, None, None, sample_ids, True)
+            if batch.is_stored:
+                with transaction(self.queue, self._hooks):
+                    stored(self, batch, is_fill=True)
 
     def add_to_memory(self, embeddings: Tensor, labels: Tensor, batch_size: int) -> None:
         """PML's name for :meth:`fill_memory`."""
@@ -252,7 +254,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
     @property
     def has_been_filled(self) -> bool:
-        """Whether all rows are occupied."""
+        """Whether all rows are occupied. It is read-only: a memory is filled by steps and ``fill_memory``."""
         return bool(self.num_rows == self.memory_size)
 
     @property

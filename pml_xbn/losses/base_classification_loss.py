@@ -12,7 +12,7 @@ from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor, nn
 
 from .._number_checks import check_integer
-from .._tensor_checks import check_integers, check_rows
+from .._tensor_checks import check_indices, check_integers, check_rows
 from ..pairwise._pairs import IndicesTuple
 
 
@@ -65,6 +65,8 @@ class BaseClassificationLoss(WeightRegularizerMixin, BaseMetricLossFunction):
         """
         check_rows("embeddings", embeddings, width=self.embedding_size)
         check_integers("labels", labels, len(embeddings), "one label per embedding")
+        if indices_tuple is not None:
+            check_indices(indices_tuple, len(embeddings))
         labels = labels.long()  # before it is compared with a number that may not fit its dtype
         is_outside = (labels < 0) | (labels >= self.num_classes)
         if is_outside.any():

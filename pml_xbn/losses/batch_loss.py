@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from pytorch_metric_learning.losses import BaseMetricLossFunction
+from pytorch_metric_learning.reducers import MultipleReducers
 from torch import Tensor, nn
 
 from .._tensor_checks import check_indices, check_integers, check_mask, check_rows, plain
 from ..distributed import _ranks as ranks
 from ..memory._batch import Batch, zero_loss
 from ..pairwise._miners import Miner
-from ..pairwise._pairs import IndicesTuple, appended, mapped
+from ..pairwise._pairs import REDUCERS, IndicesTuple, appended, mapped
+from ..pairwise._recipes import check_divisors
 
 
 class BatchLoss(nn.Module):
@@ -36,13 +39,14 @@ class BatchLoss(nn.Module):
         self, loss: nn.Module, miner: Miner | None = None, *, gather_distributed: bool = False
     ) -> None:
         super().__init__()
+        check_divisors(loss)
         self.loss, self.miner = loss, miner
         self.gather_distributed = gather_distributed
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, indices_tuple: IndicesTuple | None = None
     ) -> Tensor:
-        """Returns the loss, a scalar.
+        """Returns the loss, a scalar if the loss's reducer returns one.
 
         Args:
             embeddings: ``(b, d)``, any floating dtype.
@@ -98,7 +102,7 @@ def loss_of_batch(
 ) -> Tensor:
     """Returns the loss of the anchors against the refs, or where these are the anchors with ``no_refs``."""
     if len(batch.anchors) == 0 or len(batch.refs) == 0:
-        return zero_loss(batch)
+        return loss_without_pairs(loss, batch)
     arguments: tuple[Any, ...] = batch.anchors, batch.anchor_labels
     refs = no_refs if batch.own is not None else (batch.refs, batch.ref_labels)
     indices = batch.user_pairs
@@ -108,4 +112,15 @@ def loss_of_batch(
             batch_rows = torch.arange(len(batch.refs), device=batch.refs.device)
             indices = appended(indices, mapped(batch.user_pairs, batch_rows), batch.anchor_labels)
     value: Tensor = loss(*arguments, indices, *refs)
+    return value
+
+
+def loss_without_pairs(loss: nn.Module, batch: Batch) -> Tensor:
+    """Returns what a loss of PML's returns without pairs: zero, or what its reducer makes of no terms.
+
+    PML's own reducers make zero of it. ``DoNothingReducer`` and some of a user's return a dictionary.
+    """
+    if not isinstance(loss, BaseMetricLossFunction) or type(loss.reducer) in (*REDUCERS, MultipleReducers):
+        return zero_loss(batch)
+    value: Tensor = loss.reducer(loss.zero_losses(), batch.anchors, batch.anchor_labels)
     return value

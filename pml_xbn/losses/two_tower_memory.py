@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack, nullcontext
 
 import torch
+from pytorch_metric_learning.reducers import DoNothingReducer
 from torch import Tensor, nn
 
 from .._eager import eager
@@ -31,7 +32,8 @@ class TwoTowerMemory(nn.Module):
 
     Raises:
         TypeError: a memory is not an :class:`AdaptiveCrossBatchMemory`.
-        ValueError: one memory for both, or two that differ in size, or in how ranks share them.
+        ValueError: one memory for both, or two that differ in size, or in how ranks share them, or whose
+            losses have a reducer that returns no number; a one-sided loss returns what the reducer does.
 
     Example:
         >>> from pytorch_metric_learning.losses import SupConLoss
@@ -58,6 +60,10 @@ class TwoTowerMemory(nn.Module):
                 raise TypeError(f"{name} is a {type(memory).__name__}: pass a memory such as XBNWrapper")
         if query_memory is document_memory:
             raise ValueError("query_memory is the document_memory: build one for each tower")
+        if query_memory is not None:
+            for memory in (document_memory, query_memory):
+                if isinstance(memory.loss.reducer, DoNothingReducer):
+                    raise _no_mean(document_memory, query_memory)
         for name in ("embedding_size", "gather_distributed", "shard_distributed"):
             values = getattr(document_memory, name), getattr(other, name)
             if values[0] != values[1]:
@@ -95,11 +101,16 @@ class TwoTowerMemory(nn.Module):
             is_stored = torch.arange(len(labels)) >= len(queries)
         with ExitStack() as transactions:
             for memory in memories:
+                transactions.enter_context(memory._one_thread)
                 transactions.enter_context(transaction(memory.queue, memory._hooks))
-            losses = [
+            losses: list[Tensor] = [
                 memory(embeddings, labels, enqueue_mask=is_stored, sample_ids=sample_ids)
                 for memory, embeddings in zip(memories, (forth, back), strict=False)
             ]
+            if len(losses) == 1:
+                return losses[0]
+            if not all(isinstance(loss, Tensor) for loss in losses):
+                raise _no_mean(*memories)
             return torch.stack(losses).mean()
 
     def _check(
@@ -120,3 +131,11 @@ class TwoTowerMemory(nn.Module):
                 "them: pass documents.detach() if their tower is not to be trained, or build the "
                 "document_memory with batch_loss_weight=1.0, or pass a query_memory"
             )
+
+
+def _no_mean(*memories: AdaptiveCrossBatchMemory) -> ValueError:
+    names = " and a ".join(type(memory.loss.reducer).__name__ for memory in memories)
+    return ValueError(
+        f"two towers with a {names}, which do not both return a number to take the mean of: pass reducers "
+        "that do, such as MeanReducer, or build a TwoTowerMemory without a query_memory for each direction"
+    )

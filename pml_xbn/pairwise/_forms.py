@@ -188,6 +188,7 @@ class Form(NamedTuple):
     is_by_anchor: bool = True  # an anchor's terms depend on no other anchor
     is_reduced: bool = True  # they follow from reductions over the anchor's rows
     parts: tuple[str, ...] = ("loss",)  # by PML's names
+    has_divisor: bool = False  # it hands PML's DivisorReducer what to divide by
 
 
 _OF_BOTH_KINDS = ("pos_loss", "neg_loss")
@@ -200,7 +201,9 @@ FORMS: dict[type, Form] = {
     losses.LiftedStructureLoss: Form(
         lifted_structure, needs_both_kinds=True, is_by_anchor=False, is_reduced=False
     ),
-    losses.MarginLoss: Form(margin, is_reduced=False, parts=("margin_loss", "beta_reg_loss")),
+    losses.MarginLoss: Form(
+        margin, is_reduced=False, parts=("margin_loss", "beta_reg_loss"), has_divisor=True
+    ),
     losses.MultiSimilarityLoss: Form(multi_similarity, is_per_anchor=True),
     losses.NCALoss: Form(nca, is_per_anchor=True, is_by_anchor=False),
     losses.NTXentLoss: Form(nt_xent, needs_both_kinds=True),

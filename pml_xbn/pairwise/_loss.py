@@ -123,7 +123,10 @@ class Share:
             if leaf.requires_grad:
                 ones, is_last = torch.ones_like(values), len(parts) == len(terms)
                 options = {"retain_graph": not is_last, "allow_unused": True}
-                found = torch.autograd.grad(values, inputs, ones, **options)
+                # Terms of a parameter alone have no gradient if it is frozen.
+                found: Sequence[Tensor | None] = [None] * len(inputs)
+                if values.requires_grad:
+                    found = torch.autograd.grad(values, inputs, ones, **options)
                 # materialize_grads=True makes leaves of None in torch 2.1, which cannot be written to.
                 for x, y in zip(found, inputs, strict=True):
                     parts[-1].append((torch.zeros_like(y) if x is None else x).to(leaf.device))

@@ -30,12 +30,37 @@ def check_supported(loss: nn.Module) -> None:
         raise ValueError(f"{refusal}: pass one of {supported}, or a subclass")
     if getattr(loss, "swap", False):
         raise ValueError(f"{name}(swap=True) compares rows of a memory with each other: pass swap=False")
+    check_divisors(loss)
     per_anchor = any(isinstance(module, reducers.PerAnchorReducer) for module in loss.modules())
     if per_anchor and not form.is_per_anchor:
         raise ValueError(
             f"{name} with PerAnchorReducer assumes as many references as anchors, which a memory does "
             "not have: pass another reducer, such as MeanReducer or AvgNonZeroReducer"
         )
+
+
+def check_divisors(loss: Any) -> None:
+    """Raises a ValueError for a loss of PML's whose reducer divides by a number that the loss does not give.
+
+    PML's error is a KeyError at the first call. Losses of a user's own may give the number.
+    """
+    form = FORMS.get(type(loss))
+    if form is None or form.has_divisor:
+        return
+    for name in form.parts:
+        if isinstance(_reducer_of_part(loss, name), reducers.DivisorReducer):
+            raise ValueError(
+                f"{type(loss).__name__} with DivisorReducer, which divides by a number that this loss does "
+                "not give: pass another reducer, such as MeanReducer, or MarginLoss, which gives one"
+            )
+
+
+def _reducer_of_part(loss: Any, name: str) -> Any:
+    """Returns the reducer of a part of a loss."""
+    reducer = loss.reducer
+    if type(reducer) is reducers.MultipleReducers:
+        return reducer.reducers._modules.get(name, reducer.default_reducer)
+    return reducer
 
 
 class Recipe(NamedTuple):
@@ -58,12 +83,11 @@ def recipe_of(loss: Any) -> Recipe | None:
         return None
     by_part = {}
     for name in form.parts:
-        reducer = loss.reducer
-        if type(reducer) is reducers.MultipleReducers:
-            reducer = reducer.reducers._modules.get(name, reducer.default_reducer)
+        by_part[name] = reducer = _reducer_of_part(loss, name)
         if type(reducer) not in REDUCERS:
             return None
-        by_part[name] = reducer
+        if type(reducer) is reducers.DivisorReducer:
+            check_divisors(loss)  # it may have been set after the loss was checked
     learned = {}
     for part in loss.modules():
         for x in (*vars(part).values(), *part._parameters.values()):

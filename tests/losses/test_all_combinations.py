@@ -223,6 +223,66 @@ def test_a_temperature_and_class_weights_may_be_learned() -> None:
     assert_same(losses.SupConLoss(reducer=reducers.ClassWeightedReducer(weights)), None)
 
 
+class LearnedMargins(losses.ContrastiveLoss):
+    def __init__(self) -> None:
+        super().__init__(neg_margin=1.2)
+        self.pos_margin = torch.nn.Parameter(torch.tensor(0.3, dtype=torch.float64))
+        self.neg_margin = torch.nn.Parameter(torch.tensor(1.2, dtype=torch.float64))
+
+
+class LearnedTupletMargin(losses.TupletMarginLoss):
+    def __init__(self) -> None:
+        super().__init__(scale=8)
+        self.margin = torch.nn.Parameter(torch.tensor(0.1, dtype=torch.float64))
+
+
+def weighted_classes() -> losses.SupConLoss:
+    weights = torch.nn.Parameter(torch.linspace(0.5, 2, 4, dtype=torch.float64))
+    return losses.SupConLoss(reducer=reducers.ClassWeightedReducer(weights))
+
+
+LEARNING: dict[str, Callable[[], Any]] = {
+    "one beta": WITH_OPTIONS["one beta"],
+    "a beta each": lambda: losses.MarginLoss(learn_beta=True, nu=0.1, num_classes=20),
+    "beta, sum": lambda: losses.MarginLoss(learn_beta=True, nu=0.1, reducer=reducers.SumReducer()),
+    "temperature": LearnedTemperature,
+    "two margins": LearnedMargins,
+    "tuplet margin": LearnedTupletMargin,
+    "class weights": weighted_classes,
+}
+
+
+@pytest.mark.parametrize("miner", ["none", "pair margin", "triplet margin"])
+@pytest.mark.parametrize("name", LEARNING)
+def test_what_a_loss_learns_may_be_frozen_and_thawed(name: str, miner: str) -> None:
+    loss = LEARNING[name]().double()
+    parameters = list(loss.parameters())
+    for frozen in (parameters, parameters[:1], parameters[1:], []):
+        for parameter in parameters:
+            parameter.requires_grad_(all(parameter is not other for other in frozen))
+        for kind in ("any", "one class", "no positives", "mask"):
+            assert_same(loss, MINERS[miner](), kind)
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_embeddings_may_be_frozen_where_a_loss_learns(name: str) -> None:
+    rows, labels = rows_of("any", 0)
+    batch, batch_labels = rows[-NUM_ANCHORS:], labels[-NUM_ANCHORS:]
+    results = []
+    for needs_gradient in (True, False):
+        loss = LEARNING[name]().double()
+        memory = AdaptiveCrossBatchMemory(loss, D, NUM_ROWS, memory_dtype=torch.float64)
+        memory.fill_memory(rows[:-NUM_ANCHORS], labels[:-NUM_ANCHORS])
+        value = memory(batch.clone().requires_grad_(needs_gradient), batch_labels)
+        value.backward()
+        results.append([value.detach(), *(parameter.grad for parameter in loss.parameters())])
+    for with_gradient, without in zip(*results, strict=True):
+        torch.testing.assert_close(without, with_gradient)
+        for parameter in loss.parameters():
+            parameter.requires_grad_(False)
+    assert not memory(batch, batch_labels).requires_grad
+
+
 @pytest.mark.parametrize("memory_dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_in_lower_precision(loss: str, memory_dtype: torch.dtype) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 
 import pytest
 import torch
-from pytorch_metric_learning import losses
+from pytorch_metric_learning import losses, reducers
 from torch import Tensor
 
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
-from pml_xbn.losses import AdaptiveCrossBatchMemory
+from pml_xbn.losses import AdaptiveCrossBatchMemory, BatchLoss
 
 D, M = 4, 10
 CLASSES = {
@@ -33,6 +34,12 @@ def rows(n: int = 6, d: int = D) -> Tensor:
 
 def labels(n: int = 6) -> Tensor:
     return torch.arange(n) % 3
+
+
+def nested(*parts: Tensor) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that they are a prototype
+        return torch.nested.nested_tensor(list(parts))
 
 
 NAN = torch.full((6, D), float("nan"))
@@ -77,7 +84,30 @@ BAD_CALLS = {
         (rows(), labels(), tuple(x.unsqueeze(1) for x in PAIRS)),
         r"indices_tuple has shape \(1, 1\)",
     ),
+    "a mask of pairs in two dimensions": (
+        (rows(), labels(), torch.ones(6, 6, dtype=torch.bool)),
+        "indices_tuple has 6 tensors: pass 3",
+    ),
     "two index tensors": ((rows(), labels(), PAIRS[:2]), "indices_tuple has 2 tensors"),
+    "numbers of no dimension": (
+        (rows(), labels(), (torch.tensor(0),) * 3),
+        r"indices_tuple has shape \(\): pass one number per pair",
+    ),
+    "sparse embeddings": (
+        (rows().to_sparse(), labels()),
+        "embeddings has layout torch.sparse_coo: pass a dense",
+    ),
+    "sparse labels": ((rows(), labels().to_sparse()), "labels has layout torch.sparse_coo"),
+    "a sparse mask": ((rows(), labels(), None, MASK.to_sparse()), "enqueue_mask has layout torch.sparse_coo"),
+    "sparse pairs": (
+        (rows(), labels(), tuple(x.to_sparse() for x in PAIRS)),
+        "indices_tuple has layout torch.sparse_coo",
+    ),
+    "nested embeddings": (
+        (nested(rows(2), rows(4)), labels()),
+        "embeddings is a nested tensor: pass a dense one",
+    ),
+    "nested labels": ((rows(), nested(labels(2), labels(4))), "labels is a nested tensor"),
     "NaN": ((NAN, labels()), r"NaN or inf in rows \[0, 1, 2, 3, 4, 5\]"),
     "inf": ((INF_IN_ROW_2, labels()), r"NaN or inf in rows \[2\]"),
 }
@@ -119,6 +149,11 @@ def test_fill_memory_checks_its_input_too(make: Callable, name: str) -> None:
         (([[0.0] * D], labels(1)), "embeddings is a list"),
         ((rows(1), [0]), "labels is a list"),
         ((rows(1), labels(1), None, [True]), "enqueue_mask is a list"),
+        ((rows(1), labels(1), 5), r"indices_tuple is a int: pass a tuple of tensors, 3 \(anchors, positives"),
+        ((rows(1), labels(1), {}), "indices_tuple is a dict"),
+        ((rows(1), labels(1), torch.tensor(5)), "indices_tuple is a Tensor"),
+        ((rows(1), labels(1), (0, 0, 0)), "indices_tuple is a int"),
+        ((rows(1), labels(1), ([0], [0], [0])), "indices_tuple is a list"),
     ],
 )
 def test_what_is_no_tensor_is_a_type_error(make: Callable, args: tuple, message: str) -> None:
@@ -126,24 +161,97 @@ def test_what_is_no_tensor_is_a_type_error(make: Callable, args: tuple, message:
         make(losses.ContrastiveLoss(), D, M)(*args)
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"embedding_size": 0}, "embedding_size=0"),
-        ({"embedding_size": 4.0}, "embedding_size=4.0"),
-        ({"memory_size": 0}, "memory_size=0"),
-        ({"memory_size": True}, "memory_size=True"),
-        ({"delay": -1}, "delay=-1"),
-        ({"warmup": 1.5}, "warmup=1.5"),
-        ({"batch_loss_weight": -1.0}, "batch_loss_weight=-1.0"),
-        ({"batch_loss_weight": float("nan")}, "batch_loss_weight=nan"),
-        ({"nonfinite": "warn"}, "nonfinite='warn'"),
-        ({"memory_dtype": torch.int32}, "memory_dtype=torch.int32"),
-    ],
-)
-def test_bad_settings(make: Callable, kwargs: dict, message: str) -> None:
+BAD_SETTINGS: list[tuple[str, object, str]] = [
+    ("embedding_size", 0, "embedding_size=0"),
+    ("embedding_size", 4.0, "embedding_size=4.0"),
+    ("memory_size", 0, "memory_size=0"),
+    ("memory_size", True, "memory_size=True"),
+    ("delay", -1, "delay=-1"),
+    ("warmup", 1.5, "warmup=1.5"),
+    ("batch_loss_weight", -1.0, "batch_loss_weight=-1.0"),
+    ("batch_loss_weight", float("nan"), "batch_loss_weight=nan"),
+    ("nonfinite", "rais", "nonfinite='rais': pass one of raise, skip, ignore"),
+    ("memory_dtype", torch.int32, "memory_dtype=torch.int32"),
+    ("update", "mean", "update='mean'"),
+    ("update_momentum", 1.0, "update_momentum=1.0"),
+    ("update_momentum", 0.5, "update_momentum=0.5 has no effect with update='queue'"),
+    ("loss", losses.ProxyAnchorLoss(3, D), "ProxyAnchorLoss cannot be used"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "message"), BAD_SETTINGS)
+def test_bad_settings_are_refused_when_a_memory_is_built(
+    make: Callable, name: str, value: object, message: str
+) -> None:
+    settings = {"loss": losses.ContrastiveLoss(), "embedding_size": D, "memory_size": M}
     with pytest.raises(ValueError, match=message):
-        make(losses.ContrastiveLoss(), **{"embedding_size": D, "memory_size": M, **kwargs})
+        make(**{**settings, name: value})
+
+
+@pytest.mark.parametrize(("name", "value", "message"), BAD_SETTINGS)
+def test_bad_settings_are_refused_afterwards_and_change_nothing(
+    make: Callable, name: str, value: object, message: str
+) -> None:
+    loss_fn = make(losses.ContrastiveLoss(), D, M)
+    loss_fn(rows(), labels())
+    before, contents_before = getattr(loss_fn, name), contents(loss_fn)
+    with pytest.raises(ValueError, match=message):
+        setattr(loss_fn, name, value)
+    assert getattr(loss_fn, name) is before
+    assert contents(loss_fn) == contents_before
+    loss_fn(rows(), labels())
+
+
+@pytest.mark.parametrize(("name", "value"), [("embedding_size", 5), ("shard_distributed", True)])
+def test_settings_of_a_memory_for_good_are_refused_afterwards(
+    make: Callable, name: str, value: object
+) -> None:
+    loss_fn = make(losses.ContrastiveLoss(), D, M)
+    before = getattr(loss_fn, name)
+    with pytest.raises(
+        ValueError, match=f"{name}={value} for a .* that was built with {before}: build another"
+    ):
+        setattr(loss_fn, name, value)
+    setattr(loss_fn, name, before)
+    loss_fn(rows(), labels())
+
+
+@pytest.mark.parametrize(("name", "value"), [("memory_size", 20), ("memory_dtype", torch.float16)])
+def test_a_step_with_a_size_or_dtype_that_the_rows_do_not_have_is_refused(
+    make: Callable, name: str, value: object
+) -> None:
+    loss_fn = make(losses.ContrastiveLoss(), D, M)
+    loss_fn(rows(), labels())
+    setattr(loss_fn, name, value)
+    before = contents(loss_fn)
+    for call in (loss_fn, loss_fn.eval(), loss_fn.fill_memory):
+        with pytest.raises(
+            ValueError, match=rf"{name} was set to {value}, and .* with .*: call reset_queue\(\)"
+        ):
+            call(rows(), labels())
+        assert contents(loss_fn) == before
+    loss_fn.train().reset_queue()
+    loss_fn(rows(), labels())
+    assert loss_fn.num_rows == 6
+
+
+def test_a_reducer_without_what_it_divides_by_is_named_with_the_loss(make: Callable) -> None:
+    reducer = reducers.DivisorReducer()
+    message = "Loss with DivisorReducer, which divides by a number that this loss does not give"
+    for name in losses.CrossBatchMemory.supported_losses():
+        loss = getattr(losses, name)(reducer=reducer)
+        if name == "MarginLoss":
+            make(loss, D, M)(rows(), labels())
+            continue
+        for build in (lambda loss: make(loss, D, M), BatchLoss):
+            with pytest.raises(ValueError, match=name + message.removeprefix("Loss")):
+                build(loss)
+    loss_fn = make(losses.SupConLoss(), D, M)
+    loss_fn.loss.reducer = reducer
+    before = contents(loss_fn)
+    with pytest.raises(ValueError, match=f"SupCon{message}"):
+        loss_fn(rows(), labels())
+    assert contents(loss_fn) == before
 
 
 def test_an_unsupported_loss_is_named_with_what_is_supported(make: Callable) -> None:

@@ -97,6 +97,40 @@ def test_regularizers_are_added(make: Callable, device: torch.device) -> None:
     torch.testing.assert_close(loss, plain(f, LABELS) + added)
 
 
+@pytest.mark.parametrize("weight_regularizer", [None, regularizers.LpRegularizer()])
+@pytest.mark.parametrize("frozen", ["weights", "embeddings", "both"])
+def test_what_is_frozen_changes_no_other_gradient(
+    make: Callable, frozen: str, weight_regularizer: regularizers.BaseRegularizer | None, device: torch.device
+) -> None:
+    loss_fn, f = make(weight_regularizer=weight_regularizer).to(device), rows(device).requires_grad_()
+    random_state = torch.get_rng_state()
+
+    def value_and_gradients() -> list[Tensor | None]:
+        f.grad = loss_fn.W.grad = None
+        torch.set_rng_state(random_state)
+        loss = loss_fn(f, LABELS)
+        if loss.requires_grad:
+            loss.backward()
+        return [loss.detach(), f.grad, loss_fn.W.grad]
+
+    value, of_embeddings, of_weights = value_and_gradients()
+    loss_fn.W.requires_grad_(frozen == "embeddings")
+    f.requires_grad_(frozen == "weights")
+    expected = [
+        value,
+        of_embeddings if frozen == "weights" else None,
+        of_weights if frozen == "embeddings" else None,
+    ]
+    for found, other in zip(value_and_gradients(), expected, strict=True):
+        assert (found is None) == (other is None)
+        if found is not None:
+            torch.testing.assert_close(found, other)
+    loss_fn.W.requires_grad_(True)
+    f.requires_grad_(True)
+    for found, other in zip(value_and_gradients(), (value, of_embeddings, of_weights), strict=True):
+        torch.testing.assert_close(found, other)
+
+
 def test_a_batch_of_half_precision_leaves_the_weights_as_they_are(
     make: Callable, dtype: torch.dtype, device: torch.device
 ) -> None:
@@ -164,6 +198,16 @@ BAD_CALLS: dict[str, tuple[tuple, type[Exception], str]] = {
         (torch.ones(6, D), torch.tensor([0, 7, -1, 1, 9, 7])),
         ValueError,
         r"labels \[-1, 7, 9\] are no class of num_classes=7: pass labels from 0 to 6",
+    ),
+    "a number of pairs": (
+        (torch.ones(6, D), LABELS, 5),
+        TypeError,
+        r"indices_tuple is a int: pass a tuple of tensors, 3 \(anchors",
+    ),
+    "pairs beyond the batch": (
+        (torch.ones(6, D), LABELS, (torch.tensor([6]),) * 3),
+        ValueError,
+        r"indices_tuple has numbers \[6\] for a batch of 6",
     ),
     "reference embeddings": (
         (torch.ones(6, D), LABELS, None, torch.zeros(6, D), LABELS),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from typing import Any
 
@@ -131,6 +132,31 @@ def test_a_memory_that_is_reset_has_the_size_that_it_was_given(size: int) -> Non
         assert ours.queue_idx == theirs.queue_idx
     assert ours.embedding_memory.shape == (size, D)
     torch.testing.assert_close(ours.embedding_memory, theirs.embedding_memory)
+
+
+def test_settings_may_be_scheduled() -> None:
+    """What is set before a step counts in that step, as if the memory had been built with it."""
+    ours = XBNWrapper(contrastive(), D, 20, warmup=5)
+    ours(*batch())
+    ours.warmup, ours.delay = 1, 1
+    for weight in (0.0, 0.5, 1.0):
+        ours.batch_loss_weight = weight
+        twin = copy.deepcopy(ours)
+        twin.batch_loss_weight = 0.0
+        inputs = batch()
+        expected = twin(*inputs) + weight * contrastive()(*inputs)
+        torch.testing.assert_close(ours(*inputs), expected)
+    ours.normalize_memory, ours.nonfinite = True, "skip"
+    ours(torch.full((6, D), torch.nan), torch.arange(6))
+    assert ours.num_rows == 18
+    ours.update = "average"
+    ours.update_momentum = 0.5
+    ids = torch.arange(6)
+    ours(*batch(), sample_ids=ids)
+    ours(*batch(), sample_ids=ids)
+    torch.testing.assert_close(ours.embedding_memory[ours.id_memory >= 0].norm(dim=1), torch.ones(6))
+    ours.loss, ours.miner = losses.SupConLoss(), miners.BatchHardMiner()
+    ours(*batch(), sample_ids=ids)
 
 
 def test_settings_are_recordables() -> None:

@@ -1,0 +1,89 @@
+"""Checks of a memory's settings, as it is built and where one is set afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from pytorch_metric_learning.reducers import DoNothingReducer
+from torch import Tensor, nn
+
+from .._number_checks import check_integer, check_non_negative, check_one_of
+from ..memory._batch import check_update
+from ..memory._queue import Queue
+from ..pairwise._recipes import check_supported
+
+_CHOICES: dict[str, tuple[object, ...]] = {
+    "memory_dtype": (torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    "nonfinite": ("raise", "skip", "ignore"),
+}
+_LEAST = {"embedding_size": 1, "memory_size": 1, "warmup": 0, "delay": 0}
+_FIXED = ("embedding_size", "shard_distributed")
+
+
+def check_setting(memory: nn.Module, name: str, value: Any) -> None:
+    """Raises a ValueError for a value that a memory cannot have; names of no setting have any."""
+    if name in _LEAST:
+        check_integer(name, value, _LEAST[name])
+    elif name in _CHOICES:
+        check_one_of(name, value, _CHOICES[name])
+    elif name in _TOGETHER:
+        _TOGETHER[name](memory, value)
+    if name in _FIXED and value != vars(memory).get(name, value):
+        raise ValueError(
+            f"{name}={value!r} for a {type(memory).__name__} that was built with {getattr(memory, name)!r}: "
+            "build another one"
+        )
+
+
+def _check_loss(memory: nn.Module, loss: nn.Module) -> None:
+    check_supported(loss)
+    _check_sum(loss, getattr(memory, "batch_loss_weight", 0.0))
+
+
+def _check_batch_loss_weight(memory: nn.Module, weight: float) -> None:
+    check_non_negative("batch_loss_weight", weight)
+    _check_sum(memory.loss, weight)
+
+
+def _check_sum(loss: Any, weight: float) -> None:
+    if weight and isinstance(loss.reducer, DoNothingReducer):
+        raise cannot_add(loss, weight)
+
+
+# Of settings that depend on others.
+_TOGETHER: dict[str, Callable[[Any, Any], None]] = {
+    "loss": _check_loss,
+    "batch_loss_weight": _check_batch_loss_weight,
+    "update": lambda memory, value: check_update(value, getattr(memory, "update_momentum", 0.0)),
+    "update_momentum": lambda memory, value: check_update(memory.update, value),
+}
+
+
+def cannot_add(loss: Any, weight: float) -> ValueError:
+    """The error of adding losses that are no tensors."""
+    return ValueError(
+        f"batch_loss_weight={weight!r} with a {type(loss.reducer).__name__}, which returns no number to add "
+        "to: pass batch_loss_weight=0.0 and compute the batch's own loss with BatchLoss, or pass a reducer "
+        "that returns a number, such as MeanReducer"
+    )
+
+
+def weighted_sum(memory: Any, of_memory: Tensor, of_batch: Tensor) -> Tensor:
+    """Returns the loss against the memory plus ``batch_loss_weight`` times that of the batch."""
+    if not (isinstance(of_memory, Tensor) and isinstance(of_batch, Tensor)):
+        raise cannot_add(memory.loss, memory.batch_loss_weight)
+    value: Tensor = of_memory + memory.batch_loss_weight * of_batch
+    return value
+
+
+def check_queue(memory: Any, queue: Queue) -> None:
+    """Refuses a queue that does not have the size or dtype that was set after it had been made."""
+    for name, value in (("memory_size", queue.contents.rows.num_places), ("memory_dtype", queue.dtype)):
+        if getattr(memory, name) != value:
+            raise ValueError(
+                f"{name} was set to {getattr(memory, name)}, and the rows are stored with {value}: call "
+                "reset_queue(), which empties the memory, or build another one and hand it the rows with "
+                "fill_memory"
+            )
