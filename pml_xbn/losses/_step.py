@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -96,8 +97,10 @@ def _are_storable(memory: Memory, embeddings: Tensor, batch: Batch) -> bool:
     for is_refused, message in zip(are_refused, messages, strict=True):
         if is_refused:
             raise ValueError(message())
-    # A stored row may be as many times as far out as there are rows, so there is to be some room.
-    limit = torch.finfo(rows.dtype).max * 2.0**-16
+    # A stored row may be as many times as far out as there are rows, so there is to be some room; and moments
+    # are computed from squares.
+    widest_number = torch.finfo(rows.scale.dtype).max
+    limit = min(torch.finfo(rows.dtype).max, widest_number**0.5) * 2.0**-16
     if not (-limit <= least and largest <= limit):  # nor where there is NaN
         if memory.nonfinite == "skip":
             return False
@@ -170,16 +173,32 @@ def stored(memory: Memory, batch: Batch, *, is_fill: bool = False) -> Contents |
     return contents
 
 
-def read_only(memory: Memory, batch: Batch) -> Contents:
-    """Returns what the memory holds, and behind it a batch of which pairs are given."""
+def read_only(memory: Memory, batch: Batch) -> Contents | None:
+    """Returns what the memory holds, and behind it a batch of which pairs are given; None in the warm-up."""
     contents = memory.queue.contents
+    if contents.num_calls < memory.warmup:
+        return None
     if batch.user_pairs is None:
+        if len(contents.rows) == 0:
+            _warn_of_empty(memory)
         return contents._replace(newest=None)
     size, labels = contents.rows.num_rows, torch.cat([contents.row_labels, batch.ref_labels])
     values = torch.cat([contents.rows.read(batch.refs.dtype), batch.refs.detach()])
     newest = torch.arange(size, len(labels), device=labels.device)
     rows = Rows.of(values, len(values), values.dtype)
     return contents._replace(rows=rows, labels=labels, newest=newest)
+
+
+def _warn_of_empty(memory: Memory) -> None:
+    """Says, once a memory, that a loss of zero is that of no rows."""
+    if memory._has_warned_of_empty:
+        return
+    memory._has_warned_of_empty = True
+    warnings.warn(
+        f"the memory of this {type(memory).__name__} is empty, and in eval() or without gradients nothing is "
+        "stored: the loss is 0. Call fill_memory(embeddings, labels) or make a training step first",
+        stacklevel=2,
+    )
 
 
 def loss_with_memory(memory: Memory, batch: Batch, contents: Contents | None) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from inspect import signature
 from typing import Any, NoReturn
 
@@ -31,7 +32,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     anything changes, and nothing changes when a hook, the miner or the loss raises.
 
     In ``eval()`` mode and where gradients are disabled the memory is read only. The loss is that against the
-    stored rows, and with an ``indices_tuple`` that against the batch besides, as if it had been stored.
+    stored rows, and with an ``indices_tuple`` that against the batch besides, as if it had been stored. During
+    the warm-up it is the batch's own, as in training. If the memory is empty, the loss is 0, with a warning.
 
     Args:
         loss: any loss of ``CrossBatchMemory.supported_losses()``, or a subclass of one.
@@ -67,6 +69,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     """
 
     queue: Queue
+    _has_warned_of_empty = False
 
     def __init__(
         self,
@@ -266,6 +269,21 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     def curr_batch_idx(self) -> Tensor | None:
         """Places of the rows stored last, ``(b,)``; None before the first."""
         return self.queue.contents.newest
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Loads a state as ``torch.nn.Module.load_state_dict`` does; a refused one leaves all as it was."""
+        contents, restore_hooks = self.queue.settled(), self._hooks.state()
+        parts = [*self.named_parameters(), *self.named_buffers()]  # which are written to in place
+        before = [(values, values.detach().clone()) for _, values in parts]
+        try:
+            return super().load_state_dict(state_dict, *args, **kwargs)
+        except BaseException:
+            self.queue.hold(contents)
+            with torch.no_grad():
+                for values, old in before:
+                    values.copy_(old)
+            restore_hooks()
+            raise
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self._hooks.name_modules(self)

@@ -76,10 +76,12 @@ class MemoryHooks:
         rows, labels = contents.rows, contents.row_labels
         for hook in tuple(self._hooks.values()):  # one may remove itself
             if isinstance(hook, BaseAdapter):
-                before = rows.measured()
-                rows = hook.adapt(before, labels, batch, batch_labels)
-                if allow_nonfinite:  # a row of NaN leaves its dimensions as they are
-                    rows = rows.where_finite(before)
+                # Rows that nobody adapts stay as they came: below two rows there are no moments.
+                before = rows.measured() if len(rows) > 1 and len(batch) > 1 else rows
+                after = hook.adapt(before, labels, batch, batch_labels)
+                if after is not before:
+                    # A row of NaN leaves its dimensions as they are.
+                    rows = after.where_finite(before) if allow_nonfinite else after
                 continue
             values = rows.read(batch.dtype)
             # Copies, so that a hook that writes to its input and then fails cannot harm the memory.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .._arithmetic import at_least_float32
+from .._tensor_checks import INTEGERS
 from ._rows import Rows
 
 
@@ -167,6 +168,29 @@ class Queue(nn.Module):
             state = {name: values.to(device, copy=True) for name, values in state.items()}
             self.hold(self.contents.restored(state, self.dtype))
 
+    def _check(self, state: dict[str, Any]) -> None:
+        """Refuses a state of another shape, or one whose numbers or labels no memory of this size can have."""
+        for name, own in self.contents.state().items():
+            if state[name].shape != own.shape:
+                raise ValueError(
+                    f"the checkpoint's {name!r} have shape {tuple(state[name].shape)}, not {tuple(own.shape)}: "
+                    "load a checkpoint of a memory that was built as this one"
+                )
+            if not own.is_floating_point() and state[name].dtype not in INTEGERS:
+                raise ValueError(
+                    f"the checkpoint's {name!r} have dtype {state[name].dtype}: load one whose {name} are integers"
+                )
+        if state["numbers"].device.type == "meta":
+            return
+        size = self.contents.rows.num_places
+        num_calls, count, position, has_sums, num_replaced = state["numbers"].tolist()
+        is_possible = 0 <= count <= size and 0 <= position < size and 0 <= num_replaced < size
+        if not (is_possible and num_calls >= 0 and has_sums in (0, 1)):
+            raise ValueError(
+                f"the checkpoint counts {count} rows, {num_calls} calls and {num_replaced} replaced rows, with "
+                f"row {position} to be the next, of a memory of {size} rows: it is damaged, load another one"
+            )
+
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         for name, values in self.settled().state().items():
             destination[prefix + name] = values.clone()  # which stays what it is when the run goes on
@@ -177,6 +201,7 @@ class Queue(nn.Module):
         state = {name: state_dict[prefix + name] for name in names if prefix + name in state_dict}
         missing += [prefix + name for name in names if name not in state]
         if len(state) == len(names):
+            self._check(state)
             own, given = self.contents.labels.device, state["labels"].device
             self._load(state, given if own.type == "meta" else own)
 

@@ -17,8 +17,13 @@ from ..adapters.moments import Moments, moments
 # lose digits; and where the map has no larger scale, so that rows to come could not be told from each other.
 _LARGEST_RMS = 4.0
 _LEAST_SCALE = 2.0**-48
+# A shorter vector is one of zeros, as torch.nn.functional.normalize has it.
+_SMALLEST_LENGTH = 1e-12
 # A smaller spread of stored rows, which are of the order of one, is one of rounding.
 _LEAST_SPREAD = 2.0**-23
+# A row is zero once its length is at most that many roundings of the shift: it was rounded when it was stored and
+# when it was stored anew, and is rounded as it is read, by half a unit each.
+_ROUNDINGS_OF_ZERO = 2.0
 # In float16 rows to come fit where the scale is at least this share of the root mean square of all rows.
 _LEAST_SHARE_OF_FLOAT16 = 2.0**-8
 
@@ -31,6 +36,10 @@ class Rows:
 
     A map of all rows composes with (a, b) and touches no row. Moments follow from sums over u and u². Where
     these are not kept, a = 1 and b = 0: rows are stored as they are until somebody measures them.
+
+    Maps are composed and inverted in float64. Rows are mapped to where they are stored, to a new map and by
+    the map of their group in float64 and rounded once, because the scale of these may be as large as 2⁴⁸.
+    They are read in float32 or better: a ∘ u + b is then off by roundings of its own terms and no more.
     """
 
     stored: Tensor  # u, (M, d); zeros where there is no row
@@ -44,6 +53,7 @@ class Rows:
     # What has been written to in place, where, and what was there, so that a failed step can be undone.
     overwritten: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
     _maps: dict[torch.dtype, Affine] = field(default_factory=dict, init=False)
+    _least_lengths: dict[torch.dtype, Tensor | float] = field(default_factory=dict, init=False)
 
     @classmethod
     def empty(
@@ -95,6 +105,27 @@ class Rows:
             self._maps[dtype] = Affine(self.scale.to(dtype), self.shift.to(dtype))
         return self._maps[dtype]
 
+    def least_length(self, dtype: torch.dtype) -> Tensor | float:
+        """Returns the length up to which a row that is read in this dtype is one of zeros.
+
+        A row of zeros that was stored under a map comes back as what the map's shift was rounded by. Such a row
+        has no direction, and would get one if it were scaled to unit length.
+        """
+        if self.sums is None:  # rows are as they came
+            return _SMALLEST_LENGTH
+        if dtype not in self._least_lengths:
+            eps = max(torch.finfo(self.stored.dtype).eps, torch.finfo(dtype).eps)
+            length = torch.linalg.vector_norm(self.shift).mul_(_ROUNDINGS_OF_ZERO * eps)
+            self._least_lengths[dtype] = length.clamp_min_(_SMALLEST_LENGTH).to(dtype)
+        return self._least_lengths[dtype]
+
+    def _without_rounding(self, rows: Tensor) -> Tensor:
+        """Returns rows ``(k, d)`` that were read, in place, of which those of rounding alone are zero."""
+        if self.sums is None:
+            return rows
+        lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+        return rows.masked_fill_(lengths <= self.least_length(rows.dtype), 0.0)
+
     def parts(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
         """Yields the rows as they are now, in order; the tensor of a part may be overwritten by the next."""
         scale, shift = self._map(dtype)
@@ -110,12 +141,12 @@ class Rows:
         """Returns all rows as they are now, ``(n, d)``, in a tensor of their own."""
         rows = self.stored.new_empty(self.num_rows, self.stored.shape[1], dtype=dtype)
         for part, values in self.parts(dtype):
-            rows[part] = values
+            rows[part] = self._without_rounding(values)
         return rows
 
     def at(self, places: Tensor) -> Tensor:
         """Returns the rows at these places ``(k,)`` as they are now, ``(k, d)``."""
-        return self._map(self.dtype).map(self.stored[places].to(self.dtype))
+        return self._without_rounding(self._map(self.dtype).map(self.stored[places].to(self.dtype)))
 
     def weighted_sum(self, weights: Tensor, factors: Tensor | None = None) -> Tensor:
         """Returns ``(a, d)``, the sum over j of ``weights[:, j]`` times ``factors[j]`` times row j."""

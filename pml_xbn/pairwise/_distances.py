@@ -81,7 +81,8 @@ class Distances:
             row_signal[places] = (part - part.mean(dim=1, keepdim=True)).square().sum(dim=1)
             if is_normalized:
                 torch.linalg.vector_norm(part, dim=1, out=lengths[places])
-        lengths.masked_fill_(lengths <= _SMALLEST_NORM, torch.inf)
+        if is_normalized:
+            lengths.masked_fill_(lengths <= self.rows.least_length(lengths.dtype), torch.inf)
         signal = vectors.square().sum(dim=1, keepdim=True)
         noise = signal + row_signal / lengths.square() - 2 * products / lengths
         is_rounding = noise < signal * _ROUNDING * torch.finfo(noise.dtype).eps
@@ -104,7 +105,8 @@ class _Products(torch.autograd.Function):
             if is_normalized:
                 torch.linalg.vector_norm(part, dim=1, out=factors[places])
         if is_normalized:  # a row of zeros has no direction, and stays zero
-            mat *= threshold(factors, _SMALLEST_NORM, torch.inf, inplace=True).reciprocal_()
+            factors.masked_fill_(factors <= rows.least_length(factors.dtype), torch.inf).reciprocal_()
+            mat *= factors
         ctx.rows, ctx.is_normalized = rows, is_normalized
         ctx.save_for_backward(vectors, norms, factors)
         ctx.mark_non_differentiable(factors)
