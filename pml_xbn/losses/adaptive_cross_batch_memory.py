@@ -32,8 +32,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     anything changes, and nothing changes when a hook, the miner or the loss raises.
 
     In ``eval()`` mode and where gradients are disabled the memory is read only. The loss is that against the
-    stored rows, and with an ``indices_tuple`` that against the batch besides, as if it had been stored. During
-    the warm-up it is the batch's own, as in training. If the memory is empty, the loss is 0, with a warning.
+    stored rows, and with an ``indices_tuple`` that against the batch besides, as if it had been stored. While
+    the memory warms up it is the batch's own, as in training. If the memory is empty it is 0, with a warning.
 
     Args:
         loss: any loss of ``CrossBatchMemory.supported_losses()``, or a subclass of one.

@@ -169,16 +169,16 @@ class Queue(nn.Module):
             self.hold(self.contents.restored(state, self.dtype))
 
     def _check(self, state: dict[str, Any]) -> None:
-        """Refuses a state of another shape, or one whose numbers or labels no memory of this size can have."""
+        """Refuses a state of another shape, or one whose numbers no memory of this size can have."""
         for name, own in self.contents.state().items():
             if state[name].shape != own.shape:
                 raise ValueError(
-                    f"the checkpoint's {name!r} have shape {tuple(state[name].shape)}, not {tuple(own.shape)}: "
-                    "load a checkpoint of a memory that was built as this one"
+                    f"the checkpoint's {name!r} have shape {tuple(state[name].shape)}, not {tuple(own.shape)}"
+                    ": load a checkpoint of a memory that was built as this one"
                 )
             if not own.is_floating_point() and state[name].dtype not in INTEGERS:
                 raise ValueError(
-                    f"the checkpoint's {name!r} have dtype {state[name].dtype}: load one whose {name} are integers"
+                    f"the checkpoint's {name!r} have dtype {state[name].dtype}: load one that holds integers"
                 )
         if state["numbers"].device.type == "meta":
             return
@@ -187,8 +187,8 @@ class Queue(nn.Module):
         is_possible = 0 <= count <= size and 0 <= position < size and 0 <= num_replaced < size
         if not (is_possible and num_calls >= 0 and has_sums in (0, 1)):
             raise ValueError(
-                f"the checkpoint counts {count} rows, {num_calls} calls and {num_replaced} replaced rows, with "
-                f"row {position} to be the next, of a memory of {size} rows: it is damaged, load another one"
+                f"the checkpoint counts {count} rows, {num_calls} calls and {num_replaced} replaced rows, "
+                f"with row {position} to be the next, of a memory of {size} rows: it is damaged, load another"
             )
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:

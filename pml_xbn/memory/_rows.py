@@ -21,8 +21,8 @@ _LEAST_SCALE = 2.0**-48
 _SMALLEST_LENGTH = 1e-12
 # A smaller spread of stored rows, which are of the order of one, is one of rounding.
 _LEAST_SPREAD = 2.0**-23
-# A row is zero once its length is at most that many roundings of the shift: it was rounded when it was stored and
-# when it was stored anew, and is rounded as it is read, by half a unit each.
+# A row is zero once its length is at most that many roundings of the shift: it was rounded when it was
+# stored and when it was stored anew, and is rounded as it is read, by half a unit each.
 _ROUNDINGS_OF_ZERO = 2.0
 # In float16 rows to come fit where the scale is at least this share of the root mean square of all rows.
 _LEAST_SHARE_OF_FLOAT16 = 2.0**-8
@@ -108,8 +108,8 @@ class Rows:
     def least_length(self, dtype: torch.dtype) -> Tensor | float:
         """Returns the length up to which a row that is read in this dtype is one of zeros.
 
-        A row of zeros that was stored under a map comes back as what the map's shift was rounded by. Such a row
-        has no direction, and would get one if it were scaled to unit length.
+        A row of zeros that was stored under a map comes back as what the map's shift was rounded by. Such a
+        row has no direction, and would get one if it were scaled to unit length.
         """
         if self.sums is None:  # rows are as they came
             return _SMALLEST_LENGTH
@@ -167,10 +167,15 @@ class Rows:
         return (total * scale).addcmul_(weight_sums, shift)
 
     def measured(self: Self) -> Self:
-        """Returns these rows with their sums; once measured, rows are to be stored whitened."""
+        """Returns these rows with their sums, stored whitened.
+
+        Rows to come are stored under the map of these. If these had stayed as they came, with a mean of many
+        spreads, those would lose digits.
+        """
         if self.sums is not None:
             return self
-        return replace(self, sums=sums_of(self.stored[: self.num_rows]), is_due=True)
+        rows = replace(self, sums=sums_of(self.stored[: self.num_rows]))
+        return rows.stored_anew(torch.zeros_like(self.stored))
 
     def moments(self, sums: tuple[Tensor, ...] | None = None, count: Tensor | int = 0) -> Moments:
         """Returns the moments of all rows as they are now, or of groups, given their sums ``(g, d)``."""

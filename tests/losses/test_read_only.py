@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -13,7 +14,7 @@ from pytorch_metric_learning.reducers import MeanReducer
 from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor, nn
 
-from pml_xbn import AXBNWrapper
+from pml_xbn import AXBNWrapper, XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 
 D = 4
@@ -65,10 +66,27 @@ def test_loss_is_that_against_the_stored_rows(reading: Callable, miner: object, 
     assert str(loss_fn.state_dict()) == before
 
 
-def test_a_memory_without_rows_gives_zero(reading: Callable) -> None:
+def test_a_memory_without_rows_gives_zero_and_says_once_what_to_do(reading: Callable) -> None:
     loss_fn = make(miners.BatchHardMiner())
     with reading(loss_fn):
-        assert loss_fn(*batch()) == 0
+        with pytest.warns(UserWarning, match="memory of this AXBNWrapper is empty.*fill_memory.*training step"):
+            assert loss_fn(*batch()) == 0
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert loss_fn(*batch()) == 0
+
+
+def test_while_the_memory_warms_up_the_loss_is_the_batchs_own(reading: Callable) -> None:
+    """As in training. A validation loss of zero there would be the least of all."""
+    loss_fn = XBNWrapper(ContrastiveLoss(neg_margin=1.5), D, 12, warmup=2)
+    for _ in range(2):
+        embeddings, labels = batch()
+        before = str(loss_fn.state_dict())
+        with reading(loss_fn):
+            loss = loss_fn(embeddings, labels)
+        assert str(loss_fn.state_dict()) == before
+        torch.testing.assert_close(loss, loss_fn.loss(embeddings, labels))
+        torch.testing.assert_close(loss, loss_fn(embeddings, labels))
 
 
 def test_with_given_pairs_the_loss_is_that_of_a_batch_that_is_stored(reading: Callable) -> None:
