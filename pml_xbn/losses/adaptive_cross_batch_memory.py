@@ -18,6 +18,7 @@ from ..distributed._ranks import is_distributed
 from ..distributed._shards import ShardedQueue
 from ..memory._callers import OneThread, check_caller
 from ..memory._hooks import MemoryHook, MemoryHooks, transaction
+from ..memory._loading import all_or_nothing, check_states_of_adapters
 from ..memory._queue import Queue, prepare_state
 from ..pairwise._miners import Miner
 from ..pairwise._pairs import IndicesTuple
@@ -272,18 +273,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Loads a state as ``torch.nn.Module.load_state_dict`` does; a refused one leaves all as it was."""
-        contents, restore_hooks = self.queue.settled(), self._hooks.state()
-        parts = [*self.named_parameters(), *self.named_buffers()]  # which are written to in place
-        before = [(values, values.detach().clone()) for _, values in parts]
-        try:
+        with all_or_nothing(self, (self.queue, self._hooks)):
             return super().load_state_dict(state_dict, *args, **kwargs)
-        except BaseException:
-            self.queue.hold(contents)
-            with torch.no_grad():
-                for values, old in before:
-                    values.copy_(old)
-            restore_hooks()
-            raise
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self._hooks.name_modules(self)
@@ -292,4 +283,5 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         self._hooks.name_modules(self)
         prepare_state(state_dict, prefix, self, self.queue)
+        check_states_of_adapters(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
+from typing import Any
 
 import torch
 from pytorch_metric_learning.reducers import DoNothingReducer
@@ -12,6 +14,7 @@ from .._eager import eager
 from .._tensor_checks import check_integers, check_rows
 from ..distributed._ranks import Exchange, is_distributed
 from ..memory._hooks import transaction
+from ..memory._loading import all_or_nothing
 from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
 
 
@@ -70,6 +73,12 @@ class TwoTowerMemory(nn.Module):
                 raise ValueError(
                     f"document_memory has {name}={values[0]} and query_memory {values[1]}: pass one for both"
                 )
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Loads a state as ``torch.nn.Module.load_state_dict`` does; a refused one leaves all as it was."""
+        memories = [x for x in (self.document_memory, self.query_memory) if x is not None]
+        with all_or_nothing(self, *((memory.queue, memory._hooks) for memory in memories)):
+            return super().load_state_dict(state_dict, *args, **kwargs)
 
     @eager
     def forward(

@@ -196,8 +196,11 @@ class Queue(nn.Module):
             destination[prefix + name] = values.clone()  # which stays what it is when the run goes on
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        _, _, missing, *_ = args
+        _, is_strict, missing, unexpected, *_ = args
         names = self.contents.state().keys()
+        if is_strict:
+            others = (key for key in state_dict if key.startswith(prefix))
+            unexpected += [key for key in others if key.removeprefix(prefix) not in names]
         state = {name: state_dict[prefix + name] for name in names if prefix + name in state_dict}
         missing += [prefix + name for name in names if name not in state]
         if len(state) == len(names):

@@ -69,7 +69,7 @@ def test_loss_is_that_against_the_stored_rows(reading: Callable, miner: object, 
 def test_a_memory_without_rows_gives_zero_and_says_once_what_to_do(reading: Callable) -> None:
     loss_fn = make(miners.BatchHardMiner())
     with reading(loss_fn):
-        with pytest.warns(UserWarning, match="memory of this AXBNWrapper is empty.*fill_memory.*training step"):
+        with pytest.warns(UserWarning, match="memory of this AXBNWrapper is empty.*fill_memory.*training"):
             assert loss_fn(*batch()) == 0
         with warnings.catch_warnings():
             warnings.simplefilter("error")
