@@ -44,5 +44,6 @@ def check_states_of_adapters(memory: nn.Module, state: dict[str, Any], prefix: s
     """
     for name, module in memory.named_children():
         key = f"{prefix}{name}._extra_state"
-        if isinstance(module, BaseAdapter) and key in state:
+        has_state = type(module).set_extra_state is not nn.Module.set_extra_state
+        if isinstance(module, BaseAdapter) and has_state and key in state:
             copy.deepcopy(module).set_extra_state(state[key])
