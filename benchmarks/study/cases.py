@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from benchmarks.engine.results import read_csv
 
@@ -52,6 +52,9 @@ SLOW_RATE = 0.1  # of the learning rate
 REFRESH_EVERY = {0.5: 20, 0.1: 1, 0.03: 1}
 
 
+Data = Literal["glyphs", "emoji", "pretrained", "pretrained icons"]
+
+
 @dataclass(frozen=True)
 class Budget:
     """Training on a data set for a number of epochs.
@@ -67,7 +70,7 @@ class Budget:
         is_kept_back: whether the classes that are scored are those that were kept back.
     """
 
-    data: Literal["glyphs", "emoji", "pretrained", "pretrained icons"]
+    data: Data
     epochs: int
     side: int = 32
     rate: float = 1.0
@@ -85,6 +88,7 @@ class Budget:
     @classmethod
     def from_name(cls, name: str) -> Budget:
         """Returns the budget whose name it is."""
+        data: Any
         data, epochs, *words = name.split(", ") if ", " in name else (name, "")
         values: dict[str, Any] = {"is_kept_back": _KEPT_BACK in words}
         for word in words:
@@ -113,7 +117,7 @@ class Budget:
         return self.data.startswith("pretrained")
 
 
-_DATA = ("glyphs", "emoji", "pretrained", "pretrained icons")
+_DATA = get_args(Data)
 _LOSSES, _TRAINED = ("multi-similarity",), ("last three stages", "whole network")
 _KEPT_BACK = "classes kept back"
 

@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 import tyro
 
 from benchmarks.engine.results import RESULTS, read_csv
-from benchmarks.study.cases import PRETRAINED, Budget, Case
+from benchmarks.study.cases import PRETRAINED, Budget, Case, Data
 from benchmarks.study.data import RUNS
 
 FIGURE = "recall_at_1"
@@ -38,6 +38,7 @@ EQUAL_TIME = 20  # epochs without memory that take at least as long as 16 with a
 MEMORY = 0.5  # rows, as a share of the training images
 FIRST_SEED, SECOND_SEED = 0, 6  # of the choice
 CONFIRMED_SEEDS = (1, 2, 3, 4, 5)
+DOMAINS: tuple[Data, ...] = ("pretrained", "pretrained icons")
 FINALISTS = 2
 # In the order of their worth: what the goals are of comes first.
 FIRST_CONFIRMED = ((NONE, 16), ("centre", 16), (NONE, 64), ("centre", 64), (CACHED, 256), (CACHED, 512))
@@ -117,19 +118,17 @@ def again(methods: tuple[Method, ...], runs: Runs) -> Iterator[Case]:
 
 def confirm(methods: tuple[Method, ...], runs: Runs) -> Iterator[Case]:
     """Yields the chosen setting of every method with five seeds, on classes kept back and on icons."""
-    for method, data, seed in product(methods, ("pretrained", "pretrained icons"), CONFIRMED_SEEDS):
+    for method, data, seed in product(methods, DOMAINS, CONFIRMED_SEEDS):
         yield confirmed(runs.chosen(method), data, seed)
 
 
 def equal_time(runs: Runs) -> Iterator[Case]:
     """Yields no memory, trained for the time of the most expensive memory."""
-    for size, data, seed in product((16, 64), ("pretrained", "pretrained icons"), CONFIRMED_SEEDS):
+    for size, data, seed in product((16, 64), DOMAINS, CONFIRMED_SEEDS):
         yield confirmed(runs.chosen(Method(NONE, size)), data, seed, EQUAL_TIME)
 
 
-def confirmed(
-    chosen: Case, data: Literal["pretrained", "pretrained icons"], seed: int, epochs: int | None = None
-) -> Case:
+def confirmed(chosen: Case, data: Data, seed: int, epochs: int | None = None) -> Case:
     """Returns a run of a chosen setting that is scored on classes that no choice has seen."""
     budget = Budget.from_name(chosen.regime)
     budget = replace(budget, data=data, epochs=epochs or budget.epochs, is_kept_back=data == "pretrained")

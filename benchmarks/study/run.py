@@ -128,7 +128,7 @@ def _trained(run: Run, num_epochs: int, path: Path, pace: Pace) -> dict[str, Any
     epochs = run.history.epochs
     numbers = dict(run.history.diagnostics["embeddings"][-1])
     del numbers["epoch"]
-    result = {name: epochs[-1][name] for name in ("recall_at_1", "recall_at_10", "map_at_r")}
+    result: dict[str, Any] = {name: epochs[-1][name] for name in ("recall_at_1", "recall_at_10", "map_at_r")}
     result["best_recall_at_1"] = max(row["recall_at_1"] for row in epochs)
     result["drift"] = sum(row["drift"] for row in epochs) / len(epochs)
     result["minutes"] = sum(run.history.step_times) / 60

@@ -260,7 +260,7 @@ def test_a_remedy_begins_with_the_model_that_the_run_starts_from(beside: str) ->
     run = remedied(REMEDIES[beside], "xbm")
     run.start_from(warm.state_dict())
     images, _ = next(iter(run.task.batches(1, 0)))
-    expected = copy.deepcopy(warm.task.model)(images)
+    expected = copy.deepcopy(warm.task.model).train(beside != "evaluation rows")(images)
     run.train_epoch(stop=lambda: run.step == 1)
     if not beside.startswith("warm-up"):  # which stores nothing yet
         torch.testing.assert_close(run.task.loss_fn.embedding_memory[:16], expected.detach())
