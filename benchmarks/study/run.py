@@ -100,7 +100,7 @@ def train(
 
     The folder holds warm starts, and what is left of runs that were stopped, which go on from there.
     """
-    run = _begun(case, folder, classes, roots, pace)
+    run = begin(case, folder, classes, roots, pace)
     try:
         return _trained(run, sum(case.epochs), checkpoint_path(case, folder), pace)
     except (ArithmeticError, RuntimeError, ValueError) as error:  # training that diverges
@@ -145,7 +145,7 @@ def _trained(run: Run, num_epochs: int, path: Path, pace: Pace) -> dict[str, Any
     return outcome
 
 
-def _begun(case: Case, folder: Path, classes: int | None, roots: Roots, pace: Pace = PACE) -> Run:
+def begin(case: Case, folder: Path, classes: int | None, roots: Roots, pace: Pace = PACE) -> Run:
     """Returns the run before its first step."""
     data = _data(case, classes, roots, measured_every=pace.measured_every)
     every = EVALUATE_EVERY.get((case.regime, case.batch_size), 1)

@@ -146,7 +146,7 @@ def test_a_pretrained_network_trains_on_one_of_the_copies(
 ) -> None:
     monkeypatch.setitem(study_cases.BUDGETS, "tiny", Budget("pretrained", 2))
     case = Case("xbm+warm-up of an epoch", 0, 16, 0.5, "batch", "tiny", 1)
-    run = study_run._begun(case, tmp_path, None, study_run.Roots(root))
+    run = study_run.begin(case, tmp_path, None, study_run.Roots(root))
     images, _ = next(iter(run.task.batches(0, 0)))
     copies = run.task.data.train.images.flatten(0, 1)
     assert len(copies) == 4 * len(run.task.data.train.labels)

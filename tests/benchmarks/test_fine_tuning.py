@@ -44,7 +44,7 @@ def _weights(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def begin(method: str, norm: str, roots: study_run.Roots, batch_size: int = 16, regime: str = REGIME) -> Run:
     case = Case(method, 0, batch_size, 0.0 if method.startswith("no-xbm") else 0.5, norm, regime, 1)
-    return study_run._begun(case, Path(), None, roots)
+    return study_run.begin(case, Path(), None, roots)
 
 
 def passes_of_a_step(run: Run) -> set[tuple[str, bool, bool]]:
