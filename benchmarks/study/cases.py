@@ -52,7 +52,7 @@ SLOW_RATE = 0.1  # of the learning rate
 REFRESH_EVERY = {0.5: 20, 0.1: 1, 0.03: 1}
 
 
-Data = Literal["glyphs", "emoji", "pretrained", "pretrained icons"]
+Data = Literal["glyphs", "emoji", "pretrained", "pretrained icons", "pretrained senses"]
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ class Budget:
 
     Attributes:
         data: the data set; "pretrained" is Emoji with a network that begins with ImageNet weights, whose
-            early stages stay as they are, and "pretrained icons" the same of icons.
+            early stages stay as they are, "pretrained icons" the same of icons, and "pretrained senses" a
+            text transformer on senses of words, of which the last layer trains.
         epochs: until the learning rate has fallen twice.
         side: of the images in pixels.
         rate: factor on the learning rate.
@@ -175,7 +176,8 @@ class Case:
         batch_size: images per step.
         memory_ratio: rows in memory as a share of the training images; 0 without a memory.
         norm: normalization within the network, "batch" or "group"; of a pretrained network "batch" trains on
-            batches, and "frozen" and "frozen weights" are those of `efficientnet.BatchNorm`.
+            batches, and "frozen" and "frozen weights" are those of `efficientnet.BatchNorm`; "layer" of a
+            transformer, which has no other.
         regime: "fast", from a short warm start at the full learning rate, "slow", from a well trained
             model at a tenth of it, "converged", from random weights for 30 epochs (12 at batch 16), or the
             name of a `Budget`.

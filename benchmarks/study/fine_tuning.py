@@ -33,6 +33,8 @@ METHODS = (NONE, LIKE_XBM, "xbn", "centre", "centre+batch loss", *OTHER_PASS)
 NORMS = ("frozen", "batch")
 RATES = (1.0, 0.3, 0.1)  # of 1e-3
 LARGE_RATES = (3.0, 1.0, 0.3)  # of batches of 256 and 512
+SENSE_RATES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003)  # of 1e-3; a transformer has no batch norm to freeze
+SENSE_EPOCHS = 8
 EPOCHS = {256: 17, 512: 18}  # of as many images as 16 of batch 64, which divides them with a smaller rest
 EQUAL_TIME = 20  # epochs without memory that take at least as long as 16 with any
 MEMORY = 0.5  # rows, as a share of the training images
@@ -45,11 +47,12 @@ FIRST_CONFIRMED = ((NONE, 16), ("centre", 16), (NONE, 64), ("centre", 64), (CACH
 
 
 class Method(NamedTuple):
-    """What is chosen for: a method, with a batch size and a loss (None: SupCon)."""
+    """What is chosen for: a method, with a batch size, a loss (None: SupCon) and a data set that chooses."""
 
     name: str
     batch_size: int
     loss: Literal["multi-similarity"] | None = None
+    data: Data = "pretrained"
 
 
 SUPCON = (
@@ -64,6 +67,14 @@ MULTI_SIMILARITY = (
     ),
     Method(CACHED, 256, "multi-similarity"),
 )
+SENSES = (
+    *(
+        Method(name, size, data="pretrained senses")
+        for size in (16, 64)
+        for name in (NONE, LIKE_XBM, "xbn", "centre", "centre+momentum 0.99")
+    ),
+    Method(CACHED, 256, data="pretrained senses"),
+)
 
 
 def trials(method: Method) -> Iterator[Case]:
@@ -71,11 +82,16 @@ def trials(method: Method) -> Iterator[Case]:
 
     With frozen batch normalization rows of an evaluation pass are the batch's own: the trials are centring's.
     """
-    for norm, rate in product(NORMS, LARGE_RATES if method.name == CACHED else RATES):
+    is_text = method.data == "pretrained senses"
+    norms, rates = (("layer",), SENSE_RATES) if is_text else (NORMS, RATES)
+    if method.name == CACHED and not is_text:
+        rates = LARGE_RATES
+    for norm, rate in product(norms, rates):
         name = method.name
         if norm == "frozen" and name == "centre+evaluation rows":
             name = "centre"
-        budget = Budget("pretrained", EPOCHS.get(method.batch_size, 16), rate=rate, loss=method.loss)
+        epochs = SENSE_EPOCHS if is_text else EPOCHS.get(method.batch_size, 16)
+        budget = Budget(method.data, epochs, rate=rate, loss=method.loss)
         share = 0.0 if name.startswith(NONE) else MEMORY
         yield Case(name, 0, method.batch_size, share, norm, str(budget), FIRST_SEED)
 
@@ -117,9 +133,15 @@ def again(methods: tuple[Method, ...], runs: Runs) -> Iterator[Case]:
 
 
 def confirm(methods: tuple[Method, ...], runs: Runs) -> Iterator[Case]:
-    """Yields the chosen setting of every method with five seeds, on classes kept back and on icons."""
-    for method, data, seed in product(methods, DOMAINS, CONFIRMED_SEEDS):
-        yield confirmed(runs.chosen(method), data, seed)
+    """Yields the chosen setting of every method with five seeds, on classes that no choice has seen."""
+    for method in methods:
+        for data, seed in product(domains(method), CONFIRMED_SEEDS):
+            yield confirmed(runs.chosen(method), data, seed)
+
+
+def domains(method: Method) -> tuple[Data, ...]:
+    """Returns the data sets that confirm a choice: of pictures Emoji's classes kept back, and icons."""
+    return DOMAINS if method.data == "pretrained" else (method.data,)
 
 
 def equal_time(runs: Runs) -> Iterator[Case]:
@@ -131,7 +153,8 @@ def equal_time(runs: Runs) -> Iterator[Case]:
 def confirmed(chosen: Case, data: Data, seed: int, epochs: int | None = None) -> Case:
     """Returns a run of a chosen setting that is scored on classes that no choice has seen."""
     budget = Budget.from_name(chosen.regime)
-    budget = replace(budget, data=data, epochs=epochs or budget.epochs, is_kept_back=data == "pretrained")
+    is_kept_back = data != "pretrained icons"  # of which no class has chosen
+    budget = replace(budget, data=data, epochs=epochs or budget.epochs, is_kept_back=is_kept_back)
     return replace(chosen, regime=str(budget), seed=seed)
 
 
@@ -160,6 +183,9 @@ STAGES: dict[str, Callable[[Runs], Iterator[Case]]] = {
     "select-multi-similarity": lambda runs: select(MULTI_SIMILARITY),
     "again-multi-similarity": lambda runs: again(MULTI_SIMILARITY, runs),
     "confirm-multi-similarity": lambda runs: confirm(MULTI_SIMILARITY, runs),
+    "select-senses": lambda runs: select(SENSES),
+    "again-senses": lambda runs: again(SENSES, runs),
+    "confirm-senses": lambda runs: confirm(SENSES, runs),
 }
 
 
@@ -176,6 +202,9 @@ class Settings:
         "select-multi-similarity",
         "again-multi-similarity",
         "confirm-multi-similarity",
+        "select-senses",
+        "again-senses",
+        "confirm-senses",
     ]
     output: Path = RESULTS  # folder of the CSV files
 

@@ -21,8 +21,10 @@ from benchmarks.engine.emoji import load_emoji
 from benchmarks.engine.history import History, Row
 from benchmarks.engine.icons import load_icons
 from benchmarks.engine.labelled_images import LabelledImages
+from benchmarks.engine.minilm import LastLayer, load_minilm
 from benchmarks.engine.pretrained_features import COPIES, SIDE, load_features
 from benchmarks.engine.run import Run
+from benchmarks.engine.word_senses import load_sense_features
 from benchmarks.study.cases import (
     EVALUATE_EVERY,
     MILDER,
@@ -227,6 +229,24 @@ class PretrainedData(GlyphsData):
         return super().loss_and_miner()[0], None
 
 
+class SenseData(PretrainedData):
+    """Senses of words, and the last layer of MiniLM, which has no batch normalization."""
+
+    def _halves(self) -> tuple[LabelledImages, LabelledImages]:
+        splits = ("train", "final" if self._budget.is_kept_back else "test")
+        train, test = (load_sense_features(self._root, split, self.settings.classes) for split in splits)
+        return train, test
+
+    def distorted(self, places: Tensor, generator: torch.Generator) -> Tensor:
+        """Returns features of texts, which are as they are."""
+        return self.train.images[places]
+
+    def network(self) -> nn.Module:
+        if self.settings.norm != "layer":
+            raise ValueError(f"norm is {self.settings.norm!r}; a text transformer has 'layer'")
+        return LastLayer(load_minilm()[0], self.settings.embedding_size)
+
+
 def _data(
     case: Case,
     classes: int | None,
@@ -248,6 +268,8 @@ def _data(
         distortion=MILDER if case.is_from_random_weights else 1.0,
         classes=classes,
     )
+    if budget.data == "pretrained senses":
+        return SenseData(settings, roots.emoji, budget)
     if budget.is_pretrained:
         root = roots.icons if budget.data == "pretrained icons" else roots.emoji
         return PretrainedData(settings, root, budget)
