@@ -70,7 +70,7 @@ class Report:
 
     def value(self, case: Case, figure: str = FIGURE) -> float | None:
         """Returns a figure of a run; None where it has not been made, or failed."""
-        text = self.study.runs.get(case, {}).get(figure)
+        text = self.study.all_runs.get(case, {}).get(figure)
         return float(text) if text else None
 
     def chosen(self, method: Method) -> Case | None:

@@ -52,12 +52,9 @@ def write_report(folder: Path) -> None:
     regimes = [regime for regime in REGIMES if study.settings(regime)]
     sections = [_regime(study, regime) for regime in sorted(regimes, key=lambda name: name in _SHORT)]
     parts = [_domain_table(study, folder), _budget_curve(study), *sections, tuned(Tuning(folder))]
-    of_plan = [
-        study.runs[case] for case in study.planned if case in study.runs
-    ]  # others have a page of theirs
-    minutes = [float(row["cpu_minutes"]) for row in of_plan if row.get("cpu_minutes")]
+    minutes = [float(row["cpu_minutes"]) for row in study.runs.values() if row.get("cpu_minutes")]
     head = _HEAD.format(
-        made=len(of_plan),
+        made=len(study.runs),
         planned=len(study.planned),
         timed=len(minutes),
         hours=sum(minutes) / 60,
