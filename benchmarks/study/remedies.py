@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from benchmarks.demo.task import GlyphsData
-from benchmarks.engine.diagnostics import Diagnostics, StoredBatch
+from benchmarks.engine.diagnostics import Diagnostics, StoredBatch, embed_without_trace
+from benchmarks.engine.modes import evaluation_mode
 from benchmarks.engine.randomness import generator_for
 from benchmarks.engine.task import Step
 from benchmarks.hooks.learned_correction import Kind, LearnedCorrection
@@ -46,12 +47,46 @@ class WarmedUp(StudyTask):
             memory.fill_memory(self.model(self.data.distorted(part, generator)), train.labels[part])
 
 
-class MomentumEncoded(StudyTask):
-    """The memory stores what a moving average of the model makes of a batch, as in Momentum Contrast."""
+class OtherRowsStored(StudyTask):
+    """The memory stores rows of another pass through a batch than the one that has gradients."""
+
+    def __init__(self, data: GlyphsData, method: str, *args: Any) -> None:
+        super().__init__(data, method, *args, warmup=0)  # PML's memory in less time
+
+    def train_step(
+        self, batch: tuple[Tensor, Tensor], step: Step, diagnostics: Diagnostics
+    ) -> dict[str, Tensor]:
+        with torch.no_grad():
+            self._keys = self.rows_to_store(batch[0])
+        return super().train_step(batch, step, diagnostics)
+
+    def rows_to_store(self, images: Tensor) -> Tensor:
+        """Returns what the memory stores of a batch."""
+        raise NotImplementedError
+
+    def batch_loss(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        is_key = torch.arange(2 * len(labels)) >= len(labels)
+        return self.loss_fn(torch.cat([embeddings, self._keys]), labels.repeat(2), enqueue_mask=is_key)
+
+
+class EvaluationRows(OtherRowsStored):
+    """The memory stores what the model makes of a batch in evaluation mode, by running statistics."""
+
+    def rows_to_store(self, images: Tensor) -> Tensor:
+        with evaluation_mode(self.model):
+            rows: Tensor = self.model(images)
+        return rows
+
+
+class MomentumEncoded(OtherRowsStored):
+    """The memory stores what a moving average of the model makes of a batch, as in Momentum Contrast.
+
+    As there, the encoder of the rows is in training mode.
+    """
 
     def __init__(self, data: GlyphsData, method: str, *args: Any, momentum: float) -> None:
-        super().__init__(data, method, *args, warmup=0)  # PML's memory in less time
-        self.encoder = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(momentum))
+        super().__init__(data, method, *args)
+        self.encoder = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(momentum)).train()
         self.parts["encoder"] = self.encoder
 
     def train_step(
@@ -59,15 +94,37 @@ class MomentumEncoded(StudyTask):
     ) -> dict[str, Tensor]:
         if not self.encoder.n_averaged:
             self.encoder.update_parameters(self.model)  # begins as what the run starts from
-        with torch.no_grad():
-            self._keys = self.encoder(batch[0])
         numbers = super().train_step(batch, step, diagnostics)
         self.encoder.update_parameters(self.model)
         return numbers
 
-    def batch_loss(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        is_key = torch.arange(2 * len(labels)) >= len(labels)
-        return self.loss_fn(torch.cat([embeddings, self._keys]), labels.repeat(2), enqueue_mask=is_key)
+    def rows_to_store(self, images: Tensor) -> Tensor:
+        rows: Tensor = self.encoder(images)
+        return rows
+
+
+class CachedGradients(StudyTask):
+    """A batch goes through the network in parts, twice, and through the loss as a whole (GradCache).
+
+    Batch normalization that trains sees a part. Memory for activations is that of a part.
+    """
+
+    def __init__(self, data: GlyphsData, method: str, *args: Any, part_size: int) -> None:
+        super().__init__(data, method, *args)
+        self.part_size = part_size
+
+    def compute_gradients(
+        self, images: Tensor, labels: Tensor, step: Step, diagnostics: Diagnostics
+    ) -> Tensor:
+        parts = images.split(self.part_size)
+        embeddings = torch.cat([embed_without_trace(self.model, part) for part in parts]).requires_grad_()
+        with diagnostics.watch(step):
+            loss = self.batch_loss(embeddings, labels)
+        loss.backward()
+        assert embeddings.grad is not None
+        for part, gradient in zip(parts, embeddings.grad.split(self.part_size), strict=True):
+            self.model(part).backward(gradient)
+        return loss.detach()
 
 
 class OldestRefreshed(StudyTask):
@@ -116,6 +173,8 @@ REMEDIES: dict[str, Callable[..., StudyTask]] = {
     "batch loss": partial(StudyTask, batch_loss_weight=1.0),
     "warm-up": WarmedUp,
     "warm-up of an epoch": partial(WarmedUp, is_short=True),
+    "evaluation rows": EvaluationRows,
+    "cached in parts of 64": partial(CachedGradients, part_size=64),
     "momentum 0.9": partial(MomentumEncoded, momentum=0.9),
     "momentum 0.99": partial(MomentumEncoded, momentum=0.99),
     "oldest": OldestRefreshed,

@@ -10,6 +10,7 @@ from benchmarks.engine.intervals import Difference, paired
 from benchmarks.engine.results import markdown, spread
 from benchmarks.study.cases import BUDGETS, OTHER_RATES, REGIMES, Budget
 from benchmarks.study.data import PUBLISHED, UNSTABLE, Setting, Study
+from benchmarks.study.fine_tuning_report import write_fine_tuning
 from benchmarks.tuning.report import tuned
 from benchmarks.tuning.results import Tuning
 from benchmarks.two_towers.report import BASELINE, both, experiments, gains, title
@@ -46,7 +47,7 @@ anew before every step. An epoch of batch 512 has 2 % (Glyphs) and 11 % (Emoji) 
 
 
 def write_report(folder: Path) -> None:
-    """Writes ``study.md`` beside the CSV files."""
+    """Writes ``study.md`` and ``fine_tuning.md`` beside the CSV files."""
     study = Study(folder)
     regimes = [regime for regime in REGIMES if study.settings(regime)]
     sections = [_regime(study, regime) for regime in sorted(regimes, key=lambda name: name in _SHORT)]
@@ -62,6 +63,7 @@ def write_report(folder: Path) -> None:
     )
     page = "\n\n".join(part for part in (head, *parts) if part)
     (folder / "study.md").write_text(page + "\n", encoding="utf-8")
+    write_fine_tuning(study, folder)
 
 
 def _image_lines(study: Study) -> Iterator[list[str]]:

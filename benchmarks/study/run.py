@@ -8,32 +8,39 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from pytorch_metric_learning.losses import MultiSimilarityLoss
+from pytorch_metric_learning.miners import MultiSimilarityMiner
 from torch import Tensor, nn
 
 from benchmarks.demo.settings import Settings
 from benchmarks.demo.task import GlyphsData
 from benchmarks.engine import checkpoint
 from benchmarks.engine.accuracy import embed, hits_by_class
-from benchmarks.engine.efficientnet import LateStages, load_network
+from benchmarks.engine.efficientnet import LAST_STAGE, LateStages, load_network
 from benchmarks.engine.emoji import load_emoji
-from benchmarks.engine.emoji_features import COPIES, load_features
 from benchmarks.engine.history import History, Row
+from benchmarks.engine.icons import load_icons
 from benchmarks.engine.labelled_images import LabelledImages
+from benchmarks.engine.minilm import LastLayer, load_minilm
+from benchmarks.engine.pretrained_features import COPIES, SIDE, load_features
 from benchmarks.engine.run import Run
+from benchmarks.engine.word_senses import load_sense_features
 from benchmarks.study.cases import (
-    BUDGETS,
     EVALUATE_EVERY,
     MILDER,
     MILESTONES,
     SLOW_RATE,
     Budget,
     Case,
+    budget_of,
 )
 from benchmarks.study.remedies import REMEDIES
 from benchmarks.study.task import StudyTask
 
 EMOJI_ROOT = Path("data/emoji")
-_RATES = {512: 8**0.5}  # of the learning rate; AdamW's is to grow as the root of the batch
+ICONS_ROOT = Path("data/icons")
+_RATES = {512: 8**0.5}  # of a rate from random weights; AdamW's is to grow as the root of the batch
+_FIRST_STAGES = {None: LAST_STAGE, "last three stages": LAST_STAGE - 2, "whole network": 0}
 _BY_EPOCH = ("epoch", "loss", "recall_at_1", "map_at_r")
 
 
@@ -56,6 +63,16 @@ class Pace(NamedTuple):
 PACE = Pace()
 
 
+class Roots(NamedTuple):
+    """Folders of the unpacked packages of emoji, ``emoji-datasource-apple`` and so on, and of icons."""
+
+    emoji: Path = EMOJI_ROOT
+    icons: Path = ICONS_ROOT
+
+
+ROOTS = Roots()
+
+
 def warm_start_path(case: Case, folder: Path) -> Path:
     return folder / f"warm-{'-'.join(map(str, astuple(case.warm_start())))}.pt"
 
@@ -75,16 +92,25 @@ def train_warm_start(case: Case, folder: Path, classes: int | None) -> None:
 
 
 def train(
-    case: Case, folder: Path, classes: int | None, emoji: Path = EMOJI_ROOT, pace: Pace = PACE
+    case: Case, folder: Path, classes: int | None, roots: Roots = ROOTS, pace: Pace = PACE
 ) -> dict[str, Any]:
     """Returns one run: ``result`` is a row of its figures, ``epochs`` are rows of accuracy along the way.
+
+    A run that fails has an ``error`` in place of its figures, and no ``epochs``.
 
     ``classes``, of a pretrained network, holds hits and images of every test class.
 
     The folder holds warm starts, and what is left of runs that were stopped, which go on from there.
     """
-    run = _begun(case, folder, classes, emoji, pace)
-    task, path = run.task, checkpoint_path(case, folder)
+    run = begin(case, folder, classes, roots, pace)
+    try:
+        return _trained(run, sum(case.epochs), checkpoint_path(case, folder), pace)
+    except (ArithmeticError, RuntimeError, ValueError) as error:  # training that diverges
+        return {"result": {"error": f"{type(error).__name__}: {error}"}, "epochs": []}
+
+
+def _trained(run: Run, num_epochs: int, path: Path, pace: Pace) -> dict[str, Any]:
+    task = run.task
     assert isinstance(task, StudyTask)
     cpu_seconds = 0.0
     if path.exists():
@@ -92,10 +118,10 @@ def train(
         run.load_state_dict(saved["run"])
         cpu_seconds = saved["cpu_seconds"]
     was_saved, began = time.monotonic(), time.process_time() - cpu_seconds
-    while run.epoch < sum(case.epochs):
+    while run.epoch < num_epochs:
         run.train_epoch()
         if time.monotonic() - was_saved > pace.saved_after:
-            folder.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             checkpoint.save({"run": run.state_dict(), "cpu_seconds": time.process_time() - began}, path)
             was_saved = time.monotonic()
     if not task.evaluates_after(run.epoch):
@@ -104,11 +130,12 @@ def train(
     epochs = run.history.epochs
     numbers = dict(run.history.diagnostics["embeddings"][-1])
     del numbers["epoch"]
-    result = {name: epochs[-1][name] for name in ("recall_at_1", "recall_at_10", "map_at_r")}
+    result: dict[str, Any] = {name: epochs[-1][name] for name in ("recall_at_1", "recall_at_10", "map_at_r")}
     result["best_recall_at_1"] = max(row["recall_at_1"] for row in epochs)
     result["drift"] = sum(row["drift"] for row in epochs) / len(epochs)
     result["minutes"] = sum(run.history.step_times) / 60
     result["cpu_minutes"] = cpu_seconds / 60
+    result["device"] = task.device.type
     result |= _staleness(run.history, getattr(task, "warmup", 0))
     result |= {name: number for name, number in numbers.items() if not name.startswith("superclass")}
     result["superclass_nearest"] = numbers["superclass_within_1"]
@@ -120,11 +147,12 @@ def train(
     return outcome
 
 
-def _begun(case: Case, folder: Path, classes: int | None, emoji: Path, pace: Pace = PACE) -> Run:
+def begin(case: Case, folder: Path, classes: int | None, roots: Roots, pace: Pace = PACE) -> Run:
     """Returns the run before its first step."""
-    data = _data(case, classes, emoji, measured_every=pace.measured_every)
+    data = _data(case, classes, roots, measured_every=pace.measured_every)
     every = EVALUATE_EVERY.get((case.regime, case.batch_size), 1)
-    if case.regime in BUDGETS:
+    has_budget = budget_of(case.regime) is not None
+    if has_budget:
         every = max(1, int(case.epochs[1] // pace.evaluations))
     build = REMEDIES.get(case.beside, StudyTask)
     # With as many rows PML's class takes a quarter of an hour more; ours without an adapter has its values.
@@ -132,7 +160,7 @@ def _begun(case: Case, folder: Path, classes: int | None, emoji: Path, pace: Pac
     if case.beside.startswith("warm-up"):
         options["steps"] = pace.warmup
     task = build(data, case.memory, case.refresh_every, _milestones(case), every, **options)
-    if case.regime in BUDGETS:  # epochs that are short would each begin with a measurement
+    if has_budget:  # epochs that are short would each begin with a measurement
         task.measured = replace(task.measured, anew_each_epoch=False)
     run = Run(task)
     if case.regime == "slow":
@@ -162,37 +190,74 @@ class EmojiData(GlyphsData):
         return train, test
 
 
-class PretrainedData(EmojiData):
-    """Features of Emoji, and the last stages of the network that they come from."""
+class PretrainedData(GlyphsData):
+    """Emoji or icons, and EfficientNet-Lite0, of which as much trains as the budget says."""
+
+    def __init__(self, settings: Settings, root: Path, budget: Budget) -> None:
+        self._root, self._budget = root, budget
+        self._first = _FIRST_STAGES[budget.trained]
+        super().__init__(settings, torch.device("cpu"))
 
     def _halves(self) -> tuple[LabelledImages, LabelledImages]:
+        """Returns features of the stages that do not train, of training images in several copies."""
+        load_images = load_icons if self._budget.data == "pretrained icons" else load_emoji
+        classes, splits = self.settings.classes, ("train", "final" if self._budget.is_kept_back else "test")
+        if not self._first:
+            strength = self.settings.distortion
+            train, test = (load_images(self._root, split, classes, SIDE, strength) for split in splits)
+            return train, test
         train, test = (
-            load_features(self._root, split, self.settings.classes, "early") for split in ("train", "test")
+            load_features(self._root, split, classes, "early", self._first, load_images) for split in splits
         )
         return train, test._replace(images=test.images[:, 0])
 
     def distorted(self, places: Tensor, generator: torch.Generator) -> Tensor:
-        """Returns one of the copies of each image."""
+        """Returns one of the copies of each image; distorts the images where the whole network trains."""
+        if not self._first:
+            return super().distorted(places, generator)
         copies = torch.randint(COPIES, (len(places),), generator=generator)
         return self.train.images[places, copies]
 
     def network(self) -> nn.Module:
-        return LateStages(load_network(), self.settings.embedding_size)
+        batch_norm: Any = self.settings.norm
+        return LateStages(load_network(), self.settings.embedding_size, self._first, batch_norm)
 
     def loss_and_miner(self) -> tuple[nn.Module, nn.Module | None]:
-        """Returns no miner: in a small batch of a pretrained network no negative is within its margin."""
+        """Returns SupCon without a miner: a small batch of a pretrained network has no pair in its range."""
+        if self._budget.loss == "multi-similarity":
+            return MultiSimilarityLoss(), MultiSimilarityMiner()
         return super().loss_and_miner()[0], None
+
+
+class SenseData(PretrainedData):
+    """Senses of words, and the last layer of MiniLM, which has no batch normalization."""
+
+    def _halves(self) -> tuple[LabelledImages, LabelledImages]:
+        splits = ("train", "final" if self._budget.is_kept_back else "test")
+        train, test = (load_sense_features(self._root, split, self.settings.classes) for split in splits)
+        return train, test
+
+    def distorted(self, places: Tensor, generator: torch.Generator) -> Tensor:
+        """Returns features of texts, which are as they are."""
+        return self.train.images[places]
+
+    def network(self) -> nn.Module:
+        if self.settings.norm != "layer":
+            raise ValueError(f"norm is {self.settings.norm!r}; a text transformer has 'layer'")
+        return LastLayer(load_minilm()[0], self.settings.embedding_size)
 
 
 def _data(
     case: Case,
     classes: int | None,
-    emoji: Path = EMOJI_ROOT,
+    roots: Roots = ROOTS,
     is_warm_start: bool = False,
     measured_every: int | None = None,
 ) -> GlyphsData:
-    budget = BUDGETS.get(case.regime, Budget("glyphs", sum(case.epochs)))
-    rate = Settings.learning_rate * _RATES.get(case.batch_size, 1) * budget.rate
+    budget = budget_of(case.regime) or Budget("glyphs", sum(case.epochs))
+    rate = Settings.learning_rate * budget.rate
+    if not budget.is_pretrained:
+        rate *= _RATES.get(case.batch_size, 1)
     settings = Settings(
         batch_size=case.batch_size,
         memory_ratio=case.memory_ratio,
@@ -203,10 +268,13 @@ def _data(
         distortion=MILDER if case.is_from_random_weights else 1.0,
         classes=classes,
     )
-    if budget.data == "pretrained":
-        return PretrainedData(settings, emoji, budget.side)
+    if budget.data == "pretrained senses":
+        return SenseData(settings, roots.emoji, budget)
+    if budget.is_pretrained:
+        root = roots.icons if budget.data == "pretrained icons" else roots.emoji
+        return PretrainedData(settings, root, budget)
     if budget.data == "emoji":
-        return EmojiData(settings, emoji, budget.side)
+        return EmojiData(settings, roots.emoji, budget.side)
     return GlyphsData(settings, torch.device("cpu"))
 
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from benchmarks.engine.distortion import distort
 from benchmarks.engine.emoji import emoji_entries
-from benchmarks.engine.emoji_features import load_features
 from benchmarks.engine.glyph_net import GlyphNet
 from benchmarks.engine.glyphs import load_glyphs
+from benchmarks.engine.pretrained_features import load_features
 from benchmarks.engine.randomness import seed_for
 from benchmarks.two_towers.text import Bag, NameNet, Projector, encode, hashed, latent_semantics
 from pml_xbn.datasets import Glyphs

@@ -14,6 +14,7 @@ import re
 from pathlib import Path
 
 from pictures.adaptation import draw_adaptation
+from pictures.batch_noise import draw_batch_noise
 from pictures.demo_seeds import demo_table
 from pictures.one_map import draw_one_map
 from pictures.step_cost import draw_step_cost
@@ -30,6 +31,7 @@ HEADING = re.compile(r"^(#+) ", re.MULTILINE)
 def write_files(_: Sphinx) -> None:
     WRITTEN.mkdir(parents=True, exist_ok=True)
     draw_adaptation(WRITTEN)
+    draw_batch_noise(RESULTS / "batch_noise.csv", WRITTEN)
     draw_one_map(WRITTEN)
     draw_step_cost(RESULTS / "step_cost_cpu.csv", WRITTEN)
     (WRITTEN / "demo.md").write_text(demo_table(RESULTS / "demo_glyphs.csv"))

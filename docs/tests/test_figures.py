@@ -7,9 +7,11 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+from pictures.batch_noise import EPOCH, batch_share
 
 from benchmarks.engine.intervals import Difference, paired
-from benchmarks.study.cases import KINDS
+from benchmarks.engine.results import read_csv
+from benchmarks.study.cases import KINDS, Case
 from benchmarks.study.data import PUBLISHED, Setting, Study
 from benchmarks.study.report import at_batch_512
 from benchmarks.tuning.results import FIGURE, SUBGROUPS, Tuning
@@ -160,18 +162,37 @@ def test_the_table_across_domains(study: Study, row: str) -> None:
     assert [words.strip(" *") for words in line.split("|")[3:-1]] == [cell(one) for one in expected]
 
 
-def test_what_a_momentum_encoder_gains_over_xbn_and_xbn_over_it(study: Study) -> None:
-    rates, found = ("", ", rate x 0.3", ", rate x 0.1"), {}
-    for batch_size in (16, 64):
-        settings = [(batch_size, 0.5, "batch", f"pretrained, 16 epochs{rate}") for rate in rates]
-        gaps = [study.differences(setting, "xbn")["xbm+momentum 0.99"].mean for setting in settings]
-        found[batch_size] = "{:.1f}, {:.1f} and {:.1f}".format(*map(abs, gaps))
-        assert all((gap > 0) == (batch_size == 16) for gap in gaps)
-    words = words_of(DOCS / "which_variant.md")
+def test_what_a_momentum_encoder_gains_over_xbn(study: Study) -> None:
     glyphs, emoji = (cell(study.differences(x, "xbn")["xbm+momentum 0.99"]) for x in (LONG, EMOJI))
-    assert f"are {glyphs} (Glyphs) and {emoji} (Emoji) to XBN" in words
-    expected = f"they are {found[16]} above it at batch 16, and {found[64]} below it at 64"
-    assert expected in words
+    assert f"are {glyphs} (Glyphs) and {emoji} (Emoji) to XBN" in words_of(DOCS / "which_variant.md")
+
+
+def test_what_freezing_batch_norm_gives_and_how_far_its_noise_goes(study: Study) -> None:
+    words = words_of(DOCS / "study.md")
+
+    def recall(method: str, norm: str, rate: str) -> float:
+        share = 0.0 if method == "no-xbm" else 0.5
+        case = Case(method, 0, 16, share, norm, f"pretrained, 16 epochs{rate}", 0)
+        return float(study.all_runs[case]["recall_at_1"])
+
+    none, xbn = (recall(x, "frozen", ", rate x 0.1") - recall(x, "batch", "") for x in ("no-xbm", "xbn"))
+    assert f"no memory ends {none:.1f} points higher and XBN {xbn:.1f} (one seed each" in words
+    rows = [row for row in read_csv(RESULTS / "batch_noise.csv") if row["epoch"] == EPOCH]
+    shares = {
+        age: [batch_share(row) for row in rows if (row["age"], row["norm"]) == (age, "batch")]
+        for age in ("1", "100")
+    }
+    first, last = (f"{100 * fmean(of_age):.0f}" for of_age in shares.values())
+    assert f"is {first} % at the age of a step, and still {last} % after 100" in words
+    cosines = [
+        f"{float(row[f'positives_{place}_batch']):.2f}"
+        for row in rows
+        if (row["age"], row["norm"]) == ("0", "batch")
+        for place in ("same", "other")
+    ]
+    expected = "a cosine of {} if they are embedded in the same batch of 16, and the same two have {} in"
+    assert expected.format(*cosines[:2]) in words
+    assert "({} and {} at 64)".format(*cosines[2:]) in words
 
 
 def test_what_a_search_for_all_finds() -> None:

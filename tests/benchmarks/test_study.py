@@ -112,7 +112,7 @@ def test_an_interval_over_classes_and_seeds_is_that_of_a_bootstrap(tmp_path: Pat
     images = draw.integers(3, 5, 40)
     hits = {name: draw.binomial(images, chance, (3, 40)) for name, chance in (("xbn", 0.6), ("no-xbm", 0.5))}
     for name, of_seeds in hits.items():
-        for seed, of_classes in enumerate(of_seeds):
+        for seed, of_classes in enumerate(of_seeds, start=1):
             case = Case(name, 0, 64, 0.0 if name == "no-xbm" else 0.5, "batch", "pretrained, 16 epochs", seed)
             accuracy = {"recall_at_1": 100 * of_classes.sum() / images.sum(), "map_at_r": 1.0}
             words = {"hits": " ".join(map(str, of_classes)), "images": " ".join(map(str, images))}
@@ -260,7 +260,7 @@ def test_a_remedy_begins_with_the_model_that_the_run_starts_from(beside: str) ->
     run = remedied(REMEDIES[beside], "xbm")
     run.start_from(warm.state_dict())
     images, _ = next(iter(run.task.batches(1, 0)))
-    expected = copy.deepcopy(warm.task.model)(images)
+    expected = copy.deepcopy(warm.task.model).train(beside != "evaluation rows")(images)
     run.train_epoch(stop=lambda: run.step == 1)
     if not beside.startswith("warm-up"):  # which stores nothing yet
         torch.testing.assert_close(run.task.loss_fn.embedding_memory[:16], expected.detach())

@@ -1,0 +1,221 @@
+"""The runs that `declared_fine_tuning.md` declares, in stages, each of which follows from those before.
+
+    python -m benchmarks.study.fine_tuning --stage select > benchmarks/study/lists/select.csv
+    python -m benchmarks.study --cases benchmarks/study/lists/select.csv
+    python -m benchmarks.study.fine_tuning --stage again > benchmarks/study/lists/again.csv
+
+and so on for the other stages.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+from typing import Literal, NamedTuple
+
+import tyro
+
+from benchmarks.engine.results import RESULTS, read_csv
+from benchmarks.study.cases import PRETRAINED, Budget, Case, Data
+from benchmarks.study.data import RUNS
+
+FIGURE = "recall_at_1"
+NONE = "no-xbm"
+CACHED = "no-xbm+cached in parts of 64"
+LIKE_XBM = "xbm+warm-up of an epoch"
+OTHER_PASS = ("centre+evaluation rows", "centre+momentum 0.99")
+METHODS = (NONE, LIKE_XBM, "xbn", "centre", "centre+batch loss", *OTHER_PASS)
+NORMS = ("frozen", "batch")
+RATES = (1.0, 0.3, 0.1)  # of 1e-3
+LARGE_RATES = (3.0, 1.0, 0.3)  # of batches of 256 and 512
+SENSE_RATES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003)  # of 1e-3; a transformer has no batch norm to freeze
+SENSE_EPOCHS = 8
+EPOCHS = {256: 17, 512: 18}  # of as many images as 16 of batch 64, which divides them with a smaller rest
+EQUAL_TIME = 20  # epochs without memory that take at least as long as 16 with any
+MEMORY = 0.5  # rows, as a share of the training images
+FIRST_SEED, SECOND_SEED = 0, 6  # of the choice
+CONFIRMED_SEEDS = (1, 2, 3, 4, 5)
+DOMAINS: tuple[Data, ...] = ("pretrained", "pretrained icons")
+FINALISTS = 2
+# In the order of their worth: what the goals are of comes first.
+FIRST_CONFIRMED = ((NONE, 16), ("centre", 16), (NONE, 64), ("centre", 64), (CACHED, 256), (CACHED, 512))
+
+
+class Method(NamedTuple):
+    """What is chosen for: a method, with a batch size, a loss (None: SupCon) and a data set that chooses."""
+
+    name: str
+    batch_size: int
+    loss: Literal["multi-similarity"] | None = None
+    data: Data = "pretrained"
+
+
+SUPCON = (
+    *(Method(name, size) for size in (16, 64) for name in METHODS),
+    *(Method(CACHED, s) for s in EPOCHS),
+)
+MULTI_SIMILARITY = (
+    *(
+        Method(name, size, "multi-similarity")
+        for size in (16, 64)
+        for name in (NONE, LIKE_XBM, "xbn", "centre")
+    ),
+    Method(CACHED, 256, "multi-similarity"),
+)
+SENSES = (
+    *(
+        Method(name, size, data="pretrained senses")
+        for size in (16, 64)
+        for name in (NONE, LIKE_XBM, "xbn", "centre", "centre+momentum 0.99")
+    ),
+    Method(CACHED, 256, data="pretrained senses"),
+)
+
+
+def trials(method: Method) -> Iterator[Case]:
+    """Yields the six settings that a method is tried with, with the first seed.
+
+    With frozen batch normalization rows of an evaluation pass are the batch's own: the trials are centring's.
+    """
+    is_text = method.data == "pretrained senses"
+    norms, rates = (("layer",), SENSE_RATES) if is_text else (NORMS, RATES)
+    if method.name == CACHED and not is_text:
+        rates = LARGE_RATES
+    for norm, rate in product(norms, rates):
+        name = method.name
+        if norm == "frozen" and name == "centre+evaluation rows":
+            name = "centre"
+        epochs = SENSE_EPOCHS if is_text else EPOCHS.get(method.batch_size, 16)
+        budget = Budget(method.data, epochs, rate=rate, loss=method.loss)
+        share = 0.0 if name.startswith(NONE) else MEMORY
+        yield Case(name, 0, method.batch_size, share, norm, str(budget), FIRST_SEED)
+
+
+class Runs:
+    """Recall@1 of the runs that have been made; a run that failed has zero."""
+
+    def __init__(self, folder: Path) -> None:
+        self._found = {Case.from_row(row): float(row[FIGURE] or 0) for row in read_csv(folder / RUNS)}
+
+    def of(self, case: Case) -> float:
+        if case not in self._found:
+            raise ValueError(f"there is no run of {case}; make all runs of the stage before")
+        return self._found[case]
+
+    def finalists(self, method: Method) -> list[Case]:
+        """Returns the trials that were best with the first seed, best first."""
+        return sorted(trials(method), key=lambda case: -self.of(case))[:FINALISTS]
+
+    def chosen(self, method: Method) -> Case:
+        """Returns the trial that is best in the mean of both seeds."""
+        return max(
+            self.finalists(method),
+            key=lambda case: fmean([self.of(case), self.of(replace(case, seed=SECOND_SEED))]),
+        )
+
+
+def select(methods: tuple[Method, ...]) -> Iterator[Case]:
+    """Yields all trials."""
+    for method in methods:
+        yield from trials(method)
+
+
+def again(methods: tuple[Method, ...], runs: Runs) -> Iterator[Case]:
+    """Yields the two best trials of every method with a second seed."""
+    for method in methods:
+        for case in runs.finalists(method):
+            yield replace(case, seed=SECOND_SEED)
+
+
+def confirm(methods: tuple[Method, ...], runs: Runs) -> Iterator[Case]:
+    """Yields the chosen setting of every method with five seeds, on classes that no choice has seen."""
+    for method in methods:
+        for data, seed in product(domains(method), CONFIRMED_SEEDS):
+            yield confirmed(runs.chosen(method), data, seed)
+
+
+def domains(method: Method) -> tuple[Data, ...]:
+    """Returns the data sets that confirm a choice: of pictures Emoji's classes kept back, and icons."""
+    return DOMAINS if method.data == "pretrained" else (method.data,)
+
+
+def equal_time(runs: Runs) -> Iterator[Case]:
+    """Yields no memory, trained for the time of the most expensive memory."""
+    for size, data, seed in product((16, 64), DOMAINS, CONFIRMED_SEEDS):
+        yield confirmed(runs.chosen(Method(NONE, size)), data, seed, EQUAL_TIME)
+
+
+def confirmed(chosen: Case, data: Data, seed: int, epochs: int | None = None) -> Case:
+    """Returns a run of a chosen setting that is scored on classes that no choice has seen."""
+    budget = Budget.from_name(chosen.regime)
+    is_kept_back = data != "pretrained icons"  # of which no class has chosen
+    budget = replace(budget, data=data, epochs=epochs or budget.epochs, is_kept_back=is_kept_back)
+    return replace(chosen, regime=str(budget), seed=seed)
+
+
+def mended() -> Iterator[Case]:
+    """Yields the study's runs with rows of a momentum encoder, which was in evaluation mode by accident."""
+    budgets = sorted(PRETRAINED, key=lambda budget: (-budget.epochs, -budget.rate))
+    for budget, batch_size, seed in product(budgets, (16, 64), (1, 2, 3)):
+        yield Case("xbm+momentum 0.99", 0, batch_size, 0.5, "batch", str(budget), seed)
+
+
+def _core(runs: Runs) -> Iterator[Case]:
+    return confirm(tuple(Method(*one) for one in FIRST_CONFIRMED), runs)
+
+
+def _rest(runs: Runs) -> Iterator[Case]:
+    yield from confirm(tuple(m for m in SUPCON if m[:2] not in FIRST_CONFIRMED), runs)
+    yield from equal_time(runs)
+
+
+STAGES: dict[str, Callable[[Runs], Iterator[Case]]] = {
+    "select": lambda runs: select(SUPCON),
+    "again": lambda runs: again(SUPCON, runs),
+    "confirm": _core,
+    "mended": lambda runs: mended(),
+    "confirm-others": _rest,
+    "select-multi-similarity": lambda runs: select(MULTI_SIMILARITY),
+    "again-multi-similarity": lambda runs: again(MULTI_SIMILARITY, runs),
+    "confirm-multi-similarity": lambda runs: confirm(MULTI_SIMILARITY, runs),
+    "select-senses": lambda runs: select(SENSES),
+    "again-senses": lambda runs: again(SENSES, runs),
+    "confirm-senses": lambda runs: confirm(SENSES, runs),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Which list, and where the runs are that it follows from."""
+
+    stage: Literal[
+        "select",
+        "again",
+        "confirm",
+        "mended",
+        "confirm-others",
+        "select-multi-similarity",
+        "again-multi-similarity",
+        "confirm-multi-similarity",
+        "select-senses",
+        "again-senses",
+        "confirm-senses",
+    ]
+    output: Path = RESULTS  # folder of the CSV files
+
+
+def main() -> None:
+    settings = tyro.cli(Settings, prog="python -m benchmarks.study.fine_tuning", description=__doc__)
+    writer = csv.DictWriter(sys.stdout, [field.name for field in fields(Case)], lineterminator="\n")
+    writer.writeheader()
+    for case in dict.fromkeys(STAGES[settings.stage](Runs(settings.output))):
+        writer.writerow(asdict(case))
+
+
+if __name__ == "__main__":
+    main()

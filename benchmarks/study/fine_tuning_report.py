@@ -1,0 +1,210 @@
+"""The page of the runs that fine-tune: what was chosen, and what the chosen settings came to elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+
+from benchmarks.engine.intervals import Difference, bootstrap, paired
+from benchmarks.engine.results import markdown, spread
+from benchmarks.study.cases import Budget, Case, Data
+from benchmarks.study.data import Study
+from benchmarks.study.fine_tuning import (
+    CACHED,
+    CONFIRMED_SEEDS,
+    EQUAL_TIME,
+    FIGURE,
+    MULTI_SIMILARITY,
+    NONE,
+    SECOND_SEED,
+    SENSES,
+    SUPCON,
+    Method,
+    Runs,
+    confirmed,
+    domains,
+    trials,
+)
+
+PAGE = "fine_tuning.md"
+_BY_CLASS_OF = ("centre", "xbn")
+_TITLES = {
+    "pretrained": "Emoji, classes kept back",
+    "pretrained icons": "Icons",
+    "pretrained senses": "Senses, classes kept back",
+}
+_NORMS = {"batch": "trains", "frozen": "frozen", "layer": "none"}
+_HEAD = """# Fine-tuning a pretrained network
+
+Written by `python -m benchmarks.study --report` from the study's CSV files; the rules were
+[declared](../study/declared_fine_tuning.md) before the runs. The last stage of EfficientNet-Lite0 trains,
+from ImageNet weights. All figures are per cent, differences points of Recall@1; ± after a mean is the
+standard deviation over seeds, and after a difference half of the 95 % interval of the mean of these pairs
+alone (Student's t). Minutes are those of one core, on a machine that other work shared."""
+
+
+def write_fine_tuning(study: Study, folder: Path) -> None:
+    """Writes the page beside the CSV files, as far as there are runs; none before the first."""
+    pages = [
+        part
+        for title, methods in (
+            ("SupCon", SUPCON),
+            ("MultiSimilarity", MULTI_SIMILARITY),
+            ("A text transformer", SENSES),
+        )
+        for part in _sections(Report(study, folder, methods), title)
+    ]
+    if pages:
+        (folder / PAGE).write_text("\n\n".join([_HEAD, *pages]) + "\n", encoding="utf-8")
+
+
+class Report:
+    """What has been measured so far of some methods."""
+
+    def __init__(self, study: Study, folder: Path, methods: tuple[Method, ...]) -> None:
+        self.study, self.runs, self.methods = study, Runs(folder), methods
+
+    def value(self, case: Case, figure: str = FIGURE) -> float | None:
+        """Returns a figure of a run; None where it has not been made, or failed."""
+        text = self.study.all_runs.get(case, {}).get(figure)
+        return float(text) if text else None
+
+    def chosen(self, method: Method) -> Case | None:
+        """Returns the setting of a method; None while the runs that choose it are not all made."""
+        try:
+            return self.runs.chosen(method)
+        except ValueError:
+            return None
+
+    def confirmed(
+        self, method: Method, data: Data, figure: str = FIGURE, epochs: int | None = None
+    ) -> dict[int, float]:
+        """Returns the figure of a method's chosen setting on other classes, by seed."""
+        case = self.chosen(method)
+        found = (
+            {}
+            if case is None
+            else {s: self.value(confirmed(case, data, s, epochs), figure) for s in CONFIRMED_SEEDS}
+        )
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    def by_class(self, method: Method, other: Method, data: Data) -> str:
+        """Returns a difference, and its interval over seeds and classes drawn anew."""
+        cases = [self.chosen(one) for one in (method, other)]
+        gaps, images = [], None
+        for seed in CONFIRMED_SEEDS:
+            found = [
+                self.study.classes.get(confirmed(case, data, seed)) for case in cases if case is not None
+            ]
+            if len(found) == 2 and found[0] is not None and found[1] is not None:
+                gaps.append(np.subtract(found[0][0], found[1][0]))
+                images = np.array(found[0][1])
+        if images is None:
+            return "–"
+        mean, low, high = bootstrap(np.array(gaps), images)
+        return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
+
+    def best_without_memory(self, data: Data) -> Method | None:
+        """Returns no memory at the batch size where its mean on a domain is highest."""
+        found = {m: self.confirmed(m, data).values() for m in self.methods if m.name in (NONE, CACHED)}
+        means = {method: fmean(values) for method, values in found.items() if values}
+        return max(means, key=lambda method: means[method]) if means else None
+
+
+def _sections(report: Report, loss: str) -> Iterable[str]:
+    lines = [line for method in report.methods if (line := _choice(report, method))]
+    if not lines:
+        return
+    yield f"## {loss}: the choice"
+    yield (
+        "Recall@1 on the classes that choose, seed 0, by batch norm and rate. *Again* is the mean with seed "
+        f"{SECOND_SEED}, of the two best."
+    )
+    columns = ["batch", "method", *(f"trial {number}" for number in range(1, 7)), "again", "chosen"]
+    yield markdown(columns, lines, [*columns[1:8], "chosen"])
+    for data in domains(report.methods[0]):
+        lines = [line for method in report.methods if (line := _confirmation(report, method, data))]
+        if lines:
+            best = report.best_without_memory(data)
+            yield f"## {loss}: {_TITLES[data]}"
+            yield (
+                "The chosen settings, trained with seeds that no choice has seen. *Best none* is "
+                f"no memory at batch {best.batch_size if best else '–'}."
+            )
+            columns = ["batch", "method", "batch norm, rate", "seeds", "Recall@1", "to none, same batch"]
+            columns += ["to best none", "to XBN", "MAP@R", "minutes"]
+            yield markdown(columns, lines, columns[1:3])
+            if by_class := _by_class(report, data):
+                yield by_class
+
+
+def _choice(report: Report, method: Method) -> list[str]:
+    values = [report.value(case) for case in trials(method)]
+    if all(value is None for value in values):
+        return []
+    case = report.chosen(method)
+    again = "–"
+    if case is not None:
+        pairs = [
+            [report.runs.of(one), report.runs.of(replace(one, seed=SECOND_SEED))]
+            for one in report.runs.finalists(method)
+        ]
+        again = ", ".join(f"{fmean(pair):.1f}" for pair in pairs)
+    settings = [_setting(case) for case in trials(method)]
+    cells = [f"{setting}: {_number(value)}" for setting, value in zip(settings, values, strict=True)]
+    return [str(method.batch_size), method.name, *cells, again, _setting(case)]
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
+
+
+def _setting(case: Case | None) -> str:
+    if case is None:
+        return "–"
+    return f"{_NORMS[case.norm]}, {1e-3 * Budget.from_name(case.regime).rate:.0e}".replace("e-0", "e-")
+
+
+def _confirmation(report: Report, method: Method, data: Data) -> list[str]:
+    ours = report.confirmed(method, data)
+    if not ours:
+        return []
+    none = method._replace(name=NONE)
+    best = report.best_without_memory(data)
+    cells = [str(method.batch_size), method.name, _setting(report.chosen(method)), str(len(ours))]
+    cells += [spread(list(ours.values()))]
+    for other in (none, best, method._replace(name="xbn")):
+        is_other = other is not None and other != method
+        cells.append(_text(paired(ours, report.confirmed(other, data))) if other and is_other else "–")
+    longer = report.confirmed(method, data, epochs=EQUAL_TIME)
+    if longer:
+        cells[4] += f"; {EQUAL_TIME} epochs: {spread(list(longer.values()))}"
+    for figure in ("map_at_r", "cpu_minutes"):
+        cells.append(spread(list(report.confirmed(method, data, figure).values())))
+    return cells
+
+
+def _by_class(report: Report, data: Data) -> str:
+    lines = []
+    for method in report.methods:
+        if method.name in _BY_CLASS_OF:
+            others = [method._replace(name=NONE), report.best_without_memory(data)]
+            cells = [report.by_class(method, other, data) if other else "–" for other in others]
+            if set(cells) != {"–"}:
+                lines.append([str(method.batch_size), method.name, *cells])
+    if not lines:
+        return ""
+    words = "With the 95 % interval of 10,000 bootstrap samples of both the seeds and the classes:"
+    return (
+        words
+        + "\n\n"
+        + markdown(["batch", "method", "to none, same batch", "to best none"], lines, ["method"])
+    )
+
+
+def _text(difference: Difference | None) -> str:
+    return "–" if difference is None else str(difference)

@@ -1,0 +1,63 @@
+"""Icons as they are read and drawn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from icon_packages import FEW, NAMES, write_icons
+
+from benchmarks.engine.icons import SPLITS, STYLES, VERSIONS, load_icons
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("icons")
+    write_icons(folder)
+    return folder
+
+
+def test_every_name_of_four_authors_is_in_one_split(root: Path) -> None:
+    splits = {split: load_icons(root, split, None) for split in SPLITS}
+    sizes = torch.cat([torch.bincount(images.labels) for images in splits.values()])
+    assert len(sizes) == len(NAMES)
+    with_a_style = 2 * len(STYLES)  # two names, drawn by every author that has one
+    assert int(sizes.sum()) == 5 * len(NAMES) + with_a_style
+    for images in splits.values():
+        assert images.images.shape == (len(images.labels), 3, 64, 64)
+        assert int(images.superclasses.max()) == 2  # arrow, file and user
+    assert splits["train"].images.dtype == torch.uint8
+    assert splits["train"].checksum != splits["test"].checksum
+
+
+def test_icons_are_ink_on_paper_at_their_own_size(root: Path) -> None:
+    train = load_icons(root, "train", None)
+    first = train.images[train.labels == 0]
+    # The first author, whose package names no size, has 16 units: a square at the left upper corner.
+    ink = first[0, 0].numpy() > 127
+    rows, columns = np.nonzero(ink)
+    assert rows.min() == columns.min() == 0
+    name = next(i for i in range(len(NAMES)) if (columns.max() + 1) // 4 == 4 + i % 8)
+    assert columns.max() + 1 == 4 * (4 + name % 8)
+    assert torch.equal(first[0, 0], first[0, 2])
+    # The second draws on 20 by 24 units, of which the longer side fills the picture.
+    across = np.nonzero(first[1, 0].numpy().max(axis=0) > 127)[0]
+    assert len(across) == pytest.approx((4 + name % 8) * 64 / 24, abs=1)
+
+
+def test_names_of_few_authors_are_left_out(root: Path) -> None:
+    drawn = sum(len(load_icons(root, split, None).superclasses) for split in SPLITS)
+    assert drawn == len(NAMES)
+    assert all(name not in NAMES for name in FEW)
+
+
+def test_what_is_missing_is_named(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"npm pack @iconify-json/bi@1\.2\.7"):
+        load_icons(tmp_path, "train", None)
+    write_icons(tmp_path)
+    (tmp_path / "ph" / "package.json").write_text(json.dumps({"version": "1.0.0"}))
+    with pytest.raises(ValueError, match=rf"version 1\.0\.0; the images are those of {VERSIONS['ph']}"):
+        load_icons(tmp_path, "train", None)
