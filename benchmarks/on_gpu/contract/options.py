@@ -13,7 +13,7 @@ from benchmarks.on_gpu.contract.check import Check, Outcome, relative_error
 from benchmarks.on_gpu.contract.memories import (
     BATCH_SIZE,
     KINDS,
-    NUM_ROWS,
+    NUM_CLASSES,
     Batch,
     batches,
     build,
@@ -24,6 +24,7 @@ from benchmarks.on_gpu.contract.memories import (
 # Of a class there may be three rows in memory, whose spread in some dimension is small.
 _STEPS, _TOLERANCE = 16, 1e-3
 _CPU = torch.device("cpu")
+_NUM_SAMPLES = 8 * NUM_CLASSES
 
 
 def _mask(batch: Batch, number: int) -> dict[str, Any]:
@@ -37,8 +38,8 @@ def _pairs(batch: Batch, number: int) -> dict[str, Any]:
 
 
 def _ids(batch: Batch, number: int) -> dict[str, Any]:
-    """Returns samples of which many come again, and some that have no number."""
-    ids = (torch.arange(BATCH_SIZE) * 5 + number * BATCH_SIZE) % (NUM_ROWS - NUM_ROWS // 4)
+    """Returns samples that come again every third step with the same label, and some without a number."""
+    ids = (number * BATCH_SIZE + torch.arange(BATCH_SIZE)) % _NUM_SAMPLES
     ids[::8] = -1
     return {"sample_ids": ids.to(batch.labels.device)}
 
