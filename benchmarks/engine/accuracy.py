@@ -31,7 +31,8 @@ def neighbours(
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Places of a part of the queries, with squared distances and places of their k nearest references.
 
-    On a CPU faiss searches, if it is installed, and else torch. The memory is that of a part, not of all queries.
+    On a CPU faiss searches, if it is installed, and else torch. The memory is that of a part, not of all
+    queries.
 
     Args:
         queries: (N, d).

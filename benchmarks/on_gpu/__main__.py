@@ -2,7 +2,7 @@
 
     python -m benchmarks.on_gpu --output DIR                       (eight minutes on the first GPU)
     python -m benchmarks.on_gpu --output DIR --device cpu --tiny   (every line of it in a minute, without one)
-    python -m benchmarks.on_gpu --prepare FILE                     (writes the data of training, on any machine)
+    python -m benchmarks.on_gpu --prepare FILE                     (writes the data of training, anywhere)
 
 It needs torch and pytorch-metric-learning, and nothing else. Every row is written as soon as it is measured
 and names device, driver, torch and dtype. The same line goes on where it stopped: rows that a file holds are
@@ -42,11 +42,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", help="default cuda")
     parser.add_argument("--tiny", action="store_true", help="small cases and made-up data, to try it out")
     parser.add_argument("--data", type=Path, default=DATA, help=f"what --prepare wrote; default {DATA}")
-    parser.add_argument(
-        "--cases", type=Path, nargs="+", help="lists of the runs to train; default the study's"
-    )
+    parser.add_argument("--cases", type=Path, nargs="+", help="lists of runs to train; default the study's")
     parser.add_argument("--prepare", type=Path, metavar="FILE", help="write the data of training, and end")
-    parser.add_argument("--emoji", type=Path, default=EMOJI_ROOT, help="for --prepare: the unpacked packages")
+    parser.add_argument("--emoji", type=Path, default=EMOJI_ROOT, help="for --prepare: unpacked packages")
     settings = parser.parse_args()
     if settings.prepare is not None:
         from benchmarks.on_gpu.train.prepare import prepare  # needs the packages of the data sets
@@ -81,9 +79,8 @@ def measure(settings: argparse.Namespace, device: torch.device, deadline: Deadli
         elif settings.tiny:
             failed += train.run(*where, None)
         elif not settings.data.is_file():
-            print(
-                f"train: there is no {settings.data}: write it by --prepare, on a machine with the data sets"
-            )
+            print(f"train: there is no {settings.data}: write it by --prepare, where the data sets are")
+            failed += 1
         else:
             failed += train.run(*where, settings.data, settings.cases or train.LISTS)
     return failed

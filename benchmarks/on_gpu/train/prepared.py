@@ -38,7 +38,8 @@ def save(prepared: Prepared, path: Path) -> None:
     packed = gzip.compress(buffer.getvalue(), mtime=0)
     if len(packed) > LARGEST:
         raise ValueError(
-            f"{path} would have {len(packed) / 1e6:.0f} MB; {LARGEST / 1e6:.0f} are allowed: prepare fewer classes"
+            f"{path} would have {len(packed) / 1e6:.0f} MB; at most {LARGEST / 1e6:.0f} are allowed: prepare "
+            "fewer classes"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".unfinished")
@@ -50,7 +51,8 @@ def load(path: Path) -> Prepared:
     """Returns what `save` wrote, on the CPU."""
     buffer = io.BytesIO(gzip.decompress(path.read_bytes()))
     emoji, glyphs, weights = torch.load(buffer, map_location="cpu", weights_only=True)
-    halves: list[Any] = [
-        {name: LabelledImages(**half) for name, half in found.items()} for found in (emoji, glyphs)
-    ]
-    return Prepared(*halves, weights)
+    return Prepared(_halves(emoji), _halves(glyphs), weights)
+
+
+def _halves(found: dict[str, Any]) -> dict[str, LabelledImages]:
+    return {name: LabelledImages(**half) for name, half in found.items()}
