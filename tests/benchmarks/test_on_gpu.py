@@ -25,6 +25,7 @@ from benchmarks.on_gpu.train.prepare import prepare
 from benchmarks.on_gpu.train.workers import Failure, Workers
 from benchmarks.study.cases import Budget
 from benchmarks.study.run import Roots
+from docs.pictures.on_gpu import gpu_report
 from pml_xbn.adapters import MomentMatching
 from pml_xbn.adapters.moments import Moments
 
@@ -188,3 +189,19 @@ def test_workers_answer_fail_alone_and_can_be_ended_at_work() -> None:
         assert time.monotonic() - began < 10
         workers.tell(0, divmod, 9, 2)
         assert workers.all_answers({0}, 60) == {0: (4, 1)}
+
+
+def test_the_page_has_a_part_per_gpu_and_no_figure_of_a_cpu(tmp_path: Path) -> None:
+    assert "Nothing has been measured on a GPU yet" in gpu_report(tmp_path)
+    columns = ["name", "case", "dtype", "passed", "error", "tolerance", "device", "driver", "torch"]
+    table = Table(tmp_path / "gpu_contract.csv", columns, columns)
+    row = ["rows", "XBN", "float32", "True", "1e-7", "1e-5", "a CPU", "none", "2.13"]
+    table.append(dict(zip(columns, row, strict=True)))
+    assert "Nothing has been measured on a GPU yet" in gpu_report(tmp_path)
+    for case, passed, error in (("XBN", "True", "2e-7"), ("AXBN", "False", "3e-2")):
+        on_gpu = ["rows", case, "float32", passed, error, "1e-5", "a GPU", "550", "2.13"]
+        table.append(dict(zip(columns, on_gpu, strict=True)))
+    report = gpu_report(tmp_path)
+    assert "| rows | float32 | 1 of 2 | 3e-2 | 1e-5 | AXBN |" in report
+    assert "**a GPU**, driver 550, torch 2.13" in report
+    assert "a CPU" not in report
