@@ -18,7 +18,7 @@ from benchmarks.on_gpu.contract.memories import KINDS, batches, build
 
 _STEPS = 20  # the memory fills and goes round
 _FIRST = 2  # steps that are not looked at: kernels and memory are set up
-_WAIT = "synchroniz"  # is in what torch warns of and raises
+_WAIT = "called a synchronizing"  # is in what torch warns of and raises
 
 
 def checks() -> Iterator[Check]:
@@ -41,16 +41,13 @@ def _refuse(kind: str, device: torch.device) -> Outcome:
             waits += _waits_of(memory, given, device) if number >= _FIRST else _step(memory, given)
             continue
         torch.cuda.synchronize(device)
-        mode = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")
         try:
-            _step(memory, given)
+            with _sync_debug_mode("error"):
+                _step(memory, given)
         except RuntimeError as error:
             if _WAIT not in str(error):
                 raise
             return Outcome(1, 0, str(error).splitlines()[0])
-        finally:
-            torch.cuda.set_sync_debug_mode(mode)
     return Outcome(waits, 0)
 
 
@@ -88,22 +85,22 @@ def _waits_of(memory: Any, batch: Any, device: torch.device) -> int:
         with _Reads() as reads:
             _step(memory, batch)
         return reads.count
-    with _told() as told:
+    with _sync_debug_mode("warn") as told:
         _step(memory, batch)
     return sum(_WAIT in str(warning.message) for warning in told)
 
 
 @contextmanager
-def _told() -> Iterator[list[warnings.WarningMessage]]:
-    """Has torch warn of every wait."""
-    mode = torch.cuda.get_sync_debug_mode()
+def _sync_debug_mode(mode: str) -> Iterator[list[warnings.WarningMessage]]:
+    """Has torch warn of every wait, or raise an error; the warnings are caught."""
+    before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
+        torch.cuda.set_sync_debug_mode(mode)  # which warns that it is a prototype
         try:
             yield told
         finally:
-            torch.cuda.set_sync_debug_mode(mode)
+            torch.cuda.set_sync_debug_mode(before)
 
 
 class _Reads(TorchFunctionMode):

@@ -56,7 +56,7 @@ def run(
     todo = [case for case in dict.fromkeys(listed) if case not in finished]
     if not todo:
         return 0
-    source, machine = PreparedSource(data, str(device)), {"dtype": "float32", **describe(device)}
+    source, machine = PreparedSource(data, str(device)), {"dtype": _dtype(device), **describe(device)}
     counts = _TINY_COUNTS if is_tiny else [n for n in _COUNTS if n <= (os.cpu_count() or 1)]
     table = Table(folder / PROCESSES_FILE, _COLUMNS, ("processes", "device", "torch"))
     known = _fastest(folder, machine)
@@ -73,6 +73,12 @@ def run(
             _measure_counts(workers, counts, todo[0], source, seconds, table, machine)
             workers.keep(_fastest(folder, machine) or 1)
         return _train_all(workers, todo, source, folder, deadline, machine)
+
+
+def _dtype(device: torch.device) -> str:
+    """Returns what training computes in, by the defaults of torch."""
+    has_tf32 = device.type == "cuda" and torch.backends.cudnn.allow_tf32
+    return "float32, convolutions in TF32" if has_tf32 else "float32"
 
 
 def take_steps(case: Case, source: PreparedSource, seconds: float) -> int:
