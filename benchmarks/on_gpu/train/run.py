@@ -31,6 +31,7 @@ _COLUMNS = ("processes", "steps_per_second", "case", "dtype", "device", "driver"
 _COUNTS, _TINY_COUNTS = (1, 2, 4, 8, 16), (1, 2)
 _GAIN = 1.05  # more processes have to be faster by this factor
 _SECONDS, _TINY_SECONDS = 3.0, 0.3  # in which steps are counted
+_LEAST = 15.0  # seconds, with fewer of which nothing is begun
 _TO_START = 120.0  # seconds, in which a process loads torch and the data
 _UNFINISHED = "unfinished"  # folder of the runs that were stopped
 _TINY_RUNS = 8
@@ -55,6 +56,9 @@ def run(
         listed = [replace(case, regime=str(Budget("pretrained", 1))) for case in listed[:_TINY_RUNS]]
     todo = [case for case in dict.fromkeys(listed) if case not in finished]
     if not todo:
+        return 0
+    if not deadline.allows(_LEAST):
+        print(f"train: no time is left for {len(todo)} runs; the same command goes on")
         return 0
     source, machine = PreparedSource(data, str(device)), {"dtype": _dtype(device), **describe(device)}
     counts = _TINY_COUNTS if is_tiny else [n for n in _COUNTS if n <= (os.cpu_count() or 1)]
