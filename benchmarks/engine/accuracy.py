@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import torch
-from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
-from pytorch_metric_learning.utils.inference import FaissKNN
 from torch import Tensor, nn
 
 from benchmarks.engine.modes import evaluation_mode
 
 _CHUNK = 64  # images; larger ones leave a CPU's cache and take three times as long
 _PART = 4096  # queries: as many as faiss has at a time
-_PART_ON_GPU = 512  # whose distances to all references are in memory
+_PART_OF_TORCH = 512  # whose distances to all references are in memory
 
 Search = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 
@@ -32,17 +31,20 @@ def neighbours(
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Places of a part of the queries, with squared distances and places of their k nearest references.
 
-    On a CPU faiss searches, on a GPU torch. The memory is that of a part, not of all queries.
+    On a CPU faiss searches, if it is installed, and else torch. The memory is that of a part, not of all
+    queries.
 
     Args:
         queries: (N, d).
         gallery: (M, d); None for the queries, of which none is its own neighbour.
         k: how many, at most those that there are.
-        part_size: queries at a time; default 4,096 on a CPU, 512 on a GPU.
+        part_size: queries at a time; default 4,096 of faiss, 512 of torch.
     """
     references, itself = queries if gallery is None else gallery, int(gallery is None)
-    on_gpu = queries.device.type == "cuda"
-    search, size = (by_products(references), _PART_ON_GPU) if on_gpu else (_by_faiss(references), _PART)
+    is_by_faiss = queries.device.type == "cpu" and find_spec("faiss") is not None
+    search, size = (
+        (_by_faiss(references), _PART) if is_by_faiss else (by_products(references), _PART_OF_TORCH)
+    )
     size = size if part_size is None else part_size
     for first in range(0, len(queries), size):
         part = slice(first, min(first + size, len(queries)))
@@ -55,6 +57,8 @@ def neighbours(
 
 
 def _by_faiss(references: Tensor) -> Search:
+    from pytorch_metric_learning.utils.inference import FaissKNN
+
     search: Any = FaissKNN(reset_before=False, reset_after=False)
     search.train(references)
     return search
@@ -116,6 +120,8 @@ def retrieval_accuracy(
     result = {f"recall_at_{at}": 100 * float(n / len(queries)) for at, n in zip(recall_at, hits, strict=True)}
     result |= {"recall_at_1": 100 * float(firsts.mean()), "map_at_r": 100 * float(precisions.mean())}
     if nmi:
+        from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+
         calculator = AccuracyCalculator(include=("NMI",), device=torch.device("cpu"))
         result["nmi"] = 100 * float(calculator.get_accuracy(queries.cpu(), query_labels.cpu())["NMI"])
     return result

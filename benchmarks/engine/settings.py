@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
-
-from tyro.constructors import PrimitiveConstructorSpec
 
 
 class Must(NamedTuple):
@@ -30,32 +27,6 @@ NotNegative = Annotated[float, Must(lambda value: 0 <= value < float("inf"), "a 
 def among(names: Collection[str]) -> Must:
     """Returns what each of many values has to be."""
     return Must(lambda values: set(values) <= set(names), f"names of {', '.join(names)}")
-
-
-def _named(words: Sequence[str]) -> dict[str, Any]:
-    """Returns the values of ``name=value`` by name: Python literals, and anything else as text."""
-    found: dict[str, Any] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not (name and equals):
-            raise ValueError(f"{word!r} is not of the form name=value")
-        try:
-            found[name] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            found[name] = value
-    return found
-
-
-NamedValues = Annotated[
-    dict[str, Any],
-    PrimitiveConstructorSpec(
-        nargs="*",
-        metavar="NAME=VALUE",
-        instance_from_str=_named,
-        is_instance=lambda value: isinstance(value, dict),
-        str_from_instance=lambda values: [f"{name}={value}" for name, value in values.items()],
-    ),
-]
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import Literal, get_args
 
 from benchmarks.engine import settings as common
 from benchmarks.engine.methods import MethodName
+from benchmarks.engine.named_values import NamedValues
 from benchmarks.engine.settings import (
     AtLeastOne,
     BelowOne,
-    NamedValues,
     Natural,
     NotNegative,
     Positive,

@@ -16,19 +16,19 @@ was under way goes on from the last epoch that it has saved. One program at a ti
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
 from benchmarks.engine.command_line import errors_in_one_line
 from benchmarks.engine.processes import in_processes
-from benchmarks.engine.results import RESULTS, append_csv, read_csv
+from benchmarks.engine.results import RESULTS
 from benchmarks.engine.settings import Positive, among, check
 from benchmarks.engine.trial import at_most
 from benchmarks.study.cases import REGIMES, Case, cases, read_cases
-from benchmarks.study.data import BY_CLASS, BY_EPOCH, RUNS
+from benchmarks.study.files import RUNS, done, save
 from benchmarks.study.report import write_report
 from benchmarks.study.run import (
     EMOJI_ROOT,
@@ -69,20 +69,6 @@ def planned(settings: Settings) -> list[Case]:
     if settings.cases is not None:
         return read_cases(settings.cases)
     return [case for case in cases() if case.regime in settings.regimes and case.name in settings.methods]
-
-
-def done(path: Path) -> set[Case]:
-    """Returns the runs that are finished."""
-    return {Case.from_row(row) for row in read_csv(path)}
-
-
-def save(case: Case, outcome: dict[str, Any], folder: Path) -> None:
-    """Adds a run to the CSV files, its own line last: until that is there, the run is not done."""
-    key = {name: str(value) for name, value in asdict(case).items()}
-    append_csv([{**key, **row} for row in outcome["epochs"]], folder / BY_EPOCH)
-    if "classes" in outcome:
-        append_csv([{**key, **outcome["classes"]}], folder / BY_CLASS)
-    append_csv([{**key, **outcome["result"]}], folder / RUNS)
 
 
 def run(todo: list[Case], settings: Settings) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 from benchmarks.engine.intervals import Difference, bootstrap, paired, pool
 from benchmarks.engine.results import read_csv
 from benchmarks.study.cases import AFTERWARDS, Case, cases
+from benchmarks.study.files import BY_CLASS, BY_EPOCH, RUNS
 
-RUNS, BY_EPOCH, BY_CLASS = "study_runs.csv", "study_epochs.csv", "study_classes.csv"
 Row = dict[str, str]
 Setting = tuple[int, float, str, str]
 

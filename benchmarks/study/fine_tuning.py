@@ -22,7 +22,7 @@ import tyro
 
 from benchmarks.engine.results import RESULTS, read_csv
 from benchmarks.study.cases import PRETRAINED, Budget, Case, Data
-from benchmarks.study.data import RUNS
+from benchmarks.study.files import RUNS
 
 FIGURE = "recall_at_1"
 NONE = "no-xbm"

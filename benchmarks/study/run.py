@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import astuple, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from pytorch_metric_learning.losses import MultiSimilarityLoss
@@ -63,11 +63,29 @@ class Pace(NamedTuple):
 PACE = Pace()
 
 
+class Source(Protocol):
+    """Where data come from."""
+
+    def open(self, settings: Settings, budget: Budget) -> GlyphsData:
+        """Returns the data of a run."""
+
+
 class Roots(NamedTuple):
     """Folders of the unpacked packages of emoji, ``emoji-datasource-apple`` and so on, and of icons."""
 
     emoji: Path = EMOJI_ROOT
     icons: Path = ICONS_ROOT
+
+    def open(self, settings: Settings, budget: Budget) -> GlyphsData:
+        """Returns the data of a run, on the CPU."""
+        if budget.data == "pretrained senses":
+            return SenseData(settings, self.emoji, budget)
+        if budget.is_pretrained:
+            root = self.icons if budget.data == "pretrained icons" else self.emoji
+            return PretrainedData(settings, root, budget)
+        if budget.data == "emoji":
+            return EmojiData(settings, self.emoji, budget.side)
+        return GlyphsData(settings, torch.device("cpu"))
 
 
 ROOTS = Roots()
@@ -92,7 +110,7 @@ def train_warm_start(case: Case, folder: Path, classes: int | None) -> None:
 
 
 def train(
-    case: Case, folder: Path, classes: int | None, roots: Roots = ROOTS, pace: Pace = PACE
+    case: Case, folder: Path, classes: int | None, source: Source = ROOTS, pace: Pace = PACE
 ) -> dict[str, Any]:
     """Returns one run: ``result`` is a row of its figures, ``epochs`` are rows of accuracy along the way.
 
@@ -102,7 +120,7 @@ def train(
 
     The folder holds warm starts, and what is left of runs that were stopped, which go on from there.
     """
-    run = begin(case, folder, classes, roots, pace)
+    run = begin(case, folder, classes, source, pace)
     try:
         return _trained(run, sum(case.epochs), checkpoint_path(case, folder), pace)
     except (ArithmeticError, RuntimeError, ValueError) as error:  # training that diverges
@@ -147,9 +165,9 @@ def _trained(run: Run, num_epochs: int, path: Path, pace: Pace) -> dict[str, Any
     return outcome
 
 
-def begin(case: Case, folder: Path, classes: int | None, roots: Roots, pace: Pace = PACE) -> Run:
+def begin(case: Case, folder: Path, classes: int | None, source: Source, pace: Pace = PACE) -> Run:
     """Returns the run before its first step."""
-    data = _data(case, classes, roots, measured_every=pace.measured_every)
+    data = _data(case, classes, source, measured_every=pace.measured_every)
     every = EVALUATE_EVERY.get((case.regime, case.batch_size), 1)
     has_budget = budget_of(case.regime) is not None
     if has_budget:
@@ -215,7 +233,7 @@ class PretrainedData(GlyphsData):
         """Returns one of the copies of each image; distorts the images where the whole network trains."""
         if not self._first:
             return super().distorted(places, generator)
-        copies = torch.randint(COPIES, (len(places),), generator=generator)
+        copies = torch.randint(COPIES, (len(places),), generator=generator).to(places.device)
         return self.train.images[places, copies]
 
     def network(self) -> nn.Module:
@@ -250,7 +268,7 @@ class SenseData(PretrainedData):
 def _data(
     case: Case,
     classes: int | None,
-    roots: Roots = ROOTS,
+    source: Source = ROOTS,
     is_warm_start: bool = False,
     measured_every: int | None = None,
 ) -> GlyphsData:
@@ -268,14 +286,7 @@ def _data(
         distortion=MILDER if case.is_from_random_weights else 1.0,
         classes=classes,
     )
-    if budget.data == "pretrained senses":
-        return SenseData(settings, roots.emoji, budget)
-    if budget.is_pretrained:
-        root = roots.icons if budget.data == "pretrained icons" else roots.emoji
-        return PretrainedData(settings, root, budget)
-    if budget.data == "emoji":
-        return EmojiData(settings, roots.emoji, budget.side)
-    return GlyphsData(settings, torch.device("cpu"))
+    return source.open(settings, budget)
 
 
 def _milestones(case: Case) -> list[int] | None:

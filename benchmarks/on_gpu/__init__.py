@@ -1,0 +1,1 @@
+"""All that is measured on a GPU, in one command."""

@@ -1,0 +1,1 @@
+"""What has to hold on a device, each check against float64 on the CPU."""

@@ -1,0 +1,1 @@
+"""Runs of the study, several side by side on one device."""
