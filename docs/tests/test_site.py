@@ -82,13 +82,3 @@ def test_every_page_is_in_the_menu(site: Path, pages: dict[Path, Page]) -> None:
 def test_the_menu_is_short(site: Path) -> None:
     menu = (site / "index.html").read_text(encoding="utf-8")
     assert len(re.findall(r'<li class="toctree-l1[ "]', menu)) <= MOST_ENTRIES
-
-
-def test_the_readme_links_to_pages_and_anchors_that_are_there(site: Path, pages: dict[Path, Page]) -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    links = re.findall(r"^\[[^\]]+\]: https://OWNER.github.io/pml_xbn/(\S*)$", readme, re.MULTILINE)
-    assert len(links) > 10
-    for link in links:
-        parts = urlsplit(link)
-        page = pages[site / (parts.path or "index.html")]
-        assert parts.fragment in {"", *page.anchors}, link
