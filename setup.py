@@ -1,7 +1,7 @@
-"""The parts of the metadata that follow from the address in ``setup.cfg``: the registry's page, and its links.
+"""The parts of the metadata that follow from the address in ``setup.cfg``.
 
-The README's links are relative, so that they work in a clone. A registry shows the README alone, so the
-build makes them lead to the files of the version's tag.
+The README's links are relative and work in a clone. A registry shows the README alone, so the build makes
+them lead to the files of the version's tag.
 """
 
 from __future__ import annotations

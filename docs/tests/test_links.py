@@ -6,7 +6,7 @@ import pkgutil
 import re
 from collections.abc import Iterator
 from functools import cache
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -51,7 +51,7 @@ def anchors_of(path: Path) -> set[str]:
     """Returns the anchors that forges and MyST give to the headings, also of files that are included."""
     text = text_of(path)
     tokens = list(MarkdownIt("commonmark").parse(text))
-    headings = [after.content for token, after in zip(tokens, tokens[1:], strict=False) if is_heading(token)]
+    headings = [after.content for token, after in pairwise(tokens) if is_heading(token)]
     anchors: set[str] = set()
     for heading in headings:
         slug = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
