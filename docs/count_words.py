@@ -17,7 +17,8 @@ MOST_OF_README, MOST_OF_PAGES, MOST_OF_A_SENTENCE = 750, 11_150, 25
 MOST_OF_A_PAGE = {"which_variant.md": 900, "papers.md": 900, "distributed.md": 900}
 # What is no sentence: code, formulas, rows of tables, headings, directives, and targets of links.
 NO_SENTENCE = re.compile(
-    r"^ *```.*?^ *```|\$\$.*?\$\$|^(?:\||#|:::|!\[|\[[^\]]+\]: )[^\n]*|\]\([^)]*\)", re.M | re.S
+    r"^ *```.*?^ *```|\$\$.*?\$\$|^(?:\||#|:::|!\[|\[[^\]]+\]: )[^\n]*|\]\([^)]*\)",
+    re.M | re.S,
 )
 END_OF_SENTENCE = re.compile(r"[.!?:][*)]*\s+(?=[^a-z])|\n\s*(?:\n|\*|\d+\.)")
 
@@ -29,7 +30,9 @@ def words_of(path: Path) -> int:
 def words_per_sentence(path: Path) -> float:
     """Returns the mean over the sentences of paragraphs and lists."""
     prose = NO_SENTENCE.sub("", path.read_text(encoding="utf-8"))
-    numbers = [number for part in END_OF_SENTENCE.split(prose) if (number := _num_words(part))]
+    numbers = [
+        number for part in END_OF_SENTENCE.split(prose) if (number := _num_words(part))
+    ]
     return fmean(numbers) if numbers else 0
 
 
@@ -44,6 +47,10 @@ def pages() -> list[Path]:
 
 if __name__ == "__main__":
     for path in [README, *pages()]:
-        print(f"{words_of(path):6,}  {words_per_sentence(path):4.1f} a sentence  {path.name}")
+        print(
+            f"{words_of(path):6,}  {words_per_sentence(path):4.1f} a sentence  {path.name}"
+        )
     total = sum(map(words_of, pages()))
-    print(f"{total:6,}  docs, of {MOST_OF_PAGES:,}; README.md may have {MOST_OF_README:,}")
+    print(
+        f"{total:6,}  docs, of {MOST_OF_PAGES:,}; README.md may have {MOST_OF_README:,}"
+    )
