@@ -146,7 +146,7 @@ def plot_common_mode_push(
         "Does the loss push all anchors alike, away from the memory?",
         "step",
         "relative to the rms gradient",
-        "displacement of the memory",
+        "displacement",
     )
     is_of_one = all(isinstance(measured, CommonModePush) for measured in history.values())
     histories: Mapping[str, Any] = {"": history} if is_of_one else history  # type: ignore[assignment]
@@ -156,8 +156,8 @@ def plot_common_mode_push(
         _history(axes, number, pushes, "share", f"{prefix}common to all anchors")
         _line(axes, number, steps, along, f"{prefix}of that, away from the memory", "--")
         _history(below, number, pushes, "displacement", memory or "displacement")
-    axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
-    below.set_ylim(bottom=0)
+    for part in (axes, below):
+        part.axhline(0, color="0.6", linewidth=0.8, zorder=0)
     return _finished(figure, axes)
 
 
@@ -205,5 +205,6 @@ def _finished(figure: Figure, axes: Axes, *, from_zero: bool = False) -> Figure:
     if from_zero:
         axes.set_ylim(bottom=0)
     if axes.lines:
-        axes.legend(frameon=False)
+        handles, labels = axes.get_legend_handles_labels()  # below the axes, where it hides no line
+        figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
     return figure

@@ -34,18 +34,23 @@ def rows() -> Tensor:
     return torch.randn(8, 3)
 
 
+def named_lines(axes: Any) -> dict[str, Any]:
+    return {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
+
+
 def check(figure: Any, expected: dict[str, tuple[Sequence[int], Sequence[float]]]) -> None:
     assert isinstance(figure, matplotlib_figure.Figure)
     axes = figure.axes[0]
     assert axes.get_title().endswith("?")
     assert figure.axes[-1].get_xlabel()
     assert all(axes.get_ylabel() for axes in figure.axes)
-    lines = {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
+    lines = named_lines(axes)
     assert list(lines) == list(expected)
     for label, (x, y) in expected.items():
         assert list(lines[label].get_xdata()) == list(x)
         assert list(lines[label].get_ydata()) == pytest.approx([float(value) for value in y])
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == list(expected)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == list(expected)
     figure.savefig(io.BytesIO(), format="png")
 
 
@@ -141,7 +146,7 @@ def test_plot_common_mode_push() -> None:
     figure = diagnostics.plot_common_mode_push(history)
     lines = {"common to all anchors": shares, "of that, away from the memory": along}
     check(figure, {label: ([0, 10, 20], values) for label, values in lines.items()})
-    (line,) = figure.axes[1].lines
+    line = named_lines(figure.axes[1])["displacement"]
     assert list(line.get_ydata()) == pytest.approx([float(value) for value in displacements])
 
 
@@ -153,7 +158,7 @@ def test_plot_common_mode_push_of_several_memories() -> None:
         expected[f"{name}, of that, away from the memory"] = [0, 10, 20], along
     figure = diagnostics.plot_common_mode_push(histories)
     check(figure, expected)
-    assert [line.get_label() for line in figure.axes[1].lines] == ["XBM", "XBN"]
+    assert list(named_lines(figure.axes[1])) == ["XBM", "XBN"]
 
 
 def test_every_plot_takes_an_empty_history() -> None:
