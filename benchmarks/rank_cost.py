@@ -24,6 +24,7 @@ from torch import distributed
 from torch.profiler import profile
 from tqdm import tqdm
 
+from benchmarks.engine.command_line import errors_in_one_line
 from benchmarks.engine.cost import LOSSES, MINERS, Subject, environment, write_report
 from benchmarks.engine.measuring import milliseconds
 from benchmarks.engine.ranks import Ranks
@@ -136,4 +137,5 @@ def main(quick: bool = False, rows: tuple[int, ...] = (8_192, 60_000), pairs: in
 
 
 if __name__ == "__main__":
-    tyro.cli(main, prog="python -m benchmarks.rank_cost")
+    with errors_in_one_line():
+        tyro.cli(main, prog="python -m benchmarks.rank_cost")

@@ -17,6 +17,7 @@ import torch
 import tyro
 from tqdm import tqdm
 
+from benchmarks.engine.command_line import errors_in_one_line, existing_device
 from benchmarks.engine.cost import DEVICE, LOSSES, Subject, environment, in_fresh_process, write_report
 from benchmarks.engine.measuring import peak_rss
 from benchmarks.engine.results import RESULTS
@@ -92,7 +93,7 @@ def main(
         steps: of which the median is taken, after one more.
         device: where they take place.
     """
-    place, steps = torch.device(device), at_most(steps)
+    place, steps = existing_device(device), at_most(steps)
     sizes = (1_000, 10_000) if quick else rows[: at_most(len(rows))]
     settings = dim, batch, steps, place
     measured = [in_fresh_process(measure, size, *settings) for size in tqdm(sizes, unit="size")]
@@ -108,4 +109,5 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main, prog="python -m benchmarks.scale")
+    with errors_in_one_line():
+        tyro.cli(main, prog="python -m benchmarks.scale")

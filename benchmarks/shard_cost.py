@@ -20,6 +20,7 @@ from pytorch_metric_learning.losses import SupConLoss
 from torch import distributed
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from benchmarks.engine.command_line import errors_in_one_line
 from benchmarks.engine.cost import environment, write_report
 from benchmarks.engine.measuring import milliseconds, peak_rss
 from benchmarks.engine.results import RESULTS
@@ -128,4 +129,5 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main, prog="python -m benchmarks.shard_cost")
+    with errors_in_one_line():
+        tyro.cli(main, prog="python -m benchmarks.shard_cost")

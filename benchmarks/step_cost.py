@@ -22,6 +22,7 @@ import torch
 import tyro
 from tqdm import tqdm
 
+from benchmarks.engine.command_line import errors_in_one_line, existing_device
 from benchmarks.engine.cost import (
     DEVICE,
     LOSS_NAMES,
@@ -159,7 +160,7 @@ def main(
     elif full:
         sizes = (1_024, 8_192, 30_000, 60_000, 250_000, 1_000_000)
         grid = (sizes, (128, 512), (16, 64, 256), LOSS_NAMES, MINER_NAMES, get_args(MethodName))
-    place = torch.device(device)
+    place = existing_device(device)
     path = RESULTS / f"step_cost_{'quick' if quick else place.type}.csv"
     results = {} if quick else {_key(row): row for row in read_csv(path)}
     text = ""
@@ -186,4 +187,5 @@ def _key(row: dict[str, str]) -> tuple[int, str, str, str, str, str]:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, prog="python -m benchmarks.step_cost")
+    with errors_in_one_line():
+        tyro.cli(main, prog="python -m benchmarks.step_cost")

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.engine.command_line import errors_in_one_line
 from benchmarks.engine.results import markdown
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
 
@@ -139,4 +140,5 @@ def main(output: Path | None = None) -> None:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, prog="python -m benchmarks.step_operations")
+    with errors_in_one_line():
+        tyro.cli(main, prog="python -m benchmarks.step_operations")

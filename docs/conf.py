@@ -27,7 +27,13 @@ exclude_patterns = ["_build"]
 
 # -- Markdown and notebooks ----------------------------------------------------------------------------------
 
-myst_enable_extensions = ["dollarmath", "colon_fence", "deflist", "attrs_block", "attrs_inline"]
+myst_enable_extensions = [
+    "dollarmath",
+    "colon_fence",
+    "deflist",
+    "attrs_block",
+    "attrs_inline",
+]
 myst_heading_anchors = 3
 nb_execution_mode = "force"
 nb_execution_timeout = 300

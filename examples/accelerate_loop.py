@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import argparse
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import set_seed
 from pytorch_metric_learning.losses import SupConLoss
 from pytorch_metric_learning.testers import BaseTester
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
@@ -27,17 +26,25 @@ from pml_xbn import XBNWrapper
 from pml_xbn.datasets import Glyphs
 from pml_xbn.training import ClassBatches
 
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+parser.add_argument("--epochs", type=int, default=4)
+parser.add_argument("--output", type=Path, default=Path("runs/accelerate"))
+parser.add_argument("--accumulate", type=int, default=1, help="batches per optimizer step (default: 1)")
+parser.add_argument("--bf16", action="store_true", help="mixed precision")
+parser.add_argument("--resume", action="store_true", help="from the last checkpoint")
+args = parser.parse_args()
+# Behind the flags, so that --help needs none of them.
+for package in ("faiss", "matplotlib", "accelerate"):
+    if find_spec(package) is None:
+        raise SystemExit(f'{package} is missing: pip install accelerate ".[examples]"')
+
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+
 BATCH_SIZE = 32  # of a rank
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--output", type=Path, default=Path("runs/accelerate"))
-    parser.add_argument("--accumulate", type=int, default=1, help="batches per optimizer step (default: 1)")
-    parser.add_argument("--bf16", action="store_true", help="mixed precision")
-    parser.add_argument("--resume", action="store_true", help="from the last checkpoint")
-    args = parser.parse_args()
+def main(args: argparse.Namespace) -> None:
     accelerator = Accelerator(
         gradient_accumulation_steps=args.accumulate,
         mixed_precision="bf16" if args.bf16 else "no",
@@ -92,4 +99,4 @@ def evaluate(network: nn.Module) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    main(args)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +26,20 @@ from tqdm import tqdm
 from pml_xbn import XBNWrapper, diagnostics
 from pml_xbn.datasets import Glyphs
 
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+parser.add_argument("--memory", choices=("xbm", "xbn"), default="xbm")
+parser.add_argument("--epochs", type=int, default=2)
+parser.add_argument("--steps", type=int, default=400, help="per epoch (default: 400)")
+parser.add_argument("--output", type=Path, default=Path("runs/diagnose"))
+args = parser.parse_args()
+if find_spec("matplotlib") is None:  # behind the flags, so that --help does not need it
+    raise SystemExit('matplotlib is missing: pip install ".[examples]"')
+
 BATCH_SIZE = 16
 EVERY = 20  # steps from one measurement to the next
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--memory", choices=("xbm", "xbn"), default="xbm")
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=400, help="per epoch (default: 400)")
-    parser.add_argument("--output", type=Path, default=Path("runs/diagnose"))
-    args = parser.parse_args()
+def main(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)  # a network this small gains nothing from more
     torch.manual_seed(0)
     np.random.seed(0)  # PML's sampler draws from it
@@ -105,4 +109,4 @@ def latest(history: dict[int, Any]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    main(args)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+from importlib.util import find_spec
 
 import torch
 from pytorch_metric_learning.losses import SupConLoss
@@ -22,14 +23,19 @@ from tqdm import tqdm
 from pml_xbn import XBNWrapper
 from pml_xbn.datasets import Glyphs
 
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+parser.add_argument("--epochs", type=int, default=3)
+parser.add_argument("--steps", type=int, default=200, help="per epoch (default: 200)")
+args = parser.parse_args()
+if find_spec("matplotlib") is None:  # behind the flags, so that --help does not need it
+    raise SystemExit('matplotlib is missing: pip install ".[examples]"')
+if "RANK" not in os.environ:
+    raise SystemExit("torchrun starts it: torchrun --nproc_per_node=2 examples/distributed.py")
+
 CLASSES, IMAGES_PER_CLASS = 8, 2  # in the part of a batch that is a process's own
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=200, help="per epoch (default: 200)")
-    args = parser.parse_args()
+def main(args: argparse.Namespace) -> None:
     on_gpu = torch.cuda.is_available()
     device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if on_gpu else "cpu")
     if not on_gpu:
@@ -79,4 +85,4 @@ def draw(labels: Tensor) -> Tensor:
 
 
 if __name__ == "__main__":
-    main()
+    main(args)

@@ -12,6 +12,7 @@ matplotlib draws.
 from __future__ import annotations
 
 import argparse
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,25 @@ from pytorch_metric_learning.losses import SupConLoss
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
-from transformers import EvalPrediction, Trainer, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 
 from pml_xbn import XBNWrapper
 from pml_xbn.datasets import Glyphs
 from pml_xbn.training import ClassBatches, keep_loss
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+parser.add_argument("--epochs", type=int, default=4)
+parser.add_argument("--output", type=Path, default=Path("runs/hugging_face"))
+parser.add_argument("--accumulate", type=int, default=1, help="batches per optimizer step (default: 1)")
+parser.add_argument("--bf16", action="store_true", help="mixed precision")
+parser.add_argument("--resume", action="store_true", help="from the last checkpoint")
+args = parser.parse_args()
+# Behind the flags, so that --help needs none of them.
+for package in ("faiss", "matplotlib", "accelerate", "transformers"):
+    if find_spec(package) is None:
+        raise SystemExit(f'{package} is missing: pip install accelerate transformers ".[examples]"')
+
+from transformers import EvalPrediction, Trainer, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
 
 BATCH_SIZE = 32  # of a rank
 
@@ -64,14 +78,7 @@ def recall(prediction: EvalPrediction) -> dict[str, float]:
     return {"recall_at_1": 100 * calculator.get_accuracy(embeddings.float(), labels)["precision_at_1"]}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--output", type=Path, default=Path("runs/hugging_face"))
-    parser.add_argument("--accumulate", type=int, default=1, help="batches per optimizer step (default: 1)")
-    parser.add_argument("--bf16", action="store_true", help="mixed precision")
-    parser.add_argument("--resume", action="store_true", help="from the last checkpoint")
-    args = parser.parse_args()
+def main(args: argparse.Namespace) -> None:
     if not torch.cuda.is_available():
         torch.set_num_threads(1)  # a network this small gains nothing from more
     torch.manual_seed(0)
@@ -115,4 +122,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(args)

@@ -11,12 +11,11 @@ gather_distributed=True makes one memory of theirs. The images are Glyphs, which
 from __future__ import annotations
 
 import argparse
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import lightning
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from pytorch_metric_learning.losses import SupConLoss
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from torch import Tensor, nn
@@ -25,6 +24,22 @@ from torch.utils.data import DataLoader, Subset
 from pml_xbn import XBNWrapper
 from pml_xbn.datasets import Glyphs
 from pml_xbn.training import ClassBatches
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+parser.add_argument("--epochs", type=int, default=4)
+parser.add_argument("--output", type=Path, default=Path("runs/lightning"))
+parser.add_argument("--devices", type=int, default=1, help="processes (default: 1)")
+parser.add_argument("--accumulate", type=int, default=1, help="batches per optimizer step (default: 1)")
+parser.add_argument("--bf16", action="store_true", help="mixed precision")
+parser.add_argument("--resume", action="store_true", help="from last.ckpt")
+args = parser.parse_args()
+# Behind the flags, so that --help needs none of them.
+for package in ("faiss", "matplotlib", "lightning"):
+    if find_spec(package) is None:
+        raise SystemExit(f'{package} is missing: pip install lightning ".[examples]"')
+
+import lightning
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 BATCH_SIZE = 32  # of all ranks
 
@@ -81,15 +96,7 @@ class GlyphBatches(lightning.LightningDataModule):
         return DataLoader(Subset(self.test_set, range(num_images)), batch_size=256)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--output", type=Path, default=Path("runs/lightning"))
-    parser.add_argument("--devices", type=int, default=1, help="processes (default: 1)")
-    parser.add_argument("--accumulate", type=int, default=1, help="batches per optimizer step (default: 1)")
-    parser.add_argument("--bf16", action="store_true", help="mixed precision")
-    parser.add_argument("--resume", action="store_true", help="from last.ckpt")
-    args = parser.parse_args()
+def main(args: argparse.Namespace) -> None:
     if not torch.cuda.is_available():
         torch.set_num_threads(1)  # a network this small gains nothing from more
     lightning.seed_everything(0)
@@ -110,4 +117,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(args)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +22,26 @@ from pytorch_metric_learning.testers import BaseTester
 from pytorch_metric_learning.utils.inference import FaissKNN
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset
-from torchvision import models, transforms
 from tqdm import tqdm
 
 from pml_xbn import XBNWrapper
 from pml_xbn.datasets import CIFAR10, Glyphs
 
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+parser.add_argument("--root", type=Path, default=Path("data"), help="of CIFAR-10 (default: data)")
+parser.add_argument("--glyphs", action="store_true")
+parser.add_argument("--epochs", type=int, default=200)
+parser.add_argument("--workers", type=int, default=2)
+args = parser.parse_args()
+# Behind the flags, so that --help needs none of them.
+for package in ("faiss", "matplotlib", "torchvision"):
+    if find_spec(package) is None:
+        raise SystemExit(f'{package} is missing: pip install ".[examples]"')
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--root", type=Path, default=Path("data"), help="of CIFAR-10 (default: data)")
-    parser.add_argument("--glyphs", action="store_true")
-    parser.add_argument("--epochs", type=int, default=200)
-    parser.add_argument("--workers", type=int, default=2)
-    args = parser.parse_args()
+from torchvision import models, transforms
+
+
+def main(args: argparse.Namespace) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not torch.cuda.is_available():
         torch.set_num_threads(1)  # a network this small gains nothing from more
@@ -122,4 +129,4 @@ def glyphs() -> tuple[nn.Module, Any, Any, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    main(args)

@@ -9,6 +9,7 @@ any adapter in a memory of drifting data, and trains a small network on Glyphs, 
 from __future__ import annotations
 
 import argparse
+from importlib.util import find_spec
 
 import numpy as np
 import torch
@@ -24,6 +25,16 @@ from pml_xbn.adapters import Affine, BaseAdapter, Moments, check_adapter
 from pml_xbn.datasets import Glyphs
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+parser.add_argument("--share", type=float, default=0.8, help="of the way (default: 0.8)")
+parser.add_argument("--epochs", type=int, default=2)
+parser.add_argument("--steps", type=int, default=1000, help="per epoch (default: 1000)")
+args = parser.parse_args()
+# Behind the flags, so that --help needs none of them.
+for package in ("faiss", "matplotlib"):
+    if find_spec(package) is None:
+        raise SystemExit(f'{package} is missing: pip install ".[examples]"')
+
 BATCH_SIZE = 16
 
 
@@ -36,12 +47,7 @@ class PartialShift(BaseAdapter):
         return Affine(scale=torch.ones_like(memory.std), shift=self.share * (target.mean - memory.mean))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--share", type=float, default=0.8, help="of the way (default: 0.8)")
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=1000, help="per epoch (default: 1000)")
-    args = parser.parse_args()
+def main(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)  # a network this small gains nothing from more
     torch.manual_seed(0)
     np.random.seed(0)  # PML's sampler draws from it
@@ -80,4 +86,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(args)

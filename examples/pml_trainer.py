@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +31,20 @@ from torch.nn.parallel import DistributedDataParallel
 from pml_xbn import XBNWrapper
 from pml_xbn.datasets import Glyphs
 
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+parser.add_argument("--epochs", type=int, default=4)
+parser.add_argument("--output", type=Path, default=Path("runs/pml"))
+parser.add_argument("--resume", action="store_true", help="from the last epoch")
+args = parser.parse_args()
+# Behind the flags, so that --help needs none of them.
+for package in ("faiss", "matplotlib", "record_keeper", "tensorboard"):
+    if find_spec(package) is None:
+        raise SystemExit(f'{package} is missing: pip install ".[examples]"')
+
 BATCH_SIZE = 32  # of a rank
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--output", type=Path, default=Path("runs/pml"))
-    parser.add_argument("--resume", action="store_true", help="from the last epoch")
-    args = parser.parse_args()
+def main(args: argparse.Namespace) -> None:
     if "RANK" not in os.environ:  # which torchrun sets
         train(args, rank=0, world_size=1)
         return
@@ -111,4 +117,4 @@ def train(args: argparse.Namespace, rank: int, world_size: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(args)

@@ -14,23 +14,37 @@ from __future__ import annotations
 import argparse
 import random
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-from datasets import Dataset
 from pytorch_metric_learning.losses import NTXentLoss
+from torch import Tensor, nn
+
+from pml_xbn import XBNWrapper
+from pml_xbn.datasets import Glyphs
+from pml_xbn.training import keep_loss
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+parser.add_argument("--epochs", type=int, default=4)
+parser.add_argument("--output", type=Path, default=Path("runs/sentence_transformers"))
+parser.add_argument("--accumulate", type=int, default=1, help="batches per optimizer step (default: 1)")
+parser.add_argument("--bf16", action="store_true", help="mixed precision")
+parser.add_argument("--resume", action="store_true", help="from the last checkpoint")
+args = parser.parse_args()
+# Behind the flags, so that --help needs none of them.
+for package in ("matplotlib", "accelerate", "datasets", "sentence_transformers"):
+    if find_spec(package) is None:
+        raise SystemExit(f'{package} is missing: pip install "sentence-transformers[train]" ".[examples]"')
+
+from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers import SentenceTransformerTrainingArguments as TrainingArguments
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from tokenizers import Tokenizer, models, pre_tokenizers
-from torch import Tensor, nn
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 from transformers.trainer_utils import get_last_checkpoint
-
-from pml_xbn import XBNWrapper
-from pml_xbn.datasets import Glyphs
-from pml_xbn.training import keep_loss
 
 WIDTH = 64
 
@@ -78,14 +92,7 @@ def retrieval(names: list[str]) -> InformationRetrievalEvaluator:
     return InformationRetrievalEvaluator(queries, corpus, found, ndcg_at_k=[10], batch_size=256, **settings)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--output", type=Path, default=Path("runs/sentence_transformers"))
-    parser.add_argument("--accumulate", type=int, default=1, help="batches per optimizer step (default: 1)")
-    parser.add_argument("--bf16", action="store_true", help="mixed precision")
-    parser.add_argument("--resume", action="store_true", help="from the last checkpoint")
-    args = parser.parse_args()
+def main(args: argparse.Namespace) -> None:
     if not torch.cuda.is_available():
         torch.set_num_threads(1)  # a network this small gains nothing from more
     torch.manual_seed(0)
@@ -119,4 +126,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(args)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+from importlib.util import find_spec
 
 import torch
 from pytorch_metric_learning.losses import SupConLoss
@@ -24,15 +25,20 @@ from torch.nn.parallel import DistributedDataParallel
 from pml_xbn import XBNWrapper
 from pml_xbn.datasets import Glyphs
 
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+parser.add_argument("--steps", type=int, default=200)
+parser.add_argument("--batch-size", type=int, default=32, help="of a process (default: 32)")
+parser.add_argument("--memory-size", type=int, default=10_000, help="of all together (default: 10,000)")
+parser.add_argument("--folder", default="runs/sharded_checkpoint", help="of the checkpoint")
+parser.add_argument("--resume", action="store_true")
+args = parser.parse_args()
+if find_spec("matplotlib") is None:  # behind the flags, so that --help does not need it
+    raise SystemExit('matplotlib is missing: pip install ".[examples]"')
+if "RANK" not in os.environ:
+    raise SystemExit("torchrun starts it: torchrun --nproc_per_node=2 examples/sharded.py")
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--batch-size", type=int, default=32, help="of a process (default: 32)")
-    parser.add_argument("--memory-size", type=int, default=10_000, help="of all together (default: 10,000)")
-    parser.add_argument("--folder", default="runs/sharded_checkpoint", help="of the checkpoint")
-    parser.add_argument("--resume", action="store_true")
-    args = parser.parse_args()
+
+def main(args: argparse.Namespace) -> None:
     on_gpu = torch.cuda.is_available()
     device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if on_gpu else "cpu")
     if on_gpu:
@@ -77,4 +83,4 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(args)

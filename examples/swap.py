@@ -9,6 +9,7 @@ matplotlib draws, and print Recall@1 on characters that training has not seen; a
 from __future__ import annotations
 
 import argparse
+from importlib.util import find_spec
 
 import numpy as np
 import torch
@@ -23,16 +24,21 @@ from tqdm import tqdm
 from pml_xbn import XBNWrapper
 from pml_xbn.datasets import Glyphs
 
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+parser.add_argument("--epochs", type=int, default=2)
+parser.add_argument("--steps", type=int, default=1000, help="per epoch (default: 1000)")
+args = parser.parse_args()
+# Behind the flags, so that --help needs none of them.
+for package in ("faiss", "matplotlib"):
+    if find_spec(package) is None:
+        raise SystemExit(f'{package} is missing: pip install ".[examples]"')
+
 BATCH_SIZE = 16
 EMBEDDING_SIZE = 64
 MEMORY_SIZE = 512
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=1000, help="per epoch (default: 1000)")
-    args = parser.parse_args()
+def main(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)  # a network this small gains nothing from more
 
     loss, miner = SupConLoss(temperature=0.1), PairMarginMiner(pos_margin=0.2, neg_margin=0.8)
@@ -81,4 +87,4 @@ def evaluate(model: nn.Module) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    main(args)

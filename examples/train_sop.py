@@ -1,10 +1,11 @@
-"""ResNet-50 on Stanford Online Products, the script to copy for GPUs: torchrun, bfloat16, exact resume.
+"""ResNet-50 on Stanford Online Products, the script to copy for one GPU or many: bfloat16, exact resume.
 
-All ranks share one batch and one memory. Every epoch and SIGTERM write last.pt into --output, from which
---resume goes on, on a CPU bit for bit. --glyphs needs neither data nor a GPU. For data of your own return
-them from build(): images and labels by index, and all labels as .labels or .targets.
+With torchrun all ranks share one batch and one memory. Every epoch and SIGTERM write last.pt into --output,
+from which --resume goes on, on a CPU bit for bit. --glyphs needs neither data nor a GPU. For data of your own
+return them from build(): images and labels by index, and all labels as .labels or .targets.
 
     python examples/train_sop.py --glyphs --epochs 2
+    python examples/train_sop.py --root data/sop --resume
     torchrun --nproc_per_node=4 examples/train_sop.py --root data/sop --resume
 """
 
@@ -12,21 +13,37 @@ import argparse
 import gc
 import os
 import signal
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 from pytorch_metric_learning import losses, miners, testers
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from torch import distributed, nn
-from torch.utils import data, tensorboard
-from torchvision import transforms
 from tqdm import tqdm
 
 from pml_xbn import XBNWrapper
 from pml_xbn.datasets import Glyphs, StanfordOnlineProducts
 from pml_xbn.training import ClassBatches
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+parser.add_argument("--root", type=Path, default=Path("data/sop"))
+parser.add_argument("--output", type=Path, default=Path("runs/sop"))
+parser.add_argument("--epochs", type=int, default=50)
+parser.add_argument("--batch-size", type=int, default=64, help="of all ranks (default: 64)")
+parser.add_argument("--workers", type=int, default=4, help="that load images, at least 1 (default: 4)")
+parser.add_argument("--glyphs", action="store_true")
+parser.add_argument("--resume", action="store_true")
+args = parser.parse_args()
+# Behind the flags, so that --help needs none of them.
+for package in ("faiss", "matplotlib", "tensorboard", "timm", "torchvision"):
+    if find_spec(package) is None:
+        raise SystemExit(f'{package} is missing: pip install ".[examples]"')
+
+import timm
+from torch.utils import data, tensorboard
+from torchvision import transforms
 
 
 def build(args: argparse.Namespace) -> tuple[Any, Any, Any]:
@@ -47,10 +64,10 @@ def outlive_sigterm(worker: int) -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: signal.alarm(20))
 
 
-def train(args: argparse.Namespace, device: torch.device) -> None:
+def train(
+    args: argparse.Namespace, device: torch.device, network: Any, train_set: Any, test_set: Any
+) -> None:
     rank, world_size, on_gpu = distributed.get_rank(), distributed.get_world_size(), device.type == "cuda"
-    torch.manual_seed(0)
-    network, train_set, test_set = build(args)
     network = (timm.layers.convert_sync_batchnorm(network) if on_gpu else network).to(device)
     model = nn.parallel.DistributedDataParallel(network)
     steps, memory_size = len(train_set) // args.batch_size, len(train_set) // 2
@@ -110,21 +127,17 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--root", type=Path, default=Path("data/sop"))
-    parser.add_argument("--output", type=Path, default=Path("runs/sop"))
-    parser.add_argument("--epochs", type=int, default=50)
-    parser.add_argument("--batch-size", type=int, default=64, help="of all ranks (default: 64)")
-    parser.add_argument("--workers", type=int, default=4, help="that load images, at least 1 (default: 4)")
-    parser.add_argument("--glyphs", action="store_true")
-    parser.add_argument("--resume", action="store_true")
-    args = parser.parse_args()
+    torch.manual_seed(0)
+    try:
+        network_and_data = build(args)
+    except FileNotFoundError as error:
+        raise SystemExit(f"{error}: unpack its archive into {args.root}, or try --glyphs") from error
     if "RANK" not in os.environ:  # started without torchrun: one process
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="localhost", MASTER_PORT="0")
     on_gpu = torch.cuda.is_available()
     device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if on_gpu else "cpu")
     torch.cuda.set_device(device) if on_gpu else torch.set_num_threads(1)  # which is fastest for --glyphs
     distributed.init_process_group("nccl" if on_gpu else "gloo")
-    train(args, device)
+    train(args, device, *network_and_data)
     gc.collect()  # the model holds the process group in a cycle
     distributed.destroy_process_group()

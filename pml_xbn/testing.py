@@ -19,13 +19,14 @@ from .adapters.base_adapter import BaseAdapter
 from .adapters.moment_matching import MomentMatching
 from .adapters.moments import Moments, moments
 
-_D, _MEMORY_SIZE, _NUM_LABELS = 4, 20, 4
+_MEMORY_SIZE, _NUM_LABELS = 20, 4
 _BATCH_SIZES = (5, 1, 2, 8, 3, 20, 1, 6, 2)
 
 
 def check_adapter(
     adapter: nn.Module,
     *,
+    embedding_size: int = 4,
     num_steps: int = 200,
     tolerance: float = 1e-4,
     moments_after: Callable[[Moments, Moments], Moments] | None = None,
@@ -45,13 +46,16 @@ def check_adapter(
 
     Args:
         adapter: a :class:`BaseAdapter`, or any module that is a memory hook. It is copied and left as it is.
+        embedding_size: d of the rows. Pass the one that the adapter is made for, if it is made for one. What
+            is raised names it.
         num_steps: how many batches, at least 2.
         tolerance: the largest difference allowed, as a share of the spread of the rows in the dimension.
         moments_after: returns the moments that the adapted rows have to have, by their own before and those
             that they are adapted to. Without an ``estimate`` the latter are the moments of the batch.
 
     Raises:
-        ValueError: fewer than two steps.
+        ValueError: fewer than two steps, or no dimension.
+        TypeError: the adapter is no module, or its map returns something other than an ``Affine`` of tensors.
         AssertionError: the adapter fails; with the step, what was found, and what it may mean.
 
     Example:
@@ -63,15 +67,34 @@ def check_adapter(
         >>> check_adapter(HalfWay(), moments_after=half_way)
     """
     check_integer("num_steps", num_steps, at_least=2)
+    check_integer("embedding_size", embedding_size, at_least=1)
+    if not isinstance(adapter, nn.Module):
+        found = (
+            f"the class {adapter.__name__}" if isinstance(adapter, type) else f"a {type(adapter).__name__}"
+        )
+        raise TypeError(
+            f"adapter is {found}: pass an instance of a BaseAdapter, or of a torch.nn.Module whose forward "
+            "takes (memory, memory_labels, batch, batch_labels)"
+        )
     if moments_after is None and isinstance(adapter, MomentMatching):
         moments_after = functools.partial(_matched_moments, adapter.match_std)
     check = _MomentCheck(moments_after, tolerance)
-    memory, resumed = _memory_with(adapter), _memory_with(adapter)
-    replay = _Replay(_watched(copy.deepcopy(adapter).cpu(), check), check)
+    try:
+        _check_steps(adapter, check, embedding_size, num_steps)
+    except (AssertionError, TypeError) as error:
+        error.args = (f"{error} (checked with embedding_size={embedding_size})",)
+        raise
+
+
+def _check_steps(adapter: nn.Module, check: _MomentCheck, embedding_size: int, num_steps: int) -> None:
+    """Runs the adapter in a memory, in a replay, and in a memory that is resumed half way."""
+    tolerance = check.tolerance
+    memory, resumed = _memory_with(adapter, embedding_size), _memory_with(adapter, embedding_size)
+    replay = _Replay(_watched(copy.deepcopy(adapter).cpu(), check), check, embedding_size)
     if isinstance(replay.adapter, BaseAdapter):
-        replay.adapter.set_embedding_size(_D)
+        replay.adapter.set_embedding_size(embedding_size)
     half_way = num_steps // 2
-    for step, (batch, labels) in enumerate(_steps(num_steps)):
+    for step, (batch, labels) in enumerate(_steps(num_steps, embedding_size)):
         if step == half_way:
             _resume(resumed, memory.state_dict())
         before = _clones((batch, labels))
@@ -99,8 +122,8 @@ def _named_errors(step: int, num_rows: int, batch_size: int) -> Iterator[None]:
     """Turns an error of the adapter into one that says what it was called with."""
     try:
         yield
-    except AssertionError as error:
-        raise AssertionError(f"step {step}: {error}") from error
+    except (AssertionError, TypeError) as error:
+        raise type(error)(f"step {step}: {error}") from error
     except Exception as error:
         remedy = "" if num_rows else ": hooks are first called without rows, (0, d), and return None then"
         raise AssertionError(
@@ -156,9 +179,9 @@ class _MomentCheck:
 class _Replay:
     """A queue of rows in float64."""
 
-    def __init__(self, adapter: nn.Module, check: _MomentCheck) -> None:
+    def __init__(self, adapter: nn.Module, check: _MomentCheck, embedding_size: int) -> None:
         self.adapter, self.check = adapter, check
-        self.rows = torch.zeros(0, _D, dtype=torch.float64)
+        self.rows = torch.zeros(0, embedding_size, dtype=torch.float64)
         self.labels: list[int] = []
         self.position = 0
 
@@ -197,12 +220,12 @@ class _Replay:
         self.rows = torch.stack(rows)
 
 
-def _memory_with(adapter: nn.Module) -> Any:
+def _memory_with(adapter: nn.Module, embedding_size: int) -> Any:
     from pytorch_metric_learning.losses import ContrastiveLoss
 
     from .losses import AdaptiveCrossBatchMemory
 
-    memory = AdaptiveCrossBatchMemory(ContrastiveLoss(), _D, _MEMORY_SIZE)
+    memory = AdaptiveCrossBatchMemory(ContrastiveLoss(), embedding_size, _MEMORY_SIZE)
     memory.register_memory_hook(copy.deepcopy(adapter).cpu())
     return memory
 
@@ -234,15 +257,19 @@ def _resume(memory: nn.Module, state: dict[str, Any]) -> None:
     memory.load_state_dict(torch.load(file, weights_only=True))
 
 
-def _steps(num_steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _steps(num_steps: int, embedding_size: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yields batches, float32, and labels. The mean walks by a tenth of the spread a step."""
     random = torch.Generator().manual_seed(0)
+    velocity = torch.tensor([1.0, -1.0, 0.5, 0.0]).repeat(-(-embedding_size // 4))[:embedding_size]
     for step in range(num_steps):
         b = _BATCH_SIZES[step % len(_BATCH_SIZES)]
         labels = torch.randint(0, _NUM_LABELS, (b,), generator=random)
-        mean = 20 + step / 10 * torch.tensor([1.0, -1.0, 0.5, 0.0])
+        mean = 20 + step / 10 * velocity
         spread = 1 + 0.5 * math.sin(step / 10)
-        yield mean + spread * (torch.randn(b, _D, generator=random) + labels.unsqueeze(1) / 2), labels
+        yield (
+            mean + spread * (torch.randn(b, embedding_size, generator=random) + labels.unsqueeze(1) / 2),
+            labels,
+        )
 
 
 def _check_close(rows: Tensor, expected: Tensor, step: int, tolerance: float) -> None:

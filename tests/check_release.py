@@ -67,22 +67,30 @@ def metadata_of(wheel: Path) -> Message:
 
 
 def check_metadata(metadata: Message, is_published: bool) -> None:
-    """Raises SystemExit where a field is missing, a link is relative, or a placeholder would be published."""
+    """Raises SystemExit for a missing field, for links that are not the README's, and for placeholders."""
     for field in ("Author", "License-Expression", "Project-URL", "Requires-Python", "Summary"):
         if field not in metadata and not (field.startswith("License") and "License" in metadata):
             raise SystemExit(f"the metadata lacks {field}: see setup.cfg")
     description = str(metadata.get_payload())
-    if relative := re.findall(r"(?:\]\(|^\[[^\]]+\]: )((?!https?://|#)[^)\s]+)", description, re.MULTILINE):
-        raise SystemExit(f"a registry shows no relative links: {relative}")
+    tag = f"{metadata['Home-page']}/{{}}/v{metadata['Version']}/{{}}"
+    expected = [
+        link if link.startswith("https://") else tag.format("raw" if link.endswith(".png") else "blob", link)
+        for link in links_of(README.read_text(encoding="utf-8"))
+    ]
+    if (links := links_of(description)) != expected:
+        raise SystemExit(f"a registry shows no relative links: {links} are not {expected}")
     placeholders = [name for name, value in metadata.items() if PLACEHOLDER in value]
-    placeholders += ["README.md"] if PLACEHOLDER in description else []
     if is_published and "not on a registry yet" in description:
         raise SystemExit("README.md says that the package is not on a registry yet")
     if is_published and placeholders:
         where = ", ".join(dict.fromkeys(placeholders))
         raise SystemExit(
-            f"{PLACEHOLDER} is a placeholder in {where}: put your name in its place (CONTRIBUTING.md)"
+            f"{PLACEHOLDER} is a placeholder in {where}: put the repository's address into url in setup.cfg"
         )
+
+
+def links_of(page: str) -> list[str]:
+    return re.findall(r"(?:\]\(|^\[[^\]]+\]: )([^)\s]+)", page, re.MULTILINE)
 
 
 def check_contents(sdist: Path) -> None:

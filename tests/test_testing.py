@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -159,3 +160,52 @@ def test_the_adapter_is_left_as_it_is() -> None:
 def test_one_step_checks_nothing_and_is_refused() -> None:
     with pytest.raises(ValueError, match="num_steps=1: pass an integer, 2 or more"):
         check_adapter(MomentMatching(), num_steps=1)
+
+
+class OfNumbers(BaseAdapter):
+    def map(self, memory: Moments, target: Moments) -> Affine:
+        return Affine(1.0, 0.0)  # type: ignore[arg-type]
+
+
+class MadeFor(MomentMatching):
+    """Knows its dimension."""
+
+    def __init__(self, embedding_size: int) -> None:
+        super().__init__()
+        self.ones = torch.ones(embedding_size, dtype=torch.float64)
+
+    def map(self, memory: Moments, target: Moments) -> Affine:
+        affine = super().map(memory, target)
+        return Affine(self.ones * affine.scale, affine.shift)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "message"),
+    [
+        (lambda memory, labels, batch, batch_labels: memory, "adapter is a function: pass an instance"),
+        (Affine(torch.ones(4), torch.zeros(4)), "adapter is a Affine: pass an instance"),
+        (MomentMatching, "adapter is the class MomentMatching: pass an instance"),
+        (
+            OfNumbers(),
+            r"OfNumbers.map returned \[1.0, 0.0\]: .* \(4,\) each \(checked with embedding_size=4\)",
+        ),
+        (BaseAdapter(), "BaseAdapter has no map"),
+    ],
+)
+def test_what_is_no_adapter_is_a_type_error(adapter: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        check_adapter(adapter)
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+@pytest.mark.parametrize("embedding_size", [1, 7, 32])
+def test_every_adapter_passes_in_any_dimension(name: str, embedding_size: int) -> None:
+    check_adapter(ADAPTERS[name](), embedding_size=embedding_size, num_steps=20)
+
+
+def test_an_adapter_that_is_made_for_a_dimension_is_checked_in_it() -> None:
+    check_adapter(MadeFor(16), embedding_size=16, num_steps=20)
+    with pytest.raises(AssertionError, match=r"step 2: .* \(checked with embedding_size=4\)"):
+        check_adapter(MadeFor(16))
+    with pytest.raises(ValueError, match="embedding_size=0"):
+        check_adapter(MadeFor(16), embedding_size=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +11,7 @@ from dataclasses import fields, make_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 import tyro
 
 S = TypeVar("S")
@@ -43,6 +45,9 @@ def read(
         args=[*preset(named), *words],
         config=(tyro.conf.OmitArgPrefixes,),
     )
+    for group in vars(parsed).values():
+        if hasattr(group, "device"):
+            existing_device(group.device)
     groups = [getattr(parsed, group.__name__) for group in settings.__bases__]
     return settings(**{f.name: getattr(group, f.name) for group in groups for f in fields(group)}), named
 
@@ -57,11 +62,31 @@ def _named(words: Sequence[str]) -> Given:
     return named
 
 
+def existing_device(name: str) -> torch.device:
+    """Returns the device, or raises ValueError where torch cannot use it."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (AssertionError, RuntimeError) as error:  # torch says no, or that it was built without it
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"--device {name} cannot be used here ({reason}): pass --device cpu") from error
+    return device
+
+
 @contextmanager
 def errors_in_one_line() -> Iterator[None]:
-    """Ends the program with a line, without a traceback, for what a user can mend."""
+    """Ends the program with a line, without a traceback, for what a user can mend.
+
+    It ends without a word where the reader of its output has left, as ``head`` does.
+    """
     try:
-        yield
+        try:
+            yield
+        finally:
+            sys.stdout.flush()  # here, and not when Python ends, which would say that it failed
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to be written
+        raise SystemExit(1) from None
     except (ValueError, OSError, ImportError) as error:
         # An error of a process that loads images has its traceback in its text.
         raise SystemExit(f"error: {str(error).strip().splitlines()[-1]}") from error

@@ -30,6 +30,7 @@ import torch
 import tyro
 from tqdm import tqdm
 
+from benchmarks.engine.command_line import errors_in_one_line, existing_device
 from benchmarks.engine.results import RESULTS, read_csv, write_csv
 from benchmarks.engine.settings import Positive, among, check
 from benchmarks.engine.trial import at_most
@@ -109,7 +110,9 @@ def _failure_of_smaller(case: Case, results: Results) -> dict[str, str] | None:
 
 
 def main() -> None:
-    settings = tyro.cli(Settings, prog="python -m benchmarks.loss_cost", description=__doc__)
+    with errors_in_one_line():
+        settings = tyro.cli(Settings, prog="python -m benchmarks.loss_cost", description=__doc__)
+        existing_device(settings.device)
     conditions = {
         "device": settings.device,
         "threads": settings.threads,

@@ -27,6 +27,7 @@ from benchmarks.engine.interruption import Interruption
 from benchmarks.engine.ranks import Ranks
 from benchmarks.engine.run import progress_bar, quietly
 from benchmarks.papers.data import load_data
+from benchmarks.papers.experiments import EXPERIMENTS
 from benchmarks.papers.model import weights_name
 from benchmarks.papers.presets import read_settings
 from benchmarks.papers.reproducing import result_table, same_experiments, table
@@ -34,14 +35,15 @@ from benchmarks.papers.session import Session, draw
 from benchmarks.papers.settings import Settings
 from benchmarks.papers.task import PapersTask
 
+_NOT_FOUND = 2  # as for flags that are wrong
 _INTERRUPTED = 130  # what shells give to Ctrl-C
 
 
 def main() -> None:
-    if "--list" in sys.argv:
-        print(table(*sys.argv[sys.argv.index("--list") + 1 :][:1]), end="")
-        return
     with errors_in_one_line():
+        if "--list" in sys.argv:
+            _print_list(*sys.argv[sys.argv.index("--list") + 1 :][:1])
+            return
         settings = read_settings(description=__doc__)
     output = settings.output or Path("runs", f"{settings.preset}-{settings.dataset}-{settings.method}")
     ranks = Ranks(settings.cpu)
@@ -58,6 +60,15 @@ def main() -> None:
         raise SystemExit(_INTERRUPTED)
     if ranks.is_first:
         _print_results(settings, results)
+
+
+def _print_list(text: str = "") -> None:
+    rows = table(text)
+    if not rows:
+        names = ", ".join(dict.fromkeys(experiment.key for experiment in EXPERIMENTS))
+        print(f"no experiment has {text!r} in its line; they are: {names}", file=sys.stderr)
+        raise SystemExit(_NOT_FOUND)
+    print(rows, end="")
 
 
 def _train_all(

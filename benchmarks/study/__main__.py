@@ -88,7 +88,8 @@ def run(todo: list[Case], settings: Settings) -> None:
 
 
 def main() -> None:
-    settings = tyro.cli(Settings, prog="python -m benchmarks.study", description=__doc__)
+    with errors_in_one_line():
+        settings = tyro.cli(Settings, prog="python -m benchmarks.study", description=__doc__)
     if not settings.report:
         finished = done(settings.output / RUNS)
         with errors_in_one_line():

@@ -56,7 +56,8 @@ class Settings:
 
 
 def main() -> None:
-    settings = tyro.cli(Settings, prog="python -m benchmarks.tuning", description=__doc__)
+    with errors_in_one_line():
+        settings = tyro.cli(Settings, prog="python -m benchmarks.tuning", description=__doc__)
     if not settings.report:
         settings.output.mkdir(parents=True, exist_ok=True)
         with errors_in_one_line():

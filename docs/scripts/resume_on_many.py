@@ -19,7 +19,9 @@ BATCH_SIZE = 16  # per rank
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--checkpoint", type=Path, default=Path("runs/resume_on_many.pt"))
+    parser.add_argument(
+        "--checkpoint", type=Path, default=Path("runs/resume_on_many.pt")
+    )
     arguments = parser.parse_args()
 
     device = join()
@@ -42,10 +44,15 @@ def train(device: torch.device, steps: int, checkpoint: Path) -> None:
     dataset = Glyphs("train")
     torch.manual_seed(0)
     network = torch.nn.Sequential(
-        torch.nn.Flatten(), torch.nn.Linear(32 * 32, 128), torch.nn.ReLU(), torch.nn.Linear(128, 64)
+        torch.nn.Flatten(),
+        torch.nn.Linear(32 * 32, 128),
+        torch.nn.ReLU(),
+        torch.nn.Linear(128, 64),
     )
     model = DistributedDataParallel(network.to(device))
-    loss_fn = XBNWrapper(SupConLoss(), embedding_size=64, memory_size=512, gather_distributed=True)
+    loss_fn = XBNWrapper(
+        SupConLoss(), embedding_size=64, memory_size=512, gather_distributed=True
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     first = 0
@@ -62,7 +69,10 @@ def train(device: torch.device, steps: int, checkpoint: Path) -> None:
         # Batches depend on step and rank alone, so that a resumed run draws the same ones.
         generator = torch.Generator().manual_seed(1000 * step + rank)
         batch = torch.randint(len(dataset), (BATCH_SIZE,), generator=generator)
-        images, labels = dataset.images[batch].to(device) / 255, dataset.labels[batch].to(device)
+        images, labels = (
+            dataset.images[batch].to(device) / 255,
+            dataset.labels[batch].to(device),
+        )
         optimizer.zero_grad()
         loss = loss_fn(model(images), labels)
         loss.backward()
@@ -79,7 +89,9 @@ def train(device: torch.device, steps: int, checkpoint: Path) -> None:
         unfinished = checkpoint.with_suffix(".unfinished")
         torch.save(state, unfinished)
         os.replace(unfinished, checkpoint)  # at all times a whole file
-        print(f"step {steps}: loss {loss.item():.4f}, {loss_fn.num_rows} rows in memory")
+        print(
+            f"step {steps}: loss {loss.item():.4f}, {loss_fn.num_rows} rows in memory"
+        )
 
 
 if __name__ == "__main__":

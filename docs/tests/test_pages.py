@@ -1,4 +1,4 @@
-"""The sources of the pages: no example escapes being run, and links between files lead somewhere."""
+"""The sources of the pages: no example escapes being run, and tests that they name are there."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ DOCS = Path(__file__).parents[1]
 PAGES = [path for path in sorted(DOCS.rglob("*.md")) if "_build" not in path.parts]
 NOTEBOOKS = sorted((DOCS / "tutorials").glob("*.ipynb"))
 
+LONGEST_LINE = 96  # of code: what a page has room for on a screen of 1280 pixels
 # Python is run by docs/conftest.py and cells by the build; the others are no programs, or a shell's.
 LANGUAGES = {"python", "{code-cell} ipython3", "console", "diff", "text", "bibtex", ""}
 
@@ -22,6 +23,12 @@ def test_every_block_of_code_is_one_that_is_run(page: Path) -> None:
     opening = fences[::2]  # the others close
     programs = [fence for fence in opening if not fence.startswith("{") or fence.startswith("{code")]
     assert set(programs) <= LANGUAGES
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_lines_of_code_have_room_on_the_page(page: Path) -> None:
+    blocks = re.findall(r"^ *```[^\n]*\n(.*?)^ *```", page.read_text(encoding="utf-8"), re.M | re.S)
+    assert [line for block in blocks for line in block.splitlines() if len(line) > LONGEST_LINE] == []
 
 
 def test_there_are_three_notebooks_without_outputs() -> None:
@@ -47,11 +54,3 @@ def test_tests_that_pages_name_are_there() -> None:
             assert f"{name}.py" in {path.name for path in paths}, name
         else:
             assert f"def {name}(" in sources, name
-
-
-@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "examples/README.md"])
-def test_links_between_files_of_the_repository_lead_somewhere(name: str) -> None:
-    file = DOCS.parent / name
-    links = re.findall(r"\]\(([^)\s]+)\)", file.read_text(encoding="utf-8"))
-    inside = [link.split("#")[0] for link in links if not link.startswith(("http", "#"))]
-    assert [link for link in inside if not (file.parent / link).exists()] == []

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from sphinx.search.en import SearchEnglish
 
 # Attributes by which a page makes a browser fetch something.
 FETCHED = {("script", "src"), ("img", "src"), ("link", "href"), ("iframe", "src"), ("source", "src")}
@@ -84,11 +87,26 @@ def test_the_menu_is_short(site: Path) -> None:
     assert len(re.findall(r'<li class="toctree-l1[ "]', menu)) <= MOST_ENTRIES
 
 
-def test_the_readme_links_to_pages_and_anchors_that_are_there(site: Path, pages: dict[Path, Page]) -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    links = re.findall(r"^\[[^\]]+\]: https://OWNER.github.io/pml_xbn/(\S*)$", readme, re.MULTILINE)
-    assert len(links) > 10
-    for link in links:
-        parts = urlsplit(link)
-        page = pages[site / (parts.path or "index.html")]
-        assert parts.fragment in {"", *page.anchors}, link
+@pytest.mark.parametrize(
+    ("query", "page"),
+    [
+        ("DDP", "distributed"),
+        ("AMP", "mixed_precision"),
+        ("gradient accumulation", "frameworks"),
+        ("fine-tuning", "faq"),
+        ("pretrained", "faq"),
+        ("multi-label", "faq"),
+    ],
+)
+def test_the_search_finds(site: Path, query: str, page: str) -> None:
+    script = (site / "searchindex.js").read_text(encoding="utf-8")
+    index = json.loads(script.removeprefix("Search.setIndex(").rstrip(";)\n"))
+    stemmer, words = SearchEnglish({}), re.findall(r"\w+", query.lower())
+    pages = [pages_with(index, stemmer.stem(word)) for word in words]
+    assert page in set.intersection(*pages)
+
+
+def pages_with(index: dict[str, Any], word: str) -> set[str]:
+    found = [index[part].get(word, []) for part in ("terms", "titleterms")]
+    numbers = [number for place in found for number in (place if isinstance(place, list) else [place])]
+    return {index["docnames"][number] for number in numbers}

@@ -137,9 +137,10 @@ class BaseAdapter(nn.Module):
             self.mean_distance = (memory_moments.mean - batch_moments.mean).norm().item()
             self.std_ratio = memory_moments.to(batch_moments).scale.mean().item()
         affine, shape = self.map(memory_moments, target), batch.shape[1:]
-        if not (isinstance(affine, Affine) and affine.scale.shape == affine.shift.shape == shape):
-            is_affine = isinstance(affine, Affine)
-            found = [tuple(x.shape) for x in affine] if is_affine else f"a {type(affine).__name__}"
+        parts = tuple(affine) if isinstance(affine, Affine) else ()
+        if not (parts and all(isinstance(part, Tensor) and part.shape == shape for part in parts)):
+            found: Any = [tuple(part.shape) if isinstance(part, Tensor) else part for part in parts]
+            found = found or f"a {type(affine).__name__}"
             raise TypeError(
                 f"{type(self).__name__}.map returned {found}: return Affine(scale, shift), which makes "
                 f"scale * z + shift of every row z, one number per dimension, {tuple(shape)} each"

@@ -49,6 +49,12 @@ def common_mode_push(gradient: Tensor, anchors: Tensor, memory: Tensor) -> Commo
     means also holds what their lengths differ by: train on embeddings of unit length, or normalise them
     before the loss, if that is to be left out.
 
+    :math:`\hat\delta` has a direction however short :math:`\delta` is, so read push and cosine together with
+    ``displacement``. Adaptation to the batch's mean, as XBN's, gives every batch in memory that mean. Whole
+    batches keep it when the oldest of them is replaced, so where the batch size divides ``memory_size`` the
+    displacement is 0, and push and cosine are. Where it does not, the oldest batch is cut, and what is left
+    of it moves the memory's mean by a small distance in a random direction.
+
     Args:
         gradient: of the loss with respect to the anchors' embeddings, ``(a, d)``. The whole loss's, or the
             memory's part of it: see :class:`WatchedLoss`.

@@ -50,20 +50,26 @@ def plot_feature_drift(history: Mapping[int, Mapping[int, Drift]]) -> Figure:
     return _finished(figure, axes, from_zero=True)
 
 
-def plot_staleness(measured: AdaptedStaleness) -> Figure:
+def plot_staleness(measured: AdaptedStaleness | Mapping[str, AdaptedStaleness]) -> Figure:
     """How stale are the rows of the memory? Mean distance to a fresh embedding, by age of the row.
 
     Args:
-        measured: what ``RowTracker.staleness`` returned.
+        measured: what ``RowTracker.staleness`` returned; of several memories by their names, of which the
+            means are drawn.
     """
     figure, axes = _figure(
         "How stale are the rows of the memory?", "age of the row (steps)", "distance to a fresh embedding"
     )
-    for number, (name, part) in enumerate(measured._asdict().items()):
-        _line(axes, number, part.ages.tolist(), part.mean_by_age, f"{name} adaptation, mean")
-        _line(axes, number, part.ages.tolist(), part.maximum_by_age, f"{name} adaptation, maximum", "--")
-    for line in axes.lines[:2]:
-        line.set_linewidth(4)  # still to be seen where the others lie upon them
+    if isinstance(measured, AdaptedStaleness):
+        for number, (name, part) in enumerate(measured._asdict().items()):
+            _line(axes, number, part.ages.tolist(), part.mean_by_age, f"{name} adaptation, mean")
+            _line(axes, number, part.ages.tolist(), part.maximum_by_age, f"{name} adaptation, maximum", "--")
+        for line in axes.lines[:2]:
+            line.set_linewidth(4)  # still to be seen where the others lie upon them
+        return _finished(figure, axes, from_zero=True)
+    for number, (memory, (before, after)) in enumerate(measured.items()):
+        _line(axes, number, before.ages.tolist(), before.mean_by_age, f"{memory}, before adaptation", ":")
+        _line(axes, number, after.ages.tolist(), after.mean_by_age, f"{memory}, after adaptation")
     return _finished(figure, axes, from_zero=True)
 
 
@@ -124,39 +130,60 @@ def plot_class_separability(history: Mapping[int, ClassSeparability]) -> Figure:
     return _finished(figure, axes, from_zero=True)
 
 
-def plot_common_mode_push(history: Mapping[int, CommonModePush]) -> Figure:
+def plot_common_mode_push(
+    history: Mapping[int, CommonModePush] | Mapping[str, Mapping[int, CommonModePush]],
+) -> Figure:
     """Does the loss push all anchors alike, away from the memory? The common mode over steps.
 
-    Both lines are relative to the rms gradient of an anchor, so they can be compared with each other and
-    between runs: the size of the common mode, and its part along the displacement of the memory.
+    The upper lines are relative to the rms gradient of an anchor, so they can be compared with each other
+    and between runs: the size of the common mode, and its part along the displacement of the memory. Below is
+    the length of that displacement, without which its direction means nothing: see :func:`common_mode_push`.
 
     Args:
-        history: what ``WatchedLoss.common_mode_push`` returned, by step.
+        history: what ``WatchedLoss.common_mode_push`` returned, by step; of several memories by their names.
     """
-    figure, axes = _figure(
-        "Does the loss push all anchors alike, away from the memory?", "step", "relative to the rms gradient"
+    figure, (axes, below) = _figures(
+        "Does the loss push all anchors alike, away from the memory?",
+        "step",
+        "relative to the rms gradient",
+        "displacement",
     )
-    _history(axes, 0, history, "share", "common to all anchors")
-    steps = sorted(history)
-    along = [history[step].share * history[step].cosine for step in steps]
-    _line(axes, 1, steps, along, "of that, away from the memory")
-    axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
+    is_of_one = all(isinstance(measured, CommonModePush) for measured in history.values())
+    histories: Mapping[str, Any] = {"": history} if is_of_one else history  # type: ignore[assignment]
+    for number, (memory, pushes) in enumerate(histories.items()):
+        prefix, steps = f"{memory}, " if memory else "", sorted(pushes)
+        along = [pushes[step].share * pushes[step].cosine for step in steps]
+        _history(axes, number, pushes, "share", f"{prefix}common to all anchors")
+        _line(axes, number, steps, along, f"{prefix}of that, away from the memory", "--")
+        _history(below, number, pushes, "displacement", memory or "displacement")
+    for part in (axes, below):
+        part.axhline(0, color="0.6", linewidth=0.8, zorder=0)
     return _finished(figure, axes)
 
 
 def _figure(question: str, xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
+    figure, (axes,) = _figures(question, xlabel, ylabel)
+    return figure, axes
+
+
+def _figures(question: str, xlabel: str, *ylabels: str) -> tuple[Figure, list[Axes]]:
+    """Returns a figure with axes below each other over the same steps, the first one the highest."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(
             f'the plots need matplotlib ({error}); install it with: pip install "pml_xbn[examples]"'
         ) from error
-    figure = Figure(figsize=(7, 4.4), layout="constrained")
-    axes = figure.subplots()
-    axes.set(title=question, xlabel=xlabel, ylabel=ylabel)
-    axes.grid(axis="y", color="0.85")
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+    heights = [2.0] + [1.0] * (len(ylabels) - 1)
+    figure = Figure(figsize=(7, 2.2 + 1.1 * sum(heights)), layout="constrained")
+    all_axes = figure.subplots(len(ylabels), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    for axes, ylabel in zip(all_axes, ylabels, strict=True):
+        axes.set_ylabel(ylabel)
+        axes.grid(axis="y", color="0.85")
+        axes.spines[["top", "right"]].set_visible(False)
+    all_axes[0].set_title(question)
+    all_axes[-1].set_xlabel(xlabel)
+    return figure, list(all_axes)
 
 
 def _history(
@@ -178,5 +205,6 @@ def _finished(figure: Figure, axes: Axes, *, from_zero: bool = False) -> Figure:
     if from_zero:
         axes.set_ylim(bottom=0)
     if axes.lines:
-        axes.legend(frameon=False)
+        handles, labels = axes.get_legend_handles_labels()  # below the axes, where it hides no line
+        figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
     return figure

@@ -10,6 +10,7 @@ from pytorch_metric_learning.distances import LpDistance
 from pytorch_metric_learning.losses import ContrastiveLoss
 from torch import Tensor
 
+from pml_xbn import XBNWrapper
 from pml_xbn.diagnostics import WatchedLoss, common_mode_push
 
 
@@ -134,3 +135,13 @@ def test_lagging_memory_of_negatives_pushes_further(memory: str) -> None:
     rows, labels = torch.randn(2, 8, 4, dtype=torch.float64) / 4, torch.arange(8) % 4
     seen = step(memory, [rows[0] - 0.5, rows[1]], [labels + 4, labels])
     assert seen.common_mode_push(memory_only=True).push > 0
+
+
+@pytest.mark.parametrize(("memory_size", "is_displaced"), [(24, False), (20, True)])
+def test_xbn_is_displaced_only_where_the_oldest_batch_is_cut(memory_size: int, is_displaced: bool) -> None:
+    memory = XBNWrapper(ContrastiveLoss(), embedding_size=4, memory_size=memory_size)
+    for step in range(8):
+        embeddings = (step + torch.randn(8, 4)).requires_grad_()
+        with WatchedLoss(memory) as seen:
+            memory(embeddings, torch.arange(8) % 4)
+    assert (seen.common_mode_push().displacement > 0) == is_displaced

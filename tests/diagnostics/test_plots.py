@@ -14,6 +14,7 @@ from torch import Tensor
 from pml_xbn import diagnostics
 from pml_xbn.diagnostics import (
     AdaptedStaleness,
+    CommonModePush,
     ValidPairs,
     class_separability,
     common_mode_push,
@@ -33,18 +34,23 @@ def rows() -> Tensor:
     return torch.randn(8, 3)
 
 
+def named_lines(axes: Any) -> dict[str, Any]:
+    return {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
+
+
 def check(figure: Any, expected: dict[str, tuple[Sequence[int], Sequence[float]]]) -> None:
     assert isinstance(figure, matplotlib_figure.Figure)
-    (axes,) = figure.axes
+    axes = figure.axes[0]
     assert axes.get_title().endswith("?")
-    assert axes.get_xlabel()
-    assert axes.get_ylabel()
-    lines = {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
+    assert figure.axes[-1].get_xlabel()
+    assert all(axes.get_ylabel() for axes in figure.axes)
+    lines = named_lines(axes)
     assert list(lines) == list(expected)
     for label, (x, y) in expected.items():
         assert list(lines[label].get_xdata()) == list(x)
         assert list(lines[label].get_ydata()) == pytest.approx([float(value) for value in y])
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == list(expected)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == list(expected)
     figure.savefig(io.BytesIO(), format="png")
 
 
@@ -73,6 +79,20 @@ def test_plot_staleness() -> None:
             "after adaptation, maximum": ([1, 2, 3], after.maximum_by_age),
         },
     )
+
+
+def test_plot_staleness_of_several_memories() -> None:
+    ages = torch.arange(8) // 3 + 1
+    measured = {
+        name: AdaptedStaleness(*(staleness(rows(), rows(), ages) for _ in range(2)))
+        for name in ("XBM", "XBN")
+    }
+    expected = {
+        f"{name}, {when} adaptation": ([1, 2, 3], part.mean_by_age)
+        for name, parts in measured.items()
+        for when, part in parts._asdict().items()
+    }
+    check(diagnostics.plot_staleness(measured), expected)
 
 
 def test_plot_valid_pairs() -> None:
@@ -109,28 +129,41 @@ def test_plot_class_separability() -> None:
     )
 
 
-def test_plot_common_mode_push() -> None:
+def pushes() -> tuple[dict[int, CommonModePush], tuple[list[Tensor], list[Tensor], list[Tensor]]]:
+    """A history, and by ascending step its shares, its pushes over the rms gradient, and displacements."""
     gradients, anchors = [rows() for _ in STEPS], rows()
     history = {
         step: common_mode_push(g, anchors, anchors - 1) for step, g in zip(STEPS, gradients, strict=True)
     }
     rms = [g.square().sum(dim=1).mean().sqrt() for g in (gradients[1], gradients[2], gradients[0])]
     ordered = [history[step] for step in (0, 10, 20)]
-    check(
-        diagnostics.plot_common_mode_push(history),
-        {
-            "common to all anchors": ([0, 10, 20], [push.share for push in ordered]),
-            "of that, away from the memory": (
-                [0, 10, 20],
-                [push.push / size for push, size in zip(ordered, rms, strict=True)],
-            ),
-        },
-    )
+    along = [push.push / size for push, size in zip(ordered, rms, strict=True)]
+    return history, ([push.share for push in ordered], along, [push.displacement for push in ordered])
+
+
+def test_plot_common_mode_push() -> None:
+    history, (shares, along, displacements) = pushes()
+    figure = diagnostics.plot_common_mode_push(history)
+    lines = {"common to all anchors": shares, "of that, away from the memory": along}
+    check(figure, {label: ([0, 10, 20], values) for label, values in lines.items()})
+    line = named_lines(figure.axes[1])["displacement"]
+    assert list(line.get_ydata()) == pytest.approx([float(value) for value in displacements])
+
+
+def test_plot_common_mode_push_of_several_memories() -> None:
+    histories, expected = {}, {}
+    for name in ("XBM", "XBN"):
+        histories[name], (shares, along, _) = pushes()
+        expected[f"{name}, common to all anchors"] = [0, 10, 20], shares
+        expected[f"{name}, of that, away from the memory"] = [0, 10, 20], along
+    figure = diagnostics.plot_common_mode_push(histories)
+    check(figure, expected)
+    assert list(named_lines(figure.axes[1])) == ["XBM", "XBN"]
 
 
 def test_every_plot_takes_an_empty_history() -> None:
     for name in diagnostics.__all__:
-        if name.startswith("plot_") and name != "plot_staleness":
+        if name.startswith("plot_"):
             figure = getattr(diagnostics, name)({})
             figure.savefig(io.BytesIO(), format="png")
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import runpy
 import sys
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from forked import run_ranks
+from forked import run_ranks, run_script
 from script_on_few_glyphs import FewGlyphs
 from training_script import assert_equal, has_timm
 
@@ -49,12 +50,43 @@ def state_of(output: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("name", SHORT)
 def test_a_script_is_one_page_and_imports_nothing_of_ours_but_the_package(name: str) -> None:
     text = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 130
+    assert len(text.splitlines()) <= 145
     tree = ast.parse(text)
     imported = {a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names}
     imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {module.split(".")[0] for module in imported} <= LIBRARIES | FRAMEWORKS.get(name, set())
     assert f"examples/{name}.py" in (ast.get_docstring(tree) or "")
+
+
+@pytest.fixture(scope="module")
+def without_extras() -> dict[str, dict[str, Any]]:
+    """What the examples say with the core install alone."""
+    finished = run_script(TESTS / "examples_without_extras.py", str(EXAMPLES))
+    assert finished.returncode == 0, finished.stderr
+    return {said["name"]: said for said in map(json.loads, finished.stdout.splitlines())}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_help_needs_the_core_install_alone(name: str, without_extras: dict[str, dict[str, Any]]) -> None:
+    assert without_extras[name]["status"] == 0
+    assert f"examples/{name}.py" in without_extras[name]["help"]
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_missing_package_names_itself_and_how_to_install_it(
+    name: str, without_extras: dict[str, dict[str, Any]]
+) -> None:
+    assert re.fullmatch(r"\w+ is missing: pip install .*\.\[examples\]\"", without_extras[name]["error"])
+
+
+def test_a_missing_data_folder_gives_what_to_fetch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if not has_timm():
+        pytest.skip("timm cannot be imported")
+    root = str(tmp_path / "sop")
+    with pytest.raises(
+        SystemExit, match=rf"^{root}/.* is missing; .*https://.* into {root}, or try --glyphs"
+    ):
+        run(monkeypatch, "train_sop", "--root", root)
 
 
 def test_the_swap_gives_recall_before_and_after(
