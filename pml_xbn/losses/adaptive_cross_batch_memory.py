@@ -22,7 +22,8 @@ from ..memory._queue import Queue, prepare_state
 from ..pairwise._miners import Miner
 from ..pairwise._pairs import IndicesTuple
 from ._settings import check_setting
-from ._step import check_sharded, checked, loss_on_ranks, loss_with_memory, read_only, stored
+from ._step import check_sharded, checked, loss_with_memory, read_only, stored
+from ._step_on_ranks import loss_on_ranks
 
 
 class AdaptiveCrossBatchMemory(CrossBatchMemory):
