@@ -25,12 +25,14 @@ if TYPE_CHECKING:
     from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory as Memory
 
 
-def checked(memory: Memory, *arguments: Any) -> tuple[Batch, list[ranks.Report]]:
+def checked(memory: Memory, call: str, *arguments: Any) -> tuple[Batch, list[ranks.Report]]:
     """Returns a call's input; where ranks make it together, with what all store, and each one's report."""
-    is_training, contents = arguments[-1], memory.queue.contents
-    if not (memory._is_sharded or (is_training and memory.gather_distributed and ranks.is_distributed())):
+    is_training, contents, group = arguments[-1], memory.queue.contents, memory._group
+    if not (memory._is_sharded or (is_training and memory.gather_distributed and group.has_others)):
         return _checked_here(memory, *arguments), []
     batch, reports = ranks.reported(
+        group,
+        f"{type(memory).__name__}.{call}",
         lambda: _checked_here(memory, *arguments),
         can_share=recipe_to_share(memory.loss, memory.miner) is not None,
         memory_size=contents.rows.num_places,
@@ -42,7 +44,7 @@ def checked(memory: Memory, *arguments: Any) -> tuple[Batch, list[ranks.Report]]
     )
     batch = batch._replace(is_stored=all(report.is_stored for report in reports))
     if batch.is_stored or memory._is_sharded:
-        batch = ranks.with_all_refs(batch, reports)
+        batch = ranks.with_all_refs(group, batch, reports)
         if len(batch.refs) > contents.rows.num_places:
             raise _too_many_rows(len(batch.refs), contents.rows.num_places)
     return batch, reports
@@ -134,8 +136,13 @@ def check_sharded(memory: Memory) -> None:
         )
 
 
-def stored(memory: Memory, batch: Batch, *, is_fill: bool = False) -> Contents | None:
-    """Returns what the memory holds with the batch, adapted to it if that is no fill; None in the warm-up."""
+def stored(
+    memory: Memory, batch: Batch, *, is_fill: bool = False, has_failed: bool = False
+) -> Contents | None:
+    """Returns what the memory holds with the batch, adapted to it if that is no fill; None in the warm-up.
+
+    A rank that has failed takes part in what ranks compute together, and nothing else.
+    """
     contents, hooks, labels = memory.queue.contents, memory._hooks, batch.ref_labels
     num_calls = contents.num_calls
     if not is_fill:
@@ -153,7 +160,10 @@ def stored(memory: Memory, batch: Batch, *, is_fill: bool = False) -> Contents |
     if num_calls >= memory.warmup + memory.delay and not is_fill:
         hooks.returning = () if placement is None else (placement.stored_at, placement.returning)
         with torch.no_grad():
-            adapted = hooks.adapted(contents, rows, labels, allow_nonfinite=memory.nonfinite == "ignore")
+            if has_failed:
+                adapted = hooks.attended(contents, rows, labels)
+            else:
+                adapted = hooks.adapted(contents, rows, labels, allow_nonfinite=memory.nonfinite == "ignore")
             if memory.normalize_memory:
                 unit_rows = normalize(adapted.read(rows.dtype))
                 adapted = Rows.of(unit_rows, adapted.num_places, adapted.stored.dtype)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from ..distributed import _ranks as ranks
 from ..distributed._shards import OverShards
 from ..memory._batch import Batch, zero_loss
+from ..memory._queue import Contents
 from ..pairwise._loss import KnownGradients, Share, share_against
 from ..pairwise._recipes import Recipe, recipe_of
 from ._step import comparison, loss_with_memory, read_only, stored
@@ -26,18 +28,34 @@ def loss_on_ranks(memory: Memory, batch: Batch, reports: list[ranks.Report]) -> 
         return _loss_sharded(memory, batch, reports, recipe)
     if recipe is not None and not is_warming_up and all(report.can_share for report in reports):
         return _loss_gathered(memory, batch, reports, recipe)
-    whole = ranks.with_all_anchors(batch, reports)
-    with ranks.Exchange():
+    whole = ranks.with_all_anchors(memory._group, batch, reports)
+    with ranks.Exchange(memory._group):
         contents = stored(memory, whole)
         with ranks.same_draws(reports[0].seed, batch.refs.device):
             return loss_with_memory(memory, whole, contents)
 
 
+def fill_on_ranks(memory: Memory, batch: Batch) -> None:
+    """Stores the batch of all ranks on all, or on none."""
+    before = memory.queue.contents
+
+    def fill(has_failed: bool) -> None:
+        if has_failed:
+            memory.queue.contents = _without_rows(before)
+        stored(memory, batch, is_fill=True)
+
+    _, error = memory._group.attempt(fill)
+    with ranks.Exchange(memory._group):
+        if error is not None:
+            raise error
+
+
 def _loss_gathered(memory: Memory, batch: Batch, reports: list[ranks.Report], recipe: Recipe) -> Tensor:
     """Returns the loss, of which every rank computes the terms of its own anchors."""
-    whole = ranks.with_all_anchors(batch, reports) if memory.batch_loss_weight else batch
+    group = memory._group
+    whole = ranks.with_all_anchors(group, batch, reports) if memory.batch_loss_weight else batch
     loss, share = batch.anchors.new_zeros(()), Share(memory.loss, recipe, batch.anchors)
-    with ranks.Exchange(len(share.totals)) as exchange:
+    with ranks.Exchange(group, len(share.totals)) as exchange:
         compared = comparison(memory, batch, stored(memory, batch))
         if compared is not None:
             share = share_against(compared, recipe)
@@ -55,16 +73,43 @@ def _loss_gathered(memory: Memory, batch: Batch, reports: list[ranks.Report], re
 
 def _loss_sharded(memory: Memory, batch: Batch, reports: list[ranks.Report], recipe: Recipe) -> Tensor:
     """Returns the loss of all anchors against rows that are spread; nothing is sent in the backward pass."""
-    whole = ranks.with_all_anchors(batch, reports)
-    contents = stored(memory, batch) if batch.is_stored else read_only(memory, batch)
+    group, before = memory._group, memory.queue.contents
+    whole = ranks.with_all_anchors(group, batch, reports)
     apart = whole._replace(anchors=whole.anchors.detach().requires_grad_(torch.is_grad_enabled()))
-    compared = comparison(memory, apart, contents)
+
+    def compute(has_failed: bool) -> tuple[Tensor | None, list[Tensor], Tensor | None]:
+        """Returns the loss against the rows, its gradients, and the loss of the batch alone, if any."""
+        if has_failed:
+            memory.queue.contents = _without_rows(before)
+        contents = (
+            stored(memory, batch, has_failed=has_failed) if batch.is_stored else read_only(memory, batch)
+        )
+        compared, value, of_batch = comparison(memory, apart, contents), None, None
+        gradients: list[Tensor] = []
+        if compared is not None:
+            share = share_against(compared._replace(over_rows=OverShards(compared.rows)), recipe)
+            value, gradients = share.value()
+        weight = 1.0 if contents is None else memory.batch_loss_weight * batch.is_stored
+        if weight and not has_failed:
+            of_batch = weight * loss_of_batch(memory.loss, memory.miner, whole)
+        return value, gradients, of_batch
+
+    (value, gradients, of_batch), error = group.attempt(compute)
+    if gradients:
+        sizes = [report.num_anchors for report in reports]
+        gradients[0], have_failed = group.sum_and_scatter(gradients[0], sizes, error is not None)
+        if any(have_failed):
+            ranks.raise_on_all(group, error)
+    with ranks.Exchange(group) if not gradients else nullcontext():
+        if error is not None:
+            raise error
     loss = zero_loss(batch)
-    if compared is not None:
-        share = share_against(compared._replace(over_rows=OverShards(compared.rows)), recipe)
-        value, gradients = share.value()
-        if gradients:
-            gradients[0] = ranks.reduce_scattered(gradients[0], [report.num_anchors for report in reports])
+    if value is not None:
         loss = KnownGradients.apply((value, gradients), batch.anchors, *recipe.learned)
-    weight = 1.0 if contents is None else memory.batch_loss_weight * batch.is_stored
-    return loss + weight * loss_of_batch(memory.loss, memory.miner, whole) if weight else loss
+    return loss if of_batch is None else loss + of_batch
+
+
+def _without_rows(contents: Contents) -> Contents:
+    """Returns the contents as a rank has them that holds none of the rows."""
+    rows: Any = contents.rows
+    return contents._replace(rows=rows.without_rows(), labels=contents.labels[:0], ids=contents.ids[:0])
