@@ -136,13 +136,8 @@ def check_sharded(memory: Memory) -> None:
         )
 
 
-def stored(
-    memory: Memory, batch: Batch, *, is_fill: bool = False, has_failed: bool = False
-) -> Contents | None:
-    """Returns what the memory holds with the batch, adapted to it if that is no fill; None in the warm-up.
-
-    A rank that has failed takes part in what ranks compute together, and nothing else.
-    """
+def stored(memory: Memory, batch: Batch, *, is_fill: bool = False) -> Contents | None:
+    """Returns what the memory holds with the batch, adapted to it if that is no fill; None in the warm-up."""
     contents, hooks, labels = memory.queue.contents, memory._hooks, batch.ref_labels
     num_calls = contents.num_calls
     if not is_fill:
@@ -160,10 +155,7 @@ def stored(
     if num_calls >= memory.warmup + memory.delay and not is_fill:
         hooks.returning = () if placement is None else (placement.stored_at, placement.returning)
         with torch.no_grad():
-            if has_failed:
-                adapted = hooks.attended(contents, rows, labels)
-            else:
-                adapted = hooks.adapted(contents, rows, labels, allow_nonfinite=memory.nonfinite == "ignore")
+            adapted = hooks.adapted(contents, rows, labels, allow_nonfinite=memory.nonfinite == "ignore")
             if memory.normalize_memory:
                 unit_rows = normalize(adapted.read(rows.dtype))
                 adapted = Rows.of(unit_rows, adapted.num_places, adapted.stored.dtype)

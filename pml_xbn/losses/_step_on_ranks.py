@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from ..distributed import _ranks as ranks
 from ..distributed._shards import OverShards
-from ..memory._batch import Batch, zero_loss
+from ..memory._batch import Batch, placement_of, zero_loss
 from ..memory._queue import Contents
 from ..pairwise._loss import KnownGradients, Share, share_against
 from ..pairwise._recipes import Recipe, recipe_of
@@ -37,12 +38,13 @@ def loss_on_ranks(memory: Memory, batch: Batch, reports: list[ranks.Report]) -> 
 
 def fill_on_ranks(memory: Memory, batch: Batch) -> None:
     """Stores the batch of all ranks on all, or on none."""
-    before = memory.queue.contents
+    before = _begin(memory)
 
     def fill(has_failed: bool) -> None:
         if has_failed:
-            memory.queue.contents = _without_rows(before)
-        stored(memory, batch, is_fill=True)
+            _attend(memory, batch, before, is_fill=True)
+        else:
+            stored(memory, batch, is_fill=True)
 
     _, error = memory._group.attempt(fill)
     with ranks.Exchange(memory._group):
@@ -73,17 +75,16 @@ def _loss_gathered(memory: Memory, batch: Batch, reports: list[ranks.Report], re
 
 def _loss_sharded(memory: Memory, batch: Batch, reports: list[ranks.Report], recipe: Recipe) -> Tensor:
     """Returns the loss of all anchors against rows that are spread; nothing is sent in the backward pass."""
-    group, before = memory._group, memory.queue.contents
+    group, before = memory._group, _begin(memory)
     whole = ranks.with_all_anchors(group, batch, reports)
     apart = whole._replace(anchors=whole.anchors.detach().requires_grad_(torch.is_grad_enabled()))
 
     def compute(has_failed: bool) -> tuple[Tensor | None, list[Tensor], Tensor | None]:
         """Returns the loss against the rows, its gradients, and the loss of the batch alone, if any."""
         if has_failed:
-            memory.queue.contents = _without_rows(before)
-        contents = (
-            stored(memory, batch, has_failed=has_failed) if batch.is_stored else read_only(memory, batch)
-        )
+            contents = _attend(memory, batch, before)
+        else:
+            contents = stored(memory, batch) if batch.is_stored else read_only(memory, batch)
         compared, value, of_batch = comparison(memory, apart, contents), None, None
         gradients: list[Tensor] = []
         if compared is not None:
@@ -109,7 +110,42 @@ def _loss_sharded(memory: Memory, batch: Batch, reports: list[ranks.Report], rec
     return loss if of_batch is None else loss + of_batch
 
 
-def _without_rows(contents: Contents) -> Contents:
-    """Returns the contents as a rank has them that holds none of the rows."""
-    rows: Any = contents.rows
-    return contents._replace(rows=rows.without_rows(), labels=contents.labels[:0], ids=contents.ids[:0])
+def _begin(memory: Memory) -> Contents:
+    """Returns what the memory holds, without anything that one rank may have computed and another not.
+
+    A step that failed on one of them may have left it.
+    """
+    contents = memory.queue.contents
+    memory.queue.contents = contents._replace(rows=replace(contents.rows))
+    return memory.queue.contents
+
+
+def _attend(memory: Memory, batch: Batch, before: Contents, *, is_fill: bool = False) -> Contents | None:
+    """Returns what ``stored`` or ``read_only`` does on a rank without rows, and stores nothing.
+
+    It computes what ranks compute together, in the same order, and runs as little else as it can: a rank that
+    has failed calls it.
+    """
+    before_rows: Any = before.rows
+    if not memory._is_sharded:
+        return before
+    contents = before._replace(
+        rows=before_rows.without_rows(), labels=before.labels[:0], ids=before.ids[:0], newest=None
+    )
+    if not batch.is_stored:
+        return contents
+    if before.num_calls < memory.warmup and not is_fill:
+        return None
+    if contents.rows.is_due:  # whose moments are those of all
+        contents.rows.moments()
+        contents = contents._replace(rows=replace(contents.rows))
+    num_coming = len(batch.refs)
+    if batch.ids is not None and num_coming > 0:
+        num_coming = placement_of(contents, batch.ids, batch.ref_labels).num_coming
+    if before.num_calls >= memory.warmup + memory.delay and not is_fill:
+        rows = batch.refs.detach().to(contents.rows.dtype)
+        with torch.no_grad():
+            contents = contents._replace(rows=memory._hooks.attended(contents, rows, batch.ref_labels))
+    count = min(len(contents.rows) + num_coming, contents.rows.num_places)
+    newest = torch.zeros_like(batch.ref_labels)  # places of other ranks
+    return contents._replace(rows=replace(contents.rows, count=count), newest=newest)
