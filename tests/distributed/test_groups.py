@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import group_worker
 import pytest
@@ -16,12 +17,12 @@ def test_a_group_has_rows_loss_and_gradient_of_one_process() -> None:
 
 @pytest.mark.parametrize(
     "check",
-    [
-        group_worker.check_others,
-        group_worker.check_copies,
-        group_worker.check_refusals,
-        group_worker.check_meshes,
-    ],
+    [group_worker.check_others, group_worker.check_copies, group_worker.check_refusals],
 )
 def test_of_groups(check: Callable[[], None]) -> None:
     on_ranks(check, ranks=4)
+
+
+@pytest.mark.skipif(find_spec("torch.distributed.device_mesh") is None, reason="since torch 2.2")
+def test_a_dimension_of_a_mesh_is_a_group() -> None:
+    on_ranks(group_worker.check_meshes, ranks=4)
