@@ -12,7 +12,8 @@ from torch.nn.functional import normalize
 
 from .._tensor_checks import check_rows, plain
 from ..distributed import _ranks as ranks
-from ..memory._batch import Batch, averaged, placement_of, zero_loss
+from ..memory._batch import Batch, averaged, placement_of
+from ..memory._callers import check_caller
 from ..memory._queue import Contents
 from ..memory._rows import Rows
 from ..pairwise._loss import Comparison, loss_against
@@ -60,6 +61,7 @@ def _checked_here(
     is_stored: bool,
 ) -> Batch:
     """Returns the input of this process. Embeddings take the rows' dtype if that is more precise."""
+    check_caller(memory, is_stored=is_stored)
     rows = memory.queue.settled().rows
     check_queue(memory, memory.queue)
     if memory._is_sharded:

@@ -17,7 +17,7 @@ from .._keywords import refuse_keywords
 from ..adapters.base_adapter import BaseAdapter
 from ..distributed._group import Group
 from ..distributed._shards import ShardedQueue
-from ..memory._callers import OneThread, check_caller
+from ..memory._callers import OneThread
 from ..memory._hooks import MemoryHook, MemoryHooks, transaction
 from ..memory._queue import Queue, prepare_state
 from ..pairwise._miners import Miner
@@ -165,7 +165,6 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
                 function, or while another thread is in one; nothing has changed.
         """
         is_stored = self.training and torch.is_grad_enabled()
-        check_caller(self, is_stored=is_stored)
         with self._one_thread:
             if self.collect_stats:
                 self.reset_stats()
@@ -186,7 +185,6 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         For instance random training images, embedded with the warmed-up model (Cross-Batch Memory, §3.3).
         Arguments and errors are those of :meth:`forward`; at most ``memory_size`` rows a call.
         """
-        check_caller(self, is_stored=True)
         with self._one_thread:
             batch, reports = checked(self, "fill_memory", embeddings, labels, None, None, sample_ids, True)
             if batch.is_stored:
