@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..memory._queue import Contents, Queue
+from ..memory._queue import SUMS_OF_A_SHARD, Contents, Queue
 from ..memory._rows import Rows, sums_of
 from ..pairwise._pairs import OverRows
 from ._group import Group
@@ -51,6 +51,13 @@ class ShardedRows(Rows):
     def without_rows(self) -> ShardedRows:
         """Returns what a rank has that holds no places, of these rows."""
         return replace(self, stored=self.stored[:0], first=self.num_places, overwritten=[])
+
+    def in_dtype(self, dtype: torch.dtype) -> ShardedRows:
+        """Returns these rows, rounded; they are stored anew in the next step, with the moments of all."""
+        rows = replace(self, stored=self.stored.to(dtype), dtype=torch.promote_types(dtype, torch.float32))
+        if self.count == 0:
+            return rows
+        return replace(rows, sums=sums_of(rows.stored[: rows.num_rows]), is_due=True)
 
     def over_ranks(self, sums: Tensor) -> Tensor:
         return self.group.sum(sums)
@@ -141,6 +148,8 @@ class ShardedQueue(Queue):
             ) from error
         self._measure()
         super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.contents.rows.sums is not None:
+            destination[prefix + "numbers"][3] = SUMS_OF_A_SHARD
         mesh = DeviceMesh.from_group(self.group.found, self.contents.labels.device.type)
         rows: Any = self.contents.rows
         for name in _OF_PLACES:
