@@ -6,17 +6,29 @@ import copy
 import itertools
 import operator
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext, suppress
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
-from pytorch_metric_learning.losses import ContrastiveLoss, NCALoss, SupConLoss
-from pytorch_metric_learning.miners import BatchHardMiner
+from pytorch_metric_learning.losses import (
+    ContrastiveLoss,
+    IntraPairVarianceLoss,
+    NCALoss,
+    NTXentLoss,
+    SupConLoss,
+)
+from pytorch_metric_learning.miners import BatchHardMiner, MultiSimilarityMiner
 from torch import Tensor, distributed, nn
 
-from pml_xbn import AXBNWrapper, TwoTowerMemory
+from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, TwoTowerMemory
+from pml_xbn.adapters import BaseAdapter, GroupMomentMatching, MomentMatching
 from pml_xbn.diagnostics import WatchedLoss
 from pml_xbn.losses import BatchLoss
+from pml_xbn.memory._rows import Rows
+from pml_xbn.pairwise._distances import Distances
+from pml_xbn.pairwise._pairs import OverRows
 
 D, M = 4, 40
 FLOAT, DOUBLE = torch.float32, torch.float64
@@ -210,6 +222,85 @@ def check_all_errors(rank: int) -> None:
     check_errors(towers, lambda: towers(embeddings, embeddings, labels), errors)
 
 
+# -- failures in the middle --------------------------------------------------------------------------------
+
+
+class FailsAt:
+    """Raises at one of the places that a rank passes where it computes something with its own rows."""
+
+    PLACES = (
+        (Distances, "measured"),
+        (Rows, "weighted_sum"),
+        (Rows, "put"),
+        *((OverRows, name) for name in ("sum", "count", "total", "max", "leave_out")),
+        (BaseAdapter, "estimate"),
+        (MomentMatching, "map"),
+        (GroupMomentMatching, "map_groups"),
+        (Rows, "group_moments"),
+    )
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+        self.has_failed = False
+
+    def __call__(self, loss_fn: nn.Module, *arguments: Any, **options: Any) -> Tensor:
+        with ExitStack() as patches:
+            for kind, name in self.PLACES:
+                patches.enter_context(patch.object(kind, name, self._counted(getattr(kind, name))))
+            return loss_fn(*arguments, **options)  # type: ignore[no-any-return]
+
+    def _counted(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.left -= 1
+            if self.left == -1:
+                self.has_failed = True
+                raise OSError("disk on fire")
+            return method(*args, **kwargs)
+
+        return call
+
+
+def check_failures_of_shards(rank: int) -> None:
+    """Wherever one of the ranks fails, both raise, nothing changes, and the next step succeeds."""
+    options: dict[str, Any] = {"memory_dtype": DOUBLE, "shard_distributed": True}
+    for loss_fn in (
+        memory(SupConLoss(), MultiSimilarityMiner(), shard_distributed=True, batch_loss_weight=0.5),
+        PerClassXBN(IntraPairVarianceLoss(), D, M, BatchHardMiner(), **options),
+        SuperClassXBN(NTXentLoss(), D, M, superclasses=[0, 0, 1], **options),
+    ):
+        ids = None if isinstance(loss_fn, AXBNWrapper) else torch.arange(5) + 5 * rank
+        for step in range(3):
+            loss_fn(*batch_of(rank, step), sample_ids=ids)
+        embeddings, labels = batch_of(rank, 3)
+        for on in (0, 1):
+            before = str(loss_fn.state_dict())
+            for number in itertools.count():
+                fails, message = FailsAt(number if rank == on else -1), ""
+                with suppress(OSError, RuntimeError):
+                    fails(loss_fn, embeddings, labels, sample_ids=ids)
+                    message = "none"
+                had_failed = torch.tensor(fails.has_failed)
+                distributed.broadcast(had_failed, on)
+                if not had_failed:
+                    break
+                assert (message, str(loss_fn.state_dict())) == ("", before)
+            assert number > 8
+            assert message == "none"
+        before = str(loss_fn.state_dict())
+        loss_fn.eval()
+        expected = loss_fn(embeddings, labels)
+        with pytest.raises((OSError, RuntimeError), match="disk on fire"):
+            FailsAt(3 if rank == 1 else -1)(loss_fn, embeddings, labels)
+        assert torch.equal(loss_fn(embeddings, labels), expected)
+        loss_fn.train()
+        broken = (
+            patch.object(Rows, "put", side_effect=OSError("disk on fire")) if rank == 1 else nullcontext()
+        )
+        with broken, pytest.raises((OSError, RuntimeError), match="disk on fire"):
+            loss_fn.fill_memory(embeddings, labels)
+        assert str(loss_fn.state_dict()) == before
+
+
 # -- kinds -------------------------------------------------------------------------------------------------
 
 # Of each rank: rows, dtype, and whether it passes an enqueue_mask.
@@ -289,6 +380,7 @@ def check_watched(rank: int) -> None:
 
 def check() -> None:
     check_all_errors(distributed.get_rank())
+    check_failures_of_shards(distributed.get_rank())
     check_hook_on_one_rank(distributed.get_rank())
     check_watched(distributed.get_rank())
     check_kinds(distributed.get_rank())

@@ -6,7 +6,8 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing import get_context
 from pathlib import Path
@@ -28,7 +29,7 @@ def on_ranks(function: Callable[..., None], *arguments: Any, ranks: int = 2, tim
     """
     with tempfile.TemporaryDirectory() as folder:
         context = multiprocessing.start_processes(
-            _on_rank, (ranks, folder, function, arguments), ranks, join=False, start_method="forkserver"
+            _on_rank, (ranks, folder, 60.0, function, arguments), ranks, join=False, start_method="forkserver"
         )
         deadline = time.monotonic() + timeout
         try:
@@ -40,8 +41,31 @@ def on_ranks(function: Callable[..., None], *arguments: Any, ranks: int = 2, tim
                 process.kill()
 
 
+@contextmanager
+def start_ranks(
+    function: Callable[..., None], *arguments: Any, ranks: int, group_timeout: float
+) -> Iterator[list[Any]]:
+    """Gives a block the processes, one of which may be lost, and kills at its end those that still run."""
+    with tempfile.TemporaryDirectory() as folder:
+        shared = ranks, folder, group_timeout, function, arguments
+        start = get_context("forkserver").Process
+        processes = [start(target=_on_rank, args=(rank, *shared)) for rank in range(ranks)]
+        try:
+            for process in processes:
+                process.start()
+            yield processes
+        finally:
+            for process in processes:
+                process.kill()
+
+
 def _on_rank(
-    rank: int, ranks: int, folder: str, function: Callable[..., None], arguments: tuple[Any, ...]
+    rank: int,
+    ranks: int,
+    folder: str,
+    group_timeout: float,
+    function: Callable[..., None],
+    arguments: tuple[Any, ...],
 ) -> None:
     warnings.simplefilter("error")
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -52,7 +76,7 @@ def _on_rank(
         init_method=(Path(folder) / "rendezvous").as_uri(),
         rank=rank,
         world_size=ranks,
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(seconds=group_timeout),
     )
     function(*arguments)
     distributed.barrier()  # nobody leaves while another still listens

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any
 
@@ -152,3 +152,17 @@ class BaseAdapter(nn.Module):
     ) -> Any:
         """Returns the rows after the map of all of them."""
         return rows.adapted(affine)
+
+    def attend(self, rows: Any, labels: Tensor, batch: Tensor, batch_labels: Tensor) -> Any:
+        """Takes part in what :meth:`adapt` computes of rows that are spread over ranks, and adapts none.
+
+        A rank calls it that has failed, so that the others need not wait for it.
+        """
+        if len(batch) < 2 or len(rows) < 2:
+            return rows
+        rows.moments()
+        return self._attend(rows, labels, batch_labels)
+
+    def _attend(self, rows: Any, labels: Tensor, batch_labels: Tensor) -> Any:
+        """Does so after the map of all rows is known."""
+        return replace(rows)  # of which nothing is known yet, as of those that have been adapted

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch import distributed as dist
 
-from ..memory._queue import Queue
+from ..memory._queue import SUMS_OF_A_SHARD, Contents, Queue
 from ..memory._rows import Rows, sums_of
 from ..pairwise._pairs import OverRows
-from ._ranks import all_reduced
+from ._group import Group
 
 _OF_PLACES = ("rows", "labels", "ids")  # entries of a queue's state that have one of every place
 
@@ -28,22 +27,40 @@ class ShardedRows(Rows):
     """
 
     first: int = 0  # number of the first place held
+    group: Group = field(default_factory=Group)
 
     @classmethod
-    def empty(
-        cls, num_places: int, embedding_size: int, dtype: torch.dtype, device: torch.device | None = None
+    def spread(
+        cls,
+        group: Group,
+        num_places: int,
+        embedding_size: int,
+        dtype: torch.dtype,
+        device: torch.device | None = None,
     ) -> ShardedRows:
-        most = -(-num_places // dist.get_world_size())
-        first = min(dist.get_rank() * most, num_places)
-        rows = Rows.empty(min(most, num_places - first), embedding_size, dtype, device)
-        return cls(rows.stored, 0, rows.scale, rows.shift, num_places, rows.dtype, first=first)
+        """Returns this rank's places without a row yet."""
+        places = places_of(group.rank, group.size, num_places)
+        rows = Rows.empty(len(places), embedding_size, dtype, device)
+        of_all = 0, rows.scale, rows.shift, num_places, rows.dtype
+        return cls(rows.stored, *of_all, first=places.start, group=group)
 
     @property
     def num_rows(self) -> int:
         return min(max(self.count - self.first, 0), len(self.stored))
 
+    def without_rows(self) -> ShardedRows:
+        """Returns what a rank has that holds no places, of these rows."""
+        return replace(self, stored=self.stored[:0], first=self.num_places, overwritten=[])
+
+    def in_dtype(self, dtype: torch.dtype) -> ShardedRows:
+        """Returns these rows, rounded; they are stored anew in the next step, with the moments of all."""
+        rows = replace(self, stored=self.stored.to(dtype), dtype=torch.promote_types(dtype, torch.float32))
+        if self.count == 0:
+            return rows
+        return replace(rows, sums=sums_of(rows.stored[: rows.num_rows]), is_due=True)
+
     def over_ranks(self, sums: Tensor) -> Tensor:
-        return all_reduced(sums)
+        return self.group.sum(sums)
 
     @cached_property
     def totals(self) -> tuple[Tensor, ...]:
@@ -56,7 +73,7 @@ class ShardedRows(Rows):
 
     def everywhere(self, places: Tensor) -> Tensor:
         found = torch.where(places < 0, places, places + self.first)
-        return all_reduced(found, dist.ReduceOp.MAX)
+        return self.group.max(found)
 
     def measured(self) -> ShardedRows:
         rows = super().measured()
@@ -67,6 +84,12 @@ class ShardedRows(Rows):
         """Is seen when the rows are measured."""
 
 
+def places_of(rank: int, num_ranks: int, num_places: int) -> range:
+    """Returns the places that a rank holds."""
+    most = -(-num_places // num_ranks)
+    return range(num_places)[rank * most : (rank + 1) * most]
+
+
 class ShardedQueue(Queue):
     """The queue of such rows. In its state, what has an entry of every place is a DTensor.
 
@@ -75,6 +98,35 @@ class ShardedQueue(Queue):
     """
 
     kind = ShardedRows
+
+    def __init__(
+        self,
+        memory_size: int,
+        embedding_size: int,
+        dtype: torch.dtype,
+        before: Contents | None = None,
+        *,
+        group: Group,
+    ) -> None:
+        self.group = group  # which is asked for before there is anything else
+        super().__init__(memory_size, embedding_size, dtype, before)
+
+    def _empty(self, memory_size: int, embedding_size: int, device: torch.device | None) -> Contents:
+        with torch.inference_mode(False):
+            rows = ShardedRows.spread(self.group, memory_size, embedding_size, self.dtype, device)
+            labels = torch.zeros(len(rows.stored), dtype=torch.int64, device=device)
+            return Contents(rows, labels, labels - 1)
+
+    def check_places(self, group: Group) -> None:
+        """Refuses a group whose ranks would hold other places."""
+        rows: Any = self.contents.rows
+        places = places_of(group.rank, group.size, rows.num_places)
+        if (places.start, len(places)) != (rows.first, len(rows.stored)):
+            raise ValueError(
+                f"process_group makes this rank {group.rank} of {group.size}, which holds "
+                f"{len(places)} rows from {places.start} on, but it holds {len(rows.stored)} from "
+                f"{rows.first} on: build another memory with this process_group, and load a checkpoint"
+            )
 
     def assign(self, values: Tensor) -> None:
         raise RuntimeError("rows that are spread over ranks cannot be assigned: call fill_memory")
@@ -96,8 +148,9 @@ class ShardedQueue(Queue):
             ) from error
         self._measure()
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        assert dist.group.WORLD is not None
-        mesh = DeviceMesh.from_group(dist.group.WORLD, self.contents.labels.device.type)
+        if self.contents.rows.sums is not None:
+            destination[prefix + "numbers"][3] = SUMS_OF_A_SHARD
+        mesh = DeviceMesh.from_group(self.group.found, self.contents.labels.device.type)
         rows: Any = self.contents.rows
         for name in _OF_PLACES:
             own = destination[prefix + name]
@@ -128,33 +181,34 @@ class OverShards(OverRows):
     """
 
     def __init__(self, rows: Any) -> None:
-        self.rows = rows  # this rank's
+        self.rows: ShardedRows = rows  # this rank's
 
     def anchors_at_once(self, num_rows: int, device: torch.device) -> int:
-        most_places = -(-self.rows.num_places // dist.get_world_size())
+        most_places = -(-self.rows.num_places // self.rows.group.size)
         return super().anchors_at_once(most_places, device)  # alike on all ranks
 
     def sum(self, values: Tensor, counts: Tensor) -> Tensor:
-        return _Sum.apply(super().sum(values, counts))  # type: ignore[no-any-return]
+        return _Sum.apply(super().sum(values, counts), self.rows.group)  # type: ignore[no-any-return]
 
     def count(self, counts: Tensor) -> Tensor:
-        return all_reduced(super().count(counts))
+        return self.rows.group.sum(super().count(counts))
 
     def total(self, counts: Tensor) -> Tensor:
-        return all_reduced(super().total(counts))
+        return self.rows.group.sum(super().total(counts))
 
     def max(self, values: Tensor, mask: Tensor) -> Tensor:
         values = values.detach()
         is_empty = values.shape[1] == 0
         found = values.new_full((len(values),), -torch.inf) if is_empty else super().max(values, mask)
-        return all_reduced(found, dist.ReduceOp.MAX)
+        return self.rows.group.max(found)
 
     def largest(self, values: Tensor, mask: Tensor) -> Tensor:
         """Of equal ones on many ranks, the first rank's, which holds the first places of the queue."""
         places = mask & (values == self.max(values, mask).unsqueeze(1))
         places &= places.cumsum(dim=1) == 1
-        number = torch.where(places.any(dim=1), -dist.get_rank(), -dist.get_world_size())
-        is_here = all_reduced(number, dist.ReduceOp.MAX) == number
+        group = self.rows.group
+        number = torch.where(places.any(dim=1), -group.rank, -group.size)
+        is_here = group.max(number) == number
         return places & is_here.unsqueeze(1)
 
     def log_sum_exp(self, values: Tensor, counts: Tensor) -> Tensor:
@@ -174,10 +228,11 @@ class _Sum(torch.autograd.Function):
     """The sum over ranks; so is the gradient, which is computed within the forward pass of the loss."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor) -> Tensor:
-        return all_reduced(values)
+    def forward(ctx: Any, values: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return group.sum(values)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return all_reduced(gradient)
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return ctx.group.sum(gradient), None

@@ -12,13 +12,13 @@ from torch.nn.functional import normalize
 
 from .._tensor_checks import check_rows, plain
 from ..distributed import _ranks as ranks
-from ..distributed._shards import OverShards
-from ..memory._batch import Batch, averaged, placement_of, zero_loss
+from ..memory._batch import Batch, averaged, placement_of
+from ..memory._callers import check_caller
 from ..memory._queue import Contents
 from ..memory._rows import Rows
-from ..pairwise._loss import Comparison, KnownGradients, Share, loss_against, share_against
+from ..pairwise._loss import Comparison, loss_against
 from ..pairwise._pairs import IndicesTuple, drop_own_rows, mapped
-from ..pairwise._recipes import Recipe, can_be_sharded, recipe_of, recipe_to_share
+from ..pairwise._recipes import can_be_sharded, recipe_to_share
 from ._settings import check_queue, weighted_sum
 from .batch_loss import loss_of_batch, loss_without_pairs, split
 
@@ -26,12 +26,14 @@ if TYPE_CHECKING:
     from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory as Memory
 
 
-def checked(memory: Memory, *arguments: Any) -> tuple[Batch, list[ranks.Report]]:
+def checked(memory: Memory, call: str, *arguments: Any) -> tuple[Batch, list[ranks.Report]]:
     """Returns a call's input; where ranks make it together, with what all store, and each one's report."""
-    is_training, contents = arguments[-1], memory.queue.contents
-    if not (memory._is_sharded or (is_training and memory.gather_distributed and ranks.is_distributed())):
+    is_training, contents, group = arguments[-1], memory.queue.contents, memory._group
+    if not (memory._is_sharded or (is_training and memory.gather_distributed and group.has_others)):
         return _checked_here(memory, *arguments), []
     batch, reports = ranks.reported(
+        group,
+        f"{type(memory).__name__}.{call}",
         lambda: _checked_here(memory, *arguments),
         can_share=recipe_to_share(memory.loss, memory.miner) is not None,
         memory_size=contents.rows.num_places,
@@ -43,7 +45,7 @@ def checked(memory: Memory, *arguments: Any) -> tuple[Batch, list[ranks.Report]]
     )
     batch = batch._replace(is_stored=all(report.is_stored for report in reports))
     if batch.is_stored or memory._is_sharded:
-        batch = ranks.with_all_refs(batch, reports)
+        batch = ranks.with_all_refs(group, batch, reports)
         if len(batch.refs) > contents.rows.num_places:
             raise _too_many_rows(len(batch.refs), contents.rows.num_places)
     return batch, reports
@@ -59,6 +61,7 @@ def _checked_here(
     is_stored: bool,
 ) -> Batch:
     """Returns the input of this process. Embeddings take the rows' dtype if that is more precise."""
+    check_caller(memory, is_stored=is_stored)
     rows = memory.queue.settled().rows
     check_queue(memory, memory.queue)
     if memory._is_sharded:
@@ -225,54 +228,3 @@ def comparison(memory: Memory, batch: Batch, contents: Contents | None) -> Compa
                 user_pairs = drop_own_rows(user_pairs, own_rows)
     anchors = batch.anchors, batch.anchor_labels
     return Comparison(memory.loss, memory.miner, *anchors, rows, contents.row_labels, own_rows, user_pairs)
-
-
-def loss_on_ranks(memory: Memory, batch: Batch, reports: list[ranks.Report]) -> Tensor:
-    """Returns the loss of the batch of all ranks, with this rank's part of its gradient."""
-    recipe, is_warming_up = recipe_of(memory.loss), memory.queue.contents.num_calls < memory.warmup
-    if recipe is not None and memory._is_sharded:
-        return _loss_on_shards(memory, batch, reports, recipe)
-    if recipe is not None and not is_warming_up and all(report.can_share for report in reports):
-        return _loss_of_shares(memory, batch, reports, recipe)
-    whole = ranks.with_all_anchors(batch, reports)
-    with ranks.Exchange():
-        contents = stored(memory, whole)
-        with ranks.same_draws(reports[0].seed, batch.refs.device):
-            return loss_with_memory(memory, whole, contents)
-
-
-def _loss_of_shares(memory: Memory, batch: Batch, reports: list[ranks.Report], recipe: Recipe) -> Tensor:
-    """Returns the loss, of which every rank computes the terms of its own anchors."""
-    whole = ranks.with_all_anchors(batch, reports) if memory.batch_loss_weight else batch
-    loss, share = batch.anchors.new_zeros(()), Share(memory.loss, recipe, batch.anchors)
-    with ranks.Exchange(len(share.totals)) as exchange:
-        compared = comparison(memory, batch, stored(memory, batch))
-        if compared is not None:
-            share = share_against(compared, recipe)
-            exchange.values = share.totals
-        if memory.batch_loss_weight:
-            with ranks.same_draws(reports[0].seed, batch.refs.device):
-                loss = memory.batch_loss_weight * loss_of_batch(memory.loss, memory.miner, whole)
-    share.totals = exchange.by_rank.sum(dim=0)
-    value, gradients = share.value()
-    # Of which the mean over ranks is taken.
-    known = value, [len(reports) * gradient for gradient in gradients]
-    of_memory: Tensor = KnownGradients.apply(known, *share.inputs)
-    return loss + of_memory
-
-
-def _loss_on_shards(memory: Memory, batch: Batch, reports: list[ranks.Report], recipe: Recipe) -> Tensor:
-    """Returns the loss of all anchors against rows that are spread; nothing is sent in the backward pass."""
-    whole = ranks.with_all_anchors(batch, reports)
-    contents = stored(memory, batch) if batch.is_stored else read_only(memory, batch)
-    apart = whole._replace(anchors=whole.anchors.detach().requires_grad_(torch.is_grad_enabled()))
-    compared = comparison(memory, apart, contents)
-    loss = zero_loss(batch)
-    if compared is not None:
-        share = share_against(compared._replace(over_rows=OverShards(compared.rows)), recipe)
-        value, gradients = share.value()
-        if gradients:
-            gradients[0] = ranks.reduce_scattered(gradients[0], [report.num_anchors for report in reports])
-        loss = KnownGradients.apply((value, gradients), batch.anchors, *recipe.learned)
-    weight = 1.0 if contents is None else memory.batch_loss_weight * batch.is_stored
-    return loss + weight * loss_of_batch(memory.loss, memory.miner, whole) if weight else loss

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from inspect import signature
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from pytorch_metric_learning.losses import CrossBatchMemory
@@ -14,16 +15,21 @@ from torch.utils.hooks import RemovableHandle
 from .._eager import eager
 from .._keywords import refuse_keywords
 from ..adapters.base_adapter import BaseAdapter
-from ..distributed._ranks import is_distributed
+from ..distributed._group import Group
 from ..distributed._shards import ShardedQueue
-from ..memory._callers import OneThread, check_caller
+from ..memory._callers import OneThread
 from ..memory._hooks import MemoryHook, MemoryHooks, transaction
 from ..memory._loading import all_or_nothing, check_states_of_adapters
 from ..memory._queue import Queue, prepare_state
 from ..pairwise._miners import Miner
 from ..pairwise._pairs import IndicesTuple
 from ._settings import check_setting
-from ._step import check_sharded, checked, loss_on_ranks, loss_with_memory, read_only, stored
+from ._step import check_sharded, checked, loss_with_memory, read_only, stored
+from ._step_on_ranks import fill_on_ranks, loss_on_ranks
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class AdaptiveCrossBatchMemory(CrossBatchMemory):
@@ -47,6 +53,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         gather_distributed: every rank stores the rows of all, and has one process's loss of them; its
             gradient is the mean over ranks (docs/distributed.md).
         shard_distributed: the same, with rows that are spread over the ranks, for some losses and miners.
+        process_group: the ranks that share a batch and a memory: a ``ProcessGroup`` or a mesh of one
+            dimension, such as ``mesh["dp"]``; default all ranks.
         nonfinite: ``"raise"`` if a batch has NaN or inf, ``"skip"`` storing it, or ``"ignore"`` it.
         memory_dtype: dtype of stored rows; losses take the most precise of it, float32 and the batch's.
         update: what takes the place of the row of a sample that returns (Cross-Batch Memory, supplement §2),
@@ -85,6 +93,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         normalize_memory: bool = False,
         gather_distributed: bool = False,
         shard_distributed: bool = False,
+        process_group: ProcessGroup | DeviceMesh | None = None,
         nonfinite: str = "raise",
         memory_dtype: torch.dtype = torch.float32,
         update: str = "queue",
@@ -97,7 +106,13 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         # them, which runs inside super().__init__.
         self.memory_dtype = memory_dtype
         self._hooks, self._one_thread = MemoryHooks(), OneThread(type(self).__name__)
-        self._is_sharded = shard_distributed and is_distributed()
+        if process_group is not None and not (gather_distributed or shard_distributed):
+            raise ValueError(
+                "process_group has no effect without gather_distributed=True or shard_distributed=True: pass "
+                "one of them"
+            )
+        self._group = Group(process_group)
+        self._is_sharded = shard_distributed and self._group.has_others
         super().__init__(loss, embedding_size, memory_size, miner, collect_stats=collect_stats)
         self.delay, self.warmup, self.batch_loss_weight = delay, warmup, batch_loss_weight
         self.normalize_memory, self.nonfinite = normalize_memory, nonfinite
@@ -116,7 +131,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     def extra_repr(self) -> str:
         hidden = ("loss", "miner", "collect_stats", "unknown")  # or shown as modules
         names = [name for name in signature(AdaptiveCrossBatchMemory).parameters if name not in hidden]
-        return ", ".join(f"{name}={getattr(self, name)}" for name in names)
+        values = {name: getattr(self, name) for name in names} | {"process_group": self._group}
+        return ", ".join(f"{name}={value}" for name, value in values.items())
 
     @classmethod
     def check_loss_support(cls, loss_name: str) -> None:
@@ -150,12 +166,11 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
                 function, or while another thread is in one; nothing has changed.
         """
         is_stored = self.training and torch.is_grad_enabled()
-        check_caller(self, is_stored=is_stored)
         with self._one_thread:
             if self.collect_stats:
                 self.reset_stats()
             inputs = embeddings, labels, indices_tuple, enqueue_mask, sample_ids, is_stored
-            batch, reports = checked(self, *inputs)
+            batch, reports = checked(self, "forward", *inputs)
             # Autocast would have distances in half precision.
             with torch.autocast(embeddings.device.type, enabled=False):
                 if not (batch.is_stored or self._is_sharded):  # so there is nothing to undo
@@ -171,12 +186,14 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         For instance random training images, embedded with the warmed-up model (Cross-Batch Memory, §3.3).
         Arguments and errors are those of :meth:`forward`; at most ``memory_size`` rows a call.
         """
-        check_caller(self, is_stored=True)
         with self._one_thread:
-            batch, _ = checked(self, embeddings, labels, None, None, sample_ids, True)
+            batch, reports = checked(self, "fill_memory", embeddings, labels, None, None, sample_ids, True)
             if batch.is_stored:
                 with transaction(self.queue, self._hooks):
-                    stored(self, batch, is_fill=True)
+                    if reports:
+                        fill_on_ranks(self, batch)
+                    else:
+                        stored(self, batch, is_fill=True)
 
     def add_to_memory(self, embeddings: Tensor, labels: Tensor, batch_size: int) -> None:
         """PML's name for :meth:`fill_memory`."""
@@ -217,11 +234,30 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
     def reset_queue(self) -> None:
         """Empties the memory. Calls stay counted and adapters keep their estimates."""
-        kind = ShardedQueue if self._is_sharded else Queue
+        kind = partial(ShardedQueue, group=self._group) if self._is_sharded else Queue
         before = self.queue.contents if hasattr(self, "queue") else None
         if before is not None and self.queue.is_in_transaction:
             raise RuntimeError("reset_queue within a step: call it when the step is over")
         self.queue = kind(self.memory_size, self.embedding_size, self.memory_dtype, before)
+
+    @property
+    def process_group(self) -> ProcessGroup | None:
+        """The process group of the ranks that share the memory; None: all of them, whoever that is.
+
+        It is no part of the state, and can be set, as it has to be where a memory has been unpickled. Ranks
+        whose rows are spread over them keep their number and numbers.
+
+        Raises:
+            ValueError: rows that are spread over the ranks of another group, or a group of other ranks.
+        """
+        return self._group.process_group
+
+    @process_group.setter
+    def process_group(self, process_group: ProcessGroup | DeviceMesh | None) -> None:
+        group = Group(process_group)
+        if isinstance(self.queue, ShardedQueue):
+            self.queue.check_places(group)
+        self._group.assign(process_group)
 
     @property
     def embedding_memory(self) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pytorch_metric_learning.losses import BaseMetricLossFunction
@@ -11,10 +11,15 @@ from torch import Tensor, nn
 
 from .._tensor_checks import check_indices, check_integers, check_mask, check_rows, plain
 from ..distributed import _ranks as ranks
+from ..distributed._group import Group
 from ..memory._batch import Batch, zero_loss
 from ..pairwise._miners import Miner
 from ..pairwise._pairs import REDUCERS, IndicesTuple, appended, mapped
 from ..pairwise._recipes import check_divisors
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class BatchLoss(nn.Module):
@@ -27,6 +32,11 @@ class BatchLoss(nn.Module):
         miner: takes ``(embeddings, labels)``; default all pairs.
         gather_distributed: in training, every rank has one process's loss of the batch of all; its gradient,
             of embeddings and of the loss's parameters, is the mean over ranks (docs/distributed.md).
+        process_group: the ranks that share a batch: a ``ProcessGroup`` or a mesh of one dimension, such as
+            ``mesh["dp"]``; default all ranks.
+
+    Raises:
+        ValueError: a ``process_group`` that this rank is not in, or without ``gather_distributed``.
 
     Example:
         >>> from pytorch_metric_learning.losses import ContrastiveLoss
@@ -36,12 +46,29 @@ class BatchLoss(nn.Module):
     """
 
     def __init__(
-        self, loss: nn.Module, miner: Miner | None = None, *, gather_distributed: bool = False
+        self,
+        loss: nn.Module,
+        miner: Miner | None = None,
+        *,
+        gather_distributed: bool = False,
+        process_group: ProcessGroup | DeviceMesh | None = None,
     ) -> None:
         super().__init__()
         check_divisors(loss)
+        if process_group is not None and not gather_distributed:
+            raise ValueError("process_group has no effect without gather_distributed=True: pass that too")
+        self._group = Group(process_group)
         self.loss, self.miner = loss, miner
         self.gather_distributed = gather_distributed
+
+    @property
+    def process_group(self) -> ProcessGroup | None:
+        """The process group of the ranks that share a batch; None: all. It has to be set after unpickling."""
+        return self._group.process_group
+
+    @process_group.setter
+    def process_group(self, process_group: ProcessGroup | DeviceMesh | None) -> None:
+        self._group.assign(process_group)
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, indices_tuple: IndicesTuple | None = None
@@ -61,12 +88,13 @@ class BatchLoss(nn.Module):
             check_rows("embeddings", embeddings)
             return split(embeddings, labels, indices_tuple)
 
-        is_alone = not (self.gather_distributed and ranks.is_distributed())
+        group = self._group
+        is_alone = not (self.gather_distributed and group.has_others)
         if is_alone or not (self.training and torch.is_grad_enabled()):
             return loss_of_batch(self.loss, self.miner, own_batch(), ())
-        batch, reports = ranks.reported(own_batch)
-        batch = ranks.with_all_anchors(ranks.with_all_refs(batch, reports), reports)
-        with ranks.Exchange(), ranks.same_draws(reports[0].seed, batch.refs.device):
+        batch, reports = ranks.reported(group, "BatchLoss.forward", own_batch)
+        batch = ranks.with_all_anchors(group, ranks.with_all_refs(group, batch, reports), reports)
+        with ranks.Exchange(group), ranks.same_draws(reports[0].seed, batch.refs.device):
             return loss_of_batch(self.loss, self.miner, batch, ())
 
 

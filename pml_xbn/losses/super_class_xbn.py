@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import nn
@@ -12,6 +12,10 @@ from ..adapters import GroupMomentMatching
 from ..adapters.superclass_lookup import Superclasses
 from ..pairwise._miners import Miner
 from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class SuperClassXBN(AdaptiveCrossBatchMemory):
@@ -51,6 +55,7 @@ class SuperClassXBN(AdaptiveCrossBatchMemory):
         normalize_memory: bool = False,
         gather_distributed: bool = False,
         shard_distributed: bool = False,
+        process_group: ProcessGroup | DeviceMesh | None = None,
         nonfinite: str = "raise",
         memory_dtype: torch.dtype = torch.float32,
         update: str = "queue",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .._eager import eager
 from .._tensor_checks import check_integers, check_rows
-from ..distributed._ranks import Exchange, is_distributed
+from ..distributed._ranks import Exchange
 from ..memory._hooks import transaction
 from ..memory._loading import all_or_nothing
 from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
@@ -28,6 +28,8 @@ class TwoTowerMemory(nn.Module):
 
     Pairs of equal labels are positive. A memory's ``batch_loss_weight`` adds the loss between the queries and
     the documents of the batch, the only one that trains documents where the other is one-sided.
+
+    Where ranks share the batch, they are those of the memories' ``process_group``.
 
     Args:
         document_memory: stores documents, and has the loss and the miner that queries meet them with.
@@ -67,7 +69,7 @@ class TwoTowerMemory(nn.Module):
             for memory in (document_memory, query_memory):
                 if isinstance(memory.loss.reducer, DoNothingReducer):
                     raise _no_mean(document_memory, query_memory)
-        for name in ("embedding_size", "gather_distributed", "shard_distributed"):
+        for name in ("embedding_size", "gather_distributed", "shard_distributed", "process_group"):
             values = getattr(document_memory, name), getattr(other, name)
             if values[0] != values[1]:
                 raise ValueError(
@@ -100,8 +102,9 @@ class TwoTowerMemory(nn.Module):
         memories = [x for x in (self.document_memory, self.query_memory) if x is not None]
         # Copies are read by every rank on its own, shards by all ranks together.
         is_gathered = self.document_memory.gather_distributed and is_training
-        is_joint = is_distributed() and (self.document_memory.shard_distributed or is_gathered)
-        with Exchange() if is_joint else nullcontext():
+        group = self.document_memory._group
+        is_joint = (self.document_memory.shard_distributed or is_gathered) and group.has_others
+        with Exchange(group) if is_joint else nullcontext():
             self._check(queries, documents, labels, sample_ids, is_training)
             forth, back = torch.cat([queries, documents]), torch.cat([documents, queries])
             labels = labels.repeat(2)

@@ -91,6 +91,14 @@ class MemoryHooks:
                 rows = Rows.of(new_values, len(rows.stored), rows.stored.dtype)
         return rows
 
+    def attended(self, contents: Contents, batch: Tensor, batch_labels: Tensor) -> Rows:
+        """Returns spread rows as they are, once adapters have had what ranks compute together."""
+        rows, labels = contents.rows, contents.row_labels
+        for hook in tuple(self._hooks.values()):
+            if isinstance(hook, BaseAdapter):
+                rows = hook.attend(rows.measured(), labels, batch, batch_labels)
+        return rows
+
     def state(self) -> Callable[[], None]:
         """What the hooks that are modules hold now, as a function that gives it back to them."""
         parts, states = [], []

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from .._arithmetic import at_least_float32
 from .._tensor_checks import INTEGERS
-from ._rows import Rows
+from ._rows import Rows, sums_of
+
+SUMS_OF_A_SHARD = 2  # in a state, where sums are over the rows of one rank, and have to be measured anew
 
 
 class Contents(NamedTuple):
@@ -75,8 +77,10 @@ class Contents(NamedTuple):
         (scale, shift), sums = state["map"], tuple(state["sums"]) if has_sums else None
         rows = replace(self.rows, stored=state["rows"], count=count, scale=scale, shift=shift, sums=sums)
         rows = replace(rows, is_due=False, overwritten=[])
+        if has_sums == SUMS_OF_A_SHARD:
+            rows = replace(rows, sums=sums_of(rows.stored[: rows.num_rows]))
         if rows.stored.dtype != dtype:  # which rounds otherwise, and has another range
-            rows = Rows.of(rows.read(rows.dtype), len(rows.stored), dtype)
+            rows = rows.in_dtype(dtype)
         labels, ids = state["labels"].long(), state["ids"].long()
         return Contents(rows, labels, ids, None, num_calls, position, num_replaced)
 

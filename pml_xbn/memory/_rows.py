@@ -73,6 +73,10 @@ class Rows:
         sums = None if rows.sums is None else sums_of(rows.stored[: len(values)])
         return replace(rows, count=len(values), sums=sums)
 
+    def in_dtype(self, dtype: torch.dtype) -> Rows:
+        """Returns these rows, stored in another dtype."""
+        return Rows.of(self.read(self.dtype), len(self.stored), dtype)
+
     def __len__(self) -> int:
         return self.count
 

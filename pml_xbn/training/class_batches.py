@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,6 +11,11 @@ from torch.utils.data import Sampler
 
 from .._number_checks import check_integer
 from .._tensor_checks import check_integers
+from ..distributed._group import Group
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class ClassBatches(Sampler[list[int]]):
@@ -26,11 +32,13 @@ class ClassBatches(Sampler[list[int]]):
         num_batches: of an epoch; default ``n // batch_size``, at least 1.
         num_ranks: among which each batch is divided.
         rank: whose part of the batches is drawn.
+        process_group: the ranks among which each batch is divided, instead of the two numbers: a
+            ``ProcessGroup`` or a mesh of one dimension. Two groups draw two batches if their seeds differ.
         seed: of the draws.
 
     Raises:
         ValueError: a batch that is no multiple of ``m`` or ``num_ranks``, or that holds
-            more classes than there are.
+            more classes than there are; a ``process_group`` that this rank is not in.
 
     Example:
         >>> batches = ClassBatches([0, 0, 0, 1, 1, 1, 2, 2, 2], m=2, batch_size=4)
@@ -50,12 +58,21 @@ class ClassBatches(Sampler[list[int]]):
         num_batches: int | None = None,
         num_ranks: int = 1,
         rank: int = 0,
+        process_group: ProcessGroup | DeviceMesh | None = None,
         seed: int = 0,
     ) -> None:
         labels = torch.as_tensor(labels)
         check_integers("labels", labels, len(labels), "one label per image")
         check_integer("m", m, at_least=1)
         check_integer("batch_size", batch_size, at_least=1)
+        if process_group is not None:
+            if (num_ranks, rank) != (1, 0):
+                raise ValueError(
+                    f"num_ranks={num_ranks} and rank={rank} with a process_group, which has numbers of its "
+                    "own: pass either"
+                )
+            group = Group(process_group)
+            num_ranks, rank = group.size, group.rank
         check_integer("num_ranks", num_ranks, at_least=1)
         check_integer("rank", rank, at_least=0)
         if rank >= num_ranks:

@@ -190,6 +190,7 @@ def test_every_class_has_the_options_of_the_memory_and_hands_them_on(cls: type) 
         "normalize_memory": True,
         "gather_distributed": True,
         "shard_distributed": False,
+        "process_group": None,  # tests of groups hand one on
         "nonfinite": "skip",
         "memory_dtype": torch.float64,
         "update": "average",

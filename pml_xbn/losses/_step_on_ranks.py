@@ -1,0 +1,151 @@
+"""One call of a memory that many ranks make together: they compute one loss, and each its part of it."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..distributed import _ranks as ranks
+from ..distributed._shards import OverShards
+from ..memory._batch import Batch, placement_of, zero_loss
+from ..memory._queue import Contents
+from ..pairwise._loss import KnownGradients, Share, share_against
+from ..pairwise._recipes import Recipe, recipe_of
+from ._step import comparison, loss_with_memory, read_only, stored
+from .batch_loss import loss_of_batch
+
+if TYPE_CHECKING:
+    from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory as Memory
+
+
+def loss_on_ranks(memory: Memory, batch: Batch, reports: list[ranks.Report]) -> Tensor:
+    """Returns the loss of the batch of all ranks, with this rank's part of its gradient."""
+    recipe, is_warming_up = recipe_of(memory.loss), memory.queue.contents.num_calls < memory.warmup
+    if recipe is not None and memory._is_sharded:
+        return _loss_sharded(memory, batch, reports, recipe)
+    if recipe is not None and not is_warming_up and all(report.can_share for report in reports):
+        return _loss_gathered(memory, batch, reports, recipe)
+    whole = ranks.with_all_anchors(memory._group, batch, reports)
+    with ranks.Exchange(memory._group):
+        contents = stored(memory, whole)
+        with ranks.same_draws(reports[0].seed, batch.refs.device):
+            return loss_with_memory(memory, whole, contents)
+
+
+def fill_on_ranks(memory: Memory, batch: Batch) -> None:
+    """Stores the batch of all ranks on all, or on none."""
+    before = _begin(memory)
+
+    def fill(has_failed: bool) -> None:
+        if has_failed:
+            _attend(memory, batch, before, is_fill=True)
+        else:
+            stored(memory, batch, is_fill=True)
+
+    _, error = memory._group.attempt(fill)
+    with ranks.Exchange(memory._group):
+        if error is not None:
+            raise error
+
+
+def _loss_gathered(memory: Memory, batch: Batch, reports: list[ranks.Report], recipe: Recipe) -> Tensor:
+    """Returns the loss, of which every rank computes the terms of its own anchors."""
+    group = memory._group
+    whole = ranks.with_all_anchors(group, batch, reports) if memory.batch_loss_weight else batch
+    loss, share = batch.anchors.new_zeros(()), Share(memory.loss, recipe, batch.anchors)
+    with ranks.Exchange(group, len(share.totals)) as exchange:
+        compared = comparison(memory, batch, stored(memory, batch))
+        if compared is not None:
+            share = share_against(compared, recipe)
+            exchange.values = share.totals
+        if memory.batch_loss_weight:
+            with ranks.same_draws(reports[0].seed, batch.refs.device):
+                loss = memory.batch_loss_weight * loss_of_batch(memory.loss, memory.miner, whole)
+    share.totals = exchange.by_rank.sum(dim=0)
+    value, gradients = share.value()
+    # Of which the mean over ranks is taken.
+    known = value, [len(reports) * gradient for gradient in gradients]
+    of_memory: Tensor = KnownGradients.apply(known, *share.inputs)
+    return loss + of_memory
+
+
+def _loss_sharded(memory: Memory, batch: Batch, reports: list[ranks.Report], recipe: Recipe) -> Tensor:
+    """Returns the loss of all anchors against rows that are spread; nothing is sent in the backward pass."""
+    group, before = memory._group, _begin(memory)
+    whole = ranks.with_all_anchors(group, batch, reports)
+    apart = whole._replace(anchors=whole.anchors.detach().requires_grad_(torch.is_grad_enabled()))
+
+    def compute(has_failed: bool) -> tuple[Tensor | None, list[Tensor], Tensor | None]:
+        """Returns the loss against the rows, its gradients, and the loss of the batch alone, if any."""
+        if has_failed:
+            contents = _attend(memory, batch, before)
+        else:
+            contents = stored(memory, batch) if batch.is_stored else read_only(memory, batch)
+        compared, value, of_batch = comparison(memory, apart, contents), None, None
+        gradients: list[Tensor] = []
+        if compared is not None:
+            share = share_against(compared._replace(over_rows=OverShards(compared.rows)), recipe)
+            value, gradients = share.value()
+        weight = 1.0 if contents is None else memory.batch_loss_weight * batch.is_stored
+        if weight and not has_failed:
+            of_batch = weight * loss_of_batch(memory.loss, memory.miner, whole)
+        return value, gradients, of_batch
+
+    (value, gradients, of_batch), error = group.attempt(compute)
+    if gradients:
+        sizes = [report.num_anchors for report in reports]
+        gradients[0], have_failed = group.sum_and_scatter(gradients[0], sizes, error is not None)
+        if any(have_failed):
+            ranks.raise_on_all(group, error)
+    with ranks.Exchange(group) if not gradients else nullcontext():
+        if error is not None:
+            raise error
+    loss = zero_loss(batch)
+    if value is not None:
+        loss = KnownGradients.apply((value, gradients), batch.anchors, *recipe.learned)
+    return loss if of_batch is None else loss + of_batch
+
+
+def _begin(memory: Memory) -> Contents:
+    """Returns what the memory holds, without anything that one rank may have computed and another not.
+
+    A step that failed on one of them may have left it.
+    """
+    contents = memory.queue.contents
+    memory.queue.contents = contents._replace(rows=replace(contents.rows))
+    return memory.queue.contents
+
+
+def _attend(memory: Memory, batch: Batch, before: Contents, *, is_fill: bool = False) -> Contents | None:
+    """Returns what ``stored`` or ``read_only`` does on a rank without rows, and stores nothing.
+
+    It computes what ranks compute together, in the same order, and runs as little else as it can: a rank that
+    has failed calls it.
+    """
+    before_rows: Any = before.rows
+    if not memory._is_sharded:
+        return before
+    contents = before._replace(
+        rows=before_rows.without_rows(), labels=before.labels[:0], ids=before.ids[:0], newest=None
+    )
+    if not batch.is_stored:
+        return contents
+    if before.num_calls < memory.warmup and not is_fill:
+        return None
+    if contents.rows.is_due:  # whose moments are those of all
+        contents.rows.moments()
+        contents = contents._replace(rows=replace(contents.rows))
+    num_coming = len(batch.refs)
+    if batch.ids is not None and num_coming > 0:
+        num_coming = placement_of(contents, batch.ids, batch.ref_labels).num_coming
+    if before.num_calls >= memory.warmup + memory.delay and not is_fill:
+        rows = batch.refs.detach().to(contents.rows.dtype)
+        with torch.no_grad():
+            contents = contents._replace(rows=memory._hooks.attended(contents, rows, batch.ref_labels))
+    count = min(len(contents.rows) + num_coming, contents.rows.num_places)
+    newest = torch.zeros_like(batch.ref_labels)  # places of other ranks
+    return contents._replace(rows=replace(contents.rows, count=count), newest=newest)
