@@ -189,7 +189,7 @@ class Queue(nn.Module):
         size = self.contents.rows.num_places
         num_calls, count, position, has_sums, num_replaced = state["numbers"].tolist()
         is_possible = 0 <= count <= size and 0 <= position < size and 0 <= num_replaced < size
-        if not (is_possible and num_calls >= 0 and has_sums in (0, 1)):
+        if not (is_possible and num_calls >= 0 and has_sums in (0, 1, SUMS_OF_A_SHARD)):
             raise ValueError(
                 f"the checkpoint counts {count} rows, {num_calls} calls and {num_replaced} replaced rows, "
                 f"with row {position} to be the next, of a memory of {size} rows: it is damaged, load another"
