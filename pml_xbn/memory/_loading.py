@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,7 +20,9 @@ def all_or_nothing(module: nn.Module, *parts: tuple[Queue, MemoryHooks]) -> Iter
     """Gives a module what it held, and queues and hooks within it, if loading a state raises."""
     contents = [(queue, queue.settled(), hooks.state()) for queue, hooks in parts]
     # A state is copied into parameters and buffers, or with assign=True takes their place.
-    named = [(own, own.copy()) for part in module.modules() for own in (part._parameters, part._buffers)]
+    named: list[tuple[MutableMapping[str, Any], dict[str, Any]]] = [
+        (own, dict(own)) for part in module.modules() for own in (part._parameters, part._buffers)
+    ]
     tensors = [*module.parameters(), *module.buffers()]
     before = [values.detach().clone() for values in tensors]
     try:
