@@ -23,7 +23,8 @@ class Moments(NamedTuple):
         """Returns the map that gives rows of these moments those of ``other``.
 
         It is Eq. 6 of Adaptive Cross Batch Normalization. A dimension in which σ is 10⁻¹² or less is only
-        shifted; without ``match_std`` every one is.
+        shifted; without ``match_std`` every one is. Where σ of ``other`` is 0, rows become equal, also those
+        whose own spread was too small to be told from rounding.
 
         Example:
             >>> here = Moments(torch.tensor([1.0]), torch.tensor([2.0]))
@@ -33,7 +34,7 @@ class Moments(NamedTuple):
         mean, std = other.mean.to(self.std), other.std.to(self.std)
         if not match_std:
             return Affine(torch.ones_like(std), mean - self.mean)
-        scale = (std / self.std).masked_fill_(self.std <= _NO_SPREAD, 1.0)
+        scale = torch.where(self.std > _NO_SPREAD, std / self.std, std.sign())
         return Affine(scale, torch.addcmul(mean, self.mean, scale, value=-1))
 
 

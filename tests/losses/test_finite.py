@@ -8,16 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from pytorch_metric_learning.losses import ContrastiveLoss, SupConLoss
+from torch import Tensor
 
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
 
 CLASSES = {
     "xbn": XBNWrapper,
-    "unit norm": lambda *a: XBNWrapper(*a, normalize_memory=True),
-    "ema": lambda *a: XBNWrapper(*a, momentum=0.9, batch_loss_weight=1.0),
-    "axbn": lambda *a: AXBNWrapper(*a, measurement_noise=10.0),
-    "per-class": lambda *a: PerClassXBN(*a, mean_lambda=0.0, std_lambda=0.0),
-    "super-class": lambda *a: SuperClassXBN(*a, superclasses=[0, 1, 0]),
+    "unit norm": lambda *a, **kw: XBNWrapper(*a, **kw, normalize_memory=True),
+    "ema": lambda *a, **kw: XBNWrapper(*a, **kw, momentum=0.9, batch_loss_weight=1.0),
+    "axbn": lambda *a, **kw: AXBNWrapper(*a, **kw, measurement_noise=10.0),
+    "per-class": lambda *a, **kw: PerClassXBN(*a, **kw, mean_lambda=0.0, std_lambda=0.0),
+    "super-class": lambda *a, **kw: SuperClassXBN(*a, **kw, superclasses=[0, 1, 0]),
 }
 
 
@@ -49,3 +50,17 @@ def test_a_row_of_zeros_that_is_stored_far_out_has_no_direction(name: str) -> No
         embeddings = torch.tensor(values, requires_grad=True)
         loss_fn(embeddings, labels).backward()
         assert embeddings.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("scale", [1e150, 1e154, 1e300])
+@pytest.mark.parametrize("name", CLASSES)
+def test_rows_in_float64_whose_squares_overflow_are_refused_and_not_stored(name: str, scale: float) -> None:
+    loss_fn, labels = CLASSES[name](SupConLoss(), 3, 16, memory_dtype=torch.float64), torch.arange(8) % 3
+    loss_fn(torch.randn(8, 3, dtype=torch.float64), labels)
+    before = {
+        name: value.clone() for name, value in loss_fn.state_dict().items() if isinstance(value, Tensor)
+    }
+    with pytest.raises(ValueError, match="numbers beyond"):
+        loss_fn(torch.randn(8, 3, dtype=torch.float64) * scale, labels)
+    assert all(torch.equal(loss_fn.state_dict()[name], value) for name, value in before.items())
+    assert loss_fn(torch.randn(8, 3, dtype=torch.float64) * 1e3, labels).isfinite()
