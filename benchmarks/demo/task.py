@@ -22,7 +22,8 @@ from benchmarks.engine.history import Row
 from benchmarks.engine.labelled_images import LabelledImages
 from benchmarks.engine.methods import MemorySetup, build_loss
 from benchmarks.engine.randomness import generator_for, seed_for
-from benchmarks.engine.task import Evaluated, Step, Task
+from benchmarks.engine.step import Step
+from benchmarks.engine.task import Evaluated, Task
 from pml_xbn.diagnostics import feature_drift
 
 _PROBE_SIZE = 64

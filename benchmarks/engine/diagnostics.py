@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from pytorch_metric_learning.losses import CrossBatchMemory
@@ -14,6 +14,7 @@ from torch.func import functional_call
 from torch.nn.functional import normalize
 
 from benchmarks.engine.history import Row, Tables
+from benchmarks.engine.step import Step
 from pml_xbn.diagnostics import (
     AdaptedStaleness,
     FeatureDrift,
@@ -25,9 +26,6 @@ from pml_xbn.diagnostics import (
     staleness,
     superclass_neighbours,
 )
-
-if TYPE_CHECKING:
-    from benchmarks.engine.task import Step, Task
 
 _STALE_STEPS = 8  # of those whose rows are in memory
 _DISTANCES_OF = 4096  # images; the number of distances is the square of it
@@ -51,6 +49,20 @@ class Measured:
     whole_batches: bool = False
 
 
+class MeasuredTask(Protocol):
+    """What the diagnostics need to know of a task; `Task` says what each member is."""
+
+    measured: Measured
+    rows_per_step: int
+
+    @property
+    def watched(self) -> nn.Module: ...
+
+    def embed_probe(self) -> Tensor: ...
+
+    def embed_steps(self, steps: list[int]) -> Tensor: ...
+
+
 class StoredBatch(NamedTuple):
     """What memory still holds of a step's batch: the rows' places there, and in the batch, ascending."""
 
@@ -62,7 +74,7 @@ class StoredBatch(NamedTuple):
 class Diagnostics:
     """Feature drift; and of a `CrossBatchMemory` valid pairs, common-mode push and staleness."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: MeasuredTask) -> None:
         self.task, self.measured, self.rows_per_step = task, task.measured, task.rows_per_step
         every, deltas, watched = self.measured.every, self.measured.drift_over, task.watched
         self._drift = FeatureDrift(task.embed_probe, deltas, every) if every and deltas else None

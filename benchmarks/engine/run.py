@@ -14,7 +14,8 @@ from tqdm import tqdm
 from benchmarks.engine.diagnostics import Diagnostics
 from benchmarks.engine.history import History, Row
 from benchmarks.engine.measuring import now
-from benchmarks.engine.task import Step, Task
+from benchmarks.engine.step import Step
+from benchmarks.engine.task import Task
 from benchmarks.engine.trial import at_most
 
 # Wraps batches, in a progress bar for example: gets a title, the steps that are done and those of all.

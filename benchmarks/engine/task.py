@@ -12,15 +12,7 @@ from torch import Tensor, nn
 from benchmarks.engine.checkpoint import restore, state_of
 from benchmarks.engine.diagnostics import Diagnostics, Measured
 from benchmarks.engine.history import Row
-
-
-class Step(NamedTuple):
-    """Where a run is: epoch from 0, step in it, step over all epochs, and whether the log gets a row."""
-
-    epoch: int
-    number: int
-    total: int
-    is_logged: bool
+from benchmarks.engine.step import Step
 
 
 class Evaluated(NamedTuple):

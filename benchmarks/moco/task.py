@@ -15,7 +15,8 @@ from benchmarks.engine.accuracy import embed
 from benchmarks.engine.diagnostics import Diagnostics, Measured, embedding_diagnostics
 from benchmarks.engine.history import Row
 from benchmarks.engine.methods import MemorySetup, build_loss
-from benchmarks.engine.task import Evaluated, Step, Task
+from benchmarks.engine.step import Step
+from benchmarks.engine.task import Evaluated, Task
 from benchmarks.moco.data import Labelled, MoCoData, epoch_batches
 from benchmarks.moco.encoders import Encoders
 from benchmarks.moco.knn import knn_accuracy

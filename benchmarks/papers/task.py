@@ -19,7 +19,8 @@ from benchmarks.engine.keyed_items import Key, KeyedItems, Loader, load
 from benchmarks.engine.modes import evaluation_mode
 from benchmarks.engine.randomness import generator_for, seed_for
 from benchmarks.engine.ranks import Ranks
-from benchmarks.engine.task import Evaluated, Step, Task
+from benchmarks.engine.step import Step
+from benchmarks.engine.task import Evaluated, Task
 from benchmarks.papers.augmentation import build_transforms
 from benchmarks.papers.data import TaskData
 from benchmarks.papers.evaluation import Evaluation, result_row

@@ -14,7 +14,7 @@ from benchmarks.demo.task import GlyphsData
 from benchmarks.engine.diagnostics import Diagnostics, StoredBatch, embed_without_trace
 from benchmarks.engine.modes import evaluation_mode
 from benchmarks.engine.randomness import generator_for
-from benchmarks.engine.task import Step
+from benchmarks.engine.step import Step
 from benchmarks.hooks.learned_correction import Kind, LearnedCorrection
 from benchmarks.study.task import StudyTask
 

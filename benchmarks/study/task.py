@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import MultiStepLR
 from benchmarks.demo.task import GlyphsData, GlyphsTask
 from benchmarks.engine.accuracy import embed
 from benchmarks.engine.diagnostics import Diagnostics, Measured, StoredBatch, embed_without_trace
-from benchmarks.engine.task import Step
+from benchmarks.engine.step import Step
 from benchmarks.study.cases import DECAY
 
 

@@ -14,7 +14,8 @@ from benchmarks.engine.batches import EpochBatches
 from benchmarks.engine.diagnostics import Diagnostics, Measured, embed_without_trace
 from benchmarks.engine.history import Row
 from benchmarks.engine.randomness import generator_for, seed_for
-from benchmarks.engine.task import Evaluated, Step, Task
+from benchmarks.engine.step import Step
+from benchmarks.engine.task import Evaluated, Task
 from benchmarks.two_towers.pairs import Pairs, draw
 from benchmarks.two_towers.settings import Settings
 from pml_xbn import TwoTowerMemory, XBNWrapper

@@ -1,6 +1,11 @@
 """The maths of adaptation: hooks that give stored embeddings the mean and spread of new ones."""
 
-from ..testing import check_adapter
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from .affine import Affine
 from .base_adapter import BaseAdapter
 from .covariance_matching import CovarianceMatching
@@ -23,3 +28,17 @@ __all__ = [
     "match_moments",
     "moments",
 ]
+
+# `check_adapter` lives in `pml_xbn.testing`, which imports the adapters. It can also be imported from here, and is
+# looked up when somebody asks for it, so that neither module has to be there before the other.
+check_adapter: Callable[..., None]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name == "check_adapter":
+            return import_module("pml_xbn.testing").check_adapter
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), "check_adapter"})

@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from benchmarks.engine.accuracy import embed
 from benchmarks.engine.results import append_csv, read_csv
 from benchmarks.engine.run import Run
-from benchmarks.engine.task import Step
+from benchmarks.engine.step import Step
 from benchmarks.study import __main__ as study
 from benchmarks.study import fine_tuning
 from benchmarks.study import run as study_run

@@ -20,7 +20,7 @@ from training_script import assert_equal
 
 from benchmarks.engine.comparison import Comparison
 from benchmarks.engine.run import Run
-from benchmarks.engine.task import Step
+from benchmarks.engine.step import Step
 from benchmarks.moco.__main__ import compare as build_comparison
 from benchmarks.moco.__main__ import main
 from benchmarks.moco.data import epoch_batches, load_data
