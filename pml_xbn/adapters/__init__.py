@@ -29,8 +29,8 @@ __all__ = [
     "moments",
 ]
 
-# `check_adapter` lives in `pml_xbn.testing`, which imports the adapters. It can also be imported from here, and is
-# looked up when somebody asks for it, so that neither module has to be there before the other.
+# `check_adapter` lives in `pml_xbn.testing`, which imports the adapters. Here it is an alias, which is looked up
+# only when somebody asks for it, so that neither module needs the other to be imported first.
 check_adapter: Callable[..., None]
 
 if not TYPE_CHECKING:

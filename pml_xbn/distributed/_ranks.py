@@ -62,7 +62,7 @@ class Report(NamedTuple):
     can_share: bool  # it can compute the loss of its own anchors apart
 
 
-def reported(
+def gather_reports(
     group: Group, call: str, make: Callable[[], Batch], can_share: bool = False, **state: int
 ) -> tuple[Batch, list[Report]]:
     """Returns this rank's batch, and the reports of all; raises on all if ``make`` does, or states differ."""

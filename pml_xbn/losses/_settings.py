@@ -10,7 +10,7 @@ from pytorch_metric_learning.reducers import DoNothingReducer
 from torch import Tensor, nn
 
 from .._number_checks import check_integer, check_non_negative, check_one_of
-from ..memory._batch import check_update
+from ..memory._placement import check_update
 from ..memory._queue import Queue
 from ..pairwise._recipes import check_supported
 

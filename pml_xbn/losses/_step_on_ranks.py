@@ -4,36 +4,44 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..distributed import _ranks as ranks
 from ..distributed._shards import OverShards
-from ..memory._batch import Batch, placement_of, zero_loss
+from ..memory._batch import Batch, zero_loss
+from ..memory._placement import placement_of
 from ..memory._queue import Contents
+from ..pairwise._batch_loss import loss_of_batch
 from ..pairwise._loss import KnownGradients, Share, share_against
 from ..pairwise._recipes import Recipe, recipe_of
-from ._step import comparison, loss_with_memory, read_only, stored
-from .batch_loss import loss_of_batch
-
-if TYPE_CHECKING:
-    from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory as Memory
+from ._memory import Memory
+from ._step import (
+    adapt_rows,
+    compare,
+    comparison,
+    count_call,
+    find_places,
+    is_warming_up,
+    read_contents,
+    store_batch,
+)
 
 
 def loss_on_ranks(memory: Memory, batch: Batch, reports: list[ranks.Report]) -> Tensor:
     """Returns the loss of the batch of all ranks, with this rank's part of its gradient."""
-    recipe, is_warming_up = recipe_of(memory.loss), memory.queue.contents.num_calls < memory.warmup
+    recipe = recipe_of(memory.loss)
     if recipe is not None and memory._is_sharded:
         return _loss_sharded(memory, batch, reports, recipe)
-    if recipe is not None and not is_warming_up and all(report.can_share for report in reports):
+    if recipe is not None and not is_warming_up(memory) and all(report.can_share for report in reports):
         return _loss_gathered(memory, batch, reports, recipe)
     whole = ranks.with_all_anchors(memory._group, batch, reports)
     with ranks.Exchange(memory._group):
-        contents = stored(memory, whole)
+        contents = _adapt_and_store(memory, whole)
         with ranks.same_draws(reports[0].seed, batch.refs.device):
-            return loss_with_memory(memory, whole, contents)
+            return compare(memory, whole, contents)
 
 
 def fill_on_ranks(memory: Memory, batch: Batch) -> None:
@@ -44,7 +52,7 @@ def fill_on_ranks(memory: Memory, batch: Batch) -> None:
         if has_failed:
             _attend(memory, batch, before, is_fill=True)
         else:
-            stored(memory, batch, is_fill=True)
+            store_batch(memory, batch, *find_places(memory, batch))
 
     _, error = memory._group.attempt(fill)
     with ranks.Exchange(memory._group):
@@ -58,7 +66,7 @@ def _loss_gathered(memory: Memory, batch: Batch, reports: list[ranks.Report], re
     whole = ranks.with_all_anchors(group, batch, reports) if memory.batch_loss_weight else batch
     loss, share = batch.anchors.new_zeros(()), Share(memory.loss, recipe, batch.anchors)
     with ranks.Exchange(group, len(share.totals)) as exchange:
-        compared = comparison(memory, batch, stored(memory, batch))
+        compared = comparison(memory, batch, _adapt_and_store(memory, batch))
         if compared is not None:
             share = share_against(compared, recipe)
             exchange.values = share.totals
@@ -84,7 +92,7 @@ def _loss_sharded(memory: Memory, batch: Batch, reports: list[ranks.Report], rec
         if has_failed:
             contents = _attend(memory, batch, before)
         else:
-            contents = stored(memory, batch) if batch.is_stored else read_only(memory, batch)
+            contents = (_adapt_and_store if batch.is_stored else read_contents)(memory, batch)
         compared, value, of_batch = comparison(memory, apart, contents), None, None
         gradients: list[Tensor] = []
         if compared is not None:
@@ -110,6 +118,14 @@ def _loss_sharded(memory: Memory, batch: Batch, reports: list[ranks.Report], rec
     return loss if of_batch is None else loss + of_batch
 
 
+def _adapt_and_store(memory: Memory, batch: Batch) -> Contents | None:
+    """Returns what the memory holds once the batch is stored in it; None while it warms up."""
+    if is_warming_up(memory):
+        count_call(memory)
+        return None
+    return store_batch(memory, batch, *adapt_rows(memory, batch))
+
+
 def _begin(memory: Memory) -> Contents:
     """Returns what the memory holds, without anything that one rank may have computed and another not.
 
@@ -121,7 +137,7 @@ def _begin(memory: Memory) -> Contents:
 
 
 def _attend(memory: Memory, batch: Batch, before: Contents, *, is_fill: bool = False) -> Contents | None:
-    """Returns what ``stored`` or ``read_only`` does on a rank without rows, and stores nothing.
+    """Returns what ``_adapt_and_store`` or ``read_contents`` does on a rank without rows, and stores nothing.
 
     It computes what ranks compute together, in the same order, and runs as little else as it can: a rank that
     has failed calls it.
@@ -145,7 +161,7 @@ def _attend(memory: Memory, batch: Batch, before: Contents, *, is_fill: bool = F
     if before.num_calls >= memory.warmup + memory.delay and not is_fill:
         rows = batch.refs.detach().to(contents.rows.dtype)
         with torch.no_grad():
-            contents = contents._replace(rows=memory._hooks.attended(contents, rows, batch.ref_labels))
+            contents = contents._replace(rows=memory._hooks.attend(contents, rows, batch.ref_labels))
     count = min(len(contents.rows) + num_coming, contents.rows.num_places)
     newest = torch.zeros_like(batch.ref_labels)  # places of other ranks
     return contents._replace(rows=replace(contents.rows, count=count), newest=newest)

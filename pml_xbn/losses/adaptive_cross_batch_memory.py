@@ -23,8 +23,9 @@ from ..memory._loading import all_or_nothing, check_states_of_adapters
 from ..memory._queue import Queue, prepare_state
 from ..pairwise._miners import Miner
 from ..pairwise._pairs import IndicesTuple
+from ._input import check_input, check_sharded
 from ._settings import check_setting
-from ._step import check_sharded, checked, loss_with_memory, read_only, stored
+from ._step import adapt_rows, compare, find_places, is_warming_up, read_contents, store_batch, warm_up
 from ._step_on_ranks import fill_on_ranks, loss_on_ranks
 
 if TYPE_CHECKING:
@@ -165,20 +166,32 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             RuntimeError: a call in a replica of ``DataParallel``, in the backward pass of a checkpointed
                 function, or while another thread is in one; nothing has changed.
         """
-        is_stored = self.training and torch.is_grad_enabled()
+        is_training = self.training and torch.is_grad_enabled()
         with self._one_thread:
             if self.collect_stats:
                 self.reset_stats()
-            inputs = embeddings, labels, indices_tuple, enqueue_mask, sample_ids, is_stored
-            batch, reports = checked(self, "forward", *inputs)
+            batch, reports = check_input(
+                self,
+                "forward",
+                embeddings,
+                labels,
+                user_pairs=indices_tuple,
+                mask=enqueue_mask,
+                ids=sample_ids,
+                is_stored=is_training,
+            )
             # Autocast would have distances in half precision.
             with torch.autocast(embeddings.device.type, enabled=False):
-                if not (batch.is_stored or self._is_sharded):  # so there is nothing to undo
-                    return loss_with_memory(self, batch, read_only(self, batch))
-                with transaction(self.queue, self._hooks):
+                if not (batch.is_stored or reports):
+                    return compare(self, batch, read_contents(self, batch))
+                with transaction(self.queue, self._hooks):  # which undoes the step if anything in it raises
                     if reports:
                         return loss_on_ranks(self, batch, reports)
-                    return loss_with_memory(self, batch, stored(self, batch))
+                    if is_warming_up(self):
+                        return warm_up(self, batch)
+                    adapted, placement = adapt_rows(self, batch)
+                    contents = store_batch(self, batch, adapted, placement)
+                    return compare(self, batch, contents)
 
     def fill_memory(self, embeddings: Tensor, labels: Tensor, sample_ids: Tensor | None = None) -> None:
         """Stores rows without computing a loss or adapting what is there.
@@ -187,13 +200,16 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         Arguments and errors are those of :meth:`forward`; at most ``memory_size`` rows a call.
         """
         with self._one_thread:
-            batch, reports = checked(self, "fill_memory", embeddings, labels, None, None, sample_ids, True)
+            batch, reports = check_input(
+                self, "fill_memory", embeddings, labels, ids=sample_ids, is_stored=True
+            )
             if batch.is_stored:
                 with transaction(self.queue, self._hooks):
                     if reports:
                         fill_on_ranks(self, batch)
                     else:
-                        stored(self, batch, is_fill=True)
+                        contents, placement = find_places(self, batch)
+                        store_batch(self, batch, contents, placement)
 
     def add_to_memory(self, embeddings: Tensor, labels: Tensor, batch_size: int) -> None:
         """PML's name for :meth:`fill_memory`."""

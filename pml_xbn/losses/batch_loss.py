@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from pytorch_metric_learning.losses import BaseMetricLossFunction
-from pytorch_metric_learning.reducers import MultipleReducers
 from torch import Tensor, nn
 
-from .._tensor_checks import check_indices, check_integers, check_mask, check_rows, plain
+from .._tensor_checks import check_rows
 from ..distributed import _ranks as ranks
 from ..distributed._group import Group
-from ..memory._batch import Batch, zero_loss
+from ..memory._batch import Batch, split
+from ..pairwise._batch_loss import loss_of_batch
 from ..pairwise._miners import Miner
-from ..pairwise._pairs import REDUCERS, IndicesTuple, appended, mapped
+from ..pairwise._pairs import IndicesTuple
 from ..pairwise._recipes import check_divisors
 
 if TYPE_CHECKING:
@@ -92,63 +91,7 @@ class BatchLoss(nn.Module):
         is_alone = not (self.gather_distributed and group.has_others)
         if is_alone or not (self.training and torch.is_grad_enabled()):
             return loss_of_batch(self.loss, self.miner, own_batch(), ())
-        batch, reports = ranks.reported(group, "BatchLoss.forward", own_batch)
+        batch, reports = ranks.gather_reports(group, "BatchLoss.forward", own_batch)
         batch = ranks.with_all_anchors(group, ranks.with_all_refs(group, batch, reports), reports)
         with ranks.Exchange(group), ranks.same_draws(reports[0].seed, batch.refs.device):
             return loss_of_batch(self.loss, self.miner, batch, ())
-
-
-def split(
-    embeddings: Tensor,
-    labels: Tensor,
-    user_pairs: IndicesTuple | None,
-    mask: Tensor | None = None,
-    ids: Tensor | None = None,
-) -> Batch:
-    """Returns a call's input, split by its enqueue mask, once shapes and dtypes of all but embeddings fit."""
-    size, device = len(embeddings), embeddings.device
-    check_integers("labels", labels, size, "one label per embedding")
-    labels = plain(labels).to(device, torch.int64).contiguous()
-    if user_pairs is not None:
-        check_indices(user_pairs, size)
-    if ids is not None:
-        check_integers("sample_ids", ids, size, "one number per embedding, -1 where there is none")
-        ids = plain(ids).to(device, torch.int64).clamp_min(-1).contiguous()
-    if mask is None:
-        return Batch(embeddings, labels, embeddings, labels, slice(0, size), user_pairs, ids)
-    if user_pairs is not None:
-        raise ValueError("indices_tuple and enqueue_mask are mutually exclusive: pass one of them")
-    check_mask("enqueue_mask", mask, size)
-    mask = plain(mask)
-    refs, others = (x.nonzero().squeeze(1).to(device) for x in (mask, ~mask))
-    ids = None if ids is None else ids[refs]
-    return Batch(embeddings[others], labels[others], embeddings[refs], labels[refs], None, None, ids)
-
-
-def loss_of_batch(
-    loss: nn.Module, miner: Miner | None, batch: Batch, no_refs: tuple[None, ...] = (None, None)
-) -> Tensor:
-    """Returns the loss of the anchors against the refs, or where these are the anchors with ``no_refs``."""
-    if len(batch.anchors) == 0 or len(batch.refs) == 0:
-        return loss_without_pairs(loss, batch)
-    arguments: tuple[Any, ...] = batch.anchors, batch.anchor_labels
-    refs = no_refs if batch.own is not None else (batch.refs, batch.ref_labels)
-    indices = batch.user_pairs
-    if miner is not None:
-        indices = miner(*arguments, *refs)
-        if batch.user_pairs is not None:
-            batch_rows = torch.arange(len(batch.refs), device=batch.refs.device)
-            indices = appended(indices, mapped(batch.user_pairs, batch_rows), batch.anchor_labels)
-    value: Tensor = loss(*arguments, indices, *refs)
-    return value
-
-
-def loss_without_pairs(loss: nn.Module, batch: Batch) -> Tensor:
-    """Returns what a loss of PML's returns without pairs: zero, or what its reducer makes of no terms.
-
-    PML's own reducers make zero of it. ``DoNothingReducer`` and some of a user's return a dictionary.
-    """
-    if not isinstance(loss, BaseMetricLossFunction) or type(loss.reducer) in (*REDUCERS, MultipleReducers):
-        return zero_loss(batch)
-    value: Tensor = loss.reducer(loss.zero_losses(), batch.anchors, batch.anchor_labels)
-    return value

@@ -6,10 +6,9 @@ import threading
 from typing import Any
 
 import torch
-from torch import nn
 
 
-def check_caller(memory: nn.Module, *, is_stored: bool) -> None:
+def check_caller(memory: object, *, is_stored: bool) -> None:
     """Refuses calls whose batch would be stored where nobody finds it, or more than once.
 
     Raises:

@@ -69,7 +69,7 @@ class MemoryHooks:
                 refusals.append(refusal)
         return refusals
 
-    def adapted(
+    def adapt(
         self, contents: Contents, batch: Tensor, batch_labels: Tensor, *, allow_nonfinite: bool
     ) -> Rows:
         """Returns the rows after all hooks, each of which gets those that the one before it left."""
@@ -87,11 +87,11 @@ class MemoryHooks:
             # Copies, so that a hook that writes to its input and then fails cannot harm the memory.
             new_values = hook(values, labels.clone(), batch.clone(), batch_labels.clone())
             if new_values is not None:
-                new_values = _checked(new_values, values, hook, allow_nonfinite)
+                new_values = _check_values(new_values, values, hook, allow_nonfinite)
                 rows = Rows.of(new_values, len(rows.stored), rows.stored.dtype)
         return rows
 
-    def attended(self, contents: Contents, batch: Tensor, batch_labels: Tensor) -> Rows:
+    def attend(self, contents: Contents, batch: Tensor, batch_labels: Tensor) -> Rows:
         """Returns spread rows as they are, once adapters have had what ranks compute together."""
         rows, labels = contents.rows, contents.row_labels
         for hook in tuple(self._hooks.values()):
@@ -145,7 +145,7 @@ def transaction(queue: Queue, hooks: MemoryHooks) -> Iterator[None]:
         queue.is_in_transaction, hooks.returning = False, None
 
 
-def _checked(new_rows: Tensor, rows: Tensor, hook: MemoryHook, allow_nonfinite: bool) -> Tensor:
+def _check_values(new_rows: Tensor, rows: Tensor, hook: MemoryHook, allow_nonfinite: bool) -> Tensor:
     """Returns the rows that a hook has made of others, in their dtype."""
     name = getattr(hook, "__name__", type(hook).__name__)
     if not isinstance(new_rows, torch.Tensor):

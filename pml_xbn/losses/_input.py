@@ -1,0 +1,198 @@
+"""What a call of a memory brings is checked before anything changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._tensor_checks import check_rows, plain
+from ..distributed import _ranks as ranks
+from ..memory._batch import Batch, split
+from ..memory._callers import check_caller
+from ..memory._rows import Rows
+from ..pairwise._pairs import IndicesTuple
+from ..pairwise._recipes import can_be_sharded, recipe_to_share
+from ._memory import Memory
+from ._settings import check_queue
+
+
+def check_input(
+    memory: Memory,
+    call: str,
+    embeddings: Tensor,
+    labels: Tensor,
+    *,
+    user_pairs: IndicesTuple | None = None,
+    mask: Tensor | None = None,
+    ids: Tensor | None = None,
+    is_stored: bool,
+) -> tuple[Batch, list[ranks.Report]]:
+    """Returns the batch of a call, once it has been checked.
+
+    Where ranks make the call together, the batch holds what all of them store, and a report of every rank
+    comes with it. Without reports, this process goes on by itself.
+
+    Args:
+        memory: whose call it is.
+        call: the name of the method that is called, for errors.
+        embeddings: ``(b, d)``; they take the rows' dtype if that is more precise.
+        labels: ``(b,)``.
+        user_pairs: the caller's pairs or triplets within the batch.
+        mask: ``(b,)``, which rows are stored; by default all are.
+        ids: ``(b,)``, the rows' samples.
+        is_stored: whether the call is to store its batch, as it does in training.
+    """
+
+    def check_own() -> Batch:
+        return _check_own_input(memory, embeddings, labels, user_pairs, mask, ids, is_stored)
+
+    is_gathered = is_stored and memory.gather_distributed and memory._group.has_others
+    if not (is_gathered or memory._is_sharded):
+        return check_own(), []
+    return _check_input_on_ranks(memory, call, check_own, is_training=is_stored)
+
+
+def _check_own_input(
+    memory: Memory,
+    embeddings: Tensor,
+    labels: Tensor,
+    user_pairs: IndicesTuple | None,
+    mask: Tensor | None,
+    ids: Tensor | None,
+    is_stored: bool,
+) -> Batch:
+    """Returns the batch of this process."""
+    check_caller(memory, is_stored=is_stored)
+    rows = memory.queue.settled().rows
+    check_queue(memory, memory.queue)
+    if memory._is_sharded:
+        _check_input_of_shards(memory, user_pairs)
+    if is_stored and memory.update == "average" and ids is None:
+        raise ValueError(
+            "update='average' averages the rows of a sample: pass sample_ids, of every image its number in "
+            "the data set, or -1"
+        )
+    check_rows("embeddings", embeddings, width=rows.stored.shape[1])
+    embeddings = plain(embeddings)
+    if embeddings.dtype != torch.float64:
+        embeddings = embeddings.to(rows.dtype)
+    batch = split(embeddings, labels, user_pairs, mask, ids)
+    if is_stored:
+        _check_size(len(batch.refs), rows)
+        is_stored = memory.nonfinite == "ignore" or _check_numbers(memory, embeddings, batch.ref_labels)
+    memory.queue.on(embeddings.device)  # which may be out of memory
+    return batch._replace(is_stored=is_stored)
+
+
+def _check_size(num_rows: int, rows: Rows) -> None:
+    if num_rows > rows.num_places:
+        remedy = "pass smaller batches or build a larger memory"
+        raise ValueError(f"{num_rows} rows to enqueue do not fit memory_size={rows.num_places}: {remedy}")
+
+
+def _check_numbers(memory: Memory, embeddings: Tensor, labels: Tensor) -> bool:
+    """Returns whether the batch is to be stored, or raises. Rows that are out of range become due."""
+    rows = memory.queue.contents.rows
+    numbers = _read_numbers(memory, embeddings, labels)
+    if numbers.refusals:
+        raise ValueError(numbers.refusals[0]())
+    limit = _widest_storable(rows)
+    if not _are_storable(numbers, limit):
+        if memory.nonfinite == "skip":
+            return False
+        bad_rows = (~(embeddings.detach().abs() <= limit)).any(dim=1).nonzero().flatten().tolist()
+        raise ValueError(
+            f"embeddings has NaN or inf in rows {bad_rows}, or numbers beyond {limit:.1e}: lower the "
+            "learning rate or mend the data, or pass nonfinite='skip' to leave such batches out of the memory"
+        )
+    if numbers.are_rows_out_of_range:
+        memory.queue.contents = memory.queue.contents._replace(rows=replace(rows, is_due=True))
+    return True
+
+
+class _Numbers(NamedTuple):
+    """What the host has to know of a batch and of the rows."""
+
+    least: float  # of the embeddings; NaN where one of them is
+    largest: float
+    are_rows_out_of_range: bool  # so that they have to be stored anew
+    refusals: list[Callable[[], str]]  # messages of the hooks that refuse the labels
+
+
+@torch.no_grad()
+def _read_numbers(memory: Memory, embeddings: Tensor, labels: Tensor) -> _Numbers:
+    """Returns these numbers, for all of which a GPU waits once."""
+    refusals, is_out_of_range = memory._hooks.refusals(labels), memory.queue.contents.rows.is_out_of_range()
+    extremes = embeddings.aminmax() if len(embeddings) else [embeddings.sum()] * 2
+    # The rows may still be on the device that they were loaded on.
+    is_due = embeddings.new_zeros(()) if is_out_of_range is None else is_out_of_range.to(embeddings.device)
+    flags, messages = zip(*refusals, strict=True) if refusals else ((), ())
+    least, largest, is_due, *are_refused = torch.stack([*extremes, is_due, *flags]).tolist()
+    refused = [message for message, is_refused in zip(messages, are_refused, strict=True) if is_refused]
+    return _Numbers(least, largest, bool(is_due), refused)
+
+
+def _widest_storable(rows: Rows) -> float:
+    """Returns the largest magnitude of a number that can be stored.
+
+    A stored row may lie as many times as far out as there are rows, so some room is left; and moments are
+    computed from squares.
+    """
+    widest_number = torch.finfo(rows.scale.dtype).max
+    return float(min(torch.finfo(rows.dtype).max, widest_number**0.5) * 2.0**-16)
+
+
+def _are_storable(numbers: _Numbers, limit: float) -> bool:
+    return -limit <= numbers.least and numbers.largest <= limit  # which is False where there is NaN
+
+
+def _check_input_on_ranks(
+    memory: Memory, call: str, check_own: Callable[[], Batch], *, is_training: bool
+) -> tuple[Batch, list[ranks.Report]]:
+    """Returns the batch of a call that ranks make together. All of them raise if one does."""
+    contents, group = memory.queue.contents, memory._group
+    batch, reports = ranks.gather_reports(
+        group,
+        f"{type(memory).__name__}.{call}",
+        check_own,
+        can_share=recipe_to_share(memory.loss, memory.miner) is not None,
+        memory_size=contents.rows.num_places,
+        num_rows=len(contents.rows),
+        queue_idx=contents.position,
+        num_calls=contents.num_calls,
+        training=is_training,
+        is_grad_enabled=torch.is_grad_enabled(),
+    )
+    batch = batch._replace(is_stored=all(report.is_stored for report in reports))
+    if not (batch.is_stored or memory._is_sharded):
+        return batch, []  # every rank reads its own copy of the rows
+    batch = ranks.with_all_refs(group, batch, reports)
+    _check_size(len(batch.refs), contents.rows)
+    return batch, reports
+
+
+def _check_input_of_shards(memory: Memory, user_pairs: IndicesTuple | None) -> None:
+    check_sharded(memory)  # again, as the loss or the miner may have got hooks since the memory was built
+    if user_pairs is not None:
+        remedy = "pass a miner, or use gather_distributed"
+        raise ValueError(f"indices_tuple with shard_distributed=True: {remedy}")
+
+
+def check_sharded(memory: Memory) -> None:
+    """Refuses settings, losses and miners that need all rows in one place."""
+    if memory.gather_distributed or memory.normalize_memory or memory.update != "queue":
+        raise ValueError(
+            f"shard_distributed=True with gather_distributed={memory.gather_distributed}, normalize_memory="
+            f"{memory.normalize_memory} and update={memory.update!r}, which need all rows in one place: pass "
+            "False, False and 'queue', or gather_distributed=True instead"
+        )
+    if not can_be_sharded(memory.loss, memory.miner):
+        names = " and a ".join(type(part).__name__ for part in (memory.loss, memory.miner))
+        raise ValueError(
+            f"shard_distributed=True with a {names}: pass a loss and a miner of docs/distributed.md, without "
+            "a hook, a regularizer or statistics, or gather_distributed=True instead"
+        )

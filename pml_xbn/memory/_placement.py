@@ -1,0 +1,78 @@
+"""Where the rows of samples go: samples that are stored already take the places that they have."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from .._number_checks import check_one_of
+from ._queue import Contents
+from ._rows import Rows
+
+
+def check_update(update: str, momentum: float) -> None:
+    """Refuses a memory update of Cross-Batch Memory, supplement §2, out of range or without effect."""
+    check_one_of("update", update, ("queue", "average"))
+    if not 0 <= momentum < 1:
+        raise ValueError(f"update_momentum={momentum!r}: pass a number from 0 to below 1")
+    if momentum and update == "queue":
+        found = f"update_momentum={momentum!r} has no effect with update='queue', which replaces rows"
+        raise ValueError(f"{found}: pass update='average'")
+
+
+class Placement(NamedTuple):
+    """Where a batch goes. Of a sample that it holds more than once, the last row counts.
+
+    A row whose sample is stored takes the place of the sample's row. Where the queue's new rows are to
+    overwrite that place, it is one of them instead. All others go to the next places of the queue.
+    """
+
+    places: Tensor  # of every row of the batch its sample's place afterwards, (b,)
+    kept: Tensor  # numbers of the rows that are stored, (k,)
+    num_coming: int  # how many of these go to the next places of the queue
+    returning: Tensor  # numbers of the rows whose sample is stored, (r,)
+    stored_at: Tensor  # where these samples are stored before the step, (r,)
+
+
+def placement_of(contents: Contents, ids: Tensor, labels: Tensor) -> Placement:
+    """Returns the places of a batch of these samples ``(b,)``, not empty; a negative one is of no sample."""
+    numbers = torch.arange(len(ids), device=ids.device)
+    samples, sample_of = ids.unique(return_inverse=True)
+    last = torch.zeros_like(samples).scatter_reduce_(0, sample_of, numbers, "amax")[sample_of]
+    last = torch.where(ids < 0, numbers, last)
+    if not torch.equal(labels, labels[last]):
+        rows = (labels != labels[last]).nonzero().flatten().tolist()
+        raise ValueError(
+            f"sample_ids names samples in rows {rows} of the batch that have another label further behind: "
+            "give every sample one label, or every view of it an id of its own"
+        )
+    stored_at = contents.rows.everywhere(_places(contents.ids, samples)[sample_of])
+    num_places, is_stored, kept = contents.rows.num_places, stored_at >= 0, last == numbers
+    # How many rows come to the queue until it gets there; those that it does get to come to it too.
+    ahead = (stored_at - contents.position) % num_places
+    waiting = ahead[kept & is_stored].sort().values
+    num_new = int((kept & ~is_stored).sum())
+    in_turn = torch.arange(num_new, num_new + len(waiting), device=ids.device)
+    num_coming = num_new + int((waiting < in_turn).cumprod(dim=0).sum())
+    places = stored_at.clone()
+    places[kept & (~is_stored | (ahead < num_coming))] = contents.next_places(num_coming)
+    stored, returning = (flags.nonzero().squeeze(1) for flags in (kept, kept & is_stored))
+    return Placement(places[last], stored, num_coming, returning, stored_at[returning])
+
+
+def average_rows(rows: Tensor, stored: Rows, placement: Placement, momentum: float) -> Tensor:
+    """Returns the rows ``(b, d)`` that are to be stored of a batch, some of whose samples are stored."""
+    new = normalize(rows[placement.returning].lerp(stored.at(placement.stored_at), momentum))
+    return rows.index_copy(0, placement.returning, new)
+
+
+def _places(stored: Tensor, samples: Tensor) -> Tensor:
+    """Where the samples ``(s,)``, in ascending order, are stored; -1 where they are not."""
+    slots = torch.searchsorted(samples, stored).clamp_max_(len(samples) - 1)
+    places = ((samples[slots] == stored) & (stored >= 0)).nonzero().squeeze(1)
+    found = torch.full_like(samples, -1)
+    found[slots[places]] = places
+    return found

@@ -1,0 +1,43 @@
+"""The loss of a batch by itself, without a memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pytorch_metric_learning.losses import BaseMetricLossFunction
+from pytorch_metric_learning.reducers import MultipleReducers
+from torch import Tensor, nn
+
+from ..memory._batch import Batch, zero_loss
+from ._miners import Miner
+from ._pairs import REDUCERS, appended, mapped
+
+
+def loss_of_batch(
+    loss: nn.Module, miner: Miner | None, batch: Batch, no_refs: tuple[None, ...] = (None, None)
+) -> Tensor:
+    """Returns the loss of the anchors against the refs, or where these are the anchors with ``no_refs``."""
+    if len(batch.anchors) == 0 or len(batch.refs) == 0:
+        return loss_without_pairs(loss, batch)
+    arguments: tuple[Any, ...] = batch.anchors, batch.anchor_labels
+    refs = no_refs if batch.own is not None else (batch.refs, batch.ref_labels)
+    indices = batch.user_pairs
+    if miner is not None:
+        indices = miner(*arguments, *refs)
+        if batch.user_pairs is not None:
+            batch_rows = torch.arange(len(batch.refs), device=batch.refs.device)
+            indices = appended(indices, mapped(batch.user_pairs, batch_rows), batch.anchor_labels)
+    value: Tensor = loss(*arguments, indices, *refs)
+    return value
+
+
+def loss_without_pairs(loss: nn.Module, batch: Batch) -> Tensor:
+    """Returns what a loss of PML's returns without pairs: zero, or what its reducer makes of no terms.
+
+    PML's own reducers make zero of it. ``DoNothingReducer`` and some of a user's return a dictionary.
+    """
+    if not isinstance(loss, BaseMetricLossFunction) or type(loss.reducer) in (*REDUCERS, MultipleReducers):
+        return zero_loss(batch)
+    value: Tensor = loss.reducer(loss.zero_losses(), batch.anchors, batch.anchor_labels)
+    return value
