@@ -29,8 +29,8 @@ __all__ = [
     "moments",
 ]
 
-# `check_adapter` lives in `pml_xbn.testing`, which imports the adapters. Here it is an alias, which is looked up
-# only when somebody asks for it, so that neither module needs the other to be imported first.
+# `check_adapter` lives in `pml_xbn.testing`, which imports the adapters. Here it is an alias. It is
+# looked up when somebody asks for it, so that neither module needs the other to be imported first.
 check_adapter: Callable[..., None]
 
 if not TYPE_CHECKING:

@@ -50,10 +50,11 @@ def adapt_rows(memory: Memory, batch: Batch) -> tuple[Contents, Placement | None
     return contents, placement
 
 
+@torch.no_grad()
 def store_batch(memory: Memory, batch: Batch, contents: Contents, placement: Placement | None) -> Contents:
     """Gives the memory these contents with the batch among them, and returns what it then holds."""
     if placement is None:
-        rows, labels = _rows_to_store(batch, contents), batch.ref_labels
+        rows, labels = batch.refs.to(contents.rows.dtype), batch.ref_labels
         contents = contents.put(contents.next_places(len(rows)), rows, labels, None, len(rows))
     else:
         contents = _put_samples(memory, batch, contents, placement)
@@ -143,7 +144,7 @@ def find_places(memory: Memory, batch: Batch) -> tuple[Contents, Placement | Non
 @torch.no_grad()
 def _run_hooks(memory: Memory, batch: Batch, contents: Contents, placement: Placement | None) -> Rows:
     """Returns the rows after all hooks, and at unit length if that is wished for."""
-    hooks, rows = memory._hooks, _rows_to_store(batch, contents)
+    hooks, rows = memory._hooks, batch.refs.detach().to(contents.rows.dtype)
     hooks.returning = () if placement is None else (placement.stored_at, placement.returning)
     allow_nonfinite = memory.nonfinite == "ignore"
     adapted = hooks.adapt(contents, rows, batch.ref_labels, allow_nonfinite=allow_nonfinite)
@@ -154,14 +155,10 @@ def _run_hooks(memory: Memory, batch: Batch, contents: Contents, placement: Plac
     return adapted
 
 
-def _rows_to_store(batch: Batch, contents: Contents) -> Tensor:
-    return batch.refs.detach().to(contents.rows.dtype)
-
-
 def _put_samples(memory: Memory, batch: Batch, contents: Contents, placement: Placement) -> Contents:
     """Returns the contents with a batch of samples, whose rows take the places of their samples."""
     assert batch.ids is not None  # as it has a placement
-    rows = _rows_to_store(batch, contents)
+    rows = batch.refs.to(contents.rows.dtype)
     if memory.update == "average":
         rows = average_rows(rows, contents.rows, placement, memory.update_momentum)
     kept, places = placement.kept, placement.places
