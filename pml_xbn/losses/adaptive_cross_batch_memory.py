@@ -44,7 +44,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     the memory warms up it is the batch's own, as in training. If the memory is empty it is 0, with a warning.
 
     Args:
-        loss: any loss of ``CrossBatchMemory.supported_losses()``, or a subclass of one.
+        loss: any loss of ``CrossBatchMemory.supported_losses()``, or a subclass of one. The memory has no
+            distance and no reducer of its own: it uses those of the loss.
         embedding_size, memory_size: numbers of dimensions d and of rows M.
         miner: chooses among the pairs of batch and memory; default all pairs.
         delay: calls after ``warmup`` without adaptation (thesis A Study of Cross Batch Memory, §4.3.3).

@@ -24,9 +24,20 @@ class AXBNWrapper(AdaptiveCrossBatchMemory):
     from ten rows a batch on. A larger ``measurement_noise`` smooths over more batches.
 
     Args:
-        process_noise, measurement_noise, initial_variance, gain_update_interval: see
-            :class:`~pml_xbn.adapters.KalmanMomentMatching`.
-        others: see :class:`AdaptiveCrossBatchMemory`.
+        process_noise: q, the variance by which the moments of the data set move between two updates of the
+            gain; 1 by default.
+        measurement_noise: r, the variance of the moments of a batch of one row; 0.01 by default. A larger one
+            smooths over more batches.
+        initial_variance: p₀, the variance of the first estimate; 1 by default. It is forgotten after a few
+            updates.
+        gain_update_interval: number of batches from one update of the gain to the next, 100 by default.
+        others: :class:`AdaptiveCrossBatchMemory` describes all other parameters. The distance and the reducer
+            are those of ``loss``.
+
+    Raises:
+        ValueError: a negative or non-finite noise or variance, an interval below 1, or what
+            :class:`AdaptiveCrossBatchMemory` refuses.
+        TypeError: an unknown keyword.
 
     Example:
         >>> from pytorch_metric_learning.losses import SupConLoss

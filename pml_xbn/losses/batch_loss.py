@@ -27,7 +27,8 @@ class BatchLoss(nn.Module):
     It is ``loss(embeddings, labels, miner(embeddings, labels))``.
 
     Args:
-        loss: takes ``(embeddings, labels, indices_tuple)``; any loss of PML.
+        loss: takes ``(embeddings, labels, indices_tuple)``; any loss of PML. Its distance and
+            its reducer are used.
         miner: takes ``(embeddings, labels)``; default all pairs.
         gather_distributed: in training, every rank has one process's loss of the batch of all; its gradient,
             of embeddings and of the loss's parameters, is the mean over ranks (docs/distributed.md).

@@ -25,8 +25,16 @@ class PerClassXBN(AdaptiveCrossBatchMemory):
     default margins may find no positives left (thesis, Table 5.15).
 
     Args:
-        mean_lambda, std_lambda, normalize_absent: see :class:`~pml_xbn.adapters.GroupMomentMatching`.
-        others: see :class:`AdaptiveCrossBatchMemory`.
+        mean_lambda: λ_μ in [0, 1], how much of the batch's mean stands in for the class's; 0.5 by default.
+        std_lambda: λ_σ in [0, 1], likewise for σ; 1 by default, because σ of few rows is noisy.
+        normalize_absent: whether rows of classes that the batch lacks take the map of all rows, as they do by
+            default. With ``False`` they stay as they are.
+        others: :class:`AdaptiveCrossBatchMemory` describes all other parameters. The distance and the reducer
+            are those of ``loss``.
+
+    Raises:
+        ValueError: a λ outside [0, 1], or what :class:`AdaptiveCrossBatchMemory` refuses.
+        TypeError: an unknown keyword.
 
     Example:
         >>> from pytorch_metric_learning.losses import SupConLoss

@@ -29,7 +29,9 @@ class SampledNormalizedSoftmaxLoss(BaseClassificationLoss):
     Args:
         temperature: σ, 0.05 in the paper (§4.1).
         share: share of the C classes, in (0, 1]. A batch with more classes than that has them all.
-        others: see :class:`~pml_xbn.losses.base_classification_loss.BaseClassificationLoss`.
+        others: see :class:`~pml_xbn.losses.base_classification_loss.BaseClassificationLoss`. The default
+            distance is PML's ``DotProductSimilarity()``, which normalizes the embeddings, and the default
+            reducer ``MeanReducer()``.
 
     Raises:
         ValueError: a number out of range.

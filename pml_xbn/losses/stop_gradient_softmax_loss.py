@@ -32,6 +32,8 @@ class StopGradientSoftmaxLoss(BaseClassificationLoss):
             does not say how much; Boudiaf et al. (2020), to whom it refers, give 0.1 to the other classes.
         beta: β, the weight of Eq. 6; 1 in Eq. 7, and the best of the paper's Table 6.
         others: see :class:`~pml_xbn.losses.base_classification_loss.BaseClassificationLoss`; no ``distance``.
+            The distance is always ``DotProductSimilarity(normalize_embeddings=False)``, as in Eq. 5. The
+            default reducer is ``MeanReducer()``.
             With PML's first weights, logits would be ‖f‖ and more, and the loss never below the threshold.
 
     Raises:

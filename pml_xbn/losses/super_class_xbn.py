@@ -26,8 +26,13 @@ class SuperClassXBN(AdaptiveCrossBatchMemory):
 
     Args:
         superclasses: label → superclass, a 1-D integer tensor or sequence indexed by label, or a dict.
-        mean_lambda, std_lambda, normalize_absent: see :class:`~pml_xbn.adapters.GroupMomentMatching`.
-        others: see :class:`AdaptiveCrossBatchMemory`.
+        mean_lambda: λ_μ in [0, 1], how much of the batch's mean stands in for the superclass's; 0.5 by
+            default.
+        std_lambda: λ_σ in [0, 1], likewise for σ; 1 by default, because σ of few rows is noisy.
+        normalize_absent: whether rows of superclasses that the batch lacks take the map of all rows, as they
+            do by default. With ``False`` they stay as they are.
+        others: :class:`AdaptiveCrossBatchMemory` describes all other parameters. The distance and the reducer
+            are those of ``loss``.
 
     Raises:
         ValueError: when it is called, a label without a superclass.

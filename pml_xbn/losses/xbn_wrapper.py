@@ -18,16 +18,29 @@ if TYPE_CHECKING:
 
 
 class XBNWrapper(AdaptiveCrossBatchMemory):
-    """A cross-batch memory whose rows take the mean and σ of every new batch.
+    """A cross-batch memory whose rows take the mean and standard deviation σ of every new batch.
 
-    Adaptive Cross Batch Normalization, Eq. 6. The one to start with.
+    This is Adaptive Cross Batch Normalization, Eq. 6, and the wrapper to start with. It takes the place of
+    PML's ``CrossBatchMemory`` without other changes to the training loop.
 
     Args:
-        loss: one of PML's pair or triplet losses, computed between the batch and the memory.
-        embedding_size, memory_size: numbers of dimensions d and of rows M.
-        miner: chooses among the pairs of batch and memory; default all pairs.
-        match_std, momentum: see :class:`~pml_xbn.adapters.MomentMatching`.
-        others: see :class:`AdaptiveCrossBatchMemory`.
+        loss: one of PML's pair or triplet losses. It is computed between the batch and the memory, with its
+            own distance and reducer: PML's defaults for that loss, unless you pass it others.
+        embedding_size: number of dimensions d of the embeddings.
+        memory_size: number of rows M that the memory holds, 1,024 by default. It has to be at least as large
+            as a batch.
+        miner: chooses among the pairs of batch and memory. By default the loss sees all pairs.
+        match_std: whether the rows take the σ of the batch as well as its mean, as they do by default. With
+            ``False`` they are only shifted, which avoids the noisy σ of small batches, but the memory keeps
+            its stale spread (thesis A Study of Cross Batch Memory, Eq. 4.5).
+        momentum: m in [0, 1), 0 by default. The rows take the moving average m · old + (1 − m) · new of the
+            moments of the batches (Table 5 of the paper). A larger m averages over more batches, and lags
+            further behind the model.
+        others: :class:`AdaptiveCrossBatchMemory` describes all other parameters.
+
+    Raises:
+        ValueError: a ``momentum`` outside [0, 1), or what :class:`AdaptiveCrossBatchMemory` refuses.
+        TypeError: an unknown keyword.
 
     Example:
         >>> import torch
