@@ -23,6 +23,7 @@ class Memory(Protocol):
     batch_loss_weight: float
     normalize_memory: bool
     gather_distributed: bool
+    shard_distributed: bool
     nonfinite: str
     update: str
     update_momentum: float
