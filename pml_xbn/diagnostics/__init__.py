@@ -1,4 +1,4 @@
-"""Why a cross-batch memory helps or hurts: drift, staleness, valid pairs and the push on all anchors alike.
+"""Why a cross-batch memory helps or hurts: drift, staleness, batch noise, valid pairs and the common push.
 
 Usable in any training loop, with PML's ``CrossBatchMemory`` and its subclasses:
 
@@ -29,6 +29,7 @@ Usable in any training loop, with PML's ``CrossBatchMemory`` and its subclasses:
 'pairs_positives_from_memory']
 """
 
+from .batch_noise import BatchNoise, batch_noise
 from .class_separability import ClassSeparability, class_separability
 from .common_mode_push import CommonModePush, common_mode_push
 from .embedding_distances import EmbeddingDistances, embedding_distances
@@ -52,6 +53,7 @@ from .watched_loss import WatchedLoss
 
 __all__ = [
     "AdaptedStaleness",
+    "BatchNoise",
     "ClassSeparability",
     "CommonModePush",
     "Drift",
@@ -62,6 +64,7 @@ __all__ = [
     "Staleness",
     "ValidPairs",
     "WatchedLoss",
+    "batch_noise",
     "class_separability",
     "common_mode_push",
     "embedding_distances",
