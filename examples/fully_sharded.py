@@ -21,7 +21,7 @@ from pytorch_metric_learning.losses import SupConLoss
 from torch import Tensor, distributed, nn
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.nn import functional as F
+from torch.nn.functional import gelu, scaled_dot_product_attention
 
 from pml_xbn import XBNWrapper
 from pml_xbn.datasets import Glyphs
@@ -53,9 +53,10 @@ class Block(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         normed = self.norms[0](tokens)
         heads = [part(normed).unflatten(2, (-1, HEAD)) for part in (self.query, self.key, self.value)]
-        seen = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in heads))
+        seen = scaled_dot_product_attention(*(x.transpose(1, 2) for x in heads))
         tokens = tokens + self.out(seen.transpose(1, 2).flatten(2))
-        return tokens + self.down(F.gelu(self.up(self.norms[1](tokens))))
+        change: Tensor = self.down(gelu(self.up(self.norms[1](tokens))))
+        return tokens + change
 
 
 class Transformer(nn.Module):
@@ -68,11 +69,13 @@ class Transformer(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         patches = images.unfold(1, PATCH, PATCH).unfold(2, PATCH, PATCH).flatten(1, 2).flatten(2)
-        return self.head(self.blocks(self.patches(patches) + self.places).mean(dim=1))
+        tokens = self.blocks(self.patches(patches) + self.places)
+        embeddings: Tensor = self.head(tokens.mean(dim=1))
+        return embeddings
 
 
-def spread(model: Transformer, mesh: Any) -> Transformer:
-    """Divides layers along "tp" and what they hold along "dp"."""
+def spread(model: Transformer, mesh: Any) -> None:
+    """Divides the layers of blocks along "tp", and the parameters of all along "dp"."""
     from torch.distributed.fsdp import fully_shard  # behind the flags, as it is new in torch 2.6
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -80,7 +83,7 @@ def spread(model: Transformer, mesh: Any) -> Transformer:
         plan = {name: ColwiseParallel() for name in ("query", "key", "value", "up")}
         parallelize_module(block, mesh["tp"], plan | {name: RowwiseParallel() for name in ("out", "down")})
         fully_shard(block, mesh=mesh["dp"])
-    return fully_shard(model, mesh=mesh["dp"])
+    fully_shard(model, mesh=mesh["dp"])
 
 
 def main() -> None:
@@ -88,8 +91,6 @@ def main() -> None:
     device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if on_gpu else "cpu")
     if on_gpu:
         torch.cuda.set_device(device)
-    else:
-        torch.set_num_threads(1)  # a network this small gains nothing from more
     distributed.init_process_group("nccl" if on_gpu else "gloo")
     train(device)
     distributed.barrier()  # nobody leaves while another still listens
@@ -103,7 +104,8 @@ def train(device: torch.device) -> None:
     shape = distributed.get_world_size() // args.tensor_parallel, args.tensor_parallel
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=("dp", "tp"))
     torch.manual_seed(0)  # the same weights on all ranks
-    model = spread(Transformer().to(device), mesh)
+    model = Transformer().to(device)
+    spread(model, mesh)
     loss_fn = XBNWrapper(
         SupConLoss(temperature=0.1),
         embedding_size=64,
@@ -120,9 +122,8 @@ def train(device: torch.device) -> None:
     if args.resume:
         loaded = state()
         load(loaded, checkpoint_id=args.folder)  # into the tensors of the state
-        set_state_dict(
-            model, optimizer, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"]
-        )
+        states = {"model_state_dict": loaded["model"], "optim_state_dict": loaded["optimizer"]}
+        set_state_dict(model, optimizer, **states)
         loss_fn.load_state_dict(loaded["loss"])
 
     torch.manual_seed(mesh["dp"].get_local_rank())  # other images along "dp", the same along "tp"

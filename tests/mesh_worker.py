@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
 import torch
 from group_worker import D, M, batch_of
 from pytorch_metric_learning.losses import SupConLoss
@@ -12,6 +13,7 @@ from sharded_worker import assert_close
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from pml_xbn import AXBNWrapper
@@ -71,12 +73,18 @@ def check() -> None:
 def check_one_dimension() -> None:
     mesh, rank = init_device_mesh("cpu", (4,)), distributed.get_rank()
     for option in OPTIONS:
-        check_model(fully_shard(make(), mesh=mesh), memory(process_group=mesh, **{option: True}), rank, [[0, 1, 2, 3]])
+        loss_fn = memory(process_group=mesh, **{option: True})
+        check_model(fully_shard(make(), mesh=mesh), loss_fn, rank, [[0, 1, 2, 3]])
+        rows = distribute_tensor(torch.zeros(4, D), mesh, [Shard(0)])
+        with pytest.raises(ValueError, match=r"embeddings is a DTensor: pass .* \.to_local\(\)"):
+            loss_fn(rows, torch.arange(4))
+        loss_fn(rows.to_local(), torch.arange(1))
 
 
 def check_replicas() -> None:
     """HSDP: one memory for all ranks, or one for those of each replica."""
-    mesh, rank = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")), distributed.get_rank()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    rank = distributed.get_rank()
     for option in OPTIONS:
         check_model(fully_shard(make(), mesh=mesh), memory(**{option: True}), rank, [[0, 1, 2, 3]])
         of_replica = memory(process_group=mesh["shard"], **{option: True})

@@ -19,7 +19,9 @@ class UnevenInputs:
 
     def __init__(self) -> None:
         self._models: WeakSet[Any] | None = None
-        self._over: WeakKeyDictionary[Any, object] = WeakKeyDictionary()  # what models were told of old blocks
+        self._over: WeakKeyDictionary[Any, object] = (
+            WeakKeyDictionary()
+        )  # what models were told of old blocks
 
     def check(self) -> None:
         """Raises a ``ValueError`` within such a block, unless it ends on all ranks at once."""

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import pytest
-from on_ranks import on_ranks
-
-pytestmark = pytest.mark.skipif(
-    find_spec("torch.distributed.fsdp._fully_shard") is None, reason="fully_shard is public since torch 2.6"
-)
+from on_ranks import has_fully_shard, on_ranks
 
 
+@pytest.mark.skipif(not has_fully_shard(), reason="fully_shard is public since torch 2.6")
 def test_a_mesh_trains_as_one_process_does() -> None:
     import mesh_worker
 
