@@ -87,7 +87,8 @@ class Group:
                 "that of its ranks, or to None if these are all"
             )
         found = self.process_group or dist.group.WORLD
-        assert found is not None  # ranks have come together
+        if found is None:
+            raise RuntimeError("the rows are spread over ranks, and there are none: call init_process_group")
         return found
 
     @property

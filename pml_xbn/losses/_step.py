@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 def checked(memory: Memory, call: str, *arguments: Any) -> tuple[Batch, list[ranks.Report]]:
     """Returns a call's input; where ranks make it together, with what all store, and each one's report."""
     is_training, contents, group = arguments[-1], memory.queue.contents, memory._group
+    if memory.shard_distributed and not memory._is_sharded and group.has_others:
+        raise RuntimeError(
+            f"this {type(memory).__name__} was built with shard_distributed=True when there were no ranks to "
+            "spread its rows over: build it after init_process_group"
+        )
     if not (memory._is_sharded or (is_training and memory.gather_distributed and group.has_others)):
         return _checked_here(memory, *arguments), []
     batch, reports = ranks.reported(
