@@ -15,9 +15,11 @@ def plain(values: Tensor) -> Tensor:
 
 
 def check_dense(name: str, values: Tensor, wanted: str = "a tensor") -> None:
-    """Refuses what is no tensor, and tensors whose numbers do not lie side by side."""
+    """Refuses what is no tensor, and tensors whose numbers do not lie side by side on one device."""
     if not isinstance(values, torch.Tensor):
         raise TypeError(f"{name} is a {type(values).__name__}: pass {wanted}")
+    if hasattr(values, "to_local"):  # without an import of what old releases lack
+        raise ValueError(f"{name} is a DTensor: pass the rows of this rank, as from .to_local()")
     if values.is_nested:
         raise ValueError(
             f"{name} is a nested tensor: pass a dense one, as from torch.nested.to_padded_tensor"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from error_worker import FailsAt
 from pytorch_metric_learning import losses
 from sharded_worker import LAYOUTS, assert_close
 from torch import Tensor, distributed, nn
@@ -137,6 +138,56 @@ def check_copies() -> None:
         ValueError, match=r"rank . of 4, which holds . rows from .+ on, but it holds [89] from"
     ):
         memory.process_group = None  # which stands for all four
+
+
+def check_failures() -> None:
+    """Where a rank of one group fails, that group raises and holds what it held; the other one goes on."""
+    group, rank = own_group(), distributed.get_rank()
+    for option in ("gather_distributed", "shard_distributed"):
+        options: dict[str, Any] = {"memory_dtype": torch.float64, "process_group": group, option: True}
+        towers = TwoTowerMemory(
+            document_memory=AXBNWrapper(losses.SupConLoss(), D, M, measurement_noise=20.0, **options),
+            query_memory=XBNWrapper(losses.NTXentLoss(), D, M, **options),
+        )
+        queries, labels = batch_of(rank % 2, distributed.get_rank(group), 0, 4)
+        for _ in range(3):
+            counted = FailsAt(-1)
+            counted(towers, queries, queries + 1, labels)
+        num_places = -1 - counted.left
+        for place in (0, num_places // 2, num_places - 1):
+            before = str(towers.state_dict())
+            if rank % 2 == 1:
+                towers(queries, queries + 1, labels)
+                assert str(towers.state_dict()) != before
+                continue
+            with pytest.raises((OSError, RuntimeError), match="disk on fire"):
+                FailsAt(place if rank == 2 else -1)(towers, queries, queries + 1, labels)
+            assert str(towers.state_dict()) == before
+        values = [torch.zeros((), dtype=torch.float64) for _ in range(2)]
+        distributed.all_gather(values, towers(queries, queries + 1, labels).detach(), group=group)
+        assert values[0] == values[1] > 0
+
+
+def check_uneven_inputs() -> None:
+    """A step in ``join()`` raises at once on all ranks, unless the block ends on all together."""
+    model = nn.parallel.DistributedDataParallel(nn.Linear(D, D).double())
+    for option in ("gather_distributed", "shard_distributed"):
+        loss_fn = XBNWrapper(losses.SupConLoss(), D, M, memory_dtype=torch.float64, **{option: True})
+
+        def steps(*numbers: int, loss_fn: XBNWrapper = loss_fn) -> None:
+            for number in numbers:
+                inputs, labels = batch_of(0, distributed.get_rank(), number, 4)
+                loss_fn(model(inputs), labels).backward()
+
+        with pytest.raises(ValueError, match=r"within join\(\).* an empty batch"), model.join():
+            steps(0)
+        assert loss_fn.num_rows == 0
+        steps(1)  # which is in no block any more
+        with pytest.raises(RuntimeError, match="exhausted"), model.join(throw_on_early_termination=True):
+            steps(*range(2, 4 + distributed.get_rank()))
+        with model.join(enable=False):
+            steps(9)
+        assert loss_fn.num_calls == 4
 
 
 def check_refusals() -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -48,6 +49,30 @@ def check(folder: Path, option: str, lose: Callable[[], None], seconds: float) -
         loss_fn(*batch)
     assert time.monotonic() - begin < seconds
     assert state_of(loss_fn) == before
+    (folder / f"rank {rank}").touch()
+    os._exit(0)  # there is no barrier to come to
+
+
+def check_groups(folder: Path, option: str, seconds: float) -> None:
+    """The last of four ranks dies; the other one of its group raises, and the two of another group go on."""
+    rank = distributed.get_rank()
+    groups = [distributed.new_group(ranks, timeout=timedelta(seconds=5)) for ranks in ([0, 2], [1, 3])]
+    loss_fn: Any = XBNWrapper(SupConLoss(), 4, 32, process_group=groups[rank % 2], **{option: True})
+    batch = torch.randn(5, 4, requires_grad=True), torch.arange(5) % 2
+    for _ in range(3):
+        loss_fn(*batch)
+    if rank == 3:
+        die()
+    if rank == 1:
+        before, begin = state_of(loss_fn), time.monotonic()
+        with pytest.raises(RuntimeError, match=r"XBNWrapper.forward waited in \w+ for the other ranks"):
+            loss_fn(*batch)
+        assert time.monotonic() - begin < seconds
+        assert state_of(loss_fn) == before
+    else:
+        for _ in range(3):
+            loss_fn(*batch)
+        assert loss_fn.num_calls == 6
     (folder / f"rank {rank}").touch()
     os._exit(0)  # there is no barrier to come to
 

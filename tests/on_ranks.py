@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,11 @@ from forked import LIBRARIES
 from torch import distributed, multiprocessing
 
 get_context("forkserver").set_forkserver_preload(LIBRARIES)
+
+
+def has_fully_shard() -> bool:
+    """Whether this torch shows ``fully_shard`` in ``torch.distributed.fsdp``."""
+    return find_spec("torch.distributed.fsdp._fully_shard") is not None
 
 
 def on_ranks(function: Callable[..., None], *arguments: Any, ranks: int = 2, timeout: float = 120) -> None:

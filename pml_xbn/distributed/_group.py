@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from ._uneven import UnevenInputs
+
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -33,14 +35,28 @@ class Group:
 
     def __init__(self, of: dist.ProcessGroup | DeviceMesh | None = None) -> None:
         self._log: _Log | None = None
+        self._uneven_inputs = UnevenInputs()
         self.assign(of)
 
     def assign(self, of: dist.ProcessGroup | DeviceMesh | None) -> None:
         """Takes these ranks from here on."""
         self.process_group, self.is_lost = None if of is None else _process_group_of(of), False
+        self._mesh: Any = None if of is self.process_group else of
+
+    def mesh(self, device_type: str) -> DeviceMesh:
+        """Returns the mesh that was given, or one of these ranks if that is of other devices or was none."""
+        from torch.distributed.device_mesh import DeviceMesh
+
+        if self._mesh is not None and self._mesh.device_type == device_type:
+            return self._mesh  # type: ignore[no-any-return]
+        return DeviceMesh.from_group(self.found, device_type)
+
+    def check_inputs(self) -> None:
+        """Raises a ``ValueError`` where some of the ranks may run out of batches."""
+        self._uneven_inputs.check()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Group:
-        copied = Group(self.process_group)
+        copied = Group(self.process_group if self._mesh is None else self._mesh)
         copied.is_lost = self.is_lost
         return copied
 
@@ -71,7 +87,8 @@ class Group:
                 "that of its ranks, or to None if these are all"
             )
         found = self.process_group or dist.group.WORLD
-        assert found is not None  # ranks have come together
+        if found is None:
+            raise RuntimeError("the rows are spread over ranks, and there are none: call init_process_group")
         return found
 
     @property

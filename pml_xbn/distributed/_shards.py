@@ -139,7 +139,6 @@ class ShardedQueue(Queue):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         try:
-            from torch.distributed.device_mesh import DeviceMesh
             from torch.distributed.tensor import DTensor, Shard
         except ImportError as error:
             raise RuntimeError(
@@ -150,7 +149,7 @@ class ShardedQueue(Queue):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.contents.rows.sums is not None:
             destination[prefix + "numbers"][3] = SUMS_OF_A_SHARD
-        mesh = DeviceMesh.from_group(self.group.found, self.contents.labels.device.type)
+        mesh = self.group.mesh(self.contents.labels.device.type)
         rows: Any = self.contents.rows
         for name in _OF_PLACES:
             own = destination[prefix + name]

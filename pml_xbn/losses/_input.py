@@ -50,6 +50,11 @@ def check_input(
     def check_own() -> Batch:
         return _check_own_input(memory, embeddings, labels, user_pairs, mask, ids, is_stored)
 
+    if memory.shard_distributed and not memory._is_sharded and memory._group.has_others:
+        raise RuntimeError(
+            f"this {type(memory).__name__} was built with shard_distributed=True when there were no ranks to "
+            "spread its rows over: build it after init_process_group"
+        )
     is_gathered = is_stored and memory.gather_distributed and memory._group.has_others
     if not (is_gathered or memory._is_sharded):
         return check_own(), []

@@ -222,6 +222,17 @@ class Queue(nn.Module):
         self.settled()
         return {**self.__dict__, "_read": None}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Takes a copy of rows that lie in memory shared with the process that has sent them.
+
+        A step writes to them in place, and the other process would find them among its own.
+        """
+        super().__setstate__(state)
+        rows = self.contents.rows
+        if rows.stored.is_shared():
+            own = replace(rows, stored=rows.stored.clone(), overwritten=[])
+            self.contents = self.contents._replace(rows=own)
+
 
 def prepare_state(state: dict[str, Any], prefix: str, memory: nn.Module, queue: Queue) -> None:
     """Refuses a state of a memory of another size, and turns one of PML's ``CrossBatchMemory`` into ours."""

@@ -17,7 +17,13 @@ def test_a_group_has_rows_loss_and_gradient_of_one_process() -> None:
 
 @pytest.mark.parametrize(
     "check",
-    [group_worker.check_others, group_worker.check_copies, group_worker.check_refusals],
+    [
+        group_worker.check_others,
+        group_worker.check_copies,
+        group_worker.check_failures,
+        group_worker.check_uneven_inputs,
+        group_worker.check_refusals,
+    ],
 )
 def test_of_groups(check: Callable[[], None]) -> None:
     on_ranks(check, ranks=4)

@@ -19,3 +19,13 @@ def test_a_lost_rank_ends_the_step_of_the_others(option: str, way: str, tmp_path
             processes[rank].join(40)
             assert processes[rank].exitcode == 0
     assert {path.name for path in tmp_path.glob("rank *")} == {"rank 0", "rank 2"}
+
+
+@pytest.mark.parametrize("option", ["gather_distributed", "shard_distributed"])
+def test_a_lost_rank_ends_no_step_of_another_group(option: str, tmp_path: Path) -> None:
+    arguments = tmp_path, option, 30
+    with start_ranks(lost_rank_worker.check_groups, *arguments, ranks=4, group_timeout=5) as processes:
+        for rank in (0, 1, 2):
+            processes[rank].join(40)
+            assert processes[rank].exitcode == 0
+    assert {path.name for path in tmp_path.glob("rank *")} == {"rank 0", "rank 1", "rank 2"}

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from forked import run_ranks, run_script
+from on_ranks import has_fully_shard
 from script_on_few_glyphs import FewGlyphs
 from training_script import assert_equal, has_timm
 
@@ -25,7 +26,10 @@ FRAMEWORKS = {  # of the examples that tests/integrations runs
     "pml_trainer": set(),
     "sentence_transformers_loss": {"datasets", "sentence_transformers", "tokenizers", "transformers"},
 }
-SHORT = ("swap", "train_sop", "moco", "distributed", "sharded", "diagnose", "own_adapter", *FRAMEWORKS)
+SHORT = (
+    *("swap", "train_sop", "moco", "distributed", "sharded", "fully_sharded", "diagnose", "own_adapter"),
+    *FRAMEWORKS,
+)
 LIBRARIES = {
     *("pml_xbn", "pytorch_metric_learning", "torch", "torchvision", "timm", "numpy", "tqdm"),
     *sys.stdlib_module_names,
@@ -158,6 +162,15 @@ def test_a_memory_is_spread_over_two_processes(on_ranks: tuple[Path, str]) -> No
     folder, printed = on_ranks
     assert printed.count("100 rows, room for 50 of them here") == 2
     assert (folder / "sharded" / ".metadata").exists()
+
+
+@pytest.mark.skipif(not has_fully_shard(), reason="fully_shard is public since torch 2.6")
+def test_a_memory_is_spread_over_a_dimension_of_a_mesh(tmp_path: Path) -> None:
+    finished = run_ranks(TESTS / "fully_sharded_on_ranks.py", str(EXAMPLES), str(tmp_path), ranks=4)
+    assert finished.returncode == 0, finished.stderr
+    # Two steps of two batches of 8, on every rank; then one more of four.
+    assert finished.stdout.count("32 rows, room for 50 of them here") == 4
+    assert finished.stdout.count("64 rows, room for 25 of them here") == 4
 
 
 def test_a_run_that_is_killed_and_resumed_ends_as_a_whole_one(on_ranks: tuple[Path, str]) -> None:
