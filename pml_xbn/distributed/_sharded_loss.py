@@ -101,7 +101,7 @@ class _Run:
         return self._parts[number]
 
 
-class _PartOfRows:
+class PartOfRows:
     """A part of this rank's rows, with what is kept of it."""
 
     def __init__(self, compared: Comparison, recipe: Recipe, keeps_graph: bool, keeps_matrix: bool) -> None:
@@ -246,7 +246,7 @@ class _ShardedLoss:
         return [gradient.mul_(self._group.size) for gradient in gradients]
 
 
-def _parts_of_rows(compared: Comparison, rows: ShardedRows, recipe: Recipe) -> Iterator[_PartOfRows]:
+def _parts_of_rows(compared: Comparison, rows: ShardedRows, recipe: Recipe) -> Iterator[PartOfRows]:
     """Yields the parts of this rank's rows, of which there is at least one, and the first ones are kept."""
     anchors = compared.anchors
     budget = BUDGETS["cpu" if anchors.device.type == "cpu" else "gpu"]
@@ -259,7 +259,7 @@ def _parts_of_rows(compared: Comparison, rows: ShardedRows, recipe: Recipe) -> I
     for number, places in enumerate(all_places):
         part = compared._replace(rows=rows.part(places), row_labels=compared.row_labels[places])
         keeps_graph = number < max(1, graphs)
-        yield _PartOfRows(part, recipe, keeps_graph, not keeps_graph and number < graphs + matrices)
+        yield PartOfRows(part, recipe, keeps_graph, not keeps_graph and number < graphs + matrices)
 
 
 def _merged_over_ranks(group: Group, reductions: Reductions, parts: Sequence[Tensor]) -> list[Tensor]:
