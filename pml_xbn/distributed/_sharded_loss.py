@@ -50,7 +50,7 @@ class Budget(NamedTuple):
 
 # On a CPU, what is computed of a part stays in the cache.
 BUDGETS = {
-    "cpu": Budget(part=2**23, large_part=2**26, read_rows=2**25, graphs=2**28, matrices=2**27),
+    "cpu": Budget(part=2**24, large_part=2**26, read_rows=2**25, graphs=2**28, matrices=2**27),
     "gpu": Budget(part=2**29, large_part=2**29, read_rows=2**29, graphs=2**29, matrices=2**28),
 }
 # So many numbers of a pair of anchor and row are held at once, from its product to its gradient.

@@ -79,9 +79,13 @@ class ShardedRows(Rows):
         return self.group.max(found)
 
     def measured(self) -> ShardedRows:
-        rows = super().measured()
+        if self.is_due:
+            return self
+        if self.sums is None:
+            # They are stored whitened in place, once the step has succeeded: a copy may not fit the memory.
+            return replace(self, sums=sums_of(self.stored[: self.num_rows]), is_due=True)
         # Seen here and not before the step, alike on all ranks.
-        return rows.stored_anew(torch.zeros_like(rows.stored)) if Rows.is_out_of_range(rows) else rows
+        return self.stored_anew(torch.zeros_like(self.stored)) if Rows.is_out_of_range(self) else self
 
     def is_out_of_range(self) -> None:
         """Is seen when the rows are measured."""
