@@ -27,8 +27,8 @@ from pml_xbn.adapters import BaseAdapter, GroupMomentMatching, MomentMatching
 from pml_xbn.diagnostics import WatchedLoss
 from pml_xbn.losses import BatchLoss
 from pml_xbn.memory._rows import Rows
-from pml_xbn.pairwise._distances import Distances
 from pml_xbn.pairwise import _loss
+from pml_xbn.pairwise._distances import Distances
 from pml_xbn.pairwise._pairs import Elements
 from pml_xbn.pairwise._reductions import Count, Largest, LogSumExp, Max, Sum
 

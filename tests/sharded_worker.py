@@ -120,7 +120,7 @@ BUDGETS = (
 
 
 def check_budgets() -> None:
-    """The loss is that of one process however few rows a rank goes through at a time, and whatever it keeps."""
+    """The loss is that of one process however few rows a rank goes through at a time."""
     part_of_rows = _sharded_loss.PartOfRows
     for loss, miner in itertools.product(SHARDED_LOSSES, MINERS):
         for layout, budget in zip(LAYOUTS, BUDGETS, strict=True):

@@ -1,10 +1,10 @@
 """The loss of the anchors of all ranks against rows that are spread over them, a part of the rows at a time.
 
-A loss needs reductions over all rows, such as log-sums, before it has terms, and the sum of the terms before it
-has a gradient. So a rank goes through its rows up to three times: first for the reductions, which ranks merge,
-then for the terms, and last for the gradient. What it has computed of a part of the rows it keeps while that
-fits a budget, and computes it again otherwise. So the budget bounds what a rank takes beside its rows, however
-many there are, and where there are few a rank computes nothing twice.
+A loss needs reductions over all rows, such as log-sums, before it has terms, and the sum of the terms
+before it has a gradient. So a rank goes through its rows up to three times: first for the reductions, which
+ranks merge, then for the terms, and last for the gradient. What it has computed of a part of the rows it
+keeps while that fits a budget, and computes it again otherwise. So the budget bounds what a rank takes beside
+its rows, however many there are, and where there are few a rank computes nothing twice.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class _ShardedLoss:
         self._parts = list(_parts_of_rows(compared._replace(anchors=self._anchors), rows, recipe))
         self._known: list[list[Tensor]] = []
         self._differentiated: list[int] = []  # numbers of the last reductions that have a gradient
-        # Terms of pairs are of the rows of a part. Those of anchors are the same of all parts and on all ranks.
+        # Terms of pairs are of the rows of a part; those of anchors are the same of all parts, on all ranks.
         self._has_terms_of_pairs = False
 
     def value(self) -> tuple[Tensor, list[Tensor]]:
@@ -222,7 +222,7 @@ class _ShardedLoss:
         return run.totals
 
     def _gradients(self, factors: Sequence[Tensor], of_sums: Tensor) -> list[Tensor]:
-        """Returns the gradients of the loss, given those of the sums of terms at the results of reductions."""
+        """Returns the gradients of the loss, given those of the sums at the results of reductions."""
         inputs = [self._anchors, *self._recipe.learned]
         gradients = [torch.zeros_like(x, device=self._anchors.device) for x in inputs]
         of_loss = (torch.stack([*factors]).view(-1, 1, 1) * of_sums).sum(dim=0)
@@ -238,10 +238,9 @@ class _ShardedLoss:
             outputs = [(x, gradient) for x, gradient in outputs if x.requires_grad]
             if outputs:
                 values, of_values = zip(*outputs, strict=True)
-                for total, x in zip(
-                    gradients, torch.autograd.grad(values, inputs, of_values, allow_unused=True), strict=True
-                ):
-                    total += 0 if x is None else x.to(total.device)
+                found = torch.autograd.grad(values, inputs, of_values, allow_unused=True)
+                for summed, x in zip(gradients, found, strict=True):
+                    summed += 0 if x is None else x.to(summed.device)
             part.forget()
         return [gradient.mul_(self._group.size) for gradient in gradients]
 
@@ -254,7 +253,8 @@ def _parts_of_rows(compared: Comparison, rows: ShardedRows, recipe: Recipe) -> I
     of_row = _NUMBERS_OF_A_PAIR * itemsize * num_anchors
     at_once = max(budget.part // of_row, min(_LEAST_ROWS, budget.large_part // of_row))
     at_once = max(1, min(at_once, budget.read_rows // (2 * itemsize * anchors.shape[1])))
-    graphs, matrices = budget.graphs // (at_once * of_row), budget.matrices // (at_once * num_anchors * itemsize)
+    graphs = budget.graphs // (at_once * of_row)
+    matrices = budget.matrices // (at_once * num_anchors * itemsize)
     all_places = list(slices(rows.num_rows, at_once)) or [slice(0, 0)]
     for number, places in enumerate(all_places):
         part = compared._replace(rows=rows.part(places), row_labels=compared.row_labels[places])

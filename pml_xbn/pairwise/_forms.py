@@ -158,9 +158,7 @@ def _triplet_terms(
     return Elements(terms if activation is None else activation(terms))
 
 
-def intra_pair_variance(
-    loss: losses.IntraPairVarianceLoss, mat: Tensor, pairs: Pairs
-) -> Reducing[Terms]:
+def intra_pair_variance(loss: losses.IntraPairVarianceLoss, mat: Tensor, pairs: Pairs) -> Reducing[Terms]:
     """Yu and Tao, Deep Metric Learning with Tuplet Margin Loss, ICCV 2019"""
     positive, negative, is_inverted = pairs.positive, pairs.negative, loss.distance.is_inverted
     positive_sum, num_positive, negative_sum, num_negative = yield [

@@ -144,8 +144,8 @@ class Share:
         self.begin()
         for before, new in zip(self.parts, parts, strict=True):
             at_places = before[:2] + [x[places] for x in before[2:3]] + before[3:]
-            for total, added in zip(at_places, new, strict=True):
-                total += added
+            for x, added in zip(at_places, new, strict=True):
+                x += added
 
     def begin(self) -> None:
         """Begins with zeros, if nothing has been added yet."""
@@ -174,8 +174,8 @@ class Share:
         """Returns the loss, and its gradients with respect to the inputs, if any."""
         counts = [part[1] for part in self.parts]
         factors = reducing_factors(self._loss, self._recipe, counts, self.num_pairs, self.leaf)
-        for factor, (total, _, *gradients) in zip(factors, self.parts, strict=True):
-            for x in (total, *gradients):
+        for factor, (values, _, *gradients) in zip(factors, self.parts, strict=True):
+            for x in (values, *gradients):
                 x *= factor
         (value, _, *gradients), *others = self.parts
         for other, _, *other_gradients in others:

@@ -62,9 +62,7 @@ def pair_margin(miner: miners.PairMarginMiner, mat: Tensor, pairs: Pairs) -> Pai
     )
 
 
-def multi_similarity(
-    miner: miners.MultiSimilarityMiner, mat: Tensor, pairs: Pairs
-) -> Reducing[Pairs]:
+def multi_similarity(miner: miners.MultiSimilarityMiner, mat: Tensor, pairs: Pairs) -> Reducing[Pairs]:
     """Returns pairs beyond the hardest of the other kind (https://arxiv.org/abs/1904.06627)."""
     mat = similarities(miner.distance, mat)
     nearest_negative, farthest_positive = yield [Max(mat, pairs.negative), Max(-mat, pairs.positive)]
