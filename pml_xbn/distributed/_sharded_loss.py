@@ -48,9 +48,9 @@ class Budget(NamedTuple):
     matrices: int  # for the matrices of products of other parts
 
 
-# On a CPU, what is computed of a part stays in the cache.
+# On a CPU, what is computed of a part stays in the cache. A step takes some 100 MB more than what is kept.
 BUDGETS = {
-    "cpu": Budget(part=2**24, large_part=2**26, read_rows=2**25, graphs=2**28, matrices=2**27),
+    "cpu": Budget(part=2**24, large_part=2**26, read_rows=2**25, graphs=2**27 + 2**26, matrices=2**27),
     "gpu": Budget(part=2**29, large_part=2**29, read_rows=2**29, graphs=2**29, matrices=2**28),
 }
 # So many numbers of a pair of anchor and row are held at once, from its product to its gradient.
@@ -237,8 +237,8 @@ class _ShardedLoss:
                     outputs.append((values, factor.to(values).expand_as(values)))
             outputs = [(x, gradient) for x, gradient in outputs if x.requires_grad]
             if outputs:
-                values, of_values = zip(*outputs, strict=True)
-                found = torch.autograd.grad(values, inputs, of_values, allow_unused=True)
+                ends, of_ends = zip(*outputs, strict=True)
+                found = torch.autograd.grad(ends, inputs, of_ends, allow_unused=True)
                 for summed, x in zip(gradients, found, strict=True):
                     summed += 0 if x is None else x.to(summed.device)
             part.forget()
