@@ -104,12 +104,16 @@ class _Run:
 class PartOfRows:
     """A part of this rank's rows, with what is kept of it."""
 
-    def __init__(self, compared: Comparison, recipe: Recipe, keeps_graph: bool, keeps_matrix: bool) -> None:
+    def __init__(
+        self, compared: Comparison, places: slice, recipe: Recipe, keeps_graph: bool, keeps_matrix: bool
+    ) -> None:
         self.keeps_graph, self._keeps_matrix = keeps_graph, keeps_matrix
-        self._compared, self._recipe = compared, recipe
+        self._compared, self._places, self._recipe = compared, places, recipe
         self._run: _Run | None = None
         self._distances: Distances | None = None
-        self.num_pairs = torch.zeros(2, dtype=torch.int64)  # how many chosen pairs are positive and negative
+        # How many chosen pairs are positive and negative; written in place, as what is allocated between the
+        # large tensors of two parts, and kept, would leave gaps that these do not fit in.
+        self.num_pairs = torch.zeros(2, dtype=torch.int64, device=compared.anchors.device)
 
     def run(self, known: _Known) -> _Run:
         """Returns the computation of the loss, up to where it needs what is not known."""
@@ -123,16 +127,18 @@ class PartOfRows:
         self._run = self._distances = None
 
     def _terms(self) -> Reducing[Terms]:
-        loss, miner, rows = self._compared.loss, self._compared.miner, self._compared.rows
-        distances = self._distances or Distances(self._compared.anchors, rows)
+        compared, whole = self._compared, self._compared.rows
+        assert isinstance(whole, ShardedRows)
+        rows, row_labels = whole.part(self._places), compared.row_labels[self._places]
+        loss, miner = compared.loss, compared.miner
+        distances = self._distances or Distances(compared.anchors, rows)
         self._distances = distances if self._keeps_matrix else None
-        assert isinstance(rows, ShardedRows)
-        pairs = self._compared.all_pairs(rows.first)
+        pairs = compared._replace(rows=rows, row_labels=row_labels).all_pairs(rows.first)
         if miner is not None:
             with torch.no_grad():
                 mat = distances.measured(miner.distance).detach()
             pairs = yield from with_reductions(MINERS[type(miner)](miner, mat, pairs))
-        self.num_pairs = torch.stack([total(pairs.positive), total(pairs.negative)])
+        self.num_pairs.copy_(torch.stack([total(pairs.positive), total(pairs.negative)]))
         form = self._recipe.form
         assert form.terms is not None
         return (yield from with_reductions(form.terms(loss, distances.measured(loss.distance), pairs)))
@@ -257,9 +263,10 @@ def _parts_of_rows(compared: Comparison, rows: ShardedRows, recipe: Recipe) -> I
     matrices = budget.matrices // (at_once * num_anchors * itemsize)
     all_places = list(slices(rows.num_rows, at_once)) or [slice(0, 0)]
     for number, places in enumerate(all_places):
-        part = compared._replace(rows=rows.part(places), row_labels=compared.row_labels[places])
         keeps_graph = number < max(1, graphs)
-        yield PartOfRows(part, recipe, keeps_graph, not keeps_graph and number < graphs + matrices)
+        yield PartOfRows(
+            compared, places, recipe, keeps_graph, not keeps_graph and number < graphs + matrices
+        )
 
 
 def _merged_over_ranks(group: Group, reductions: Reductions, parts: Sequence[Tensor]) -> list[Tensor]:
