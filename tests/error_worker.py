@@ -27,8 +27,10 @@ from pml_xbn.adapters import BaseAdapter, GroupMomentMatching, MomentMatching
 from pml_xbn.diagnostics import WatchedLoss
 from pml_xbn.losses import BatchLoss
 from pml_xbn.memory._rows import Rows
+from pml_xbn.pairwise import _loss
 from pml_xbn.pairwise._distances import Distances
-from pml_xbn.pairwise._pairs import OverRows
+from pml_xbn.pairwise._pairs import Elements
+from pml_xbn.pairwise._reductions import Count, Largest, LogSumExp, Max, Sum
 
 D, M = 4, 40
 FLOAT, DOUBLE = torch.float32, torch.float64
@@ -232,7 +234,9 @@ class FailsAt:
         (Distances, "measured"),
         (Rows, "weighted_sum"),
         (Rows, "put"),
-        *((OverRows, name) for name in ("sum", "count", "total", "max", "leave_out")),
+        *((kind, "result") for kind in (Count, Largest, LogSumExp, Max, Sum)),
+        (_loss, "leave_out"),
+        (Elements, "totals"),
         (BaseAdapter, "estimate"),
         (MomentMatching, "map"),
         (GroupMomentMatching, "map_groups"),

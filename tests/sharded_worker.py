@@ -19,6 +19,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed import checkpoint
 
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
+from pml_xbn.distributed import _sharded_loss
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 from pml_xbn.pairwise._recipes import SHARDED_LOSSES
 
@@ -108,6 +109,27 @@ def check_losses(share: int) -> None:
     cases = itertools.product(SHARDED_LOSSES, MINERS, LAYOUTS, (False, True))
     for kind, miner, layout, is_masked in itertools.islice(cases, 0, None, share):
         check_equal(partial(built, kind, miner), layout, 3, is_masked=is_masked, has_ids=False)
+
+
+# One row at a time, of which the first is kept; some rows, and some matrices; some rows, graphs and matrices.
+BUDGETS = (
+    _sharded_loss.Budget(part=1, large_part=1, read_rows=2**20, graphs=0, matrices=0),
+    _sharded_loss.Budget(part=3000, large_part=3000, read_rows=2**20, graphs=0, matrices=200),
+    _sharded_loss.Budget(part=1500, large_part=1500, read_rows=2**20, graphs=3000, matrices=100),
+)
+
+
+def check_budgets() -> None:
+    """The loss is that of one process however few rows a rank goes through at a time."""
+    part_of_rows = _sharded_loss.PartOfRows
+    for loss, miner in itertools.product(SHARDED_LOSSES, MINERS):
+        for layout, budget in zip(LAYOUTS, BUDGETS, strict=True):
+            with (
+                patch.dict(_sharded_loss.BUDGETS, cpu=budget),
+                patch.object(_sharded_loss, "PartOfRows", wraps=part_of_rows) as parts,
+            ):
+                check_equal(partial(built, loss, miner), layout, 4, is_masked=False, has_ids=False)
+            assert distributed.get_rank() > 0 or parts.call_count > 8  # in four steps
 
 
 def check_ties() -> None:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ..memory._queue import SUMS_OF_A_SHARD, Contents, Queue
 from ..memory._rows import Rows, sums_of
-from ..pairwise._pairs import OverRows
 from ._group import Group
 
 _OF_PLACES = ("rows", "labels", "ids")  # entries of a queue's state that have one of every place
@@ -48,6 +47,10 @@ class ShardedRows(Rows):
     def num_rows(self) -> int:
         return min(max(self.count - self.first, 0), len(self.stored))
 
+    def part(self, places: slice) -> ShardedRows:
+        """Returns those of this rank's rows that it holds in some of its places, to be read."""
+        return replace(self, stored=self.stored[places], first=self.first + places.start)
+
     def without_rows(self) -> ShardedRows:
         """Returns what a rank has that holds no places, of these rows."""
         return replace(self, stored=self.stored[:0], first=self.num_places, overwritten=[])
@@ -76,9 +79,13 @@ class ShardedRows(Rows):
         return self.group.max(found)
 
     def measured(self) -> ShardedRows:
-        rows = super().measured()
+        if self.is_due:
+            return self
+        if self.sums is None:
+            # They are stored whitened in place, once the step has succeeded: a copy may not fit the memory.
+            return replace(self, sums=sums_of(self.stored[: self.num_rows]), is_due=True)
         # Seen here and not before the step, alike on all ranks.
-        return rows.stored_anew(torch.zeros_like(rows.stored)) if Rows.is_out_of_range(rows) else rows
+        return self.stored_anew(torch.zeros_like(self.stored)) if Rows.is_out_of_range(self) else self
 
     def is_out_of_range(self) -> None:
         """Is seen when the rows are measured."""
@@ -170,68 +177,3 @@ class ShardedQueue(Queue):
             state[key] = saved.to_local() if hasattr(saved, "to_local") else saved[rows.first : end]
         super()._load_from_state_dict(state, prefix, *args)
         self._measure()
-
-
-class OverShards(OverRows):
-    """Reductions of ``(a, n)`` to ``(a,)``, of the same anchors on all ranks and of each rank's rows.
-
-    Every rank finds what a single process would. Gradients of what all ranks compute from it add up as values
-    do: those at a rank's own pairs are the number of ranks times those of a single process.
-    """
-
-    def __init__(self, rows: Any) -> None:
-        self.rows: ShardedRows = rows  # this rank's
-
-    def anchors_at_once(self, num_rows: int, device: torch.device) -> int:
-        most_places = -(-self.rows.num_places // self.rows.group.size)
-        return super().anchors_at_once(most_places, device)  # alike on all ranks
-
-    def sum(self, values: Tensor, counts: Tensor) -> Tensor:
-        return _Sum.apply(super().sum(values, counts), self.rows.group)  # type: ignore[no-any-return]
-
-    def count(self, counts: Tensor) -> Tensor:
-        return self.rows.group.sum(super().count(counts))
-
-    def total(self, counts: Tensor) -> Tensor:
-        return self.rows.group.sum(super().total(counts))
-
-    def max(self, values: Tensor, mask: Tensor) -> Tensor:
-        values = values.detach()
-        is_empty = values.shape[1] == 0
-        found = values.new_full((len(values),), -torch.inf) if is_empty else super().max(values, mask)
-        return self.rows.group.max(found)
-
-    def largest(self, values: Tensor, mask: Tensor) -> Tensor:
-        """Of equal ones on many ranks, the first rank's, which holds the first places of the queue."""
-        places = mask & (values == self.max(values, mask).unsqueeze(1))
-        places &= places.cumsum(dim=1) == 1
-        group = self.rows.group
-        number = torch.where(places.any(dim=1), -group.rank, -group.size)
-        is_here = group.max(number) == number
-        return places & is_here.unsqueeze(1)
-
-    def log_sum_exp(self, values: Tensor, counts: Tensor) -> Tensor:
-        least = torch.finfo(values.dtype).min
-        largest = self.max(values, counts > 0).clamp_min(least)
-        # What does not count may be larger, and overflow. On a CPU, exp of what is nearly zero takes long.
-        total = self.sum((values - largest.unsqueeze(1)).clamp(-80, 80).exp_(), counts)
-        return torch.where(total > 0, total, 1).log() + largest
-
-    def leave_out(self, mask: Tensor, own_rows: Tensor) -> Tensor:
-        held, anchors = self.rows.held(own_rows, torch.arange(len(own_rows), device=own_rows.device))
-        mask[anchors, held] = False
-        return mask
-
-
-class _Sum(torch.autograd.Function):
-    """The sum over ranks; so is the gradient, which is computed within the forward pass of the loss."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return group.sum(values)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.group.sum(gradient), None

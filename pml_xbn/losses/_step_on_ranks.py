@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..distributed import _ranks as ranks
-from ..distributed._shards import OverShards
+from ..distributed._sharded_loss import sharded_loss
 from ..memory._batch import Batch, zero_loss
 from ..memory._placement import placement_of
 from ..memory._queue import Contents
@@ -96,8 +96,7 @@ def _loss_sharded(memory: Memory, batch: Batch, reports: list[ranks.Report], rec
         compared, value, of_batch = comparison(memory, apart, contents), None, None
         gradients: list[Tensor] = []
         if compared is not None:
-            share = share_against(compared._replace(over_rows=OverShards(compared.rows)), recipe)
-            value, gradients = share.value()
+            value, gradients = sharded_loss(compared, recipe)
         weight = 1.0 if contents is None else memory.batch_loss_weight * batch.is_stored
         if weight and not has_failed:
             of_batch = weight * loss_of_batch(memory.loss, memory.miner, whole)

@@ -12,18 +12,25 @@ from torch.nn.functional import relu, softplus
 
 from .._arithmetic import widest
 from ._pairs import Elements, Pairs, Runs, TripletTerms, similarities
+from ._reductions import Count, LogSumExp, Reducing, Sum
 
 Terms = dict[str, Elements | TripletTerms]  # by the names of the parts of a loss
 
 
-def circle(loss: losses.CircleLoss, mat: Tensor, pairs: Pairs) -> Terms:
+def circle(loss: losses.CircleLoss, mat: Tensor, pairs: Pairs) -> Reducing[Terms]:
     """https://arxiv.org/abs/2002.10857, Eq. 6"""
-    (positive, negative), over_rows, weighing = pairs.masks(), pairs.over_rows, mat.detach()
+    (positive, negative), weighing = pairs.masks(), mat.detach()
     too_far = -loss.gamma * relu(loss.op - weighing) * (mat - loss.delta_p)
     too_near = loss.gamma * relu(weighing - loss.on) * (mat - loss.delta_n)
-    has_both = over_rows.count(positive) * over_rows.count(negative) > 0
-    log_sums = over_rows.log_sum_exp(too_far, positive) + over_rows.log_sum_exp(too_near, negative)
-    return {"loss": Elements(loss.soft_plus(log_sums).masked_fill(~has_both, 0))}
+    num_positive, num_negative, positive_log_sum, negative_log_sum = yield [
+        Count(positive),
+        Count(negative),
+        LogSumExp(too_far, positive),
+        LogSumExp(too_near, negative),
+    ]
+    has_both = num_positive * num_negative > 0
+    terms = loss.soft_plus(positive_log_sum + negative_log_sum)
+    return {"loss": Elements(terms.masked_fill(~has_both, 0))}
 
 
 def contrastive(loss: losses.ContrastiveLoss, mat: Tensor, pairs: Pairs) -> Terms:
@@ -35,65 +42,79 @@ def contrastive(loss: losses.ContrastiveLoss, mat: Tensor, pairs: Pairs) -> Term
 
 def generalized_lifted_structure(
     loss: losses.GeneralizedLiftedStructureLoss, mat: Tensor, pairs: Pairs
-) -> Terms:
+) -> Reducing[Terms]:
     """https://arxiv.org/abs/1703.07737, page 4"""
-    margin, log_sum_exp = loss.distance.margin, pairs.over_rows.log_sum_exp
-    positive, negative = pairs.masks()
-    too_far = _or_zero(log_sum_exp(margin(mat, loss.pos_margin), positive))
-    too_near = _or_zero(log_sum_exp(margin(loss.neg_margin, mat), negative))
-    return {"loss": Elements(relu(too_far + too_near))}
+    margin, (positive, negative) = loss.distance.margin, pairs.masks()
+    too_far, too_near = yield [
+        LogSumExp(margin(mat, loss.pos_margin), positive),
+        LogSumExp(margin(loss.neg_margin, mat), negative),
+    ]
+    return {"loss": Elements(relu(_or_zero(too_far) + _or_zero(too_near)))}
 
 
-def multi_similarity(loss: losses.MultiSimilarityLoss, mat: Tensor, pairs: Pairs) -> Terms:
+def multi_similarity(loss: losses.MultiSimilarityLoss, mat: Tensor, pairs: Pairs) -> Reducing[Terms]:
     """https://arxiv.org/abs/1904.06627"""
-    margin, log_sum_exp = loss.distance.margin, pairs.over_rows.log_sum_exp
-    positive, negative = pairs.masks()
-    too_far = _log_one_plus_exp(log_sum_exp(loss.alpha * margin(mat, loss.base), positive))
-    too_near = _log_one_plus_exp(log_sum_exp(loss.beta * margin(loss.base, mat), negative))
+    margin, (positive, negative) = loss.distance.margin, pairs.masks()
+    positive_log_sum, negative_log_sum = yield [
+        LogSumExp(loss.alpha * margin(mat, loss.base), positive),
+        LogSumExp(loss.beta * margin(loss.base, mat), negative),
+    ]
+    too_far, too_near = _log_one_plus_exp(positive_log_sum), _log_one_plus_exp(negative_log_sum)
     return {"loss": Elements(too_far / loss.alpha + too_near / loss.beta)}
 
 
-def nca(loss: losses.NCALoss, mat: Tensor, pairs: Pairs) -> Terms:
+def nca(loss: losses.NCALoss, mat: Tensor, pairs: Pairs) -> Reducing[Terms]:
     """Goldberger et al., Neighbourhood Components Analysis, NIPS 2004"""
-    logits, over_rows = loss.softmax_scale * similarities(loss.distance, mat), pairs.over_rows
+    logits = loss.softmax_scale * similarities(loss.distance, mat)
     # Of all rows, whichever have been chosen, the anchors' own copies included.
     same = pairs.labels.unsqueeze(1) == pairs.row_labels
-    log_sum = over_rows.log_sum_exp(logits, torch.ones_like(same))
-    terms = log_sum - over_rows.log_sum_exp(logits, same)
+    log_sum, same_log_sum, num_same, num_positive, num_negative = yield [
+        LogSumExp(logits, torch.ones_like(same)),
+        LogSumExp(logits, same),
+        Count(same),
+        Count(pairs.positive),
+        Count(pairs.negative),
+    ]
+    terms = log_sum - same_log_sum
     # How often each anchor has been chosen, over how often the one was that has been chosen most.
-    num_chosen = over_rows.count(pairs.positive) + over_rows.count(pairs.negative)
+    num_chosen = num_positive + num_negative
     most = num_chosen.max()
     weights = torch.where(most > 0, widest(num_chosen) / most.clamp_min(1), 1).to(terms)
     # PML's loss of a single anchor is zero.
-    return {"loss": Elements(terms * weights * (len(mat) > 1), over_rows.count(same) > 0)}
+    return {"loss": Elements(terms * weights * (len(mat) > 1), num_same > 0)}
 
 
-def nt_xent(loss: losses.NTXentLoss, mat: Tensor, pairs: Pairs) -> Terms:
+def nt_xent(loss: losses.NTXentLoss, mat: Tensor, pairs: Pairs) -> Reducing[Terms]:
     """https://arxiv.org/abs/1807.03748, Eq. 4"""
     logits = similarities(loss.distance, mat) / loss.temperature
-    negative_log_sum = pairs.over_rows.log_sum_exp(logits, pairs.negative).unsqueeze(1)
-    return {"loss": Elements(_log_one_plus_exp(negative_log_sum - logits), pairs.positive)}
+    (negative_log_sum,) = yield [LogSumExp(logits, pairs.negative)]
+    terms = _log_one_plus_exp(negative_log_sum.unsqueeze(1) - logits)
+    return {"loss": Elements(terms, pairs.positive)}
 
 
-def supcon(loss: losses.SupConLoss, mat: Tensor, pairs: Pairs) -> Terms:
+def supcon(loss: losses.SupConLoss, mat: Tensor, pairs: Pairs) -> Reducing[Terms]:
     """https://arxiv.org/abs/2004.11362, Eq. 2"""
-    logits, over_rows = similarities(loss.distance, mat) / loss.temperature, pairs.over_rows
+    logits = similarities(loss.distance, mat) / loss.temperature
     positive, negative = pairs.masks()
-    num_positive = over_rows.count(positive)
-    positive_mean = over_rows.sum(logits, positive) / num_positive.clamp_min(1)
-    log_sum = over_rows.log_sum_exp(logits, positive | negative)
+    num_positive, positive_sum, log_sum = yield [
+        Count(positive),
+        Sum(logits, positive),
+        LogSumExp(logits, positive | negative),
+    ]
+    positive_mean = positive_sum / num_positive.clamp_min(1)
     return {"loss": Elements((log_sum - positive_mean).masked_fill(num_positive == 0, 0))}
 
 
-def tuplet_margin(loss: losses.TupletMarginLoss, mat: Tensor, pairs: Pairs) -> Terms:
+def tuplet_margin(loss: losses.TupletMarginLoss, mat: Tensor, pairs: Pairs) -> Reducing[Terms]:
     """Yu and Tao, Deep Metric Learning with Tuplet Margin Loss, ICCV 2019"""
-    negative_log_sum = pairs.over_rows.log_sum_exp(loss.scale * mat, pairs.negative).unsqueeze(1)
+    (negative_log_sum,) = yield [LogSumExp(loss.scale * mat, pairs.negative)]
     squared_sines = (1 - mat) * (1 + mat)
     has_gradient = squared_sines > 0  # not at 0 or 180 degrees, where it is taken for zero
     sines = torch.where(has_gradient, squared_sines, 1).sqrt() * has_gradient
     margin = torch.as_tensor(loss.margin, dtype=mat.dtype)  # which may be learned
     slackened = margin.cos() * mat + margin.sin() * sines
-    return {"loss": Elements(_log_one_plus_exp(negative_log_sum - loss.scale * slackened), pairs.positive)}
+    terms = _log_one_plus_exp(negative_log_sum.unsqueeze(1) - loss.scale * slackened)
+    return {"loss": Elements(terms, pairs.positive)}
 
 
 def triplet_margin(loss: losses.TripletMarginLoss, mat: Tensor, pairs: Pairs) -> Terms:
@@ -137,24 +158,26 @@ def _triplet_terms(
     return Elements(terms if activation is None else activation(terms))
 
 
-def intra_pair_variance(loss: losses.IntraPairVarianceLoss, mat: Tensor, pairs: Pairs) -> Terms:
+def intra_pair_variance(loss: losses.IntraPairVarianceLoss, mat: Tensor, pairs: Pairs) -> Reducing[Terms]:
     """Yu and Tao, Deep Metric Learning with Tuplet Margin Loss, ICCV 2019"""
-    is_inverted = loss.distance.is_inverted
+    positive, negative, is_inverted = pairs.positive, pairs.negative, loss.distance.is_inverted
+    positive_sum, num_positive, negative_sum, num_negative = yield [
+        Sum(mat, positive),
+        Count(positive),
+        Sum(mat, negative),
+        Count(negative),
+    ]
+    positive_mean = positive_sum.sum() / num_positive.sum().clamp_min(1)
+    negative_mean = negative_sum.sum() / num_negative.sum().clamp_min(1)
+    too_far = relu(loss.variance_with_eps(mat, positive_mean, loss.pos_eps, is_inverted))
+    too_near = relu(loss.variance_with_eps(mat, negative_mean, loss.neg_eps, not is_inverted))
+    return {"pos_loss": Elements(too_far**2, positive), "neg_loss": Elements(too_near**2, negative)}
 
-    def squared(counts: Tensor, eps: float, should_grow: bool) -> Elements:
-        mean = pairs.over_rows.sum(mat, counts).sum() / pairs.over_rows.total(counts).clamp_min(1)
-        return Elements(relu(loss.variance_with_eps(mat, mean, eps, should_grow)) ** 2, counts)
 
-    return {
-        "pos_loss": squared(pairs.positive, loss.pos_eps, is_inverted),
-        "neg_loss": squared(pairs.negative, loss.neg_eps, not is_inverted),
-    }
-
-
-def lifted_structure(loss: losses.LiftedStructureLoss, mat: Tensor, pairs: Pairs) -> Terms:
+def lifted_structure(loss: losses.LiftedStructureLoss, mat: Tensor, pairs: Pairs) -> Reducing[Terms]:
     """https://arxiv.org/abs/1511.06452, Eq. 4"""
     margin = loss.distance.margin
-    negative_log_sum = pairs.over_rows.log_sum_exp(margin(loss.neg_margin, mat), pairs.negative)
+    (negative_log_sum,) = yield [LogSumExp(margin(loss.neg_margin, mat), pairs.negative)]
     totals = negative_log_sum.unsqueeze(1).expand_as(mat)
     # Of every positive pair the negatives of both, where both are of the batch: an older one has none.
     if pairs.own_rows is not None:
@@ -182,7 +205,8 @@ def _log_one_plus_exp(exponents: Tensor) -> Tensor:
 class Form(NamedTuple):
     """How a loss of PML's is computed from one matrix."""
 
-    terms: Callable[[Any, Tensor, Pairs], Terms] | None  # of (loss, mat, pairs); None: by PML's own code
+    # Of (loss, mat, pairs), and a generator if it needs reductions; None: by PML's own code.
+    terms: Callable[[Any, Tensor, Pairs], Terms | Reducing[Terms]] | None
     is_per_anchor: bool = False  # its reducer gets one value of each anchor, and not one of each pair
     needs_both_kinds: bool = False  # zero unless there are positive and negative pairs
     is_by_anchor: bool = True  # an anchor's terms depend on no other anchor

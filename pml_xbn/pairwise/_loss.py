@@ -15,8 +15,9 @@ from ..memory._rows import Rows
 from ._distances import Distances
 from ._forms import Terms
 from ._miners import mined, mined_by_its_own_code
-from ._pairs import Elements, IndicesTuple, OverRows, Pairs, Runs, listed
+from ._pairs import Elements, IndicesTuple, Pairs, Runs, anchors_at_once, leave_out, listed
 from ._recipes import Recipe, is_function_of_pairs, recipe_of
+from ._reductions import of_all_rows, total
 
 
 class Comparison(NamedTuple):
@@ -30,15 +31,22 @@ class Comparison(NamedTuple):
     row_labels: Tensor  # (n,)
     own_rows: Tensor | None = None  # (a,), rows of the anchors' own copies, which they are not compared with
     user_pairs: IndicesTuple | None = None  # pairs or triplets of anchors and rows besides
-    over_rows: OverRows = OverRows()
 
-    def chosen(self, distances: Distances) -> Pairs:
-        """Returns what the miner chooses, without one all but own copies, and what is given besides."""
+    def all_pairs(self, first: int | None = None) -> Pairs:
+        """Returns all pairs but own copies.
+
+        Args:
+            first: the number of the first row, if the rows are a part of those that are numbered.
+        """
         positive = self.anchor_labels.unsqueeze(1) == self.row_labels
         negative = ~positive
         if self.own_rows is not None:
-            positive = self.over_rows.leave_out(positive, self.own_rows)
-        pairs = Pairs(positive, negative, self.anchor_labels, self.row_labels, self.own_rows, self.over_rows)
+            positive = leave_out(positive, self.own_rows, first)
+        return Pairs(positive, negative, self.anchor_labels, self.row_labels, self.own_rows, first or 0)
+
+    def chosen(self, distances: Distances) -> Pairs:
+        """Returns what the miner chooses, without one all but own copies, and what is given besides."""
+        pairs = self.all_pairs()
         if self.miner is not None:
             mine = mined if is_function_of_pairs(self.miner) else mined_by_its_own_code
             pairs = mine(self.miner, distances, pairs)
@@ -68,15 +76,15 @@ def _loss_by_pml(compared: Comparison) -> Tensor:
 
 def share_against(compared: Comparison, recipe: Recipe) -> Share:
     """Returns what the anchors add to a loss, by its recipe."""
-    loss, form, over_rows = compared.loss, recipe.form, compared.over_rows
+    loss, form = compared.loss, recipe.form
     share = Share(loss, recipe, compared.anchors)
     distances = Distances(share.leaf, compared.rows)
     pairs = compared.chosen(distances)
-    share.num_pairs = pairs.num_pairs or [over_rows.total(counts) for counts in pairs[:2]]
+    share.num_pairs = pairs.num_pairs or [total(counts) for counts in pairs[:2]]
     if form.terms is None:
         share.begin()
         for elements in _angular_terms(loss, share.leaf, compared.rows, pairs):
-            share.add({"loss": elements}, over_rows, share.leaf)
+            share.add({"loss": elements}, share.leaf)
         return share
     mat = distances.measured(loss.distance)
     is_checked = hasattr(loss, "_assert_either_pos_or_neg")  # since PML 2.9
@@ -87,15 +95,15 @@ def share_against(compared: Comparison, recipe: Recipe) -> Share:
     num_listed = mat.shape[1]
     if getattr(loss, "smooth_loss", False):  # lists triplets
         num_listed *= int(pairs.masks()[0].sum(dim=1).max())
-    at_once = over_rows.anchors_at_once(num_listed, mat.device) if can_be_cut else len(mat)
+    at_once = anchors_at_once(num_listed, mat.device) if can_be_cut else len(mat)
     if at_once >= len(mat) and len(recipe.reducers) == 1:
-        share.add(form.terms(loss, mat, pairs), over_rows, share.leaf)
+        share.add(of_all_rows(form.terms(loss, mat, pairs)), share.leaf)
         return share
     share.whole = mat  # to which the gradients of many parts are added, before one goes on
     for places in slices(len(mat), at_once):
         part, chosen = (mat, pairs) if at_once >= len(mat) else (mat[places], pairs.at(places))
         leaf = part.detach().requires_grad_(mat.requires_grad)
-        share.add(form.terms(loss, leaf, chosen), over_rows, leaf, places)
+        share.add(of_all_rows(form.terms(loss, leaf, chosen)), leaf, places)
     return share
 
 
@@ -112,12 +120,12 @@ class Share:
         self.parts: list[list[Tensor]] = []
         self.num_pairs: Sequence[Tensor | int] = [0, 0]  # positive and negative ones
 
-    def add(self, terms: Terms, over_rows: OverRows, leaf: Tensor, places: slice = slice(None)) -> None:
+    def add(self, terms: Terms, leaf: Tensor, places: slice = slice(None)) -> None:
         """Adds terms, and forgets how they were computed from some places of the whole."""
         parts: list[list[Tensor]] = []
         inputs = [leaf, *self._recipe.learned]
         for name, reducer in self._recipe.reducers.items():
-            values, count = terms[name].totals(reducer, over_rows)
+            values, count = terms[name].totals(reducer)
             divisor = terms[name].divisor if type(reducer) is DivisorReducer else None
             parts.append([values.detach().sum(), count if divisor is None else divisor])
             if leaf.requires_grad:
@@ -136,8 +144,8 @@ class Share:
         self.begin()
         for before, new in zip(self.parts, parts, strict=True):
             at_places = before[:2] + [x[places] for x in before[2:3]] + before[3:]
-            for total, added in zip(at_places, new, strict=True):
-                total += added
+            for x, added in zip(at_places, new, strict=True):
+                x += added
 
     def begin(self) -> None:
         """Begins with zeros, if nothing has been added yet."""
@@ -164,18 +172,10 @@ class Share:
 
     def value(self) -> tuple[Tensor, list[Tensor]]:
         """Returns the loss, and its gradients with respect to the inputs, if any."""
-        enough: Tensor | bool = True
-        if isinstance(self._loss, GenericPairLoss):  # of a pair of each kind, or fewer, PML's are zero
-            positive, negative = self.num_pairs
-            needs_both = self._recipe.form.needs_both_kinds
-            enough = positive * negative > 1 if needs_both else (positive > 1) | (negative > 1)
-        has_terms = enough.to(self.leaf) if isinstance(enough, Tensor) else self.leaf.new_full((), enough)
-        reducers = self._recipe.reducers.values()
-        for reducer, (total, count, *gradients) in zip(reducers, self.parts, strict=True):
-            factor = has_terms if type(reducer) is SumReducer else has_terms / count.clamp_min(1)
-            if type(reducer) is DivisorReducer:  # of a divisor of 0 PML's result is 0, whatever the sum
-                factor = factor * (count > 0)
-            for x in (total, *gradients):
+        counts = [part[1] for part in self.parts]
+        factors = reducing_factors(self._loss, self._recipe, counts, self.num_pairs, self.leaf)
+        for factor, (values, _, *gradients) in zip(factors, self.parts, strict=True):
+            for x in (values, *gradients):
                 x *= factor
         (value, _, *gradients), *others = self.parts
         for other, _, *other_gradients in others:
@@ -184,6 +184,33 @@ class Share:
         if gradients and self.whole is not self.leaf:
             gradients[:1] = torch.autograd.grad(self.whole, self.leaf, gradients[0])
         return value.to(self.leaf), gradients
+
+
+def reducing_factors(
+    loss: Any, recipe: Recipe, counts: Sequence[Tensor], num_pairs: Sequence[Tensor | int], like: Tensor
+) -> list[Tensor]:
+    """Returns by what the reducers multiply the sums of the terms, for each part of the loss.
+
+    Args:
+        loss: that a memory supports.
+        recipe: the loss's.
+        counts: for each part the number of terms, or what its reducer divides by instead.
+        num_pairs: how many pairs are positive, and how many are negative.
+        like: a tensor of the loss's dtype and device.
+    """
+    enough: Tensor | bool = True
+    if isinstance(loss, GenericPairLoss):  # of a pair of each kind, or fewer, PML's are zero
+        positive, negative = num_pairs
+        needs_both = recipe.form.needs_both_kinds
+        enough = positive * negative > 1 if needs_both else (positive > 1) | (negative > 1)
+    has_terms = enough.to(like) if isinstance(enough, Tensor) else like.new_full((), enough)
+    factors = []
+    for reducer, count in zip(recipe.reducers.values(), counts, strict=True):
+        factor = has_terms if type(reducer) is SumReducer else has_terms / count.clamp_min(1)
+        if type(reducer) is DivisorReducer:  # of a divisor of 0 PML's result is 0, whatever the sum
+            factor = factor * (count > 0)
+        factors.append(factor)
+    return factors
 
 
 class KnownGradients(torch.autograd.Function):
@@ -226,7 +253,7 @@ def _angular_terms(loss: AngularLoss, anchors: Tensor, stored: Rows, pairs: Pair
     if len(a1) == 0 or not pairs.negative.any():
         return
     rows = stored.read(anchors.dtype)
-    at_once = 8 * pairs.over_rows.anchors_at_once(len(rows), rows.device)  # for each part all rows are read
+    at_once = 8 * anchors_at_once(len(rows), rows.device)  # for each part all rows are read
     for anchors_of_pairs, places in zip(a1.split(at_once), p.split(at_once), strict=True):
         # All rows of other classes are its negatives, whatever is listed, but something has to be listed.
         lists = anchors_of_pairs, places, a1[:1], p[:1]

@@ -11,21 +11,30 @@ from pytorch_metric_learning import miners
 from torch import Tensor
 
 from ._distances import Distances
-from ._pairs import IndicesTuple, Pairs, Runs, drop_own_rows, mapped, similarities
+from ._pairs import IndicesTuple, Pairs, Runs, drop_own_rows, mapped, only, similarities
+from ._reductions import Largest, Max, Reducing, of_all_rows, total
 
 Miner = Callable[[Tensor, Tensor, Tensor, Tensor], IndicesTuple]
 
 
 def mined(miner: Any, distances: Distances, pairs: Pairs) -> Pairs:
     """Returns those of the pairs that one of the five miners chooses."""
+    miner.reset_stats()
     with torch.no_grad():
-        miner.reset_stats()
-        chosen = MINERS[type(miner)](miner, distances.measured(miner.distance), pairs)
-        numbers = torch.stack([pairs.over_rows.total(counts) for counts in chosen[:2]]).tolist()
-    positives, negatives = map(range, numbers)  # which PML asks for their length
-    is_of_pairs = chosen.triplets is None
-    miner.output_assertion([positives] * 2 + [negatives] * 2 if is_of_pairs else [positives] * 3)
+        mat = distances.measured(miner.distance)
+        chosen = of_all_rows(MINERS[type(miner)](miner, mat, pairs))
+        if isinstance(miner, miners.BatchHardMiner):  # of every anchor one triplet
+            chosen = chosen._replace(triplets=Runs.all(mat, chosen.positive, chosen.negative))
+        numbers = torch.stack([total(counts) for counts in chosen[:2]]).tolist()
+    tell_numbers(miner, numbers)
     return chosen._replace(num_pairs=numbers)
+
+
+def tell_numbers(miner: Any, numbers: list[int]) -> None:
+    """Tells one of the five miners how many positive and negative pairs it has chosen, for its records."""
+    positives, negatives = map(range, numbers)  # which PML asks for their length
+    is_of_triplets = isinstance(miner, (miners.BatchHardMiner, miners.TripletMarginMiner))
+    miner.output_assertion([positives] * 3 if is_of_triplets else [positives] * 2 + [negatives] * 2)
 
 
 def mined_by_its_own_code(miner: Any, distances: Distances, pairs: Pairs) -> Pairs:
@@ -53,20 +62,19 @@ def pair_margin(miner: miners.PairMarginMiner, mat: Tensor, pairs: Pairs) -> Pai
     )
 
 
-def multi_similarity(miner: miners.MultiSimilarityMiner, mat: Tensor, pairs: Pairs) -> Pairs:
+def multi_similarity(miner: miners.MultiSimilarityMiner, mat: Tensor, pairs: Pairs) -> Reducing[Pairs]:
     """Returns pairs beyond the hardest of the other kind (https://arxiv.org/abs/1904.06627)."""
-    mat, over_rows = similarities(miner.distance, mat), pairs.over_rows
-    nearest_negative = over_rows.max(mat, pairs.negative).unsqueeze(1)
-    farthest_positive = -over_rows.max(-mat, pairs.positive).unsqueeze(1)
+    mat = similarities(miner.distance, mat)
+    nearest_negative, farthest_positive = yield [Max(mat, pairs.negative), Max(-mat, pairs.positive)]
     return pairs._replace(
-        positive=pairs.positive & (mat - miner.epsilon < nearest_negative),
-        negative=pairs.negative & (mat + miner.epsilon > farthest_positive),
+        positive=pairs.positive & (mat - miner.epsilon < nearest_negative.unsqueeze(1)),
+        negative=pairs.negative & (mat + miner.epsilon > -farthest_positive.unsqueeze(1)),
     )
 
 
-def batch_easy_hard(miner: miners.BatchEasyHardMiner, mat: Tensor, pairs: Pairs) -> Pairs:
+def batch_easy_hard(miner: miners.BatchEasyHardMiner, mat: Tensor, pairs: Pairs) -> Reducing[Pairs]:
     """Returns of every anchor the nearest or farthest positive and negative (https://arxiv.org/abs/1904.04370)."""
-    near, over_rows = similarities(miner.distance, mat), pairs.over_rows
+    near = similarities(miner.distance, mat)
 
     def within(mask: Tensor, bounds: tuple[float, float] | None) -> Tensor:
         return mask if bounds is None else mask & (bounds[0] <= mat) & (mat <= bounds[1])
@@ -77,29 +85,27 @@ def batch_easy_hard(miner: miners.BatchEasyHardMiner, mat: Tensor, pairs: Pairs)
     sign_of_positives = 1 if miner.pos_strategy == miner.EASY else -1
     sign_of_negatives = -1 if miner.neg_strategy == miner.EASY else 1
     if miner.pos_strategy == miner.SEMIHARD:
-        bound = over_rows.max(sign_of_negatives * near, negative).unsqueeze(1)
-        positive = positive & (near > sign_of_negatives * bound)
+        (bound,) = yield [Max(sign_of_negatives * near, negative)]
+        positive = positive & (near > sign_of_negatives * bound.unsqueeze(1))
     elif miner.neg_strategy == miner.SEMIHARD:
-        bound = over_rows.max(sign_of_positives * near, positive).unsqueeze(1)
-        negative = negative & (near < sign_of_positives * bound)
-    chosen_positive = over_rows.largest(sign_of_positives * near, positive)
-    chosen_negative = over_rows.largest(sign_of_negatives * near, negative)
+        (bound,) = yield [Max(sign_of_positives * near, positive)]
+        negative = negative & (near < sign_of_positives * bound.unsqueeze(1))
+    positive_row, negative_row = yield [
+        Largest(sign_of_positives * near, positive, pairs.first),
+        Largest(sign_of_negatives * near, negative, pairs.first),
+    ]
+    if miner.ALL not in (miner.pos_strategy, miner.neg_strategy):
+        has_one = (positive_row < 0) | (negative_row < 0)
+        positive_row, negative_row = (x.masked_fill(has_one, -1) for x in (positive_row, negative_row))
+    chosen_positive = only(positive_row, pairs.first, pairs.positive)
+    chosen_negative = only(negative_row, pairs.first, pairs.negative)
     if miner.pos_strategy == miner.ALL:
         chosen_positive = pairs.positive
     if miner.neg_strategy == miner.ALL:
         chosen_negative = pairs.negative
-    if miner.ALL not in (miner.pos_strategy, miner.neg_strategy):
-        has_both = (over_rows.count(chosen_positive) * over_rows.count(chosen_negative)).unsqueeze(1) > 0
-        chosen_positive, chosen_negative = chosen_positive & has_both, chosen_negative & has_both
     if miner.collect_stats:
         miner.set_stats(mat[chosen_positive], mat[chosen_negative])
     return pairs._replace(positive=chosen_positive, negative=chosen_negative)
-
-
-def batch_hard(miner: miners.BatchHardMiner, mat: Tensor, pairs: Pairs) -> Pairs:
-    """Returns of every anchor the farthest positive with the nearest negative (https://arxiv.org/abs/1703.07737)."""
-    chosen = batch_easy_hard(miner, mat, pairs)
-    return chosen._replace(triplets=Runs.all(mat, chosen.positive, chosen.negative))
 
 
 def triplet_margin(miner: miners.TripletMarginMiner, mat: Tensor, pairs: Pairs) -> Pairs:
@@ -118,9 +124,10 @@ def triplet_margin(miner: miners.TripletMarginMiner, mat: Tensor, pairs: Pairs) 
     return pairs._replace(positive=positive, negative=negative, triplets=triplets)
 
 
-MINERS: dict[type, Callable[[Any, Tensor, Pairs], Pairs]] = {
+# Of (miner, mat, pairs), and a generator if it needs reductions.
+MINERS: dict[type, Callable[[Any, Tensor, Pairs], Pairs | Reducing[Pairs]]] = {
     miners.BatchEasyHardMiner: batch_easy_hard,
-    miners.BatchHardMiner: batch_hard,
+    miners.BatchHardMiner: batch_easy_hard,
     miners.MultiSimilarityMiner: multi_similarity,
     miners.PairMarginMiner: pair_margin,
     miners.TripletMarginMiner: triplet_margin,

@@ -1,8 +1,7 @@
-"""Pairs and triplets of anchors and rows, reductions over them, and a loss's terms as reducers sum them."""
+"""Pairs and triplets of anchors and rows, and a loss's terms as reducers sum them."""
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .._arithmetic import widest
+from ._reductions import sum_over_rows, total
 
 IndicesTuple = tuple[Tensor, ...]
 
@@ -27,70 +27,38 @@ REDUCERS = (
 _PAIRS_AT_ONCE = {"cpu": 2**19, "gpu": 2**24}
 
 
-class OverRows:
-    """Reductions of ``(a, n)`` to ``(a,)``, through which alone a loss or miner sees more than one pair.
+def anchors_at_once(num_rows: int, device: torch.device) -> int:
+    """Returns for how many anchors a loss is computed at once."""
+    return max(1, _PAIRS_AT_ONCE["cpu" if device.type == "cpu" else "gpu"] // max(1, num_rows))
 
-    ``counts`` says how often each pair counts, ``(a, n)``, bool or integers.
+
+def leave_out(mask: Tensor, own_rows: Tensor, first: int | None = None) -> Tensor:
+    """Returns the mask ``(a, n)``, in place, without the pairs of anchors and their own rows ``(a,)``.
+
+    Args:
+        mask: of pairs.
+        own_rows: numbers of rows.
+        first: the number of the first of the n rows, where they are a part of all.
     """
-
-    def anchors_at_once(self, num_rows: int, device: torch.device) -> int:
-        """Returns for how many anchors a loss is computed at once."""
-        return max(1, _PAIRS_AT_ONCE["cpu" if device.type == "cpu" else "gpu"] // max(1, num_rows))
-
-    def sum(self, values: Tensor, counts: Tensor) -> Tensor:
-        """Returns the sum of the values, each as often as it counts."""
-        # Times a mask takes a CPU six times as long as times numbers, which its bytes become in no time.
-        numbers = counts.view(torch.uint8) if counts.dtype == torch.bool else counts
-        return (values * numbers.to(values.dtype)).sum(dim=1)
-
-    def count(self, counts: Tensor) -> Tensor:
-        """Returns how many pairs count, int64."""
-        return counts.sum(dim=1)
-
-    def total(self, counts: Tensor) -> Tensor:
-        """Returns how many pairs of all anchors count, a 0-d int64 tensor."""
-        # On a CPU, the sum of a mask would make int64 of all of it.
-        return counts.count_nonzero() if counts.dtype == torch.bool else counts.sum()
-
-    def max(self, values: Tensor, mask: Tensor) -> Tensor:
-        """Returns the largest of the values that count, without gradient; -inf where none does."""
-        return torch.where(mask, values.detach(), -torch.inf).amax(dim=1)
-
-    def largest(self, values: Tensor, mask: Tensor) -> Tensor:
-        """Returns the pair with the largest of the values that count, the first of equal ones, ``(a, n)``."""
-        rows = torch.where(mask, values, -torch.inf).argmax(dim=1, keepdim=True)
-        return torch.zeros_like(mask).scatter_(1, rows, mask.gather(1, rows))
-
-    def log_sum_exp(self, values: Tensor, counts: Tensor) -> Tensor:
-        """Returns log Σ exp(values), the smallest finite number where none counts."""
-        if counts.dtype != torch.bool:
-            values, counts = values + counts.to(values.dtype).clamp_min(1).log(), counts > 0
-        return _LogSumExp.apply(values, counts)  # type: ignore[no-any-return]
-
-    def leave_out(self, mask: Tensor, own_rows: Tensor) -> Tensor:
-        """Returns the mask, in place, without the pairs of anchors and their own rows ``(a,)``."""
+    if first is None:
         return mask.scatter_(1, own_rows.unsqueeze(1), False)
+    if mask.shape[1] == 0:
+        return mask
+    columns, is_here = _columns_of(own_rows, first, mask)
+    return mask.scatter_(1, columns, mask.gather(1, columns) & ~is_here)
 
 
-class _LogSumExp(torch.autograd.Function):
-    """log Σ exp(values) over rows, whose gradient is a softmax."""
+def only(rows: Tensor, first: int, like: Tensor) -> Tensor:
+    """Returns a mask like another ``(a, n)`` of every anchor's row ``(a,)``, -1 for none, if it is here."""
+    mask = torch.zeros_like(like)
+    return mask if like.shape[1] == 0 else mask.scatter_(1, *_columns_of(rows, first, like))
 
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, mask: Tensor) -> Tensor:
-        limits = torch.finfo(values.dtype)
-        values = values.masked_fill(~mask, limits.min)
-        largest = values.amax(dim=1, keepdim=True)
-        # Numbers that are nearly zero would take a CPU ten to thirty times as long.
-        shares = (values - largest).clamp_(min=math.log(limits.tiny) / 2).exp_()
-        total = shares.sum(dim=1, keepdim=True)
-        ctx.save_for_backward(shares.div_(total))
-        return (largest + total.log_()).squeeze(1)
 
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (shares,) = ctx.saved_tensors  # where none counts all do, but the result is not used
-        return gradient.unsqueeze(1) * shares, None
+def _columns_of(rows: Tensor, first: int, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the columns of rows in a mask ``(a, n)``, and whether they are among these, both ``(a, 1)``."""
+    columns = (rows - first).unsqueeze(1)
+    within = columns.clamp(0, mask.shape[1] - 1)
+    return within, within == columns
 
 
 class Pairs(NamedTuple):
@@ -101,7 +69,7 @@ class Pairs(NamedTuple):
     labels: Tensor  # (a,), of the anchors
     row_labels: Tensor  # (n,)
     own_rows: Tensor | None  # (a,), rows of the anchors' own copies
-    over_rows: OverRows
+    first: int = 0  # the number of the first row
     triplets: Runs | IndicesTuple | None = None  # index tensors, or runs; None: pairs, all combined
     num_pairs: list[int] | None = None  # how many are positive and negative; None: not counted
 
@@ -242,7 +210,7 @@ class Elements(NamedTuple):
     counts: Tensor | None = None  # how often each counts, bool or integers; None: once
     divisor: Tensor | None = None  # that of PML's DivisorReducer
 
-    def totals(self, reducer: Any, over_rows: OverRows) -> tuple[Tensor, Tensor]:
+    def totals(self, reducer: Any) -> tuple[Tensor, Tensor]:
         """Returns what the reducer sums, with a number per anchor or listed one, and what divides the sum."""
         values, counts = self.values, self.counts
         for name, is_beyond in (("low", torch.gt), ("high", torch.lt)):
@@ -256,7 +224,7 @@ class Elements(NamedTuple):
         # What does not count may be NaN.
         values = values.masked_fill(~counts if is_mask else counts == 0, 0)
         if values.ndim == 2:
-            return over_rows.sum(values, counts), over_rows.total(counts)
+            return sum_over_rows(values, counts), total(counts)
         return values if is_mask else values * counts, counts.sum()
 
 
@@ -272,14 +240,14 @@ class TripletTerms(NamedTuple):
     is_positive: bool  # x_p + y_n is never less than 0
     divisor: Tensor | None = None  # that of PML's DivisorReducer
 
-    def totals(self, reducer: Any, over_rows: OverRows) -> tuple[Tensor, Tensor]:
+    def totals(self, reducer: Any) -> tuple[Tensor, Tensor]:
         """Returns the sum of every anchor's terms, and how many are counted, as ``Elements.totals`` does."""
         low, high = getattr(reducer, "low", None), getattr(reducer, "high", None)
         low = None if low is None or low < 0 else low  # no term is less than 0
         least = 0.0 if low is None and not self.is_positive else low
         positive, negative = self._between(least, high).num_of_pairs()
         counted = positive if least == low else self._between(None, high).num_of_pairs()[0]
-        totals = over_rows.sum(widest(self.x), positive) + over_rows.sum(widest(self.y), negative)
+        totals = sum_over_rows(widest(self.x), positive) + sum_over_rows(widest(self.y), negative)
         return totals, counted.sum()
 
     @torch.no_grad()

@@ -20,6 +20,11 @@ def test_loss_and_gradient_are_those_of_one_process(ranks: int) -> None:
     on_ranks(sharded_worker.check_losses, min(SHARE, 17), ranks=ranks, timeout=300)
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_rank_may_go_through_its_rows_a_few_at_a_time(ranks: int) -> None:
+    on_ranks(sharded_worker.check_budgets, ranks=ranks)
+
+
 def test_of_rows_that_are_equally_far_the_first_in_the_queue_is_chosen() -> None:
     on_ranks(sharded_worker.check_ties, ranks=3)
 

@@ -1,0 +1,297 @@
+"""The loss of the anchors of all ranks against rows that are spread over them, a part of the rows at a time.
+
+A loss needs reductions over all rows, such as log-sums, before it has terms, and the sum of the terms
+before it has a gradient. So a rank goes through its rows up to three times: first for the reductions, which
+ranks merge, then for the terms, and last for the gradient. What it has computed of a part of the rows it
+keeps while that fits a budget, and computes it again otherwise. So the budget bounds what a rank takes beside
+its rows, however many there are, and where there are few a rank computes nothing twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._arithmetic import slices, widest
+from ..pairwise._distances import Distances
+from ..pairwise._forms import Terms
+from ..pairwise._loss import Comparison, reducing_factors
+from ..pairwise._miners import MINERS, tell_numbers
+from ..pairwise._pairs import Elements
+from ..pairwise._recipes import Recipe
+from ..pairwise._reductions import (
+    Count,
+    Largest,
+    LogSumExp,
+    Max,
+    Reducing,
+    Reduction,
+    Reductions,
+    Sum,
+    total,
+    with_reductions,
+)
+from ._group import Group
+from ._shards import ShardedRows
+
+
+class Budget(NamedTuple):
+    """What a rank takes, beside its rows and all anchors, at most; in bytes."""
+
+    part: int  # to compute a part of the rows
+    large_part: int  # to compute one of few rows with very many anchors
+    read_rows: int  # for the rows of a part as they are now, where they are stored in another way
+    graphs: int  # for parts that are kept with all that their gradient needs
+    matrices: int  # for the matrices of products of other parts
+
+
+# On a CPU, what is computed of a part stays in the cache. A step takes some 100 MB more than what is kept.
+BUDGETS = {
+    "cpu": Budget(part=2**24, large_part=2**26, read_rows=2**25, graphs=2**27 + 2**26, matrices=2**27),
+    "gpu": Budget(part=2**29, large_part=2**29, read_rows=2**29, graphs=2**29, matrices=2**28),
+}
+# So many numbers of a pair of anchor and row are held at once, from its product to its gradient.
+_NUMBERS_OF_A_PAIR = 16
+# Every part adds to the gradient of all anchors: of fewer rows, that would be most of the work.
+_LEAST_ROWS = 512
+
+_Known = Sequence[Sequence[Tensor]]  # results of reductions over all rows, in the order they were asked for
+
+
+def sharded_loss(compared: Comparison, recipe: Recipe) -> tuple[Tensor, list[Tensor]]:
+    """Returns the loss of all anchors against the rows of all ranks, and its gradients, if any.
+
+    The first gradient is that of the anchors: the sum of the ranks' is the number of ranks times that of one
+    process. The others are of what is learned: the mean of the ranks' is that of one process.
+    """
+    return _ShardedLoss(compared, recipe).value()
+
+
+class _Run:
+    """A loss that is being computed from a part of the rows."""
+
+    def __init__(self, reducing: Reducing[Terms]) -> None:
+        self._reducing = reducing
+        self._num_told = -1  # how many results it knows; it has not begun
+        self.reductions: Reductions = []  # which it asked for last
+        self._parts: dict[int, Tensor] = {}  # of the results of these
+        self.terms: Terms | None = None  # from when it has asked for all that it needs
+        self.totals: list[tuple[Tensor, Tensor]] | None = None  # of these terms, by the parts of the loss
+
+    def go_on(self, known: _Known) -> None:
+        """Goes on to where it needs what is not known."""
+        try:
+            while self._num_told < len(known):
+                if self._num_told < 0:
+                    self.reductions = next(self._reducing)
+                else:
+                    self.reductions = self._reducing.send(known[self._num_told])
+                self._num_told += 1
+                self._parts = {}
+        except StopIteration as end:
+            self._num_told, self.terms = len(known), end.value
+
+    def part(self, number: int) -> Tensor:
+        """Returns what these rows add to the result of a reduction."""
+        if number not in self._parts:
+            self._parts[number] = self.reductions[number].part()
+        return self._parts[number]
+
+
+class PartOfRows:
+    """A part of this rank's rows, with what is kept of it."""
+
+    def __init__(
+        self, compared: Comparison, places: slice, recipe: Recipe, keeps_graph: bool, keeps_matrix: bool
+    ) -> None:
+        self.keeps_graph, self._keeps_matrix = keeps_graph, keeps_matrix
+        self._compared, self._places, self._recipe = compared, places, recipe
+        self._run: _Run | None = None
+        self._distances: Distances | None = None
+        # How many chosen pairs are positive and negative; written in place, as what is allocated between the
+        # large tensors of two parts, and kept, would leave gaps that these do not fit in.
+        self.num_pairs = torch.zeros(2, dtype=torch.int64, device=compared.anchors.device)
+
+    def run(self, known: _Known) -> _Run:
+        """Returns the computation of the loss, up to where it needs what is not known."""
+        run = self._run or _Run(self._terms())
+        run.go_on(known)
+        self._run = run if self.keeps_graph else None
+        return run
+
+    def forget(self) -> None:
+        """Frees what is kept."""
+        self._run = self._distances = None
+
+    def _terms(self) -> Reducing[Terms]:
+        compared, whole = self._compared, self._compared.rows
+        assert isinstance(whole, ShardedRows)
+        rows, row_labels = whole.part(self._places), compared.row_labels[self._places]
+        loss, miner = compared.loss, compared.miner
+        distances = self._distances or Distances(compared.anchors, rows)
+        self._distances = distances if self._keeps_matrix else None
+        pairs = compared._replace(rows=rows, row_labels=row_labels).all_pairs(rows.first)
+        if miner is not None:
+            with torch.no_grad():
+                mat = distances.measured(miner.distance).detach()
+            pairs = yield from with_reductions(MINERS[type(miner)](miner, mat, pairs))
+        self.num_pairs.copy_(torch.stack([total(pairs.positive), total(pairs.negative)]))
+        form = self._recipe.form
+        assert form.terms is not None
+        return (yield from with_reductions(form.terms(loss, distances.measured(loss.distance), pairs)))
+
+
+class _ShardedLoss:
+    """A loss of all anchors against the rows of all ranks, as one rank computes it."""
+
+    def __init__(self, compared: Comparison, recipe: Recipe) -> None:
+        rows, anchors = compared.rows, compared.anchors
+        assert isinstance(rows, ShardedRows)
+        self._group, self._loss, self._miner, self._recipe = rows.group, compared.loss, compared.miner, recipe
+        self._is_learning = torch.is_grad_enabled() and (anchors.requires_grad or bool(recipe.learned))
+        self._anchors = anchors.detach().requires_grad_(self._is_learning)
+        self._parts = list(_parts_of_rows(compared._replace(anchors=self._anchors), rows, recipe))
+        self._known: list[list[Tensor]] = []
+        self._differentiated: list[int] = []  # numbers of the last reductions that have a gradient
+        # Terms of pairs are of the rows of a part; those of anchors are the same of all parts, on all ranks.
+        self._has_terms_of_pairs = False
+
+    def value(self) -> tuple[Tensor, list[Tensor]]:
+        """Returns the loss, and its gradients, if any."""
+        if self._miner is not None:
+            self._miner.reset_stats()
+        while self._reduce():
+            pass
+        sums, counts, num_pairs, gradients = self._sum_terms()
+        if self._miner is not None:
+            tell_numbers(self._miner, num_pairs.tolist())
+        factors = reducing_factors(self._loss, self._recipe, counts.unbind(), num_pairs.unbind(), sums)
+        value = (torch.stack(factors) * sums).sum().to(self._anchors)
+        return value, self._gradients(factors, gradients) if self._is_learning else []
+
+    def _reduce(self) -> bool:
+        """Computes over all rows what the loss needs next; returns whether it needed anything."""
+        merged: list[Tensor] = []
+        for part in self._parts:
+            with torch.set_grad_enabled(self._is_learning and part.keeps_graph):
+                run = part.run(self._known)
+                if run.terms is not None:
+                    return False
+                found = [widest(run.part(number).detach()) for number in range(len(run.reductions))]
+            if merged:
+                found = [x.merged(*both) for x, *both in zip(run.reductions, merged, found, strict=True)]
+            merged = found
+        self._differentiated = [number for number, x in enumerate(run.reductions) if x.has_gradient]
+        results = _merged_over_ranks(self._group, run.reductions, merged)
+        for number in self._differentiated:
+            results[number].requires_grad_(self._is_learning)
+        self._known.append(results)
+        return True
+
+    def _sum_terms(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Returns what follows from the terms on all ranks, for each of the k parts of the loss.
+
+        These are the sums ``(k,)``, the counts ``(k,)``, the numbers of positive and negative pairs ``(2,)``,
+        and the gradients of the sums ``(k, r, a)`` at the results of the r reductions that have one.
+        """
+        at = [self._known[-1][number] for number in self._differentiated]
+        sums = widest(self._anchors.new_zeros(len(self._recipe.reducers)))
+        counts, gradients = torch.zeros_like(sums), sums.new_zeros(len(sums), len(at), len(self._anchors))
+        for part in self._parts:
+            for number, (values, count) in enumerate(self._totals(part.run(self._known))):
+                sums[number] += values.detach().sum()
+                counts[number] += count
+                if at and values.requires_grad:
+                    found = torch.autograd.grad(values.sum(), at, retain_graph=True, allow_unused=True)
+                    for gradient, x in zip(gradients[number], found, strict=True):
+                        gradient += 0 if x is None else x
+            if not self._has_terms_of_pairs:
+                break
+        if not self._has_terms_of_pairs and self._group.rank > 0:  # they are to count once
+            sums, counts, gradients = (torch.zeros_like(x) for x in (sums, counts, gradients))
+        num_pairs = torch.stack([part.num_pairs for part in self._parts]).sum(dim=0)
+        numbers = [sums, counts, num_pairs.to(sums), gradients.flatten()]
+        of_all = self._group.sum(torch.cat(numbers)).split([len(x) for x in numbers])
+        return of_all[0], of_all[1], of_all[2].long(), of_all[3].view_as(gradients)
+
+    def _totals(self, run: _Run) -> list[tuple[Tensor, Tensor]]:
+        """Returns for each part of the loss what its reducer sums, and how many terms these are."""
+        assert run.terms is not None
+        if run.totals is None:
+            elements = [run.terms[name] for name in self._recipe.reducers]
+            self._has_terms_of_pairs = any(isinstance(x, Elements) and x.values.ndim == 2 for x in elements)
+            reducers = self._recipe.reducers.values()
+            run.totals = [x.totals(reducer) for x, reducer in zip(elements, reducers, strict=True)]
+        return run.totals
+
+    def _gradients(self, factors: Sequence[Tensor], of_sums: Tensor) -> list[Tensor]:
+        """Returns the gradients of the loss, given those of the sums at the results of reductions."""
+        inputs = [self._anchors, *self._recipe.learned]
+        gradients = [torch.zeros_like(x, device=self._anchors.device) for x in inputs]
+        of_loss = (torch.stack([*factors]).view(-1, 1, 1) * of_sums).sum(dim=0)
+        for part in self._parts:
+            run, outputs = part.run(self._known), []
+            for number, gradient in zip(self._differentiated, of_loss, strict=True):
+                x, whole = run.part(number), self._known[-1][number].detach()
+                outputs.append((x, gradient.to(x) * run.reductions[number].derivative(x.detach(), whole)))
+            is_first = part is self._parts[0] and self._group.rank == 0
+            if self._has_terms_of_pairs or is_first:
+                for (values, _), factor in zip(self._totals(run), factors, strict=True):
+                    outputs.append((values, factor.to(values).expand_as(values)))
+            outputs = [(x, gradient) for x, gradient in outputs if x.requires_grad]
+            if outputs:
+                ends, of_ends = zip(*outputs, strict=True)
+                found = torch.autograd.grad(ends, inputs, of_ends, allow_unused=True)
+                for summed, x in zip(gradients, found, strict=True):
+                    summed += 0 if x is None else x.to(summed.device)
+            part.forget()
+        return [gradient.mul_(self._group.size) for gradient in gradients]
+
+
+def _parts_of_rows(compared: Comparison, rows: ShardedRows, recipe: Recipe) -> Iterator[PartOfRows]:
+    """Yields the parts of this rank's rows, of which there is at least one, and the first ones are kept."""
+    anchors = compared.anchors
+    budget = BUDGETS["cpu" if anchors.device.type == "cpu" else "gpu"]
+    itemsize, num_anchors = anchors.element_size(), max(1, len(anchors))
+    of_row = _NUMBERS_OF_A_PAIR * itemsize * num_anchors
+    at_once = max(budget.part // of_row, min(_LEAST_ROWS, budget.large_part // of_row))
+    at_once = max(1, min(at_once, budget.read_rows // (2 * itemsize * anchors.shape[1])))
+    graphs = budget.graphs // (at_once * of_row)
+    matrices = budget.matrices // (at_once * num_anchors * itemsize)
+    all_places = list(slices(rows.num_rows, at_once)) or [slice(0, 0)]
+    for number, places in enumerate(all_places):
+        keeps_graph = number < max(1, graphs)
+        yield PartOfRows(
+            compared, places, recipe, keeps_graph, not keeps_graph and number < graphs + matrices
+        )
+
+
+def _merged_over_ranks(group: Group, reductions: Reductions, parts: Sequence[Tensor]) -> list[Tensor]:
+    """Returns the results of reductions over the rows of all ranks, given what this rank's add to them.
+
+    Whatever the number of reductions, ranks send each other three tensors of them at most.
+    """
+
+    def of_kinds(*kinds: type[Reduction]) -> list[int]:
+        return [number for number, reduction in enumerate(reductions) if isinstance(reduction, kinds)]
+
+    def sent(send: Callable[[Tensor], Tensor], values: dict[int, Tensor]) -> dict[int, Tensor]:
+        return dict(zip(values, send(torch.stack(list(values.values()))), strict=True)) if values else {}
+
+    rows_of_largest = of_kinds(Largest)
+    own = {number: parts[number] for number in of_kinds(LogSumExp, Max)}
+    own |= {number: parts[number][0] for number in rows_of_largest}
+    largest = sent(group.max, own)
+    # Of the ranks that have the largest value, the first row counts.
+    own = {x: torch.where(parts[x][0] == largest[x], -parts[x][1], -torch.inf) for x in rows_of_largest}
+    first = {x: torch.where(largest[x] > -torch.inf, -row, -1) for x, row in sent(group.max, own).items()}
+    own = {number: parts[number] for number in of_kinds(Sum, Count)}
+    own |= {number: (parts[number] - largest[number]).exp() for number in of_kinds(LogSumExp)}
+    sums = sent(group.sum, own)
+    for number in of_kinds(LogSumExp):
+        sums[number] = sums[number].log() + largest[number]
+    merged = largest | first | sums
+    return [reduction.as_result(merged[number]) for number, reduction in enumerate(reductions)]
