@@ -1,7 +1,7 @@
-"""Fine-tunes a pretrained network for retrieval: from a folder of images, one subfolder a class, to Recall@1.
+"""Fine-tunes a pretrained network on a folder of images, one subfolder a class, and measures Recall@1.
 
-Half of the classes train and half are held out to measure with. What the study of docs/fine_tuning.md found is
-the default: batch normalization that is frozen, a low rate, and a centred memory of half of the images
+Half of the classes train and half are held out to measure with. What the study of docs/fine_tuning.md found
+is the default: batch normalization that is frozen, a low rate, and a memory of half of the images
 (--memory-size 0: none). Writes best.pt, curve.png and neighbours.png to --output.
 
     python examples/fine_tune.py --glyphs --epochs 2
@@ -90,8 +90,8 @@ def build_data(args: argparse.Namespace, network: Any) -> tuple[Any, Any, torch.
     if args.glyphs:
         scale = transforms.ConvertImageDtype(torch.float32)
         augment = transforms.Compose([transforms.RandomAffine(15, (0.1, 0.1), (0.8, 1.2)), scale])
-        train_set = Glyphs("train", augment)
-        return train_set, Glyphs("test", scale), train_set.labels
+        glyphs = Glyphs("train", augment)
+        return glyphs, Glyphs("test", scale), glyphs.labels
     config = timm.data.resolve_model_data_config(network) | {"input_size": (3, args.size, args.size)}
     augment = timm.data.create_transform(**config, is_training=True, scale=(0.3, 1.0))
     folder = datasets.ImageFolder(str(args.data), timm.data.create_transform(**config | {"crop_pct": 1.0}))
@@ -106,10 +106,8 @@ def build_data(args: argparse.Namespace, network: Any) -> tuple[Any, Any, torch.
 
 def draw_neighbours(test_set: Any, rows: torch.Tensor, labels: torch.Tensor, path: Path) -> None:
     """Draws six queries, and the five nearest images of each, crossed out if of another class."""
-    figure, queries = (
-        Figure((9, 9), layout="constrained"),
-        torch.linspace(0, len(rows) - 1, 6).long().tolist(),
-    )
+    figure = Figure((9, 9), layout="constrained")
+    queries = torch.linspace(0, len(rows) - 1, 6).long().tolist()
     for row, query in zip(figure.subplots(6, 6), queries, strict=True):
         similarity = rows @ rows[query]
         similarity[query] = torch.inf
