@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-WORKER = Path(__file__).with_name("processes_worker.py")
+WORKER = ROOT / "tests" / "support" / "processes_worker.py"
 
 
 def wait_until(holds: Callable[[], bool], seconds: float = 60) -> None:

@@ -7,7 +7,7 @@ import torch
 from forked import run_ranks
 from training_script import TINY, assert_equal, has_timm, result_of, run_script, state_of
 
-WORKER = Path(__file__).with_name("training_rank_worker.py")
+WORKER = Path(__file__).parents[1] / "support" / "training_rank_worker.py"
 
 
 @pytest.mark.skipif(not has_timm(), reason="timm cannot be imported")

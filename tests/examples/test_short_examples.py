@@ -17,8 +17,8 @@ from training_script import assert_equal, has_timm
 
 import pml_xbn.datasets
 
-TESTS = Path(__file__).parents[1]
-EXAMPLES = TESTS.parent / "examples"
+SUPPORT = Path(__file__).parents[1] / "support"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 FRAMEWORKS = {  # of the examples that tests/integrations runs
     "accelerate_loop": {"accelerate"},
     "hugging_face_trainer": {"transformers"},
@@ -65,7 +65,7 @@ def test_a_script_is_one_page_and_imports_nothing_of_ours_but_the_package(name: 
 @pytest.fixture(scope="module")
 def without_extras() -> dict[str, dict[str, Any]]:
     """What the examples say with the core install alone."""
-    finished = run_script(TESTS / "examples_without_extras.py", str(EXAMPLES))
+    finished = run_script(SUPPORT / "examples_without_extras.py", str(EXAMPLES))
     assert finished.returncode == 0, finished.stderr
     return {said["name"]: said for said in map(json.loads, finished.stdout.splitlines())}
 
@@ -149,7 +149,7 @@ def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     if not has_timm():
         pytest.skip("timm cannot be imported")
     folder = tmp_path_factory.mktemp("ranks")
-    finished = run_ranks(TESTS / "examples_on_ranks.py", str(EXAMPLES), str(folder))
+    finished = run_ranks(SUPPORT / "examples_on_ranks.py", str(EXAMPLES), str(folder))
     assert finished.returncode == 0, finished.stderr
     return folder, finished.stdout
 

@@ -15,9 +15,9 @@ from training_script import assert_equal
 for framework in ("accelerate", "lightning", "record_keeper", "sentence_transformers", "transformers"):
     pytest.importorskip(framework)
 
-TESTS = Path(__file__).parents[1]
-WORKER = TESTS / "framework_worker.py"
-EXAMPLES = TESTS.parent / "examples"
+SUPPORT = Path(__file__).parents[1] / "support"
+WORKER = SUPPORT / "framework_worker.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 TIMEOUT = 300.0
 
