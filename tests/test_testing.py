@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from every_adapter import ADAPTERS
+from kinds import ADAPTERS
 from torch import Tensor, nn
 
 from pml_xbn.adapters import Affine, BaseAdapter, MomentMatching, Moments, check_adapter

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from every_adapter import ADAPTERS
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from kinds import ADAPTERS
 from pytorch_metric_learning.losses import ContrastiveLoss
 from torch import Tensor, nn
 
@@ -147,7 +147,7 @@ def test_collected_stats_are_plain_floats_that_mean_what_they_say() -> None:
         assert adapter.std_ratio == pytest.approx((batch.std(0) / memory.std(0)).mean().item()), name
         for stat in adapter._record_these_stats:
             assert type(getattr(adapter, stat)) is float, (name, stat)
-        if name in ("per-class", "super-class"):
+        if name in ("per class", "super-class"):
             assert adapter.share_normalized_per_group == 1.0
 
 

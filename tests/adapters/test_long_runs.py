@@ -13,34 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from float64 import Adapt, Axbn, GroupXbn, Memory, Xbn
+from float64 import Axbn, Memory
+from kinds import ADAPTERS, KINDS
 from pytorch_metric_learning.losses import ContrastiveLoss
 
-from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
+from pml_xbn import AXBNWrapper, PerClassXBN, XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 
 STEPS = int(os.environ.get("PML_XBN_DRIFT_STEPS", "240"))
-D, SUPERCLASSES = 4, [0, 1, 1, 0]
+D = 4
 Array = np.ndarray
 
-CASES: dict[str, tuple[Callable[..., AdaptiveCrossBatchMemory], Callable[[], Adapt]]] = {
-    "xbn": (XBNWrapper, Xbn),
-    "centre": (lambda *a, **kw: XBNWrapper(*a, match_std=False, **kw), lambda: Xbn(match_std=False)),
-    "momentum": (lambda *a, **kw: XBNWrapper(*a, momentum=0.9, **kw), lambda: Xbn(momentum=0.9)),
-    "axbn": (
-        lambda *a, **kw: AXBNWrapper(*a, measurement_noise=30.0, gain_update_interval=10, **kw),
-        lambda: Axbn(1.0, 30.0, 1.0, 10),
-    ),
-    "per class": (lambda *a, **kw: PerClassXBN(*a, std_lambda=0.5, **kw), lambda: GroupXbn(0.5, 0.5)),
-    "absent stay": (
-        lambda *a, **kw: PerClassXBN(*a, normalize_absent=False, **kw),
-        lambda: GroupXbn(normalize_absent=False),
-    ),
-    "super-class": (
-        lambda *a, **kw: SuperClassXBN(*a, std_lambda=0.5, superclasses=SUPERCLASSES, **kw),
-        lambda: GroupXbn(0.5, 0.5, group_of=SUPERCLASSES.__getitem__),
-    ),
-}
 PHASES = np.array([0.0, 0.3, 0.5, 0.8])
 
 
@@ -138,8 +121,9 @@ def errors(
     name: str, size: int, batches: Batches, num_steps: int = STEPS, every: int = 3, **options: Any
 ) -> Iterator[Array]:
     """Of every so many steps, how far rows are from the replay, as shares of the last spread, ``(n, d)``."""
-    make, make_replay = CASES[name]
-    memory, replay = make(ContrastiveLoss(), D, size, **options), Memory(size, D, make_replay())
+    kind = KINDS[name]
+    memory = kind.memory(ContrastiveLoss(), D, size, **options)
+    replay = Memory(size, D, kind.equation())
     spread = np.zeros(D)
     for step in range(num_steps):
         batch, labels = batches(step)
@@ -167,7 +151,7 @@ def bounds(name: str, kind: str) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("kind", BATCHES)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ADAPTERS)
 def test_rows_equal_the_replay(name: str, kind: str) -> None:
     found = errors(name, 48, BATCHES[kind](), 5 * STEPS if kind == "dying" else STEPS)
     assert_within(islice(found, STEPS // 3), *bounds(name, kind))
@@ -211,7 +195,7 @@ def test_a_dimension_that_stays_dead_stays_finite(make: Callable, dtype: torch.d
         assert (memory.embedding_memory[memory.curr_batch_idx] - batch).abs().max() < 0.01
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ADAPTERS)
 def test_many_rows_equal_the_replay(name: str) -> None:
     batches = Batches()
     batches.least = batches.most = 64

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from memories import MEMORIES
+from kinds import MEMORIES
 from pytorch_metric_learning.losses import ContrastiveLoss
 
 from pml_xbn.diagnostics import class_separability, memory_rows

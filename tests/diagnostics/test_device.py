@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from memories import MEMORIES
+from kinds import MEMORIES
 from pytorch_metric_learning.losses import SupConLoss
 from pytorch_metric_learning.miners import PairMarginMiner
 from torch import nn

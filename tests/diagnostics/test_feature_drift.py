@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from memories import MEMORIES
+from kinds import MEMORIES
 from pytorch_metric_learning.losses import ContrastiveLoss
 from torch import nn
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from memories import ADAPTED, MEMORIES, PLAIN
+from kinds import ADAPTED, MEMORIES, PLAIN
 from pytorch_metric_learning.losses import ContrastiveLoss, CrossBatchMemory
 from torch import Tensor, nn
 from troubled import TroubledLoss
@@ -204,7 +204,7 @@ def test_staleness_of_what_nothing_adapts_is_the_drift_over_its_age(memory: str)
 def test_adaptation_undoes_a_drift_of_its_kind(memory: str) -> None:
     """The same images in every batch, and a drift that the adapter can express: what is left is rounding."""
     # The defaults of the other two draw rows towards the moments of the whole batch, drift or not.
-    options = {"mean_lambda": 0.0, "std_lambda": 0.0} if memory in ("per-class", "super-class") else {}
+    options = {"mean_lambda": 0.0, "std_lambda": 0.0} if memory in ("per class", "super-class") else {}
     loop = Loop(memory, nn.Linear(5, 4), size=16, **options)
     batch = torch.arange(8)
     for shift in (0.0, 2.0):

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from memories import MEMORIES, PLAIN
+from kinds import MEMORIES, PLAIN
 from pytorch_metric_learning import distances, losses
 from pytorch_metric_learning.losses import ContrastiveLoss, CrossBatchMemory, SupConLoss
 from pytorch_metric_learning.miners import PairMarginMiner
@@ -203,7 +203,7 @@ def test_warmup_sees_the_batch_alone() -> None:
 
 
 def test_read_only_call_compares_with_old_rows_alone() -> None:
-    loss_fn = filled("ours").eval()
+    loss_fn = filled("plain").eval()
     embeddings, labels = batch()
     with WatchedLoss(loss_fn) as seen:
         loss_fn(embeddings.requires_grad_(), labels)

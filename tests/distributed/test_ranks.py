@@ -8,7 +8,7 @@ import pytest
 import rank_worker
 import torch
 from on_ranks import on_ranks
-from rank_worker import CLASSES, D, M, batch_of, make_loss, train
+from rank_worker import MEMORIES, D, M, batch_of, make_loss, train
 
 Results = list[dict[str, Any]]
 
@@ -21,7 +21,7 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(request.param)]
 
 
-RUNS = [(name, equal, masked) for name in CLASSES for equal in (True, False) for masked in (False, True)]
+RUNS = [(name, equal, masked) for name in MEMORIES for equal in (True, False) for masked in (False, True)]
 
 
 @pytest.mark.parametrize(("name", "equal", "masked"), RUNS)
@@ -29,7 +29,7 @@ def test_ranks_hold_the_memory_and_gradient_of_one_process(
     ranks: Results, name: str, equal: bool, masked: bool
 ) -> None:
     key = f"{name}, {'equal' if equal else 'unequal'}{', masked' if masked else ''}"
-    loss_fn = CLASSES[name](make_loss(), D, M, memory_dtype=torch.float64)
+    loss_fn = MEMORIES[name](make_loss(), D, M, memory_dtype=torch.float64)
     alone = train(loss_fn, None, len(ranks), equal, masked)
     for step, expected in enumerate(alone):
         first, *others = (rank[key][step] for rank in ranks)
@@ -51,7 +51,7 @@ def test_fill_memory_gathers_in_rank_order(ranks: Results) -> None:
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("name", MEMORIES)
 def test_inside_pmls_distributed_wrapper_they_are_its_memory(ranks: Results, name: str, masked: bool) -> None:
     for rank in ranks:
         pml, ours = rank[f"pml, {masked}"], rank[f"{name} inside, {masked}"]

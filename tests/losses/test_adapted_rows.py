@@ -2,41 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
-from float64 import Adapt, Axbn, GroupXbn, Memory, Xbn
+from float64 import Memory, Xbn
+from kinds import KINDS, Kind
 from pytorch_metric_learning.losses import ContrastiveLoss, CrossBatchMemory, SupConLoss
-from torch import nn
 
-from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
+from pml_xbn import XBNWrapper
+from pml_xbn.adapters import MomentMatching
 
 D = 4
-SUPERCLASSES = [0, 1, 1, 0, 1]
-CASES: dict[str, tuple[Callable[..., nn.Module], Callable[[], Adapt], bool]] = {
-    "XBN": (XBNWrapper, Xbn, False),
-    "centre": (lambda *a: XBNWrapper(*a, match_std=False), lambda: Xbn(match_std=False), False),
-    "EMA": (lambda *a: XBNWrapper(*a, momentum=0.5), lambda: Xbn(momentum=0.5), False),
-    "unit norm": (lambda *a: XBNWrapper(*a, normalize_memory=True), Xbn, True),
-    "AXBN": (
-        lambda *a: AXBNWrapper(*a, measurement_noise=30.0, gain_update_interval=3),
-        lambda: Axbn(1.0, 30.0, 1.0, 3),
-        False,
-    ),
-    "PC-XBN": (PerClassXBN, GroupXbn, False),
-    "PC-XBN, absent stay": (
-        lambda *a: PerClassXBN(*a, mean_lambda=0.1, std_lambda=0.3, normalize_absent=False),
-        lambda: GroupXbn(0.1, 0.3, False),
-        False,
-    ),
-    "SC-XBN": (
-        lambda *a: SuperClassXBN(*a, superclasses=SUPERCLASSES),
-        lambda: GroupXbn(group_of=SUPERCLASSES.__getitem__),
-        False,
-    ),
-}
+CASES = KINDS | {"unit norm": Kind(XBNWrapper, MomentMatching, Xbn, {"normalize_memory": True})}
 # (memory size, batch sizes): partial fill, exact fill, wrap with and without overlap, sizes 1 and 2.
 SHAPES = {
     "partial": (50, [6] * 5),
@@ -52,10 +29,10 @@ SHAPES = {
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", CASES)
 def test_rows_follow_the_equation(name: str, shape: str, seed: int, device: torch.device) -> None:
-    make, make_adapt, unit_norm = CASES[name]
+    kind = CASES[name]
     size, batch_sizes = SHAPES[shape]
-    ours = make(ContrastiveLoss(), D, size).to(device)
-    reference = Memory(size, D, make_adapt(), unit_norm)
+    ours = kind.memory(ContrastiveLoss(), D, size).to(device)
+    reference = Memory(size, D, kind.equation(), unit_norm=name == "unit norm")
     rng = np.random.default_rng(seed)
     for step, b in enumerate(batch_sizes):
         batch = rng.normal(step, 1 + rng.random(D), (b, D)).astype(np.float32)

@@ -7,37 +7,19 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable
 
 import numpy as np
 import torch
-from float64 import Adapt, Axbn, GroupXbn, Xbn
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from kinds import KINDS
 from pytorch_metric_learning.reducers import MeanReducer
 from troubled import TroubledHook, TroubledLoss
 
-from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 
 D = 2
-SUPERCLASSES = [0, 1, 0]
-ADAPTED: dict[str, tuple[Callable[..., AdaptiveCrossBatchMemory], Callable[[], Adapt]]] = {
-    "none": (AdaptiveCrossBatchMemory, lambda: lambda memory, *_: memory),
-    "xbn": (XBNWrapper, Xbn),
-    "centre": (lambda *a, **kw: XBNWrapper(*a, match_std=False, **kw), lambda: Xbn(match_std=False)),
-    "ema": (lambda *a, **kw: XBNWrapper(*a, momentum=0.5, **kw), lambda: Xbn(momentum=0.5)),
-    "axbn": (
-        lambda *a, **kw: AXBNWrapper(*a, measurement_noise=4.0, gain_update_interval=2, **kw),
-        lambda: Axbn(1.0, 4.0, 1.0, 2),
-    ),
-    "per-class": (lambda *a, **kw: PerClassXBN(*a, std_lambda=0.5, **kw), lambda: GroupXbn(0.5, 0.5)),
-    "super-class": (
-        lambda *a, **kw: SuperClassXBN(*a, superclasses=SUPERCLASSES, **kw),
-        lambda: GroupXbn(group_of=SUPERCLASSES.__getitem__),
-    ),
-}
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 # Exact in every dtype, and far enough apart that no spread is a rounding error.
 values = st.integers(-16, 16).map(lambda n: n / 8)
@@ -66,7 +48,7 @@ def contrastive_loss(
 
 class AnySequence(RuleBasedStateMachine):
     @initialize(
-        kind=st.sampled_from(sorted(ADAPTED)),
+        kind=st.sampled_from(sorted(KINDS)),
         memory_size=st.integers(1, 7),
         warmup=st.integers(0, 2),
         delay=st.integers(0, 2),
@@ -74,18 +56,17 @@ class AnySequence(RuleBasedStateMachine):
         nonfinite=st.sampled_from(["raise", "skip"]),
     )
     def build(self, kind: str, memory_size: int, nonfinite: str, unit_norm: bool, **counts: int) -> None:
-        make_ours, make_reference = ADAPTED[kind]
         self.hook = TroubledHook()
 
         def make() -> AdaptiveCrossBatchMemory:
             loss = TroubledLoss(pos_margin=0, neg_margin=1, reducer=MeanReducer())
-            loss_fn = make_ours(
+            loss_fn = KINDS[kind].memory(
                 loss, D, memory_size, nonfinite=nonfinite, normalize_memory=unit_norm, **counts
             )
             loss_fn.register_memory_hook(self.hook)
             return loss_fn
 
-        self.make, self.ours, self.adapt = make, make(), make_reference()
+        self.make, self.ours, self.adapt = make, make(), KINDS[kind].equation()
         self.size, self.unit_norm, self.nonfinite = memory_size, unit_norm, nonfinite
         self.warmup, self.first_adapted = counts["warmup"], counts["warmup"] + counts["delay"]
         self.rows: list[np.ndarray] = []

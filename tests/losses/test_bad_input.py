@@ -8,24 +8,19 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from kinds import KINDS, WRAPPERS
 from pytorch_metric_learning import losses, reducers
 from torch import Tensor
 
-from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
+from pml_xbn import SuperClassXBN
 from pml_xbn.losses import AdaptiveCrossBatchMemory, BatchLoss
 
 D, M = 4, 10
-CLASSES = {
-    "XBNWrapper": XBNWrapper,
-    "AXBNWrapper": AXBNWrapper,
-    "PerClassXBN": PerClassXBN,
-    "SuperClassXBN": lambda *a, **kw: SuperClassXBN(*a, superclasses=[0, 1, 0], **kw),
-}
 
 
-@pytest.fixture(params=CLASSES)
+@pytest.fixture(params=WRAPPERS)
 def make(request: pytest.FixtureRequest) -> Callable[..., AdaptiveCrossBatchMemory]:
-    return CLASSES[request.param]
+    return KINDS[request.param].memory
 
 
 def rows(n: int = 6, d: int = D) -> Tensor:

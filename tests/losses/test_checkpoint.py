@@ -11,20 +11,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from kinds import KINDS, WRAPPERS
 from pytorch_metric_learning.losses import CrossBatchMemory, SupConLoss
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
+from pml_xbn import AXBNWrapper, XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 
+SUPPORT = Path(__file__).parents[1] / "support"
 D, M = 4, 14
-CLASSES: dict[str, Callable[..., nn.Module]] = {
-    "XBNWrapper": XBNWrapper,
-    "AXBNWrapper": lambda *a, **kw: AXBNWrapper(*a, measurement_noise=20.0, gain_update_interval=2, **kw),
-    "PerClassXBN": PerClassXBN,
-    "SuperClassXBN": lambda *a, **kw: SuperClassXBN(*a, superclasses=[0, 0, 1], **kw),
-}
 OPTIONS: dict[str, dict] = {
     "plain": {},
     "warmup": {"warmup": 4},
@@ -37,14 +33,13 @@ OPTIONS: dict[str, dict] = {
     "float64": {"memory_dtype": torch.float64},
 }
 RUNS = {
-    f"{cls}, {option}": (lambda m=m, kw=kw: m(SupConLoss(), D, M, **kw))
-    for cls, m in CLASSES.items()
-    for option, kw in OPTIONS.items()
+    f"{name}, {option}": lambda kind=KINDS[name], options=options: kind.memory(SupConLoss(), D, M, **options)
+    for name in WRAPPERS
+    for option, options in OPTIONS.items()
 }
 RUNS |= {
-    "centre": lambda: XBNWrapper(SupConLoss(), D, M, match_std=False),
-    "ema": lambda: XBNWrapper(SupConLoss(), D, M, momentum=0.5),
-    "absent stay": lambda: PerClassXBN(SupConLoss(), D, M, normalize_absent=False),
+    name: (lambda kind=KINDS[name]: kind.memory(SupConLoss(), D, M))
+    for name in ("centre", "momentum", "absent stay")
 }
 
 
@@ -81,7 +76,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list]:
         states[name] = loss_fn.state_dict()
     torch.save(states, folder / "saved.pt")
     code = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import torch; "
+        f"import sys; sys.path[:0] = {[str(Path(__file__).parent), str(SUPPORT)]!r}; import torch; "
         "torch.set_num_threads(1); from test_checkpoint import resumed_in_this_process as run; "
         f"run({str(folder / 'saved.pt')!r}, {str(folder / 'results.pt')!r})"
     )
@@ -131,26 +126,26 @@ def test_hooks_registered_after_unpickling_join_those_before(monkeypatch: pytest
     assert torch.equal(twin.embedding_memory[0], torch.full((D,), 2.0))
 
 
-@pytest.mark.parametrize("cls", CLASSES)
-def test_a_memory_of_another_size_is_refused_by_both_numbers(cls: str) -> None:
-    state = CLASSES[cls](SupConLoss(), D, M).state_dict()
-    loss_fn = CLASSES[cls](SupConLoss(), D, 20)
+@pytest.mark.parametrize("kind", WRAPPERS)
+def test_a_memory_of_another_size_is_refused_by_both_numbers(kind: str) -> None:
+    state = KINDS[kind].memory(SupConLoss(), D, M).state_dict()
+    loss_fn = KINDS[kind].memory(SupConLoss(), D, 20)
     step(loss_fn, 0)
     before = str(loss_fn.state_dict())
     with pytest.raises(ValueError, match="memory_size=14, not 20"):
         loss_fn.load_state_dict(state)
     assert str(loss_fn.state_dict()) == before
     with pytest.raises(ValueError, match="embedding_size=4, not 6"):
-        CLASSES[cls](SupConLoss(), 6, M).load_state_dict(state)
+        KINDS[kind].memory(SupConLoss(), 6, M).load_state_dict(state)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 7])
-@pytest.mark.parametrize("cls", CLASSES)
-def test_pmls_checkpoint_loads_with_a_warning(cls: str, steps: int) -> None:
+@pytest.mark.parametrize("kind", WRAPPERS)
+def test_pmls_checkpoint_loads_with_a_warning(kind: str, steps: int) -> None:
     pml = CrossBatchMemory(SupConLoss(), D, M)
     for number in range(steps):
         step(pml, number)
-    loss_fn = CLASSES[cls](SupConLoss(), D, M)
+    loss_fn = KINDS[kind].memory(SupConLoss(), D, M)
     filled = min(5 * steps, M)
     with pytest.warns(UserWarning, match=f"took {filled} of {M} rows to be filled"):
         loss_fn.load_state_dict(pml.state_dict())

@@ -8,19 +8,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kinds import KINDS, WRAPPERS
 from pytorch_metric_learning import losses, miners
 from torch import nn
 
-from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
-from pml_xbn.losses import AdaptiveCrossBatchMemory
+from pml_xbn import XBNWrapper
 
 FOREVER = 10**9
-CLASSES = {
-    "AdaptiveCrossBatchMemory": AdaptiveCrossBatchMemory,
-    "AXBNWrapper": AXBNWrapper,
-    "PerClassXBN": PerClassXBN,
-    "SuperClassXBN": lambda *args, **kwargs: SuperClassXBN(*args, superclasses=[0, 0, 1, 1], **kwargs),
-}
 MINERS = {
     "no miner": lambda: None,
     "pairs": lambda: miners.PairMarginMiner(pos_margin=0.2, neg_margin=0.8),
@@ -84,10 +78,10 @@ def test_delay_beyond_the_run_is_cross_batch_memory(
     assert torch.equal(ours.label_memory, pml.label_memory)
 
 
-@pytest.mark.parametrize("cls", CLASSES)
-def test_so_is_every_class(cls: str, device: torch.device) -> None:
+@pytest.mark.parametrize("kind", ["plain", *WRAPPERS])
+def test_so_is_every_class(kind: str, device: torch.device) -> None:
     pml = losses.CrossBatchMemory(losses.SupConLoss(), 6, 10).to(device)
-    ours = CLASSES[cls](losses.SupConLoss(), 6, 10, delay=FOREVER).to(device)
+    ours = KINDS[kind].memory(losses.SupConLoss(), 6, 10, delay=FOREVER).to(device)
     assert_same_steps(pml, ours, batches(4, 4, device, torch.float32), torch.float32)
     assert torch.equal(ours.embedding_memory, pml.embedding_memory)
 

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from kinds import ADAPTERS, KINDS
 from pytorch_metric_learning.losses import ContrastiveLoss, SupConLoss
 from torch import Tensor
 
-from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
+from pml_xbn import PerClassXBN, XBNWrapper
 
-CLASSES = {
-    "xbn": XBNWrapper,
-    "unit norm": lambda *a, **kw: XBNWrapper(*a, **kw, normalize_memory=True),
-    "ema": lambda *a, **kw: XBNWrapper(*a, **kw, momentum=0.9, batch_loss_weight=1.0),
-    "axbn": lambda *a, **kw: AXBNWrapper(*a, **kw, measurement_noise=10.0),
-    "per-class": lambda *a, **kw: PerClassXBN(*a, **kw, mean_lambda=0.0, std_lambda=0.0),
-    "super-class": lambda *a, **kw: SuperClassXBN(*a, **kw, superclasses=[0, 1, 0]),
+MEMORIES = {name: KINDS[name].memory for name in ADAPTERS} | {
+    "unit norm": partial(XBNWrapper, normalize_memory=True),
+    "slow, with the batch's loss": partial(XBNWrapper, momentum=0.9, batch_loss_weight=1.0),
+    "own moments": partial(PerClassXBN, mean_lambda=0.0, std_lambda=0.0),
 }
 
 
 @pytest.mark.parametrize("loss", [SupConLoss, ContrastiveLoss])
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("name", MEMORIES)
 @settings(max_examples=40)
 @given(data=st.data(), memory_size=st.integers(5, 12))
 def test_finite_batches_stay_finite(name: str, loss: type, data: st.DataObject, memory_size: int) -> None:
-    loss_fn = CLASSES[name](loss(), 3, memory_size)
+    loss_fn = MEMORIES[name](loss(), 3, memory_size)
     # PML's own normalisation overflows beyond the square root of float32's largest number.
     floats = st.floats(-(2.0**50), 2.0**50, width=32) | st.sampled_from([0.0, 1.0, -1.0, 2.0**-126])
     for _ in range(data.draw(st.integers(1, 4))):
@@ -43,9 +43,9 @@ def test_finite_batches_stay_finite(name: str, loss: type, data: st.DataObject, 
         assert torch.isfinite(loss_fn.embedding_memory).all()
 
 
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("name", MEMORIES)
 def test_a_row_of_zeros_that_is_stored_far_out_has_no_direction(name: str) -> None:
-    loss_fn, labels = CLASSES[name](SupConLoss(), 3, 5), torch.zeros(2, dtype=torch.int64)
+    loss_fn, labels = MEMORIES[name](SupConLoss(), 3, 5), torch.zeros(2, dtype=torch.int64)
     for values in ([[1.0, 1, 0], [1, 1, 1]], [[0.0, 0, 0], [0, 0, 0]], [[0.0, 0, 2.476e14], [0, 0, 0]]):
         embeddings = torch.tensor(values, requires_grad=True)
         loss_fn(embeddings, labels).backward()
@@ -53,9 +53,9 @@ def test_a_row_of_zeros_that_is_stored_far_out_has_no_direction(name: str) -> No
 
 
 @pytest.mark.parametrize("scale", [1e150, 1e154, 1e300])
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("name", MEMORIES)
 def test_rows_in_float64_whose_squares_overflow_are_refused_and_not_stored(name: str, scale: float) -> None:
-    loss_fn, labels = CLASSES[name](SupConLoss(), 3, 16, memory_dtype=torch.float64), torch.arange(8) % 3
+    loss_fn, labels = MEMORIES[name](SupConLoss(), 3, 16, memory_dtype=torch.float64), torch.arange(8) % 3
     loss_fn(torch.randn(8, 3, dtype=torch.float64), labels)
     before = {
         name: value.clone() for name, value in loss_fn.state_dict().items() if isinstance(value, Tensor)

@@ -9,22 +9,11 @@ import numpy as np
 import pytest
 import torch
 from every_memory import DTYPES, EVERY, D, M, are_equal, assert_same_runs, batch, state, step
-from float64 import Adapt, Axbn, GroupXbn, Memory, Xbn
+from float64 import Memory
+from kinds import KINDS
 from torch import Tensor
 
 from pml_xbn.losses import AdaptiveCrossBatchMemory
-
-SUPERCLASSES = [0, 0, 1]
-REFERENCES: dict[str, Callable[[], Adapt]] = {
-    "plain": lambda: lambda memory, *_: memory,
-    "xbn": Xbn,
-    "centre": lambda: Xbn(match_std=False),
-    "momentum": lambda: Xbn(momentum=0.5),
-    "axbn": lambda: Axbn(1.0, 20.0, 1.0, 2),
-    "per class": GroupXbn,
-    "absent stay": lambda: GroupXbn(normalize_absent=False),
-    "super-class": lambda: GroupXbn(group_of=SUPERCLASSES.__getitem__),
-}
 
 
 def new_rows(far: float = 30.0) -> Tensor:
@@ -83,9 +72,9 @@ def follow(memory: AdaptiveCrossBatchMemory, reference: Memory, numbers: range) 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 4])  # partly filled, and full
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", REFERENCES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_rows_that_are_written_are_those_that_are_adapted(kind: str, way: Callable, num_steps: int) -> None:
-    memory, reference = EVERY[kind](), Memory(M, D, REFERENCES[kind]())
+    memory, reference = EVERY[kind](), Memory(M, D, KINDS[kind].equation())
     follow(memory, reference, range(num_steps))
     before = memory.embedding_memory.clone()
     way(memory)

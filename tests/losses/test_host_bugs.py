@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from kinds import KINDS, WRAPPERS
 from lifted_structure import LiftedStructureOfPaper
 from pytorch_metric_learning import losses, miners, reducers
 from pytorch_metric_learning.distances import DotProductSimilarity, LpDistance
@@ -17,20 +18,14 @@ from pytorch_metric_learning.losses import ContrastiveLoss, CrossBatchMemory
 from pytorch_metric_learning.utils.loss_and_miner_utils import get_all_pairs_indices as all_pairs
 from torch import Tensor, nn
 
-from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
+from pml_xbn import XBNWrapper
 
 D = 4
-OURS: dict[str, Callable[..., nn.Module]] = {
-    "XBNWrapper": XBNWrapper,
-    "AXBNWrapper": AXBNWrapper,
-    "PerClassXBN": PerClassXBN,
-    "SuperClassXBN": lambda *a, **kw: SuperClassXBN(*a, superclasses=[0] * 400, **kw),
-}
 
 
-@pytest.fixture(params=OURS)
+@pytest.fixture(params=WRAPPERS)
 def ours(request: pytest.FixtureRequest) -> Callable[..., nn.Module]:
-    return OURS[request.param]
+    return KINDS[request.param].memory
 
 
 def batch(size: int = 4, first_label: int = 0) -> tuple[Tensor, Tensor]:
@@ -374,7 +369,7 @@ def test_class_weights_do_not_weigh_the_terms_of_a_column_and_we_keep_that(name:
     assert terms.shape == (len(anchors), 1)
     weighted = sum(term * weights[labels[anchor]] for term, anchor in zip(terms[:, 0], anchors, strict=True))
     every_term_by_every_weight = terms.mean() * weights[labels[anchors]].mean()
-    for make in (CrossBatchMemory, *OURS.values()):
+    for make in (CrossBatchMemory, *(KINDS[name].memory for name in WRAPPERS)):
         value = make(loss, D, 20)(embeddings, labels)
         torch.testing.assert_close(value, every_term_by_every_weight)
         assert not torch.isclose(value, weighted / len(terms), rtol=1e-3)

@@ -7,26 +7,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from kinds import KINDS, WRAPPERS
 from pytorch_metric_learning import losses, trainers
 from pytorch_metric_learning.utils import common_functions as c_f
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
+from pml_xbn import XBNWrapper
 
 # PML's progress bar prints the loss without detaching it.
 pytestmark = pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
 
 record_keeper = pytest.importorskip("record_keeper")
-CLASSES = {
-    "XBNWrapper": (XBNWrapper, "MomentMatching", set()),
-    "AXBNWrapper": (AXBNWrapper, "KalmanMomentMatching", {"kalman_gain"}),
-    "PerClassXBN": (PerClassXBN, "GroupMomentMatching", {"share_normalized_per_group"}),
-    "SuperClassXBN": (
-        lambda *a, **kw: SuperClassXBN(*a, superclasses=[0, 0, 1, 1], **kw),
-        "GroupMomentMatching",
-        {"share_normalized_per_group"},
-    ),
+RECORDED = {
+    "axbn": {"kalman_gain"},
+    "per class": {"share_normalized_per_group"},
+    "super-class": {"share_normalized_per_group"},
 }
 
 
@@ -45,20 +41,20 @@ def train(loss_fn: nn.Module, end_of_iteration_hook: Callable) -> None:
     ).train(num_epochs=1)
 
 
-@pytest.mark.parametrize("cls", CLASSES)
-def test_trainer_logs_the_adapters_numbers(cls: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_trainer_logs_the_adapters_numbers(name: str, tmp_path: Path) -> None:
     logging_presets = pytest.importorskip("pytorch_metric_learning.utils.logging_presets")
-    make, adapter, extra = CLASSES[cls]
-    loss_fn = make(losses.ContrastiveLoss(), 3, 16, collect_stats=True)
+    kind = KINDS[name]
+    loss_fn = kind.memory(losses.ContrastiveLoss(), 3, 16, collect_stats=True)
     writer = record_keeper.RecordWriter(str(tmp_path))
     keeper = record_keeper.RecordKeeper(None, writer, c_f.list_of_recordable_attributes_list_names())
     train(loss_fn, logging_presets.HookContainer(keeper, log_freq=1).end_of_iteration_hook)
 
     records = writer.records
-    memory = next(v for k, v in records.items() if k.endswith(f"metric_loss_{cls}"))
+    memory = next(v for k, v in records.items() if k.endswith(f"metric_loss_{kind.memory_class.__name__}"))
     assert list(memory["num_rows"].values()) == [8, 16, 16, 16]
-    numbers = next(v for k, v in records.items() if k.endswith(f"adapter_{adapter}"))
-    assert {"mean_distance", "std_ratio"} | extra <= set(numbers)
+    numbers = next(v for k, v in records.items() if k.endswith(f"adapter_{kind.adapter_class.__name__}"))
+    assert {"mean_distance", "std_ratio"} | RECORDED.get(name, set()) <= set(numbers)
     assert all(value > 0 for value in list(numbers["mean_distance"].values())[1:])
     keeper.save_records()
     assert list(tmp_path.glob("*adapter*.csv"))

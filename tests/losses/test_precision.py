@@ -6,25 +6,20 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from kinds import KINDS, WRAPPERS
 from pytorch_metric_learning.distances import DotProductSimilarity
 from pytorch_metric_learning.losses import AngularLoss, ContrastiveLoss, SupConLoss
 from torch import nn
 
-from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
+from pml_xbn import XBNWrapper
 
 D = 5
-CLASSES: dict[str, Callable[..., nn.Module]] = {
-    "XBNWrapper": XBNWrapper,
-    "AXBNWrapper": lambda *a, **kw: AXBNWrapper(*a, measurement_noise=9.0, **kw),
-    "PerClassXBN": PerClassXBN,
-    "SuperClassXBN": lambda *a, **kw: SuperClassXBN(*a, superclasses=[0, 0, 1], **kw),
-}
 HALF = [torch.float16, torch.bfloat16]
 
 
-@pytest.fixture(params=CLASSES)
+@pytest.fixture(params=WRAPPERS)
 def make(request: pytest.FixtureRequest) -> Callable[..., nn.Module]:
-    return CLASSES[request.param]
+    return KINDS[request.param].memory
 
 
 @pytest.mark.parametrize("half", HALF, ids=str)

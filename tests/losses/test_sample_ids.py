@@ -7,35 +7,27 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from every_memory import EVERY, are_equal, state
-from float64 import Adapt, Axbn, GroupXbn, Xbn
+from float64 import Adapt, Xbn
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from kinds import KINDS
 from pytorch_metric_learning.losses import ContrastiveLoss, LiftedStructureLoss, SupConLoss
 from pytorch_metric_learning.miners import PairMarginMiner
 from torch import Tensor
 from troubled import TroubledLoss
 
-from pml_xbn import AXBNWrapper, PerClassXBN, XBNWrapper
+from pml_xbn import XBNWrapper
 from pml_xbn.adapters import CovarianceMatching
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 
 D = 3
-KINDS: dict[str, tuple[Callable[..., AdaptiveCrossBatchMemory], Callable[[], Adapt]]] = {
-    "plain": (AdaptiveCrossBatchMemory, lambda: lambda memory, *_: memory),
-    "xbn": (XBNWrapper, Xbn),
-    "axbn": (
-        lambda *a, **kw: AXBNWrapper(*a, measurement_noise=4.0, gain_update_interval=2, **kw),
-        lambda: Axbn(1.0, 4.0, 1.0, 2),
-    ),
-    "per class": (lambda *a, **kw: PerClassXBN(*a, std_lambda=0.5, **kw), lambda: GroupXbn(0.5, 0.5)),
-}
+KINDS_OF_SAMPLES = ("plain", "xbn", "axbn", "per class")
 UPDATES: list[dict[str, Any]] = [
     {},
     {"update": "average"},
@@ -130,7 +122,7 @@ CALLS = st.fixed_dictionaries(
     suppress_health_check=list(HealthCheck),
 )
 @given(
-    kind=st.sampled_from(sorted(KINDS)),
+    kind=st.sampled_from(KINDS_OF_SAMPLES),
     options=st.sampled_from(UPDATES),
     size=st.integers(3, 8),
     calls=st.lists(CALLS, min_size=3, max_size=14),
@@ -140,13 +132,12 @@ CALLS = st.fixed_dictionaries(
 def test_any_sequence_leaves_the_memory_of_the_supplement(
     kind: str, options: dict[str, Any], size: int, calls: list[dict[str, Any]], is_supcon: bool, seed: int
 ) -> None:
-    make_memory, make_adapt = KINDS[kind]
     plain_loss: Any = SupConLoss() if is_supcon else ContrastiveLoss(pos_margin=0, neg_margin=1)
     seen: list[tuple[Tensor, Tensor]] = []
 
     def make() -> AdaptiveCrossBatchMemory:
         loss = SupConLoss() if is_supcon else TroubledLoss(pos_margin=0, neg_margin=1)
-        memory = make_memory(loss, D, size, memory_dtype=torch.float64, **options)
+        memory = KINDS[kind].memory(loss, D, size, memory_dtype=torch.float64, **options)
 
         def look(rows: Tensor, labels: Tensor, batch: Tensor, batch_labels: Tensor) -> None:
             in_memory, in_batch = memory.returning_samples
@@ -158,7 +149,7 @@ def test_any_sequence_leaves_the_memory_of_the_supplement(
     memory = make()
     model = Slots(
         size,
-        make_adapt(),
+        KINDS[kind].equation(),
         options.get("update", "queue"),
         options.get("update_momentum", 0.0),
     )

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from kinds import KINDS, Kind
 from pytorch_metric_learning.losses import SupConLoss
 from torch import Tensor, nn
 
-from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 
 D, M = 4, 14
@@ -19,25 +19,16 @@ BATCH_SIZE = 5
 Make = Callable[..., AdaptiveCrossBatchMemory]
 
 
-def maker(cls: Make, **own: Any) -> Make:
+def small(kind: Kind) -> Make:
     """Of one kind of memory; what it makes takes a loss and the options of all kinds."""
 
     def make(loss: nn.Module | None = None, **options: Any) -> AdaptiveCrossBatchMemory:
-        return cls(SupConLoss() if loss is None else loss, D, M, **own, **options)
+        return kind.memory(SupConLoss() if loss is None else loss, D, M, **options)
 
     return make
 
 
-EVERY: dict[str, Make] = {
-    "plain": maker(AdaptiveCrossBatchMemory),
-    "xbn": maker(XBNWrapper),
-    "centre": maker(XBNWrapper, match_std=False),
-    "momentum": maker(XBNWrapper, momentum=0.5),
-    "axbn": maker(AXBNWrapper, measurement_noise=20.0, gain_update_interval=2),
-    "per class": maker(PerClassXBN),
-    "absent stay": maker(PerClassXBN, normalize_absent=False),
-    "super-class": maker(SuperClassXBN, superclasses=[0, 0, 1]),
-}
+EVERY: dict[str, Make] = {name: small(kind) for name, kind in KINDS.items()}
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from kinds import KINDS, WRAPPERS
 from pytorch_metric_learning.losses import ContrastiveLoss, CrossBatchMemory, SupConLoss
 from pytorch_metric_learning.reducers import MeanReducer
 from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 from torch import Tensor, distributed, nn
 
-from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
+from pml_xbn import XBNWrapper
 from pml_xbn.adapters import CovarianceMatching
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 
@@ -25,11 +26,8 @@ def of_covariances(*args: Any, **kwargs: Any) -> nn.Module:
     return memory
 
 
-CLASSES: dict[str, Callable[..., nn.Module]] = {
-    "XBNWrapper": XBNWrapper,
-    "AXBNWrapper": lambda *a, **kw: AXBNWrapper(*a, measurement_noise=20.0, gain_update_interval=2, **kw),
-    "PerClassXBN": PerClassXBN,
-    "SuperClassXBN": lambda *a, **kw: SuperClassXBN(*a, superclasses=[0, 0, 1], **kw),
+MEMORIES: dict[str, Callable[..., nn.Module]] = {
+    **{name: KINDS[name].memory for name in WRAPPERS},
     "covariances": of_covariances,
 }
 STEPS = 8
@@ -133,7 +131,7 @@ def main(folder: Path) -> None:
             equal,
             masked,
         )
-        for name, make in CLASSES.items()
+        for name, make in MEMORIES.items()
         for equal in (True, False)
         for masked in (False, True)
     }
@@ -141,7 +139,7 @@ def main(folder: Path) -> None:
     results["filled"] = filled(rank)
     for masked in (False, True):
         results[f"pml, {masked}"] = inside_pmls_wrapper(CrossBatchMemory, rank, masked)
-        for name, make in CLASSES.items():
+        for name, make in MEMORIES.items():
             results[f"{name} inside, {masked}"] = inside_pmls_wrapper(make, rank, masked, delay=10**9)
             inside_pmls_wrapper(make, rank, masked)
     torch.save(results, folder / f"rank{rank}.pt")

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import torch
+from kinds import KINDS
 from pytorch_metric_learning.losses import SupConLoss
 from torch import Tensor, distributed, nn
 
-from pml_xbn import PerClassXBN, XBNWrapper
-from pml_xbn.losses import AdaptiveCrossBatchMemory
-
 D, M, STEPS = 4, 15, 10
-CLASSES: list[Callable[..., nn.Module]] = [AdaptiveCrossBatchMemory, XBNWrapper, PerClassXBN]
+MEMORIES = ("plain", "xbn", "per class")
 UPDATES: list[dict[str, Any]] = [
     {},
     {"update": "average", "update_momentum": 0.5, "batch_loss_weight": 0.5},
@@ -62,10 +59,12 @@ def run(loss_fn: nn.Module, ranks: list[int], is_masked: bool, averages: bool) -
 
 def check() -> None:
     rank, size = distributed.get_rank(), distributed.get_world_size()
-    for number, (make, options) in enumerate(itertools.product(CLASSES, UPDATES)):
+    for number, (kind, options) in enumerate(itertools.product(MEMORIES, UPDATES)):
         is_masked = (number + number // len(UPDATES)) % 2 == 1
         alone, mine = (
-            make(SupConLoss(), D, M, memory_dtype=torch.float64, gather_distributed=is_rank, **options)
+            KINDS[kind].memory(
+                SupConLoss(), D, M, memory_dtype=torch.float64, gather_distributed=is_rank, **options
+            )
             for is_rank in (False, True)
         )
         averages = options.get("update_momentum", 0) > 0

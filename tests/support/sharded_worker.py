@@ -13,12 +13,13 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from kinds import KINDS, WRAPPERS
 from loss_worker import MARGINS
 from pytorch_metric_learning import distances, losses, miners, reducers
 from torch import Tensor, distributed, nn
 from torch.distributed import checkpoint
 
-from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
+from pml_xbn import XBNWrapper
 from pml_xbn.distributed import _sharded_loss
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 from pml_xbn.pairwise._recipes import SHARDED_LOSSES
@@ -32,12 +33,6 @@ MINERS: dict[str, Callable[[], nn.Module | None]] = {
     "easy, semihard": lambda: miners.BatchEasyHardMiner("easy", "semihard", allowed_pos_range=(-0.5, 0.99)),
     "semihard, hard": lambda: miners.BatchEasyHardMiner("semihard", "hard"),
     "all, easy": lambda: miners.BatchEasyHardMiner("all", "easy"),
-}
-CLASSES: dict[str, Callable[..., Any]] = {
-    "XBN": XBNWrapper,
-    "AXBN": lambda *a, **kw: AXBNWrapper(*a, measurement_noise=20.0, gain_update_interval=2, **kw),
-    "PC-XBN": PerClassXBN,
-    "SC-XBN": lambda *a, **kw: SuperClassXBN(*a, superclasses=[0, 0, 1], **kw),
 }
 LAYOUTS: dict[str, Callable[[int, int], list[int]]] = {
     "equal": lambda ranks, step: [3] * ranks,
@@ -152,10 +147,10 @@ def check_ties() -> None:
 
 def check_memories(share: int) -> None:
     """Every class through fill, wraps and turns, with samples and without; some batches exceed a shard."""
-    cases = itertools.product(CLASSES, (17, 18), LAYOUTS)
+    cases = itertools.product(WRAPPERS, (17, 18), LAYOUTS)
     for number, (name, size, layout) in enumerate(itertools.islice(cases, 0, None, share)):
         loss = losses.SupConLoss(reducer=reducers.MeanReducer())
-        build = partial(CLASSES[name], loss, D, size, memory_dtype=torch.float64)
+        build = partial(KINDS[name].memory, loss, D, size, memory_dtype=torch.float64)
         check_equal(build, layout, 10, is_masked=False, has_ids=number % 2 == 0)
 
 
@@ -167,7 +162,7 @@ def check_many_steps(steps: int) -> None:
 
 def check_state(folder: Path) -> None:
     """A state goes on bit for bit, and a checkpoint is loaded by all ranks together."""
-    build = partial(CLASSES["AXBN"], losses.SupConLoss(), D, 17, memory_dtype=torch.float64)
+    build = partial(KINDS["axbn"].memory, losses.SupConLoss(), D, 17, memory_dtype=torch.float64)
     first = build(shard_distributed=True)
     rank = distributed.get_rank()
     for _ in train(first, "unequal", 7, ranks=[rank], is_masked=False, has_ids=True):
@@ -196,7 +191,9 @@ def check_state(folder: Path) -> None:
 
 def check_state_of_other_ranks(folder: Path) -> None:
     """A checkpoint of another number of ranks has the same rows."""
-    loss_fn = CLASSES["AXBN"](losses.SupConLoss(), D, 17, memory_dtype=torch.float64, shard_distributed=True)
+    loss_fn = KINDS["axbn"].memory(
+        losses.SupConLoss(), D, 17, memory_dtype=torch.float64, shard_distributed=True
+    )
     state = {"loss": loss_fn.state_dict()}
     checkpoint.load(state, checkpoint_id=folder / "last")
     loss_fn.load_state_dict(state["loss"])
