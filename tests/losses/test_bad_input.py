@@ -294,3 +294,27 @@ def test_nonfinite_skip_computes_the_loss_and_stores_nothing(make: Callable) -> 
         loss_fn(NAN, labels(), PAIRS)
         loss_fn.fill_memory(NAN, labels())
         assert contents(loss_fn) == before
+
+
+def test_finite_rows_beyond_the_range_of_the_memory_are_refused() -> None:
+    memory = AdaptiveCrossBatchMemory(losses.ContrastiveLoss(), D, M)
+    memory(rows(), labels())
+    before = contents(memory)
+    huge = torch.full((4, D), 1e300, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"in rows \[0, 1, 2, 3\], or numbers beyond 5\.2e\+33"):
+        memory(huge, torch.arange(4))
+    assert contents(memory) == before
+
+
+@pytest.mark.parametrize("kind", ["plain", "xbn"])
+def test_a_refused_batch_does_not_take_the_rows_to_its_device(kind: str) -> None:
+    memory = KINDS[kind].memory(losses.ContrastiveLoss(), D, M)
+    for _ in range(2):
+        memory(rows(), labels())
+    with pytest.raises(ValueError, match="do not fit"):
+        memory(torch.randn(11, D, device="meta"), torch.arange(11, device="meta"))
+    with pytest.raises((NotImplementedError, RuntimeError)) as error:  # numbers of it cannot be read
+        memory(torch.randn(4, D, device="meta"), torch.arange(4, device="meta"))
+    assert "expected device" not in str(error.value)
+    assert memory.embedding_memory.device.type == memory.label_memory.device.type == "cpu"
+    memory(rows(), labels())

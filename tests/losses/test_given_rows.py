@@ -183,3 +183,17 @@ def test_rows_of_another_shape_are_refused() -> None:
     with pytest.raises(ValueError, match=r"embedding_memory of shape \(3, 4\): assign \(14, 4\)"):
         memory.embedding_memory = torch.zeros(3, D)
     assert are_equal(state(memory), before)
+
+
+def test_rows_that_are_written_before_labels_are_assigned_are_stored() -> None:
+    memory = EVERY["plain"]()
+    step(memory, 0)
+    memory.embedding_memory[0] = 7.0
+    memory.label_memory = torch.arange(M)
+    assert memory.embedding_memory[0].tolist() == [7.0] * D
+
+
+def test_labels_of_another_length_are_refused() -> None:
+    memory = EVERY["plain"]()
+    with pytest.raises(ValueError, match=r"label_memory of shape \(3,\): assign \(14,\)"):
+        memory.label_memory = torch.arange(3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from every_memory import are_equal, state
@@ -9,6 +11,7 @@ from pytorch_metric_learning.losses import ContrastiveLoss
 from torch import Tensor, nn
 
 from pml_xbn import XBNWrapper
+from pml_xbn.adapters import MomentMatching
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 
 D = 3
@@ -139,3 +142,104 @@ def test_an_adapter_beside_another_hook_does_what_it_does_alone() -> None:
         values = [memory(embeddings, labels) for memory in memories]
         torch.testing.assert_close(*values, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(*(x.embedding_memory for x in memories), rtol=1e-5, atol=1e-5)
+
+
+def test_rows_of_a_hook_are_checked_like_those_of_a_batch(memory: AdaptiveCrossBatchMemory) -> None:
+    step(memory)
+    before = state(memory)
+    with memory.register_memory_hook(lambda rows, *_: rows / 0):
+        with pytest.raises(ValueError, match="memory hook <lambda> returned NaN or inf"):
+            step(memory)
+        assert are_equal(state(memory), before)
+        memory.nonfinite = "ignore"
+        step(memory)
+
+
+def test_a_hook_that_writes_to_labels_and_fails_has_changed_nothing(memory: AdaptiveCrossBatchMemory) -> None:
+    step(memory)
+    before, labels = state(memory), torch.arange(4) % 2
+
+    def spoil(_: Tensor, memory_labels: Tensor, __: Tensor, batch_labels: Tensor) -> None:
+        memory_labels.fill_(7)
+        batch_labels.fill_(7)
+        raise OSError("disk on fire")
+
+    with memory.register_memory_hook(spoil), pytest.raises(OSError, match="disk on fire"):
+        memory(torch.randn(4, D), labels)
+    assert are_equal(state(memory), before)
+    assert labels.tolist() == [0, 1, 0, 1]
+
+
+def test_a_removed_hook_leaves_the_checkpoint() -> None:
+    memory = AdaptiveCrossBatchMemory(ContrastiveLoss(), D, 10)
+    before = memory.state_dict().keys()
+    handle = memory.register_memory_hook(nn.Bilinear(D, D, D))
+    with_hook = memory.state_dict().keys()
+    handle.remove()
+    assert memory.state_dict().keys() == before < with_hook
+    copied = copy.deepcopy(memory)
+    assert copied.state_dict().keys() == before
+
+
+@pytest.mark.parametrize("hook", [MomentMatching(), nn.Bilinear(D, D, D)])
+@pytest.mark.parametrize("was_there", [False, True])
+def test_what_is_left_when_a_hook_is_removed_loads(hook: nn.Module, was_there: bool) -> None:
+    """Where it never was, and where it was removed too."""
+    memory, fresh = (AdaptiveCrossBatchMemory(ContrastiveLoss(), D, 10) for _ in range(2))
+    handles = [which.register_memory_hook(hook) for which in (memory, fresh)[: 1 + was_there]]
+    for which in (memory, fresh):
+        which.register_memory_hook(MomentMatching(momentum=0.5))
+    for handle in handles:
+        handle.remove()
+    step(memory)
+    fresh.load_state_dict(memory.state_dict())
+    assert are_equal(state(fresh), state(memory))
+
+
+def test_a_hook_that_is_registered_again_is_still_in_the_checkpoint(memory: AdaptiveCrossBatchMemory) -> None:
+    adapter = MomentMatching(momentum=0.9)
+    handle = memory.register_memory_hook(adapter)
+    names = memory.state_dict().keys()
+    handle.remove()
+    first = memory.register_memory_hook(adapter)
+    assert memory.state_dict().keys() == names
+    memory.register_memory_hook(adapter)
+    first.remove()  # and not the second one
+    assert memory.state_dict().keys() == names
+
+
+def test_an_adapter_that_is_registered_again_keeps_its_estimate(memory: AdaptiveCrossBatchMemory) -> None:
+    adapter = MomentMatching(momentum=0.1)
+    handle = memory.register_memory_hook(adapter)
+    batches = [torch.randn(4, D, dtype=torch.float64) + 5 for _ in range(2)]
+    memory(batches[0].float(), torch.arange(4))
+    handle.remove()
+    memory.register_memory_hook(adapter)
+    adapter.momentum = 0.75  # may be scheduled
+    memory(batches[1].float(), torch.arange(4))
+    expected = 0.75 * batches[0].mean(dim=0) + 0.25 * batches[1].mean(dim=0)
+    torch.testing.assert_close(adapter.estimated.mean, expected, rtol=1e-6, atol=1e-6)
+
+
+class Slow(nn.Module):
+    """A hook with a buffer that it makes in its first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", None)
+        self.fails = False
+
+    def forward(self, rows: Tensor, _: Tensor, batch: Tensor, __: Tensor) -> Tensor:
+        self.centre = batch.mean(dim=0) if self.centre is None else self.centre.lerp(batch.mean(dim=0), 0.1)
+        if self.fails:
+            raise OSError("disk on fire")
+        return rows + self.centre
+
+
+def test_a_buffer_that_a_failed_step_made_is_gone(memory: AdaptiveCrossBatchMemory) -> None:
+    hook = Slow()
+    memory.register_memory_hook(hook)
+    hook.fails = True
+    with pytest.raises(OSError, match="disk on fire"):
+        step(memory)
+    assert hook.centre is None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from every_memory import BATCH_SIZE, EVERY, batch, state
+from every_memory import BATCH_SIZE, EVERY, D, M, batch, state
 from pytorch_metric_learning.distances import DotProductSimilarity, LpDistance
 from pytorch_metric_learning.losses import ContrastiveLoss, SupConLoss, TripletMarginLoss
 from torch import Tensor, nn
@@ -97,3 +98,36 @@ def test_losses_that_are_kept_hold_no_rows(cls: type[AdaptiveCrossBatchMemory]) 
 
 def _nodes(node: Any) -> list[Any]:
     return [node, *(x for after, _ in node.next_functions if after is not None for x in _nodes(after))]
+
+
+def test_a_second_derivative_is_refused() -> None:
+    loss_fn, embeddings = XBNWrapper(SupConLoss(), D, M), torch.randn(4, D, requires_grad=True)
+    loss = loss_fn(embeddings, torch.arange(4) % 2)
+    (gradient,) = torch.autograd.grad(loss, embeddings, create_graph=True)
+    penalties = gradient.sum(), loss + gradient.square().sum()  # the second has another way to the embeddings
+    for penalty in penalties:
+        with pytest.raises(RuntimeError, match="no second derivative"):
+            penalty.backward(retain_graph=True)
+
+
+def test_a_gradient_can_be_differentiated_with_respect_to_a_weight_of_the_loss() -> None:
+    """As GradNorm does."""
+    loss_fn, embeddings = XBNWrapper(SupConLoss(), D, M), torch.randn(4, D, requires_grad=True)
+    weight = torch.tensor(2.0, requires_grad=True)
+    loss = weight * loss_fn(embeddings, torch.arange(4) % 2)
+    (gradient,) = torch.autograd.grad(loss, embeddings, create_graph=True)
+    (found,) = torch.autograd.grad(gradient.sum(), weight, retain_graph=True)
+    torch.testing.assert_close(found, gradient.detach().sum() / 2)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        gradient.sum().backward()
+
+
+def test_a_loss_that_is_kept_keeps_no_embeddings() -> None:
+    loss_fn, leaf = XBNWrapper(SupConLoss(), D, M), torch.randn(4, D, requires_grad=True)
+    embeddings = 2 * leaf
+    loss = loss_fn(embeddings, torch.arange(4) % 2)
+    loss.backward()
+    kept = weakref.ref(embeddings)
+    del embeddings
+    assert kept() is None
+    assert loss.requires_grad

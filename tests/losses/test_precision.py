@@ -12,6 +12,7 @@ from pytorch_metric_learning.losses import AngularLoss, ContrastiveLoss, SupConL
 from torch import nn
 
 from pml_xbn import XBNWrapper
+from pml_xbn.losses import AdaptiveCrossBatchMemory
 
 D = 5
 HALF = [torch.float16, torch.bfloat16]
@@ -102,3 +103,25 @@ def test_float64_batches_meet_a_float32_memory_in_float64(make: Callable, device
         loss.backward()
         assert loss.dtype == embeddings.grad.dtype == torch.float64
         assert ours.embedding_memory.dtype == torch.float32
+
+
+def test_a_batch_that_is_seen_again_has_no_distance_to_itself() -> None:
+    embeddings, labels = torch.randn(40, D), torch.arange(40) % 4
+    memory = AdaptiveCrossBatchMemory(ContrastiveLoss(), D, 100)
+    memory(embeddings, labels)
+    loss = memory(embeddings, labels)
+    unit = nn.functional.normalize(embeddings.double())
+    distances = (unit[:, None] - torch.cat([unit, unit])[None]).norm(dim=2)
+    is_same = labels[:, None] == torch.cat([labels, labels])
+    is_own = torch.cat([torch.zeros(40, 40), torch.eye(40)], dim=1).bool()
+    positive, negative = distances[is_same & ~is_own], (1 - distances[~is_same]).relu()
+    expected = sum(terms[terms > 0].mean() for terms in (positive, negative))
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_rows_after_a_batch_of_nearly_equal_ones_fit_in_half_precision() -> None:
+    memory = AdaptiveCrossBatchMemory(ContrastiveLoss(), D, 20, memory_dtype=torch.float16)
+    memory(1 + 1e-6 * torch.randn(8, D), torch.arange(8))
+    embeddings = torch.randn(8, D)
+    memory(embeddings, torch.arange(8))
+    torch.testing.assert_close(memory.embedding_memory[8:16], embeddings, rtol=2e-3, atol=2e-3)

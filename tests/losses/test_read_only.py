@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from pytorch_metric_learning import miners
-from pytorch_metric_learning.losses import ContrastiveLoss, LiftedStructureLoss
+from pytorch_metric_learning.losses import ContrastiveLoss, LiftedStructureLoss, SupConLoss
 from pytorch_metric_learning.reducers import MeanReducer
 from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor, nn
@@ -127,3 +129,44 @@ def test_evaluation_between_steps_changes_no_later_step(reading: Callable) -> No
             disturbed(*batch())
         assert torch.equal(disturbed(embeddings, labels), plain(embeddings, labels))
     assert torch.equal(disturbed.embedding_memory, plain.embedding_memory)
+
+
+def trained_after(prepare: Callable[[XBNWrapper], XBNWrapper]) -> str:
+    """What is in memory after some steps that come after what happened in inference mode."""
+    torch.manual_seed(0)
+    loss_fn = XBNWrapper(SupConLoss(), D, 10)
+    loss_fn(*batch(4))
+    with torch.inference_mode():
+        loss_fn = prepare(loss_fn)
+    for _ in range(4):
+        embeddings = torch.randn(4, D, requires_grad=True)
+        loss_fn(embeddings, torch.arange(4) % 2).backward()
+    return str(loss_fn.state_dict())
+
+
+@pytest.mark.parametrize("way", ["copy", "pickle", "float64"])
+def test_what_happens_in_inference_mode_leaves_training_alone(way: str) -> None:
+    def prepare(loss_fn: XBNWrapper) -> XBNWrapper:
+        if way == "float64":
+            loss_fn.eval()(torch.randn(4, D, dtype=torch.float64), torch.arange(4))
+            torch.manual_seed(1)
+            return loss_fn.train()
+        torch.manual_seed(1)
+        return copy.deepcopy(loss_fn) if way == "copy" else pickle.loads(pickle.dumps(loss_fn))
+
+    def untouched(loss_fn: XBNWrapper) -> XBNWrapper:
+        torch.manual_seed(1)
+        return loss_fn
+
+    assert trained_after(prepare) == trained_after(untouched)
+
+
+def test_a_memory_that_is_built_or_reset_in_inference_mode_can_be_trained() -> None:
+    with torch.inference_mode():
+        loss_fn = XBNWrapper(SupConLoss(), D, 10)
+    for _ in range(2):
+        for _ in range(3):
+            loss_fn(torch.randn(4, D, requires_grad=True), torch.arange(4) % 2).backward()
+        with torch.inference_mode():
+            loss_fn.reset_queue()
+        assert loss_fn.num_rows == 0

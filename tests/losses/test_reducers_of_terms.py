@@ -157,3 +157,14 @@ def test_a_list_of_a_reducer_of_ones_own_is_returned_by_every_call() -> None:
         value = memory.train(is_training)(*batch(9), **CALLS[call])
         assert isinstance(value, list)
         assert len(value) == 2
+
+
+def test_a_reducer_that_returns_terms_returns_those_of_pml() -> None:
+    loss = loss_of("ContrastiveLoss")
+    ours, pmls = (make(loss, D, 10) for make in (AdaptiveCrossBatchMemory, losses.CrossBatchMemory))
+    for _ in range(3):
+        embeddings, labels = torch.randn(4, D), torch.arange(4) % 2
+        found, expected = ours(embeddings, labels), pmls(embeddings, labels)
+        assert found.keys() == expected.keys()
+        for name, terms in found.items():
+            torch.testing.assert_close(terms["losses"], expected[name]["losses"])
