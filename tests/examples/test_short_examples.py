@@ -166,7 +166,7 @@ def test_a_memory_is_spread_over_two_processes(on_ranks: tuple[Path, str]) -> No
 
 @pytest.mark.skipif(not has_fully_shard(), reason="fully_shard is public since torch 2.6")
 def test_a_memory_is_spread_over_a_dimension_of_a_mesh(tmp_path: Path) -> None:
-    finished = run_ranks(TESTS / "fully_sharded_on_ranks.py", str(EXAMPLES), str(tmp_path), ranks=4)
+    finished = run_ranks(SUPPORT / "fully_sharded_on_ranks.py", str(EXAMPLES), str(tmp_path), ranks=4)
     assert finished.returncode == 0, finished.stderr
     # Two steps of two batches of 8, on every rank; then one more of four.
     assert finished.stdout.count("32 rows, room for 50 of them here") == 4
