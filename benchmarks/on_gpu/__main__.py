@@ -22,10 +22,11 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 import torch
 
 from benchmarks.on_gpu.contract import run as contract
+from benchmarks.on_gpu.cost import run as cost
 from benchmarks.on_gpu.deadline import Deadline
 from benchmarks.on_gpu.train import run as train
 
-PARTS = ("contract", "train")  # in the order of what is worth most per second
+PARTS = ("contract", "cost", "train")  # in the order of what is worth most per second
 DATA, EMOJI_ROOT = Path("runs/on_gpu/data.gz"), Path("data/emoji")
 _AT_THE_END = 20.0  # seconds that a part is given to come to its end by itself
 
@@ -76,6 +77,8 @@ def measure(settings: argparse.Namespace, device: torch.device, deadline: Deadli
     for part in (part for part in PARTS if part in settings.parts):
         if part == "contract":
             failed += contract.run(*where)
+        elif part == "cost":
+            failed += cost.run(*where)
         elif settings.tiny:
             failed += train.run(*where, None)
         elif not settings.data.is_file():
