@@ -17,7 +17,8 @@ pytorch-metric-learning,
 $ python -m benchmarks.on_gpu --output on_gpu --parts contract
 ```
 
-takes a minute or two, and writes CSV files. Please attach them to an issue, also if every check has passed.
+takes a minute or two, and `--parts contract cost` some five more. Both write CSV files. Please attach them
+to an issue, also if every check has passed.
 """
 
 
@@ -26,16 +27,18 @@ def gpu_report(folder: Path) -> str:
 
     Rows of a CPU are left out.
     """
-    checks, runs, processes = (
+    checks, costs, runs, processes = (
         [row for row in _read(folder / name) if row["driver"] not in ("", "none")]
-        for name in ("gpu_contract.csv", "study_runs.csv", "gpu_processes.csv")
+        for name in ("gpu_contract.csv", "gpu_cost.csv", "study_runs.csv", "gpu_processes.csv")
     )
     parts = []
-    for device, driver, torch in dict.fromkeys(_machine(row) for row in (*checks, *runs)):
+    for device, driver, torch in dict.fromkeys(_machine(row) for row in (*checks, *costs, *runs)):
         machine = device, driver, torch
         parts.append(f"**{device}**, driver {driver}, torch {torch}.\n")
         if mine := [row for row in checks if _machine(row) == machine]:
             parts.append(_checks_table(mine))
+        if mine := [row for row in costs if _machine(row) == machine]:
+            parts.append(_costs_table(mine))
         if mine := [row for row in runs if _machine(row) == machine]:
             counts = [row for row in processes if _machine(row) == machine]
             parts.append(_runs_table(mine, counts))
@@ -64,6 +67,24 @@ def _checks_table(rows: Sequence[Row]) -> str:
         lines.append([name, dtype, f"{passed} of {len(mine)}", worst["error"], tolerance, worst["case"]])
     columns = ["Check", "dtype", "passed", "largest error", "allowed", "in the case"]
     return _table(columns, lines)
+
+
+def _costs_table(rows: Sequence[Row]) -> str:
+    """Time of a step forward and backward, beside PML's class and the two matrix products alone."""
+    steps: dict[tuple[str, ...], dict[str, Row]] = {}
+    for row in rows:
+        key = tuple(row[name] for name in ("loss", "miner", "rows", "classes", "batch", "dtype"))
+        steps.setdefault(key, {})[row["method"]] = row
+    lines = []
+    for key, methods in steps.items():
+        floor = methods.get("two products", {}).get("ms")
+        for method, row in methods.items():
+            to_floor = f"{float(row['ms']) / float(floor):.2f}" if floor and row["ms"] else "–"
+            ratio = f"{float(row['ratio']):.2f}" if row["ratio"] else "–"
+            time = f"{float(row['ms']):.2f}" if row["ms"] else row["message"].partition(":")[0]
+            lines.append([*key, method, time, ratio, to_floor, row["launches"], row["peak_mb"]])
+    columns = ["Loss", "Miner", "Rows", "Classes", "Batch", "Precision", "Method", "ms", "of PML's"]
+    return _table([*columns, "of two products", "launches", "peak MB"], lines)
 
 
 def _runs_table(rows: Sequence[Row], processes: Sequence[Row]) -> str:

@@ -12,22 +12,17 @@ _LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel")  # also of the newer cudaLaun
 
 def count_launches(step: Callable[[], None], device: torch.device) -> int | None:
     """Returns how many kernels a step launches, or None on a CPU, which launches none."""
-    activities = [ProfilerActivity.CPU]
-    if device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
-    with profile(activities=activities) as found:
-        step()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
     if device.type != "cuda":
         return None
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+        step()
+        torch.cuda.synchronize(device)
     return sum(event.count for event in found.key_averages() if event.key.startswith(_LAUNCHES))
 
 
 def peak_megabytes(step: Callable[[], None], device: torch.device) -> float | None:
     """Returns the megabytes that a step allocates on top of what was there, or None on a CPU."""
     if device.type != "cuda":
-        step()
         return None
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,6 +37,7 @@ COLUMNS = (
 )
 _WARM_UP, _PAIRS, _TINY_PAIRS = 3, 20, 1
 _LONGEST = 10.0  # seconds of a method
+Row = dict[str, Any]
 Step = Callable[[Batch], None]
 
 
@@ -48,32 +50,39 @@ def run(folder: Path, device: torch.device, deadline: Deadline, is_tiny: bool) -
     failed = 0
     for case in cases(is_tiny):
         keys = {method: {**_key(case, method), **machine} for method in (PML, *case.methods)}
-        missing = [method for method, key in keys.items() if not table.has(key)]
+        missing = {method: key for method, key in keys.items() if not table.has(key)}
         if not missing:
             continue
         if not deadline.allows(_LONGEST):
             print("cost: no time is left; the same command goes on")
             break
-        pairs = _TINY_PAIRS if is_tiny else _PAIRS
-        data = Data(case.classes, device)
-        pml, error = _try(lambda: build_step(case, PML, data, device))  # noqa: B023
-        if pml is not None:
-            found, error = _try(lambda: _measure_one(pml, case, data, device, pairs))  # noqa: B023
-        if error:
-            pml = None
-        if PML in missing:
-            table.append({**keys[PML], **({"message": error} if error else found or {})})
-            failed += bool(error) and not _is_out_of_memory(error)
-        for method in (method for method in missing if method != PML):
-            if not deadline.allows(_LONGEST):
-                break
-            found, error = _try(lambda: _measure(case, method, pml, data, device, pairs))  # noqa: B023
-            table.append({**keys[method], **({"message": error} if error else found or {})})
-            failed += bool(error)
-            if error:
-                print(f"cost: {method} failed: {case}: {error}")
-        del pml
+        failed += _measure_case(case, missing, table, device, deadline, _TINY_PAIRS if is_tiny else _PAIRS)
         _release(device)
+    return failed
+
+
+def _measure_case(
+    case: Case, missing: dict[str, Row], table: Table, device: torch.device, deadline: Deadline, pairs: int
+) -> int:
+    """Writes the rows that are missing, as far as time allows; returns how many methods have failed."""
+    data, failed = Data(case.classes, device), 0
+    found: Row | None = None
+    pml, error = _try(partial(build_step, case, PML, data, device))
+    if not error:
+        found, error = _try(partial(_measure_alone, pml, case, data, device, pairs))
+    if PML in missing:
+        table.append({**missing.pop(PML), **(found or {"message": error})})
+        failed += bool(error) and not _is_out_of_memory(error)
+    if error:  # the others are measured without it
+        pml = None
+    for method, key in missing.items():
+        if not deadline.allows(_LONGEST):
+            break
+        found, error = _try(partial(_measure, case, method, pml, data, device, pairs))
+        table.append({**key, **(found or {"message": error})})
+        failed += bool(error)
+        if error:
+            print(f"cost: {method} failed: {case}: {error}")
     return failed
 
 
@@ -82,7 +91,7 @@ def _key(case: Case, method: str) -> dict[str, Any]:
     return {name: values[name] for name in _KEY[:5]} | {"dtype": case.precision, "method": method}
 
 
-def _measure_one(step: Step, case: Case, data: Data, device: torch.device, pairs: int) -> dict[str, Any]:
+def _measure_alone(step: Step, case: Case, data: Data, device: torch.device, pairs: int) -> dict[str, Any]:
     """Returns the figures of steps that are taken alone."""
     batch = draw_batch(case, data)
     for _ in range(_WARM_UP):
@@ -94,10 +103,10 @@ def _measure_one(step: Step, case: Case, data: Data, device: torch.device, pairs
 def _measure(
     case: Case, method: str, pml: Step | None, data: Data, device: torch.device, pairs: int
 ) -> dict[str, Any]:
-    """Returns the figures of a method whose steps take turns with those of PML's class, on the same tensors."""
+    """Returns the figures of a method whose steps take turns with PML's, on the same tensors."""
     step = build_step(case, method, data, device)
     if pml is None:
-        return _measure_one(step, case, data, device, pairs)
+        return _measure_alone(step, case, data, device, pairs)
     batch = draw_batch(case, data)
     for _ in range(_WARM_UP):
         pml(batch)

@@ -1,0 +1,99 @@
+"""The cost part of the command for a GPU, on a CPU and on small cases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.engine.results import read_csv
+from benchmarks.on_gpu.cost import run as cost
+from benchmarks.on_gpu.cost.case import PML, PRODUCTS, Case, cases
+from benchmarks.on_gpu.cost.subject import Batch
+from benchmarks.on_gpu.deadline import Deadline
+from docs.pictures.on_gpu import gpu_report
+
+CPU = torch.device("cpu")
+CASE = Case("SupConLoss", "none", 64, 10, 16, "float32", (PRODUCTS, "XBN"))
+
+
+@pytest.fixture
+def one_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "cases", lambda is_tiny: [CASE])
+
+
+@pytest.mark.usefixtures("one_case")
+def test_every_method_has_a_row_and_none_is_measured_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    build_step = cost.build_step
+
+    def build(case: Case, method: str, *rest: object) -> object:
+        step = build_step(case, method, *rest)
+
+        def noted(batch: Batch) -> None:
+            steps.append(method)
+            step(batch)
+
+        return noted
+
+    monkeypatch.setattr(cost, "build_step", build)
+    assert cost.run(tmp_path, CPU, Deadline(1.0), is_tiny=True) == 0
+    rows = read_csv(tmp_path / cost.FILE)
+    assert [row["method"] for row in rows] == [PML, PRODUCTS, "XBN"]
+    assert all(float(row["ms"]) > 0 for row in rows)
+    assert all(float(row["ratio"]) > 0 for row in rows[1:])
+    # By turns, on the same tensors: none has a warmer machine.
+    assert steps[-2:] == [PML, "XBN"]
+    steps.clear()
+    assert cost.run(tmp_path, CPU, Deadline(1.0), is_tiny=True) == 0
+    assert not steps
+    assert len(read_csv(tmp_path / cost.FILE)) == 3
+
+
+@pytest.mark.usefixtures("one_case")
+@pytest.mark.parametrize(
+    ("method", "error", "num_failed"),
+    [(PML, torch.OutOfMemoryError("24 GiB"), 0), (PML, ValueError("no"), 1), ("XBN", ValueError("no"), 1)],
+    ids=str,
+)
+def test_a_row_says_why_a_method_was_not_measured_and_the_others_go_on(
+    method: str, error: Exception, num_failed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_step = cost.build_step
+
+    def build(case: Case, name: str, *rest: object) -> object:
+        if name == method:
+            raise error
+        return build_step(case, name, *rest)
+
+    monkeypatch.setattr(cost, "build_step", build)
+    assert cost.run(tmp_path, CPU, Deadline(1.0), is_tiny=True) == num_failed
+    rows = {row["method"]: row for row in read_csv(tmp_path / cost.FILE)}
+    assert rows[method]["message"] == f"{type(error).__name__}: {error}"
+    assert not rows[method]["ms"]
+    assert all(row["ms"] for name, row in rows.items() if name != method)
+
+
+def test_nothing_is_begun_for_which_no_time_is_left(tmp_path: Path) -> None:
+    assert cost.run(tmp_path, CPU, Deadline(0.01), is_tiny=True) == 0
+    assert not (tmp_path / cost.FILE).exists()
+
+
+def test_the_size_that_is_asked_about_most_comes_first() -> None:
+    first = next(cases(is_tiny=False))
+    assert (first.rows, first.batch, first.precision, first.miner) == (60_000, 64, "float32", "none")
+
+
+def test_the_page_shows_costs_of_a_gpu_alone(tmp_path: Path) -> None:
+    table = cost.Table(tmp_path / cost.FILE, cost.COLUMNS, cost._KEY)
+    row = {"loss": "SupConLoss", "miner": "none", "rows": 64, "classes": 10, "batch": 16, "dtype": "float32"}
+    row |= {"driver": "550", "torch": "2.13", "launches": 90, "peak_mb": 7.5}
+    table.append({**row, "method": PRODUCTS, "ms": 2.0, "ratio": 0.25, "device": "a GPU"})
+    table.append({**row, "method": "XBN", "ms": 3.0, "ratio": 0.375, "device": "a GPU"})
+    table.append({**row, "method": "XBN", "ms": 9.0, "ratio": 1.5, "device": "a CPU", "driver": "none"})
+    report = gpu_report(tmp_path)
+    assert "| XBN | 3.00 | 0.38 | 1.50 | 90 | 7.5 |" in report
+    assert "1.5 |" not in report.replace("7.5 |", "")
