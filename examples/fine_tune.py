@@ -112,8 +112,8 @@ def draw_neighbours(test_set: Any, rows: torch.Tensor, labels: torch.Tensor, pat
         similarity = rows @ rows[query]
         similarity[query] = torch.inf
         for axes, index in zip(row, similarity.topk(6).indices.tolist(), strict=True):
-            image = test_set[index][0].permute(1, 2, 0)
-            axes.imshow((image - image.min()) / (image.max() - image.min()).clamp_min(1e-6), cmap="gray")
+            image = test_set[index][0].permute(1, 2, 0).numpy()
+            axes.imshow((image - image.min()) / max(1e-6, image.max() - image.min()), cmap="gray")
             axes.axis("off")
             if labels[index] != labels[query]:
                 axes.plot([0, 1], [0, 1], color="red", transform=axes.transAxes)
@@ -134,7 +134,7 @@ def main(args: argparse.Namespace) -> None:
     model = GradCache(network, args.part_size or args.batch_size)
     loss: Any = losses.SupConLoss(temperature=0.1)
     memory_size = len(labels) // 2 if args.memory_size is None else args.memory_size
-    loss_fn = XBNWrapper(loss, 128, memory_size, match_std=False) if memory_size else BatchLoss(loss)
+    loss_fn = XBNWrapper(loss, 128, memory_size) if memory_size else BatchLoss(loss)
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, args.rate or (1e-4 if is_pretrained else 1e-3))
     falls = [int(0.6 * args.epochs), int(0.85 * args.epochs)]
