@@ -133,7 +133,9 @@ def main(args: argparse.Namespace) -> None:
     network.to(device).train()
     model = GradCache(network, args.part_size or args.batch_size)
     loss: Any = losses.SupConLoss(temperature=0.1)
-    memory_size = len(labels) // 2 if args.memory_size is None else args.memory_size
+    memory_size = args.memory_size
+    if memory_size is None:
+        memory_size = max(args.batch_size, len(labels) // 2)
     loss_fn = XBNWrapper(loss, 128, memory_size) if memory_size else BatchLoss(loss)
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, args.rate or (1e-4 if is_pretrained else 1e-3))
