@@ -41,7 +41,7 @@ _NORMS = {"batch": "trains", "frozen": "frozen", "layer": "none"}
 _HEAD = """# Fine-tuning a pretrained network
 
 Written by `python -m benchmarks.study --report` from the study's CSV files; the rules were
-[declared](../study/declared_fine_tuning.md) before the runs. The last stage of EfficientNet-Lite0 trains,
+declared in `declared_fine_tuning.md` before the runs. The last stage of EfficientNet-Lite0 trains,
 from ImageNet weights. All figures are per cent, differences points of Recall@1; ± after a mean is the
 standard deviation over seeds, and after a difference half of the 95 % interval of the mean of these pairs
 alone (Student's t). Minutes are those of one core, on a machine that other work shared."""
