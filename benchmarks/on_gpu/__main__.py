@@ -15,6 +15,7 @@ import argparse
 import faulthandler
 import os
 from pathlib import Path
+from typing import NoReturn
 
 # Has to be set before CUDA begins: without it matrix products may differ from one run to the next.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -31,8 +32,15 @@ DATA, EMOJI_ROOT = Path("runs/on_gpu/data.gz"), Path("data/emoji")
 _AT_THE_END = 20.0  # seconds that a part is given to come to its end by itself
 
 
+class _Parser(argparse.ArgumentParser):
+    """Ends with one line that says what is wrong, as the other programs do."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}\n")
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m benchmarks.on_gpu",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

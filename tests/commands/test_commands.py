@@ -73,6 +73,7 @@ def test_the_workflows_run_every_environment_of_tox() -> None:
 
 # What ends with a line that says what is missing, where it is.
 MISSING = {
+    "python -m benchmarks.on_gpu": "--output is missing: pass a folder",
     "python -m benchmarks.papers": "the weights resnet50.a1_in1k are not here",
     "python -m benchmarks.rank_cost": "torchrun --nproc_per_node=2 -m benchmarks.rank_cost",
     "python -m benchmarks.study": "run npm pack emoji-datasource-apple",

@@ -64,7 +64,7 @@ def test_b14_pmls_ranks_differ_and_ours_do_not(ranks: Results) -> None:
     assert not torch.equal(first["rows"], second["rows"])
     # Other rows, not only another order: 17 is no multiple of the global batch.
     assert not torch.equal(first["rows"].sort(dim=0).values, second["rows"].sort(dim=0).values)
-    assert_same_memory([rank["XBNWrapper, equal"][-1] for rank in ranks])
+    assert_same_memory([rank["xbn, equal"][-1] for rank in ranks])
 
 
 def assert_same_memory(memories: list[dict[str, Any]]) -> None:
