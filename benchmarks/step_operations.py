@@ -1,8 +1,8 @@
-"""Counts what a step of a memory consists of: operations, waits for the host, files and functions.
+"""Counts what a step of a memory consists of: operations, launches, waits for the host, files and functions.
 
-An operation is one that torch dispatches in the forward or backward pass, views included. A wait is an
-operation whose result the host has to know. The functions, files and how deep they call each other are those
-of this package and of pytorch-metric-learning in the forward pass.
+An operation is one that torch dispatches in the forward or backward pass. Those that are no views launch a
+kernel on a GPU. A wait is an operation whose result the host has to know. The functions, files and how deep
+they call each other are those of this package and of pytorch-metric-learning in the forward pass.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
 
 NUM_ROWS, BATCH_SIZE, DIM, NUM_CLASSES = 1024, 64, 512, 102
 _WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "_unique2")
+_NO_LAUNCH = ("detach", "alias", "new_empty")  # besides the views
 _PACKAGES = ("pml_xbn", "pytorch_metric_learning")
 
 MEMORIES: dict[str, Callable[..., nn.Module]] = {
@@ -47,13 +48,28 @@ class Operations(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.counts: Counter[str] = Counter()
+        self.launches: Counter[str] = Counter()  # by the file of this package that asks for them
         self.waits_by_mask = 0  # what is indexed by a mask has to know its size
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.counts[func.overloadpacket.__name__] += 1
+        name = func.overloadpacket.__name__
+        self.counts[name] += 1
+        if not (func.is_view or name in _NO_LAUNCH):
+            self.launches[_file_of_caller()] += 1
         indices = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else ()
         self.waits_by_mask += any(isinstance(x, Tensor) and x.dtype == torch.bool for x in indices)
         return func(*args, **(kwargs or {}))
+
+
+def _file_of_caller() -> str:
+    """Returns the file of this package that is being run, such as memory/_rows.py; else autograd."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        _, found, path = frame.f_code.co_filename.rpartition("/pml_xbn/")
+        if found and not path.startswith("benchmarks"):
+            return path
+        frame = frame.f_back
+    return "autograd"
 
 
 class Lists(TorchFunctionMode):
@@ -87,10 +103,10 @@ def called_functions(call: Callable[[], object]) -> tuple[set[CodeType], int]:
     return found, deepest
 
 
-def counts(memory: nn.Module) -> dict[str, int]:
-    """Returns the counts of a step of a full memory.
+def counts(memory: nn.Module) -> tuple[dict[str, int], Counter[str]]:
+    """Returns the counts of a step of a full memory, and its launches by file.
 
-    ``memory`` counts a step without anchors, which adapts and stores.
+    ``memory`` counts the operations of a step without anchors, which adapts and stores.
     """
     draw = torch.Generator().manual_seed(0)
 
@@ -111,8 +127,10 @@ def counts(memory: nn.Module) -> dict[str, int]:
         memory(embeddings, labels, None, no_anchors)
     functions, depth = called_functions(lambda: memory(embeddings, labels))
     num_forward, num_backward = (sum(mode.counts.values()) for mode in (forward, backward))
-    return {
+    launches = forward.launches + backward.launches
+    found = {
         "operations": num_forward + num_backward,
+        "launches": launches.total(),
         "forward": num_forward,
         "memory": sum(without_loss.counts.values()),
         "waits": lists.count + forward.waits_by_mask + sum(forward.counts[name] for name in _WAITS),
@@ -120,6 +138,7 @@ def counts(memory: nn.Module) -> dict[str, int]:
         "functions": len(functions),
         "depth": depth,
     }
+    return found, launches
 
 
 def main(output: Path | None = None) -> None:
@@ -128,12 +147,15 @@ def main(output: Path | None = None) -> None:
     Args:
         output: also write the table to this file.
     """
-    lines = []
+    lines, of_files = [], {}
     for name, make in MEMORIES.items():
         for miner in (None, PairMarginMiner(0.5, 1.5)):
-            found = counts(make(SupConLoss(), DIM, NUM_ROWS, miner=miner))
+            found, of_files[name, miner is None] = counts(make(SupConLoss(), DIM, NUM_ROWS, miner=miner))
             lines.append([name, "PairMargin" if miner else "–", *map(str, found.values())])
     text = markdown(["Memory", "Miner", *found], lines, ["Memory", "Miner"])
+    of_xbn = [[f"`{name}`", str(count)] for name, count in of_files["XBN", True].most_common()]
+    text += "\n\nOf the launches of XBN without a miner, by the file that asks for them:\n\n"
+    text += markdown(["File", "launches"], of_xbn, ["File"])
     print(text)
     if output:
         output.write_text(text + "\n", encoding="utf-8")
