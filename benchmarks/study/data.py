@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -110,17 +111,20 @@ class Study:
                 gains += [float(rows[-1]["recall_at_1"]) - float(before[-1]["recall_at_1"])] if before else []
         return gains
 
-    def reaches(self, name: str, setting: Setting, seed: int, accuracy: float) -> tuple[int, float] | None:
-        """Returns the first epoch with as high a Recall@1, and minutes of the processor; None for never.
+    def stays_above(
+        self, name: str, setting: Setting, seed: int, accuracy: float
+    ) -> tuple[int, float] | None:
+        """Returns the epoch from which Recall@1 stays as high to the end, and the minutes until then.
 
-        NaN for minutes that were not noted.
+        The first epoch that is as high would be a maximum of noise. None if the last one is not; NaN for
+        minutes of the processor that were not noted.
         """
         for case, rows in self.epochs.items():
             if case.name == name and case.seed == seed and _belongs(case, setting):
-                for row in rows:
-                    if float(row["recall_at_1"]) >= accuracy:
-                        epoch, minutes = int(row["epoch"]), self.runs[case].get("cpu_minutes")
-                        return epoch, float(minutes or "nan") * epoch / int(rows[-1]["epoch"])
+                above = list(takewhile(lambda row: float(row["recall_at_1"]) >= accuracy, reversed(rows)))
+                if above:
+                    epoch, minutes = int(above[-1]["epoch"]), self.runs[case].get("cpu_minutes")
+                    return epoch, float(minutes or "nan") * epoch / int(rows[-1]["epoch"])
         return None
 
 

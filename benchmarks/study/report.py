@@ -110,7 +110,7 @@ def _domain_table(study: Study, folder: Path) -> str:
 
 
 def _budget_curve(study: Study) -> str:
-    """Returns after how many epochs, and in how many minutes, a method has what no memory ends at."""
+    """Returns from which epoch, and minute, on a method stays above what no memory ends at."""
     methods, lines = (_NONE, PUBLISHED[0], _STAR, _XBN), []
     for name, budget in {"converged": Budget("glyphs", 30), **BUDGETS}.items():
         setting = (64, 0.5, "batch", name)
@@ -119,7 +119,7 @@ def _budget_curve(study: Study) -> str:
             continue
         cells = []
         for method, place in (*((method, setting) for method in methods), *((_NONE, x) for x in large)):
-            found = [study.reaches(method, place, seed, end) for seed, end in ends.items()]
+            found = [study.stays_above(method, place, seed, end) for seed, end in ends.items()]
             reached = [place for place in found if place]
             count = f"{len(reached)} of {len(ends.keys() & study.values(method, place).keys())}"
             mean = [fmean(numbers) for numbers in zip(*reached, strict=True)]
@@ -129,11 +129,12 @@ def _budget_curve(study: Study) -> str:
     columns = ["epochs in all", *methods, *(f"batch 512{rate}" for rate in at_batch_512(""))]
     return "\n\n".join(
         [
-            "## When it is where no memory ends",
-            "Batch 64, memory 50 %: the mean epoch after which Recall@1 is what the same seed has without "
-            "memory at the end, the minutes of one core until then where they were noted, and how many seeds "
-            "get there. Accuracy is looked at some twenty times a run. None may be there early itself. Runs "
-            "were on several machines, some a third faster than others: minutes of two runs compare roughly.",
+            "## From when it stays above the end of no memory",
+            "Batch 64, memory 50 %: the mean epoch from which Recall@1 stays as high as the same seed's is "
+            "without memory at the end, the minutes of one core until then where they were noted, and how "
+            "many seeds end above it. Accuracy is looked at some twenty times a run. No memory may be there "
+            "before its own end. Runs were on several machines, some a third faster than others: minutes of "
+            "two runs compare roughly.",
             markdown(columns, lines, columns[:1]),
         ]
     )

@@ -1,4 +1,4 @@
-"""Figures in sentences: each is what the table says that the sentence is about."""
+"""Figures on the pages: each is what the CSV files say. The words around them are free."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pictures.batch_noise import EPOCH, batch_share
 
 from benchmarks.engine.intervals import Difference, paired
 from benchmarks.engine.results import read_csv
-from benchmarks.study.cases import KINDS, Case
-from benchmarks.study.data import PUBLISHED, Setting, Study
+from benchmarks.study.cases import KINDS
+from benchmarks.study.data import PUBLISHED, Study
 from benchmarks.study.report import at_batch_512
 from benchmarks.tuning.results import FIGURE, SUBGROUPS, Tuning
 from benchmarks.two_towers.report import experiments, gains, title
@@ -33,84 +33,6 @@ def study() -> Study:
 
 EMOJI = (64, 0.5, "batch", "emoji, 60 epochs")
 LONG = (64, 0.5, "batch", "converged")
-
-
-def means(study: Study, method: str) -> list[str]:
-    return [f"{fmean(study.values(method, setting).values()):.1f}" for setting in (LONG, EMOJI)]
-
-
-@pytest.mark.parametrize("method", ["no-xbm", "xbm+warm-up", "xbn", "axbn"])
-def test_the_first_table_of_the_readme(study: Study, method: str) -> None:
-    assert f" | {' | '.join(means(study, method))} |" in words_of(README)
-
-
-def figure(study: Study, setting: Setting, baseline: str) -> str:
-    gap = study.differences(setting, baseline)["xbn"]
-    return f"{gap.mean:.1f} ± {gap.half_width:.1f}"
-
-
-def test_what_a_warm_up_leaves(study: Study) -> None:
-    glyphs, emoji = (figure(study, setting, "xbm+warm-up") for setting in (LONG, EMOJI))
-    words = words_of(README)
-    assert f"ends {glyphs} (Glyphs) and {emoji} (Emoji) below XBN" in words
-    assert f"Used from the first step, it ends at {' and '.join(means(study, 'xbm'))}" in words
-
-
-def test_what_xbn_gains_in_long_runs(study: Study) -> None:
-    glyphs, emoji = (figure(study, setting, "no-xbm") for setting in (LONG, EMOJI))
-    words = words_of(DOCS / "which_variant.md")
-    last = study.differences(ROWS["240 epochs"], "no-xbm")["xbn"].mean
-    assert f"Glyphs +{glyphs}, Emoji +{emoji} points of Recall@1, +{last:.1f} after 240 epochs" in words
-    assert f"+{figure(study, ROWS['ImageNet, batch 64, rate 1e-3'], 'no-xbm')} at the highest of" in words
-
-
-def test_when_xbn_is_where_no_memory_ends_and_when_none_is(study: Study) -> None:
-    taken: dict[str, list[str]] = {}
-    shares: dict[str, list[float]] = {}
-    for method, data, number in product(("xbn", "no-xbm"), ("glyphs", "emoji"), (60, 120, 240)):
-        setting = (64, 0.5, "batch", f"{data}, {number} epochs")
-        ends = study.values("no-xbm", setting)
-        both = ends.keys() & study.values("xbn", setting)
-        reached = [study.reaches(method, setting, seed, ends[seed]) for seed in both]
-        assert all(reached)
-        epochs = fmean(place[0] for place in reached if place)
-        taken.setdefault(method + data, []).append(f"{epochs:.0f}")
-        shares.setdefault(method, []).append(100 * epochs / number)
-    glyphs, emoji, glyphs_itself, emoji_itself = ("{}, {} and {}".format(*x) for x in taken.values())
-    page, readme, summary = map(words_of, (DOCS / "which_variant.md", README, DOCS / "study.md"))
-    found = (
-        f"{emoji} to where no memory ends (which takes {emoji_itself}), on Glyphs {glyphs} ({glyphs_itself})."
-    )
-    assert f"Of 60, 120 and 240 epochs it takes {found}" in page
-    assert f"after {emoji} (without: {emoji_itself}), on Glyphs after {glyphs} ({glyphs_itself}; " in readme
-    least, most = (f"{bound(shares['xbn']):.0f}" for bound in (min, max))
-    assert 20 <= float(least) <= float(most) <= 60
-    assert f"which itself takes {min(shares['no-xbm']):.0f} to {max(shares['no-xbm']):.0f} %." in summary
-
-
-def test_how_near_xbm_comes_and_how_far_it_stays_from_none(study: Study) -> None:
-    words, gains = words_of(DOCS / "which_variant.md"), []
-    settings = ROWS["240 epochs, one seed"], ROWS["240 epochs"]
-    glyphs, emoji = (f"{study.differences(x, 'xbm+warm-up')['xbn'].mean:.1f}" for x in settings)
-    assert f"After 240 epochs XBM as published is {glyphs} below XBN on Glyphs, {emoji} on Emoji." in words
-    for setting in {case.setting for case in study.runs if case.name in PUBLISHED and case.batch_size == 64}:
-        found = study.differences(setting, "no-xbm")
-        gains += [found[name].mean for name in PUBLISHED if name in found]
-    figures = f"{-min(gains):.1f} below {{}} {max(gains):.1f} above at batch 64"
-    assert figures.format("to") in words
-    assert figures.format("and") in words_of(DOCS / "study.md")
-
-
-def test_what_xbn_gains_over_a_large_batch(study: Study) -> None:
-    gaps = []
-    for regime in ("glyphs, 60 epochs", "emoji, 60 epochs"):
-        of_xbn = study.values("xbn", (64, 0.5, "batch", regime))
-        of_large = [study.values("no-xbm", setting) for setting in at_batch_512(regime).values()]
-        gaps.append(cell(paired(of_xbn, max(of_large, key=lambda found: fmean(found.values())))).lstrip("+"))
-    expected = "{} (Glyphs) and {} (Emoji) above the best of three rates".format(*gaps)
-    assert f"after 60 epochs XBN at batch 64 is {expected}" in words_of(DOCS / "which_variant.md")
-
-
 ROWS = {
     "batch 64, memory 50 %, 30 epochs": LONG,
     "60 epochs": (64, 0.5, "batch", "glyphs, 60 epochs"),
@@ -139,12 +61,30 @@ TOWERS = {
 }
 
 
+WHICH, STUDY = DOCS / "which_variant.md", DOCS / "study.md"
+
+
 def cell(difference: Difference | None) -> str:
     if difference is None:
         return "–"
     half_width = "" if difference.half_width is None else f" ± {difference.half_width:.1f}"
     sign = "−" if difference.mean < 0 else "+"
     return f"{sign}{abs(difference.mean):.1f}{half_width}"
+
+
+def assert_on(page: Path, *figures: str) -> None:
+    words = words_of(page)
+    assert [figure for figure in figures if figure not in words] == []
+
+
+def without_sign(difference: Difference) -> str:
+    return cell(difference).lstrip("+−")
+
+
+@pytest.mark.parametrize("method", ["no-xbm", "xbm+warm-up", "xbn", "axbn"])
+def test_the_first_table_of_the_readme(study: Study, method: str) -> None:
+    means = [f"{fmean(study.values(method, setting).values()):.1f}" for setting in (LONG, EMOJI)]
+    assert_on(README, f" | {' | '.join(means)} |")
 
 
 @pytest.mark.parametrize("row", [*ROWS, *TOWERS])
@@ -162,63 +102,94 @@ def test_the_table_across_domains(study: Study, row: str) -> None:
     assert [words.strip(" *") for words in line.split("|")[3:-1]] == [cell(one) for one in expected]
 
 
-def test_what_a_momentum_encoder_gains_over_xbn(study: Study) -> None:
-    glyphs, emoji = (cell(study.differences(x, "xbn")["xbm+momentum 0.99"]) for x in (LONG, EMOJI))
-    assert f"are {glyphs} (Glyphs) and {emoji} (Emoji) to XBN" in words_of(DOCS / "which_variant.md")
+def test_the_table_of_fine_tuning() -> None:
+    """Its cells are those of the report, which is written from the CSV files."""
+    sections = (RESULTS / "fine_tuning.md").read_text(encoding="utf-8").split("\n## ")
+    titles = ("SupCon: Emoji", "SupCon: Icons", "MultiSimilarity: Emoji", "MultiSimilarity: Icons")
+
+    def lines_of(title: str) -> dict[tuple[str, str], list[str]]:
+        (section,) = (text for text in sections if text.startswith(title))
+        lines = [line.split(" | ") for line in section.splitlines() if line.count("|") > 9]
+        return {(line[0].strip("| "), line[1]): line for line in lines if len(line) > 6}
+
+    reports = [lines_of(title) for title in titles]
+    page = (DOCS / "fine_tuning.md").read_text(encoding="utf-8").splitlines()
+    xbm, none_at_256 = "xbm+warm-up of an epoch", "no-xbm+cached in parts of 64"
+    places = [("16", "no-xbm", 4), ("16", "xbn", 5), ("16", xbm, 5), ("64", "no-xbm", 4)]
+    places += [("64", "xbn", 5), ("64", xbm, 5), ("256", none_at_256, 4), ("64", "xbn", 6)]
+    table = [line for line in page if line.startswith("| ")][1:]
+    assert len(table) == len(places)
+    for line, (batch, method, column) in zip(table, places, strict=True):
+        expected = [report[batch, method][column].replace("(", "").replace(")", "") for report in reports]
+        if column == 4:
+            expected = [text.partition(" ")[0] for text in expected]
+        cells = [text.strip(" *").replace("−", "-") for text in line.split("|")[2:-1]]
+        assert cells == expected
 
 
-def test_what_freezing_batch_norm_gives_and_how_far_its_noise_goes(study: Study) -> None:
-    words = words_of(DOCS / "study.md")
+def test_what_a_warm_up_leaves(study: Study) -> None:
+    gaps = [study.differences(setting, "xbm+warm-up")["xbn"] for setting in (LONG, EMOJI)]
+    assert_on(README, *map(without_sign, gaps))
 
-    def recall(method: str, norm: str, rate: str) -> float:
-        share = 0.0 if method == "no-xbm" else 0.5
-        case = Case(method, 0, 16, share, norm, f"pretrained, 16 epochs{rate}", 0)
-        return float(study.all_runs[case]["recall_at_1"])
 
-    none, xbn = (recall(x, "frozen", ", rate x 0.1") - recall(x, "batch", "") for x in ("no-xbm", "xbn"))
-    assert f"no memory ends {none:.1f} points higher and XBN {xbn:.1f} (one seed each" in words
+def test_what_xbn_gains(study: Study) -> None:
+    gaps = [study.differences(setting, "no-xbm")["xbn"] for setting in (LONG, EMOJI, ROWS["240 epochs"])]
+    assert_on(WHICH, *map(cell, gaps))
+    beside = [study.differences(x, "xbn")["xbm+momentum 0.99"] for x in (LONG, EMOJI)]
+    sooner = [study.differences(x, "no-xbm")["xbm-star+warm-up of an epoch"] for x in (LONG, EMOJI)]
+    gaps_of_kinds = study.differences(EMOJI, "xbn")
+    best = max((gaps_of_kinds[f"xbn+{kind}"] for kind in KINDS), key=lambda gap: gap.mean)
+    assert_on(WHICH, *map(cell, (*beside, *sooner, best)))
+
+
+def test_what_xbn_gains_over_a_large_batch(study: Study) -> None:
+    for regime in ("glyphs, 60 epochs", "emoji, 60 epochs"):
+        of_xbn = study.values("xbn", (64, 0.5, "batch", regime))
+        of_large = [study.values("no-xbm", setting) for setting in at_batch_512(regime).values()]
+        best = max(of_large, key=lambda found: fmean(found.values()))
+        assert_on(WHICH, without_sign(paired(of_xbn, best)))
+
+
+def test_from_when_xbn_and_no_memory_stay_above_the_end_of_no_memory(study: Study) -> None:
+    for method, data in product(("xbn", "no-xbm"), ("glyphs", "emoji")):
+        epochs = []
+        for number in (60, 120, 240):
+            setting = (64, 0.5, "batch", f"{data}, {number} epochs")
+            ends = study.values("no-xbm", setting)
+            both = ends.keys() & study.values("xbn", setting)
+            found = [study.stays_above(method, setting, seed, ends[seed]) for seed in both]
+            epochs.append(f"{fmean(place[0] for place in found if place):.0f}")
+            assert all(found)
+        assert_on(WHICH, "{}, {} and {}".format(*epochs))
+
+
+def test_how_far_the_noise_of_batch_normalization_goes() -> None:
     rows = [row for row in read_csv(RESULTS / "batch_noise.csv") if row["epoch"] == EPOCH]
-    shares = {
-        age: [batch_share(row) for row in rows if (row["age"], row["norm"]) == (age, "batch")]
-        for age in ("1", "100")
-    }
-    first, last = (f"{100 * fmean(of_age):.0f}" for of_age in shares.values())
-    assert f"is {first} % at the age of a step, and still {last} % after 100" in words
-    cosines = [
-        f"{float(row[f'positives_{place}_batch']):.2f}"
-        for row in rows
-        if (row["age"], row["norm"]) == ("0", "batch")
-        for place in ("same", "other")
-    ]
-    expected = "a cosine of {} if they are embedded in the same batch of 16, and the same two have {} in"
-    assert expected.format(*cosines[:2]) in words
-    assert "({} and {} at 64)".format(*cosines[2:]) in words
+    for age in ("1", "100"):
+        shares = [batch_share(row) for row in rows if (row["age"], row["norm"]) == (age, "batch")]
+        assert_on(STUDY, f"{100 * fmean(shares):.0f} %")
+    assert_on(
+        STUDY,
+        *(
+            f"{float(row[f'positives_{place}_batch']):.2f}"
+            for row in rows
+            if (row["age"], row["norm"]) == ("0", "batch")
+            for place in ("same", "other")
+        ),
+    )
 
 
 def test_what_a_search_for_all_finds() -> None:
-    tuning, words = Tuning(RESULTS), words_of(DOCS / "which_variant.md")
+    tuning = Tuning(RESULTS)
     others = ("no-xbm", "xbm", "xbm-star")
     is_fast = SUBGROUPS["learning rate ≥ 0.001"]
     parts = [lambda row, w=weight: float(row["batch_loss_weight"]) == w for weight in (0, 1)]
-    parts += [lambda row, part=part: part(row) and is_fast(row) for part in parts]
-    found = [cell(tuning.draw_difference("xbn", "no-xbm", part)) for part in parts]
-    alone, beside, alone_if_fast, beside_if_fast = found
-    assert f"to none it is {alone} alone and {beside} with `batch_loss_weight=1`" in words
-    expected = f"XBN was {alone_if_fast} to none at rates from 0.001 on, with it {beside_if_fast}"
-    assert expected in words_of(DOCS / "faq.md")
-    none, xbm, star = (cell(tuning.draw_difference("xbn", other)) for other in others)
-    assert f"XBN is {none} points of MAP@R to none, {xbm} to XBM (not filled) and {star} to XBM\\*" in words
+    assert_on(WHICH, *(cell(tuning.draw_difference("xbn", "no-xbm", part)) for part in parts))
+    fast = [lambda row, part=part: part(row) and is_fast(row) for part in parts]
+    assert_on(DOCS / "faq.md", *(cell(tuning.draw_difference("xbn", "no-xbm", part)) for part in fast))
+    assert_on(WHICH, *(cell(tuning.draw_difference("xbn", other)) for other in others))
     tested = tuning.tested("xbn", FIGURE)
-    none, xbm, star = (cell(paired(tested, tuning.tested(other, FIGURE))) for other in others)
-    recall = cell(paired(tuning.tested("xbn", "recall_at_1"), tuning.tested("no-xbm", "recall_at_1")))
-    assert f"it is {none} to none (Recall@1 {recall}), {xbm} to XBM and {star} to XBM\\*" in words
-    expected = f"Tuned alike on Emoji, XBN is {recall.lstrip('+')} points of Recall@1 above none"
-    assert f"{expected}, and {none.lstrip('+')} of MAP@R" in words_of(README)
-
-
-def test_what_was_asked_afterwards(study: Study) -> None:
-    gaps, words = study.differences(EMOJI, "xbn"), words_of(DOCS / "which_variant.md")
-    best = max((gaps[f"xbn+{kind}"] for kind in KINDS), key=lambda gap: gap.mean)
-    assert f"XBN is at best {cell(best)} to XBN" in words
-    sooner = (study.differences(x, "no-xbm")["xbm-star+warm-up of an epoch"] for x in (LONG, EMOJI))
-    assert "with the batch's loss, is {} (Glyphs) and {} (Emoji) to none".format(*map(cell, sooner)) in words
+    gaps = [paired(tested, tuning.tested(other, FIGURE)) for other in others]
+    recall = paired(tuning.tested("xbn", "recall_at_1"), tuning.tested("no-xbm", "recall_at_1"))
+    assert_on(WHICH, *map(cell, (*gaps, recall)))
+    assert_on(README, without_sign(recall), without_sign(gaps[0]))
