@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from .._arithmetic import slices, widest
+from ..pairwise._comparison import Comparison
 from ..pairwise._distances import Distances
 from ..pairwise._forms import Terms
-from ..pairwise._loss import Comparison, reducing_factors
+from ..pairwise._loss_sums import reducing_factors
 from ..pairwise._miners import MINERS, tell_numbers
-from ..pairwise._pairs import Elements
 from ..pairwise._recipes import Recipe
 from ..pairwise._reductions import (
     Count,
@@ -34,6 +34,7 @@ from ..pairwise._reductions import (
     total,
     with_reductions,
 )
+from ..pairwise._terms import Elements
 from ._group import Group
 from ._shards import ShardedRows
 

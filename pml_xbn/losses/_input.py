@@ -14,7 +14,7 @@ from ..distributed import _ranks as ranks
 from ..memory._batch import Batch, split
 from ..memory._callers import check_caller
 from ..memory._rows import Rows
-from ..pairwise._pairs import IndicesTuple
+from ..pairwise._index_tensors import IndicesTuple
 from ..pairwise._recipes import can_be_sharded, recipe_to_share
 from ._memory import Memory
 from ._settings import check_queue

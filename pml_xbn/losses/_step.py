@@ -13,8 +13,9 @@ from ..memory._placement import Placement, average_rows, placement_of
 from ..memory._queue import Contents
 from ..memory._rows import Rows
 from ..pairwise._batch_loss import loss_of_batch, loss_without_pairs
-from ..pairwise._loss import Comparison, loss_against
-from ..pairwise._pairs import IndicesTuple, drop_own_rows, mapped
+from ..pairwise._comparison import Comparison
+from ..pairwise._index_tensors import IndicesTuple, drop_own_rows, mapped
+from ..pairwise._loss import loss_against
 from ._memory import Memory
 from ._settings import weighted_sum
 

@@ -15,7 +15,9 @@ from ..memory._batch import Batch, zero_loss
 from ..memory._placement import placement_of
 from ..memory._queue import Contents
 from ..pairwise._batch_loss import loss_of_batch
-from ..pairwise._loss import KnownGradients, Share, share_against
+from ..pairwise._known_gradients import KnownGradients
+from ..pairwise._loss import sum_terms
+from ..pairwise._loss_sums import LossSums
 from ..pairwise._recipes import Recipe, recipe_of
 from ._memory import Memory
 from ._step import (
@@ -64,20 +66,20 @@ def _loss_gathered(memory: Memory, batch: Batch, reports: list[ranks.Report], re
     """Returns the loss, of which every rank computes the terms of its own anchors."""
     group = memory._group
     whole = ranks.with_all_anchors(group, batch, reports) if memory.batch_loss_weight else batch
-    loss, share = batch.anchors.new_zeros(()), Share(memory.loss, recipe, batch.anchors)
-    with ranks.Exchange(group, len(share.totals)) as exchange:
+    loss, sums = batch.anchors.new_zeros(()), LossSums(memory.loss, recipe, batch.anchors)
+    with ranks.Exchange(group, len(sums.totals)) as exchange:
         compared = comparison(memory, batch, _adapt_and_store(memory, batch))
         if compared is not None:
-            share = share_against(compared, recipe)
-            exchange.values = share.totals
+            sums = sum_terms(compared, recipe)
+            exchange.values = sums.totals
         if memory.batch_loss_weight:
             with ranks.same_draws(reports[0].seed, batch.refs.device):
                 loss = memory.batch_loss_weight * loss_of_batch(memory.loss, memory.miner, whole)
-    share.totals = exchange.by_rank.sum(dim=0)
-    value, gradients = share.value()
+    sums.totals = exchange.by_rank.sum(dim=0)
+    value, gradients = sums.value()
     # Of which the mean over ranks is taken.
     known = value, [len(reports) * gradient for gradient in gradients]
-    of_memory: Tensor = KnownGradients.apply(known, *share.inputs)
+    of_memory: Tensor = KnownGradients.apply(known, *sums.inputs)
     return loss + of_memory
 
 

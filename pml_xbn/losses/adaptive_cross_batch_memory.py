@@ -21,8 +21,8 @@ from ..memory._callers import OneThread
 from ..memory._hooks import MemoryHook, MemoryHooks, transaction
 from ..memory._loading import all_or_nothing, check_states_of_adapters
 from ..memory._queue import Queue, prepare_state
+from ..pairwise._index_tensors import IndicesTuple
 from ..pairwise._miners import Miner
-from ..pairwise._pairs import IndicesTuple
 from ._input import check_input, check_sharded
 from ._settings import check_setting
 from ._step import adapt_rows, compare, find_places, is_warming_up, read_contents, store_batch, warm_up

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .._number_checks import check_integer
 from .._tensor_checks import check_indices, check_integers, check_rows
-from ..pairwise._pairs import IndicesTuple
+from ..pairwise._index_tensors import IndicesTuple
 
 
 class BaseClassificationLoss(WeightRegularizerMixin, BaseMetricLossFunction):

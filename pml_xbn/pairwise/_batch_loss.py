@@ -10,8 +10,9 @@ from pytorch_metric_learning.reducers import MultipleReducers
 from torch import Tensor, nn
 
 from ..memory._batch import Batch, zero_loss
+from ._index_tensors import appended, mapped
 from ._miners import Miner
-from ._pairs import REDUCERS, appended, mapped
+from ._terms import REDUCERS
 
 
 def loss_of_batch(

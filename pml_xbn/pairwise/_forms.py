@@ -11,8 +11,10 @@ from torch import Tensor
 from torch.nn.functional import relu, softplus
 
 from .._arithmetic import widest
-from ._pairs import Elements, Pairs, Runs, TripletTerms, similarities
+from ._pairs import Pairs, similarities
 from ._reductions import Count, LogSumExp, Reducing, Sum
+from ._runs import Runs
+from ._terms import Elements, TripletTerms
 
 Terms = dict[str, Elements | TripletTerms]  # by the names of the parts of a loss
 

@@ -11,8 +11,10 @@ from pytorch_metric_learning import miners
 from torch import Tensor
 
 from ._distances import Distances
-from ._pairs import IndicesTuple, Pairs, Runs, drop_own_rows, mapped, only, similarities
+from ._index_tensors import IndicesTuple, drop_own_rows, mapped
+from ._pairs import Pairs, only, similarities
 from ._reductions import Largest, Max, Reducing, of_all_rows, total
+from ._runs import Runs
 
 Miner = Callable[[Tensor, Tensor, Tensor, Tensor], IndicesTuple]
 

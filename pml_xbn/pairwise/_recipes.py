@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ._distances import DISTANCES
 from ._forms import FORMS, Form
 from ._miners import MINERS
-from ._pairs import REDUCERS
+from ._terms import REDUCERS
 
 SHARDED_LOSSES = tuple(kind for kind, form in FORMS.items() if form.is_reduced)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pml_xbn import XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 from pml_xbn.pairwise import _pairs
-from pml_xbn.pairwise._pairs import Runs
+from pml_xbn.pairwise._runs import Runs
 
 D, M = 4, 20
 LOSSES = losses.CrossBatchMemory.supported_losses()

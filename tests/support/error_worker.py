@@ -27,10 +27,10 @@ from pml_xbn.adapters import BaseAdapter, GroupMomentMatching, MomentMatching
 from pml_xbn.diagnostics import WatchedLoss
 from pml_xbn.losses import BatchLoss
 from pml_xbn.memory._rows import Rows
-from pml_xbn.pairwise import _loss
+from pml_xbn.pairwise import _comparison
 from pml_xbn.pairwise._distances import Distances
-from pml_xbn.pairwise._pairs import Elements
 from pml_xbn.pairwise._reductions import Count, Largest, LogSumExp, Max, Sum
+from pml_xbn.pairwise._terms import Elements
 
 D, M = 4, 40
 FLOAT, DOUBLE = torch.float32, torch.float64
@@ -235,7 +235,7 @@ class FailsAt:
         (Rows, "weighted_sum"),
         (Rows, "put"),
         *((kind, "result") for kind in (Count, Largest, LogSumExp, Max, Sum)),
-        (_loss, "leave_out"),
+        (_comparison, "leave_out"),
         (Elements, "totals"),
         (BaseAdapter, "estimate"),
         (MomentMatching, "map"),

@@ -1,0 +1,81 @@
+"""A loss's terms, as reducers sum them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from pytorch_metric_learning import reducers
+from torch import Tensor
+
+from .._arithmetic import widest
+from ._reductions import sum_over_rows, total
+from ._runs import Runs
+
+# Of which the result follows from a sum and a count.
+REDUCERS = (
+    reducers.AvgNonZeroReducer,
+    reducers.DivisorReducer,
+    reducers.MeanReducer,
+    reducers.SumReducer,
+    reducers.ThresholdReducer,
+)
+
+
+class Elements(NamedTuple):
+    """The terms that a loss hands its reducer."""
+
+    # Of anchors (a,), of pairs (a, n), or of listed ones (k,); without dimensions a result, whatever reduces.
+    values: Tensor
+    counts: Tensor | None = None  # how often each counts, bool or integers; None: once
+    divisor: Tensor | None = None  # that of PML's DivisorReducer
+
+    def totals(self, reducer: Any) -> tuple[Tensor, Tensor]:
+        """Returns what the reducer sums, with a number per anchor or listed one, and what divides the sum."""
+        values, counts = self.values, self.counts
+        for name, is_beyond in (("low", torch.gt), ("high", torch.lt)):
+            bound = getattr(reducer, name, None)
+            if bound is not None and values.ndim > 0:
+                is_within = is_beyond(values, bound)
+                counts = is_within if counts is None else counts * is_within
+        if counts is None:
+            return values, torch.full((), values.numel(), device=values.device)  # torch.tensor would wait
+        is_mask = counts.dtype == torch.bool
+        # What does not count may be NaN.
+        values = values.masked_fill(~counts if is_mask else counts == 0, 0)
+        if values.ndim == 2:
+            return sum_over_rows(values, counts), total(counts)
+        return values if is_mask else values * counts, counts.sum()
+
+
+class TripletTerms(NamedTuple):
+    """Of every triplet the positive part of x_p + y_n, where x grows with the distance, and y falls.
+
+    Triplets with terms between two numbers are runs too, and a sum needs the number of them of each pair.
+    """
+
+    x: Tensor  # (a, n), with gradient
+    y: Tensor
+    triplets: Runs
+    is_positive: bool  # x_p + y_n is never less than 0
+    divisor: Tensor | None = None  # that of PML's DivisorReducer
+
+    def totals(self, reducer: Any) -> tuple[Tensor, Tensor]:
+        """Returns the sum of every anchor's terms, and how many are counted, as ``Elements.totals`` does."""
+        low, high = getattr(reducer, "low", None), getattr(reducer, "high", None)
+        low = None if low is None or low < 0 else low  # no term is less than 0
+        least = 0.0 if low is None and not self.is_positive else low
+        positive, negative = self._between(least, high).num_of_pairs()
+        counted = positive if least == low else self._between(None, high).num_of_pairs()[0]
+        totals = sum_over_rows(widest(self.x), positive) + sum_over_rows(widest(self.y), negative)
+        return totals, counted.sum()
+
+    @torch.no_grad()
+    def _between(self, low: float | None, high: float | None) -> Runs:
+        """Returns the triplets with low < x_p + y_n < high."""
+        start, end = self.triplets.start, self.triplets.end
+        if low is not None:
+            start = torch.maximum(start, self.triplets.first(self.x, low - self.y, is_above=True))
+        if high is not None:
+            end = torch.minimum(end, self.triplets.first(self.x, high - self.y)) if high > 0 else end * 0
+        return self.triplets._replace(start=start, end=end)
