@@ -45,24 +45,40 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
     Args:
         loss: any loss of ``CrossBatchMemory.supported_losses()``, or a subclass of one. The memory has no
-            distance and no reducer of its own: it uses those of the loss.
-        embedding_size, memory_size: numbers of dimensions d and of rows M.
-        miner: chooses among the pairs of batch and memory; default all pairs.
-        delay: calls after ``warmup`` without adaptation (thesis A Study of Cross Batch Memory, §4.3.3).
-        warmup: calls that store nothing and return the batch's own loss (Cross-Batch Memory, §3.3: 1,000).
-        batch_loss_weight: adds that multiple of the batch's own loss (XBM* of the AXBN paper, Table 2).
-        normalize_memory: give the stored rows unit L2 norm after adaptation (thesis, §4.3.5).
-        gather_distributed: every rank stores the rows of all, and has one process's loss of them; its
-            gradient is the mean over ranks (docs/distributed.md).
-        shard_distributed: the same, with rows that are spread over the ranks, for some losses and miners.
-        process_group: the ranks that share a batch and a memory: a ``ProcessGroup`` or a mesh of one
-            dimension, such as ``mesh["dp"]``; default all ranks.
-        nonfinite: ``"raise"`` if a batch has NaN or inf, ``"skip"`` storing it, or ``"ignore"`` it.
-        memory_dtype: dtype of stored rows; losses take the most precise of it, float32 and the batch's.
-        update: what takes the place of the row of a sample that returns (Cross-Batch Memory, supplement §2),
-            by ``sample_ids``: its new row, ``"queue"``, or an ``"average"`` of both at unit length.
-        update_momentum: weight of the old row in it, in [0, 1); 0.9 in the paper's best runs on CUB and Cars.
-        collect_stats: record the hooks' numbers for PML's logging.
+            distance and no reducer of its own: it uses those of the loss, which are PML's defaults for it
+            unless you pass others.
+        embedding_size: number of dimensions d of the embeddings.
+        memory_size: number of rows M that the memory holds, 1,024 by default. It has to be at least as large
+            as a batch. docs/memory_size.md says how to choose it.
+        miner: chooses among the pairs of batch and memory. By default the loss sees all pairs.
+        delay: number of calls after ``warmup`` in which rows are stored and compared but not adapted; 0 by
+            default (thesis A Study of Cross Batch Memory, §4.3.3).
+        warmup: number of calls that store nothing and return the loss of the batch alone; 0 by default.
+            Cross-Batch Memory, §3.3, has 1,000. Raise it where training begins with weights that still
+            change fast.
+        batch_loss_weight: w, 0 by default. With another w the loss of the batch alone is added, w times
+            (1 in XBM* of the AXBN paper, Table 2).
+        normalize_memory: whether stored rows are scaled to unit L2 norm after adaptation; not by default
+            (thesis, §4.3.5).
+        gather_distributed: whether every rank stores the rows of all ranks, so that the loss is the one that
+            one process would have of the whole batch, and its gradient the mean over ranks. Not by default:
+            each rank has a memory of its own. See docs/distributed.md.
+        shard_distributed: whether the rows of that common memory are spread over the ranks, each of which
+            holds a part. Not by default. Some losses and miners cannot be computed so, and are refused.
+        process_group: the ranks that share a batch and a memory, as a ``ProcessGroup`` or a mesh of one
+            dimension such as ``mesh["dp"]``. By default they are all ranks.
+        nonfinite: what happens to a batch with NaN or inf. ``"raise"``, the default, raises a ValueError.
+            ``"skip"`` computes the loss and does not store the batch. ``"ignore"`` does not look, which saves
+            a GPU from waiting for the host.
+        memory_dtype: dtype of the stored rows, float32 by default. ``torch.bfloat16`` and ``torch.float16``
+            take half the room. Losses are computed in the most precise of it, float32 and the batch's dtype.
+        update: what happens to the row of a sample that returns, as ``sample_ids`` tells. With ``"queue"``,
+            the default, the new row takes its place. With ``"average"`` a weighted mean of both does, at
+            unit length (Cross-Batch Memory, supplement §2).
+        update_momentum: the weight of the old row in that mean, in [0, 1); 0 by default, and 0.9 in the
+            paper's best runs on CUB and Cars.
+        collect_stats: whether the hooks' numbers are recorded for PML's logging. By default PML's global
+            ``COLLECT_STATS`` decides.
 
     Raises:
         ValueError: an unsupported loss or reducer, a parameter out of range, or one without effect.
@@ -153,14 +169,15 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         """Returns the wrapped loss between the batch and the memory, which then holds the batch too.
 
         Args:
-            embeddings: ``(b, d)``, any floating dtype.
+            embeddings: ``(b, d)``, of any floating dtype.
             labels: ``(b,)``, integers.
-            indices_tuple: pairs or triplets within the batch, added to those with the memory.
-            enqueue_mask: ``(b,)`` bool; rows where it is True are stored, the others are the anchors
-                (as MoCo needs). Default: every row is stored and an anchor.
-            sample_ids: ``(b,)``, integers; of every image its number in the data set, or -1. A sample has one
-                row in memory, its last, with which its anchors are not compared, unless there is an
-                ``enqueue_mask``; a row with -1 is always new.
+            indices_tuple: pairs or triplets within the batch, which are added to those with the memory. By
+                default there are none.
+            enqueue_mask: ``(b,)``, bool. Rows where it is True are stored, and the others are the anchors, as
+                MoCo needs it. By default every row is stored and is an anchor.
+            sample_ids: ``(b,)``, integers: the number of every image in the data set, or -1 for a row that is
+                always new. A sample has one row in memory, its last, with which its own anchors are not
+                compared unless there is an ``enqueue_mask``. By default all rows are new.
 
         Raises:
             ValueError: input that does not fit, or that holds NaN or inf; nothing has changed.
