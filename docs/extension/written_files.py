@@ -16,6 +16,7 @@ from pathlib import Path
 from pictures.adaptation import draw_adaptation
 from pictures.batch_noise import draw_batch_noise
 from pictures.demo_seeds import demo_table
+from pictures.gains import draw_gains
 from pictures.on_gpu import gpu_report
 from pictures.one_map import draw_one_map
 from pictures.step_cost import draw_step_cost
@@ -33,6 +34,7 @@ def write_files(_: Sphinx) -> None:
     WRITTEN.mkdir(parents=True, exist_ok=True)
     draw_adaptation(WRITTEN)
     draw_batch_noise(RESULTS / "batch_noise.csv", WRITTEN)
+    draw_gains(RESULTS, WRITTEN)
     draw_one_map(WRITTEN)
     draw_step_cost(RESULTS / "step_cost_cpu.csv", WRITTEN)
     (WRITTEN / "on_gpu.md").write_text(gpu_report(RESULTS / "gpu"))
