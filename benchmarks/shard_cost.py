@@ -1,6 +1,6 @@
 """What a memory that is spread over the ranks saves, and costs, against one that every rank holds.
 
-XBN with SupConLoss, rows in float32. Ranks start every step together, and its time is the slowest one's; the
+XBN with SupConLoss. Ranks start every step together, and its time is the slowest one's; the
 memories take turns in processes of their own, so that each one's peak is seen.
 
     python -m benchmarks.shard_cost
@@ -30,25 +30,27 @@ from pml_xbn import XBNWrapper
 DIM, RANKS, ROWS_AT_ONCE = 512, 2, 2_000
 COLUMNS = {
     "rows": "M",
+    "dtype": "dtype",
     "gather_ms": "gather_distributed (ms)",
     "shard_ms": "shard_distributed (ms)",
     "ratio": "ratio",
     "gather_mb": "peak of a rank, gather (MB)",
     "shard_mb": "shard (MB)",
     "peak_ratio": "ratio of peaks",
+    "beyond_mb": "shard, beyond its rows and labels (MB)",
 }
 
 
-def measure(memory: str, rows: int, batch: int, steps: int) -> dict[str, float]:
+def measure(memory: str, rows: int, dtype: str, batch: int, steps: int) -> dict[str, float]:
     """Returns median and peak of one memory, as one of the ranks."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
     ranks = distributed.get_world_size()
     torch.manual_seed(distributed.get_rank())
-    loss_fn = built(memory, batch * ranks)  # what the libraries load at the first step
+    loss_fn = built(memory, batch * ranks, dtype)  # what the libraries load at the first step
     step(loss_fn, batch)
     before = peak_rss()
-    loss_fn = built(memory, rows)
+    loss_fn = built(memory, rows, dtype)
     while loss_fn.num_rows < rows:
         size = min(ROWS_AT_ONCE, rows - loss_fn.num_rows) // ranks
         loss_fn.fill_memory(torch.randn(size, DIM), torch.randint(rows // 10, (size,)))
@@ -61,9 +63,14 @@ def measure(memory: str, rows: int, batch: int, steps: int) -> dict[str, float]:
     return {"ms": median(times[1:].tolist()), "mb": peak.item()}
 
 
-def built(memory: str, rows: int) -> XBNWrapper:
+def built(memory: str, rows: int, dtype: str) -> XBNWrapper:
     return XBNWrapper(
-        SupConLoss(), DIM, rows, gather_distributed=memory == "gather", shard_distributed=memory == "shard"
+        SupConLoss(),
+        DIM,
+        rows,
+        gather_distributed=memory == "gather",
+        shard_distributed=memory == "shard",
+        memory_dtype=getattr(torch, dtype),
     )
 
 
@@ -75,17 +82,19 @@ def step(loss_fn: XBNWrapper, batch: int) -> float:
     return milliseconds(lambda: loss_fn(embeddings, labels).backward(), torch.device("cpu"))
 
 
-def run(memory: str, rows: int, batch: int, steps: int) -> dict[str, float]:
+def run(memory: str, rows: int, dtype: str, batch: int, steps: int) -> dict[str, float]:
     """Measures one memory, in a process for every rank."""
     local: Any = {"run_id": "shards", "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
     config = LaunchConfig(1, 1, RANKS, max_restarts=0, **local)
-    return elastic_launch(config, measure)(memory, rows, batch, steps)[0]
+    return elastic_launch(config, measure)(memory, rows, dtype, batch, steps)[0]
 
 
-def line(rows: int, batch: int, steps: int) -> dict[str, Any]:
-    gather, shard = (run(memory, rows, batch, steps) for memory in ("gather", "shard"))
+def line(rows: int, dtype: str, batch: int, steps: int) -> dict[str, Any]:
+    gather, shard = (run(memory, rows, dtype, batch, steps) for memory in ("gather", "shard"))
+    stored_mb = rows * (DIM * getattr(torch, dtype).itemsize + torch.int64.itemsize) / RANKS / 1e6
     return {
         "rows": rows,
+        "dtype": dtype,
         "dim": DIM,
         "batch": batch * RANKS,
         "ranks": RANKS,
@@ -96,12 +105,14 @@ def line(rows: int, batch: int, steps: int) -> dict[str, Any]:
         "gather_mb": round(gather["mb"]),
         "shard_mb": round(shard["mb"]),
         "peak_ratio": round(shard["mb"] / gather["mb"], 2),
+        "beyond_mb": round(shard["mb"] - stored_mb),
     }
 
 
 def main(
     quick: bool = False,
     rows: tuple[int, ...] = (200_000, 2_000_000),
+    half_rows: tuple[int, ...] = (200_000, 1_000_000, 4_000_000),
     batch: int = 16,
     steps: int = 5,
 ) -> None:
@@ -109,19 +120,21 @@ def main(
 
     Args:
         quick: one small size.
-        rows: M.
+        rows: M of memories whose rows are in float32.
+        half_rows: M of memories whose rows are in bfloat16.
         batch: rows of a rank's batch.
         steps: of which the median is taken, after one more.
     """
     steps = at_most(steps)
-    sizes = (10_000,) if quick else [at_most(size, 10_000) for size in rows[: at_most(len(rows))]]
+    sizes = [(size, "float32") for size in rows] + [(size, "bfloat16") for size in half_rows]
+    sizes = [(10_000, "float32")] if quick else [(at_most(size, 10_000), x) for size, x in sizes]
     print(
         write_report(
-            [line(size, batch, steps) for size in sizes],
+            [line(size, dtype, batch, steps) for size, dtype in sizes],
             COLUMNS,
             RESULTS / f"shard_cost_{'quick' if quick else 'cpu'}.csv",
             "A memory that is spread over the ranks, and one that every rank holds",
-            f"XBN and SupConLoss, rows in float32, d = {DIM}, batch {batch} on each of {RANKS} ranks of one "
+            f"XBN and SupConLoss, d = {DIM}, batch {batch} on each of {RANKS} ranks of one "
             f"thread; {environment(torch.device('cpu'))}; medians of {steps} steps. Written by "
             "`benchmarks.shard_cost`.",
         )
