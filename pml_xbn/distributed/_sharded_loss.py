@@ -105,11 +105,9 @@ class _Run:
 class PartOfRows:
     """A part of this rank's rows, with what is kept of it."""
 
-    def __init__(
-        self, compared: Comparison, places: slice, recipe: Recipe, keeps_graph: bool, keeps_matrix: bool
-    ) -> None:
+    def __init__(self, compared: Comparison, recipe: Recipe, keeps_graph: bool, keeps_matrix: bool) -> None:
         self.keeps_graph, self._keeps_matrix = keeps_graph, keeps_matrix
-        self._compared, self._places, self._recipe = compared, places, recipe
+        self._compared, self._recipe = compared, recipe
         self._run: _Run | None = None
         self._distances: Distances | None = None
         # How many chosen pairs are positive and negative; written in place, as what is allocated between the
@@ -128,13 +126,12 @@ class PartOfRows:
         self._run = self._distances = None
 
     def _terms(self) -> Reducing[Terms]:
-        compared, whole = self._compared, self._compared.rows
-        assert isinstance(whole, ShardedRows)
-        rows, row_labels = whole.part(self._places), compared.row_labels[self._places]
+        compared, rows = self._compared, self._compared.rows
+        assert isinstance(rows, ShardedRows)
         loss, miner = compared.loss, compared.miner
         distances = self._distances or Distances(compared.anchors, rows)
         self._distances = distances if self._keeps_matrix else None
-        pairs = compared._replace(rows=rows, row_labels=row_labels).all_pairs(rows.first)
+        pairs = compared.all_pairs(rows.first)
         if miner is not None:
             with torch.no_grad():
                 mat = distances.measured(miner.distance).detach()
@@ -259,15 +256,15 @@ def _parts_of_rows(compared: Comparison, rows: ShardedRows, recipe: Recipe) -> I
     itemsize, num_anchors = anchors.element_size(), max(1, len(anchors))
     of_row = _NUMBERS_OF_A_PAIR * itemsize * num_anchors
     at_once = max(budget.part // of_row, min(_LEAST_ROWS, budget.large_part // of_row))
-    at_once = max(1, min(at_once, budget.read_rows // (2 * itemsize * anchors.shape[1])))
+    at_once = max(1, min(at_once, budget.read_rows // (itemsize * anchors.shape[1])))
     graphs = budget.graphs // (at_once * of_row)
     matrices = budget.matrices // (at_once * num_anchors * itemsize)
     all_places = list(slices(rows.num_rows, at_once)) or [slice(0, 0)]
-    for number, places in enumerate(all_places):
+    parts = zip(all_places, rows.divided(all_places), strict=True)
+    for number, (places, part) in enumerate(parts):
+        of_part = compared._replace(rows=part, row_labels=compared.row_labels[places])
         keeps_graph = number < max(1, graphs)
-        yield PartOfRows(
-            compared, places, recipe, keeps_graph, not keeps_graph and number < graphs + matrices
-        )
+        yield PartOfRows(of_part, recipe, keeps_graph, not keeps_graph and number < graphs + matrices)
 
 
 def _merged_over_ranks(group: Group, reductions: Reductions, parts: Sequence[Tensor]) -> list[Tensor]:

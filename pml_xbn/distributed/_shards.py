@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -27,6 +28,8 @@ class ShardedRows(Rows):
 
     first: int = 0  # number of the first place held
     group: Group = field(default_factory=Group)
+    # What all parts of these rows are read into, by dtype; None: each part has its own.
+    rooms: dict[torch.dtype, Tensor] | None = None
 
     @classmethod
     def spread(
@@ -47,9 +50,22 @@ class ShardedRows(Rows):
     def num_rows(self) -> int:
         return min(max(self.count - self.first, 0), len(self.stored))
 
-    def part(self, places: slice) -> ShardedRows:
-        """Returns those of this rank's rows that it holds in some of its places, to be read."""
-        return replace(self, stored=self.stored[places], first=self.first + places.start)
+    def divided(self, all_places: Iterable[slice]) -> Iterator[ShardedRows]:
+        """Yields those of this rank's rows that it holds in some of its places, to be read, largest first.
+
+        They are read into one tensor. If every part had its own, what is kept of the parts would lie between
+        these, and what one part frees would be too small for the next.
+        """
+        rooms: dict[torch.dtype, Tensor] = {}
+        for places in all_places:
+            yield replace(self, stored=self.stored[places], first=self.first + places.start, rooms=rooms)
+
+    def _room(self, dtype: torch.dtype) -> Tensor:
+        if self.rooms is None:
+            return super()._room(dtype)
+        if dtype not in self.rooms:
+            self.rooms[dtype] = super()._room(dtype)
+        return self.rooms[dtype]
 
     def without_rows(self) -> ShardedRows:
         """Returns what a rank has that holds no places, of these rows."""

@@ -133,13 +133,23 @@ class Rows:
     def parts(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
         """Yields the rows as they are now, in order; the tensor of a part may be overwritten by the next."""
         scale, shift = self._map(dtype)
-        room: Tensor | None = None
+        is_read_as_stored = self.sums is None and self.stored.dtype == dtype
+        room = self.stored if is_read_as_stored else self._room(dtype)
         for part in slices(self.num_rows, rows_at_a_time(self.stored)):
-            rows = self.stored[part].to(dtype)
+            rows = self._in_dtype_of(room, part)
             if self.sums is not None:
-                rows = torch.addcmul(shift, rows, scale, out=None if room is None else room[: len(rows)])
-                room = rows if room is None else room
+                rows = torch.addcmul(shift, rows, scale, out=room[: len(rows)])
             yield part, rows
+
+    def _room(self, dtype: torch.dtype) -> Tensor:
+        """Returns a tensor to read parts of the rows into, one after the other."""
+        num_rows = min(self.num_rows, rows_at_a_time(self.stored))
+        return self.stored.new_empty(num_rows, self.stored.shape[1], dtype=dtype)
+
+    def _in_dtype_of(self, room: Tensor, part: slice) -> Tensor:
+        """Returns a part of the rows as they are stored, in ``room`` if that is of another dtype."""
+        rows = self.stored[part]
+        return rows if rows.dtype == room.dtype else room[: len(rows)].copy_(rows)
 
     def read(self, dtype: torch.dtype) -> Tensor:
         """Returns all rows as they are now, ``(n, d)``, in a tensor of their own."""
@@ -155,16 +165,17 @@ class Rows:
     def weighted_sum(self, weights: Tensor, factors: Tensor | None = None) -> Tensor:
         """Returns ``(a, d)``, the sum over j of ``weights[:, j]`` times ``factors[j]`` times row j."""
         dtype = weights.dtype
+        room = self.stored if self.stored.dtype == dtype else self._room(dtype)
         if self.num_rows <= rows_at_a_time(self.stored):
             weights = weights if factors is None else weights * factors
-            total = weights @ self.stored[: self.num_rows].to(dtype)
+            total = weights @ self._in_dtype_of(room, slice(0, self.num_rows))
             weight_sums = weights.sum(dim=1, keepdim=True)
         else:  # a part at a time, as a copy of the weights may not fit
             total = weights.new_zeros(len(weights), self.stored.shape[1])
             weight_sums = weights.new_zeros(len(weights), 1)
             for part in slices(self.num_rows, rows_at_a_time(self.stored)):
                 own = weights[:, part] if factors is None else weights[:, part] * factors[part]
-                total.addmm_(own, self.stored[part].to(dtype))
+                total.addmm_(own, self._in_dtype_of(room, part))
                 weight_sums += own.sum(dim=1, keepdim=True)
         # The sum of a ∘ u + b is a ∘ (the sum of u) + b: no row has to be mapped for it.
         scale, shift = self._map(dtype)
