@@ -13,6 +13,8 @@ import pytest
 from forked import run_command
 from training_script import has_timm
 
+from benchmarks.cost.__main__ import TABLES
+
 ROOT = Path(__file__).parents[2]
 COMMAND = re.compile(
     r"(?:^\$ |`)((?:python|torchrun)[^`\n]* -?-?m?\s?benchmarks\.[^`\n…]+?)(?:`|$)", re.MULTILINE
@@ -28,6 +30,8 @@ def without_flags() -> list[str]:
     """Every benchmark that can be started."""
     scripts = [path for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()]
     names = [path.parent.name for path in (ROOT / "benchmarks").glob("*/__main__.py")]
+    names.remove("cost")
+    names += [f"cost {table}" for table in TABLES]
     return [f"python -m benchmarks.{name}" for name in sorted([*names, *(path.stem for path in scripts)])]
 
 
@@ -75,7 +79,7 @@ def test_the_workflows_run_every_environment_of_tox() -> None:
 MISSING = {
     "python -m benchmarks.on_gpu": "--output is missing: pass a folder",
     "python -m benchmarks.papers": "the weights resnet50.a1_in1k are not here",
-    "python -m benchmarks.rank_cost": "torchrun --nproc_per_node=2 -m benchmarks.rank_cost",
+    "python -m benchmarks.cost ranks": "torchrun --nproc_per_node=2 -m benchmarks.cost ranks",
     "python -m benchmarks.study": "run npm pack emoji-datasource-apple",
     "python -m benchmarks.tuning": "run npm pack emoji-datasource-apple",
 }

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.cost.machine import describe
 from benchmarks.on_gpu.contract import losses, options, precision, ranks, resuming, rows, streams, waits
 from benchmarks.on_gpu.contract.check import Check, Outcome
 from benchmarks.on_gpu.deadline import Deadline
-from benchmarks.on_gpu.machine import describe
 from benchmarks.on_gpu.table import Table
 
 FILE = "gpu_contract.csv"

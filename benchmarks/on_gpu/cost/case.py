@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from benchmarks.loss_cost.case import LOSSES, USUAL_MINERS
+from benchmarks.cost.loss_case import LOSSES, USUAL_MINERS
 
 PML, PRODUCTS = "PML", "two products"
 OURS = ("XBN", "AXBN", "PC-XBN", "SC-XBN")

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
+from benchmarks.cost.embeddings import Embeddings
+from benchmarks.cost.harness import Peak, compare, count_launches, take_turns
+from benchmarks.cost.machine import describe
 from benchmarks.engine.measuring import milliseconds
-from benchmarks.loss_cost.case import Data
 from benchmarks.on_gpu.cost.case import PML, Case, cases
-from benchmarks.on_gpu.cost.measuring import count_launches, peak_megabytes
 from benchmarks.on_gpu.cost.subject import Batch, build_step, draw_batch
 from benchmarks.on_gpu.deadline import Deadline
-from benchmarks.on_gpu.machine import describe
 from benchmarks.on_gpu.table import Table
 
 FILE = "gpu_cost.csv"
@@ -65,7 +65,7 @@ def _measure_case(
     case: Case, missing: dict[str, Row], table: Table, device: torch.device, deadline: Deadline, pairs: int
 ) -> int:
     """Writes the rows that are missing, as far as time allows; returns how many methods have failed."""
-    data, failed = Data(case.classes, device), 0
+    data, failed = Embeddings(case.classes, device), 0
     found: Row | None = None
     pml, error = _try(partial(build_step, case, PML, data, device))
     if not error:
@@ -91,7 +91,9 @@ def _key(case: Case, method: str) -> dict[str, Any]:
     return {name: values[name] for name in _KEY[:5]} | {"dtype": case.precision, "method": method}
 
 
-def _measure_alone(step: Step, case: Case, data: Data, device: torch.device, pairs: int) -> dict[str, Any]:
+def _measure_alone(
+    step: Step, case: Case, data: Embeddings, device: torch.device, pairs: int
+) -> dict[str, Any]:
     """Returns the figures of steps that are taken alone."""
     batch = draw_batch(case, data)
     for _ in range(_WARM_UP):
@@ -101,34 +103,37 @@ def _measure_alone(step: Step, case: Case, data: Data, device: torch.device, pai
 
 
 def _measure(
-    case: Case, method: str, pml: Step | None, data: Data, device: torch.device, pairs: int
+    case: Case, method: str, pml: Step | None, data: Embeddings, device: torch.device, pairs: int
 ) -> dict[str, Any]:
     """Returns the figures of a method whose steps take turns with PML's, on the same tensors."""
     step = build_step(case, method, data, device)
     if pml is None:
         return _measure_alone(step, case, data, device, pairs)
     batch = draw_batch(case, data)
-    for _ in range(_WARM_UP):
-        pml(batch)
-        step(batch)
-    times = []
-    for _ in range(pairs):
+
+    def of_pml() -> float:
+        nonlocal batch
         batch = draw_batch(case, data)
-        times.append(tuple(milliseconds(lambda: take(batch), device) for take in (pml, step)))  # noqa: B023
+        return milliseconds(lambda: pml(batch), device)
+
+    found = compare(take_turns(of_pml, lambda: milliseconds(lambda: step(batch), device), pairs))
     return {
-        "ms": median(ours for _, ours in times),
-        "pml_ms": median(theirs for theirs, _ in times),
-        "ratio": median(ours / theirs for theirs, ours in times),
+        "ms": found["ours_ms"],
+        "pml_ms": found["pml_ms"],
+        "ratio": found["ratio"],
         "pairs": pairs,
         **_counts(step, batch, device),
     }
 
 
 def _counts(step: Step, batch: Batch, device: torch.device) -> dict[str, Any]:
-    return {
-        "launches": count_launches(lambda: step(batch), device),
-        "peak_mb": peak_megabytes(lambda: step(batch), device),
-    }
+    """Returns how many kernels a step launches and how many megabytes it allocates; of a CPU neither."""
+    if device.type != "cuda":
+        return {"launches": None, "peak_mb": None}
+    launches = count_launches(lambda: step(batch), device)
+    peak = Peak(device)
+    step(batch)
+    return {"launches": launches, "peak_mb": peak.megabytes()}
 
 
 def _try(act: Callable[[], Any]) -> tuple[Any, str]:

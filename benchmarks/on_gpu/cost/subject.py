@@ -9,7 +9,7 @@ import torch
 from pytorch_metric_learning import losses, miners
 from torch import Tensor
 
-from benchmarks.loss_cost.case import DIM, IMAGES_PER_CLASS, Data
+from benchmarks.cost.embeddings import DIM, IMAGES_PER_CLASS, Embeddings
 from benchmarks.on_gpu.cost.case import PML, PRODUCTS, Case
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
 
@@ -19,12 +19,12 @@ _WRAPPERS: dict[str, Any] = {"XBN": XBNWrapper, "AXBN": AXBNWrapper, "PC-XBN": P
 Batch = tuple[Tensor, Tensor]
 
 
-def draw_batch(case: Case, data: Data) -> Batch:
+def draw_batch(case: Case, data: Embeddings) -> Batch:
     """Returns embeddings, of shape (batch, 512), and labels; all methods of a case are given the same."""
     return data.draw(case.batch // IMAGES_PER_CLASS, IMAGES_PER_CLASS)
 
 
-def build_step(case: Case, method: str, data: Data, device: torch.device) -> Callable[[Batch], None]:
+def build_step(case: Case, method: str, data: Embeddings, device: torch.device) -> Callable[[Batch], None]:
     """Returns a function that takes one step, forward and backward, on a batch."""
     compute = _products(case, data) if method == PRODUCTS else _memory(case, method, data, device)
     is_autocast = case.precision == "autocast"
@@ -38,7 +38,9 @@ def build_step(case: Case, method: str, data: Data, device: torch.device) -> Cal
     return step
 
 
-def _memory(case: Case, method: str, data: Data, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
+def _memory(
+    case: Case, method: str, data: Embeddings, device: torch.device
+) -> Callable[[Tensor, Tensor], Tensor]:
     loss = getattr(losses, case.loss)(**({"temperature": 0.1} if case.loss == "SupConLoss" else {}))
     miner = None if case.miner == "none" else getattr(miners, case.miner)()
     memory: Any
@@ -60,7 +62,7 @@ def _memory(case: Case, method: str, data: Data, device: torch.device) -> Callab
     return forward
 
 
-def _products(case: Case, data: Data) -> Callable[[Tensor, Tensor], Tensor]:
+def _products(case: Case, data: Embeddings) -> Callable[[Tensor, Tensor], Tensor]:
     """The floor: similarities of the batch and the rows, and their gradient times the rows."""
     dtype = torch.float32 if case.precision == "float32" else torch.bfloat16
     rows = data.draw(case.rows, 1)[0].to(dtype)

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.cost.machine import describe
 from benchmarks.engine.results import read_csv
 from benchmarks.on_gpu.deadline import Deadline
-from benchmarks.on_gpu.machine import describe
 from benchmarks.on_gpu.table import Table
 from benchmarks.on_gpu.train.data import PreparedSource
 from benchmarks.on_gpu.train.workers import Failure, Workers

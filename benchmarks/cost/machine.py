@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
 
 import torch
 
@@ -15,6 +17,25 @@ def describe(device: torch.device) -> dict[str, str]:
     else:
         name, driver = torch.cuda.get_device_name(device), _driver()
     return {"device": name, "driver": driver, "torch": torch.__version__}
+
+
+def describe_fully(device: torch.device, threads: int | None = None) -> dict[str, str]:
+    """Returns the same, with the other versions, and the threads of a process: by default of this one."""
+    return describe(device) | {
+        "pml": version("pytorch-metric-learning"),
+        "python": platform.python_version(),
+        "threads": str(threads or torch.get_num_threads()),
+    }
+
+
+def name_machines(rows: Iterable[Mapping[str, str]]) -> str:
+    """Returns what rows say of their machines, each of which is named once."""
+    found = dict.fromkeys(
+        f"{row['device']}, {row['threads']} thread{'' if row['threads'] == '1' else 's'}, "
+        f"torch {row['torch']}, pytorch-metric-learning {row['pml']}, Python {row['python']}"
+        for row in rows
+    )
+    return "; ".join(found)
 
 
 def _driver() -> str:

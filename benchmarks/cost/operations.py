@@ -3,6 +3,8 @@
 An operation is one that torch dispatches in the forward or backward pass. Those that are no views launch a
 kernel on a GPU. A wait is an operation whose result the host has to know. The functions, files and how deep
 they call each other are those of this package and of pytorch-metric-learning in the forward pass.
+
+    python -m benchmarks.cost operations
 """
 
 from __future__ import annotations
@@ -15,15 +17,15 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
-import tyro
 from pytorch_metric_learning.losses import CrossBatchMemory, SupConLoss
 from pytorch_metric_learning.miners import PairMarginMiner
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.engine.command_line import errors_in_one_line
-from benchmarks.engine.results import markdown
+from benchmarks.cost.machine import describe_fully
+from benchmarks.cost.page import write_table
+from benchmarks.engine.results import RESULTS, markdown
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
 
 NUM_ROWS, BATCH_SIZE, DIM, NUM_CLASSES = 1024, 64, 512, 102
@@ -141,26 +143,31 @@ def counts(memory: nn.Module) -> tuple[dict[str, int], Counter[str]]:
     return found, launches
 
 
-def main(output: Path | None = None) -> None:
+def main(output: Path = RESULTS) -> None:
     """Counts for all memories, without and with a miner.
 
     Args:
-        output: also write the table to this file.
+        output: folder of the table.
     """
-    lines, of_files = [], {}
+    rows: list[dict[str, Any]] = []
+    of_files = {}
     for name, make in MEMORIES.items():
         for miner in (None, PairMarginMiner(0.5, 1.5)):
             found, of_files[name, miner is None] = counts(make(SupConLoss(), DIM, NUM_ROWS, miner=miner))
-            lines.append([name, "PairMargin" if miner else "–", *map(str, found.values())])
-    text = markdown(["Memory", "Miner", *found], lines, ["Memory", "Miner"])
+            row: dict[str, Any] = {"class": name, "miner": "PairMargin" if miner else "–"}
+            rows.append(row | found | describe_fully(torch.device("cpu")))
+    columns = {"class": "class", "miner": "miner", **{name: name for name in found}}
+    path = output / "step_operations.csv"
+    text = write_table(
+        rows,
+        columns,
+        path,
+        "Of what a step consists, beside PML's CrossBatchMemory",
+        f"SupConLoss, {NUM_ROWS:,} rows of {DIM}, batch {BATCH_SIZE}. Written by "
+        "`benchmarks.cost operations`.",
+    )
     of_xbn = [[f"`{name}`", str(count)] for name, count in of_files["XBN", True].most_common()]
-    text += "\n\nOf the launches of XBN without a miner, by the file that asks for them:\n\n"
-    text += markdown(["File", "launches"], of_xbn, ["File"])
+    text += "\nOf the launches of XBN without a miner, by the file that asks for them:\n\n"
+    text += markdown(["File", "launches"], of_xbn, ["File"]) + "\n"
+    path.with_suffix(".md").write_text(text, encoding="utf-8")
     print(text)
-    if output:
-        output.write_text(text + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    with errors_in_one_line():
-        tyro.cli(main, prog="python -m benchmarks.step_operations")

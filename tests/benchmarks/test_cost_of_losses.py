@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import tyro
 
+from benchmarks.cost import loss_case, losses
+from benchmarks.cost.embeddings import Embeddings
 from benchmarks.engine.results import read_csv
-from benchmarks.loss_cost import __main__ as loss_cost
-from benchmarks.loss_cost import case as loss_cost_case
 
 SETTINGS = {"device": "cpu", "threads": 1, "repeats": 2, "time_limit_s": 20.0, "memory_limit_gb": 1.0}
 TINY = ["--losses", "SupConLoss", "--classes", "n/10", "--rows", "100", "--memory-limit", "1"]
@@ -22,9 +22,7 @@ needs_limits = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason
 
 def run(folder: Path, *flags: str) -> list[dict[str, str]]:
     """What the CSV holds after a run with these flags."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["loss_cost", "--output", str(folder), "--device", "cpu", *flags])
-        loss_cost.main()
+    tyro.cli(losses.main, args=["--output", str(folder), "--device", "cpu", *flags])
     return read_csv(folder / "loss_cost_cpu.csv")
 
 
@@ -41,8 +39,8 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> subprocess.CompletedProcess[str]:
 
 
 def outcome_of(rows: int = 100) -> dict[str, Any]:
-    case = loss_cost_case.Case("SupConLoss", "none", "n/10", "XBNWrapper", rows)
-    return loss_cost.measured(case, SETTINGS)
+    case = loss_case.Case("SupConLoss", "none", "n/10", "XBNWrapper", rows)
+    return losses.measured(case, SETTINGS)
 
 
 def test_a_run_writes_csv_and_tables_and_a_second_one_runs_nothing(
@@ -50,7 +48,7 @@ def test_a_run_writes_csv_and_tables_and_a_second_one_runs_nothing(
 ) -> None:
     rows = run(tmp_path, *TINY, "--repeats", "2")
     assert {(row["memory"], row["miner"]) for row in rows} == {
-        (memory, miner) for memory in loss_cost_case.MEMORIES for miner in ("none", "PairMarginMiner")
+        (memory, miner) for memory in loss_case.MEMORIES for miner in ("none", "PairMarginMiner")
     }
     assert all(row["outcome"] == "fits" and float(row["times_supcon"]) > 0 for row in rows)
     page = (tmp_path / "loss_cost_cpu.md").read_text()
@@ -120,13 +118,13 @@ def test_a_failure_says_nothing_about_larger_memories(
 
 
 def test_all_supported_losses_have_a_usual_miner_and_are_planned_once() -> None:
-    planned = list(loss_cost.planned(loss_cost.Settings()))
+    planned = list(losses.planned(losses.Settings()))
     assert len(set(planned)) == len(planned) == 14 * 2 * 4 * 2
     assert {case.miner for case in planned if case.loss == "AngularLoss"} == {"none", "AngularMiner"}
 
 
 def test_classes_are_nearer_to_themselves_than_to_others() -> None:
-    data = loss_cost_case.Data(100, torch.device("cpu"))
+    data = Embeddings(100, torch.device("cpu"))
     rows, labels = data.draw(100, 4)
     distances = torch.cdist(rows, rows)
     is_same = labels[:, None] == labels

@@ -3,8 +3,8 @@
 XBN with SupConLoss. Ranks start every step together, and its time is the slowest one's; the
 memories take turns in processes of their own, so that each one's peak is seen.
 
-    python -m benchmarks.shard_cost
-    python -m benchmarks.shard_cost --quick
+    python -m benchmarks.cost shards
+    python -m benchmarks.cost shards --quick
 
 Writes ``shard_cost_cpu.csv`` and ``.md`` to ``benchmarks/results``.
 """
@@ -15,19 +15,20 @@ from statistics import median
 from typing import Any
 
 import torch
-import tyro
 from pytorch_metric_learning.losses import SupConLoss
 from torch import distributed
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from benchmarks.engine.command_line import errors_in_one_line
-from benchmarks.engine.cost import environment, write_report
-from benchmarks.engine.measuring import milliseconds, peak_rss
+from benchmarks.cost.harness import Peak
+from benchmarks.cost.machine import describe_fully
+from benchmarks.cost.page import write_table
+from benchmarks.engine.measuring import milliseconds
 from benchmarks.engine.results import RESULTS
 from benchmarks.engine.trial import at_most
 from pml_xbn import XBNWrapper
 
 DIM, RANKS, ROWS_AT_ONCE = 512, 2, 2_000
+CPU = torch.device("cpu")
 COLUMNS = {
     "rows": "M",
     "dtype": "dtype",
@@ -47,15 +48,15 @@ def measure(memory: str, rows: int, dtype: str, batch: int, steps: int) -> dict[
     distributed.init_process_group("gloo")
     ranks = distributed.get_world_size()
     torch.manual_seed(distributed.get_rank())
-    loss_fn = built(memory, batch * ranks, dtype)  # what the libraries load at the first step
+    loss_fn = build(memory, batch * ranks, dtype)  # what the libraries load at the first step
     step(loss_fn, batch)
-    before = peak_rss()
-    loss_fn = built(memory, rows, dtype)
+    taken = Peak(CPU)
+    loss_fn = build(memory, rows, dtype)
     while loss_fn.num_rows < rows:
         size = min(ROWS_AT_ONCE, rows - loss_fn.num_rows) // ranks
         loss_fn.fill_memory(torch.randn(size, DIM), torch.randint(rows // 10, (size,)))
     times = torch.tensor([step(loss_fn, batch) for _ in range(1 + steps)], dtype=torch.float64)
-    peak = torch.tensor(peak_rss() - before, dtype=torch.float64)
+    peak = torch.tensor(taken.megabytes(), dtype=torch.float64)
     for value in (times, peak):
         distributed.all_reduce(value, distributed.ReduceOp.MAX)
     distributed.barrier()
@@ -63,7 +64,7 @@ def measure(memory: str, rows: int, dtype: str, batch: int, steps: int) -> dict[
     return {"ms": median(times[1:].tolist()), "mb": peak.item()}
 
 
-def built(memory: str, rows: int, dtype: str) -> XBNWrapper:
+def build(memory: str, rows: int, dtype: str) -> XBNWrapper:
     return XBNWrapper(
         SupConLoss(),
         DIM,
@@ -79,7 +80,7 @@ def step(loss_fn: XBNWrapper, batch: int) -> float:
     embeddings = torch.randn(batch, DIM, requires_grad=True)
     labels = torch.randint(loss_fn.memory_size // 10, (batch,))
     distributed.barrier()
-    return milliseconds(lambda: loss_fn(embeddings, labels).backward(), torch.device("cpu"))
+    return milliseconds(lambda: loss_fn(embeddings, labels).backward(), CPU)
 
 
 def run(memory: str, rows: int, dtype: str, batch: int, steps: int) -> dict[str, float]:
@@ -89,7 +90,7 @@ def run(memory: str, rows: int, dtype: str, batch: int, steps: int) -> dict[str,
     return elastic_launch(config, measure)(memory, rows, dtype, batch, steps)[0]
 
 
-def line(rows: int, dtype: str, batch: int, steps: int) -> dict[str, Any]:
+def measure_both(rows: int, dtype: str, batch: int, steps: int) -> dict[str, Any]:
     gather, shard = (run(memory, rows, dtype, batch, steps) for memory in ("gather", "shard"))
     stored_mb = rows * (DIM * getattr(torch, dtype).itemsize + torch.int64.itemsize) / RANKS / 1e6
     return {
@@ -106,6 +107,7 @@ def line(rows: int, dtype: str, batch: int, steps: int) -> dict[str, Any]:
         "shard_mb": round(shard["mb"]),
         "peak_ratio": round(shard["mb"] / gather["mb"], 2),
         "beyond_mb": round(shard["mb"] - stored_mb),
+        **describe_fully(CPU, threads=1),
     }
 
 
@@ -129,18 +131,12 @@ def main(
     sizes = [(size, "float32") for size in rows] + [(size, "bfloat16") for size in half_rows]
     sizes = [(10_000, "float32")] if quick else [(at_most(size, 10_000), x) for size, x in sizes]
     print(
-        write_report(
-            [line(size, dtype, batch, steps) for size, dtype in sizes],
+        write_table(
+            [measure_both(size, dtype, batch, steps) for size, dtype in sizes],
             COLUMNS,
             RESULTS / f"shard_cost_{'quick' if quick else 'cpu'}.csv",
             "A memory that is spread over the ranks, and one that every rank holds",
             f"XBN and SupConLoss, d = {DIM}, batch {batch} on each of {RANKS} ranks of one "
-            f"thread; {environment(torch.device('cpu'))}; medians of {steps} steps. Written by "
-            "`benchmarks.shard_cost`.",
+            f"thread; medians of {steps} steps. Written by `benchmarks.cost shards`.",
         )
     )
-
-
-if __name__ == "__main__":
-    with errors_in_one_line():
-        tyro.cli(main, prog="python -m benchmarks.shard_cost")

@@ -2,8 +2,8 @@
 
 XBN with SupConLoss, rows in half precision; every size has a process of its own.
 
-    python -m benchmarks.scale --quick
-    python -m benchmarks.scale          (4,000,000 rows take about 9 GB and two minutes)
+    python -m benchmarks.cost scale --quick
+    python -m benchmarks.cost scale          (4,000,000 rows take about 9 GB and two minutes)
 
 Writes ``scale_<device>.csv`` and ``.md`` to ``benchmarks/results``.
 """
@@ -14,12 +14,13 @@ from statistics import median
 from typing import Any
 
 import torch
-import tyro
 from tqdm import tqdm
 
-from benchmarks.engine.command_line import errors_in_one_line, existing_device
-from benchmarks.engine.cost import DEVICE, LOSSES, Subject, environment, in_fresh_process, write_report
-from benchmarks.engine.measuring import peak_rss
+from benchmarks.cost.full_memory import LOSSES, FullMemory
+from benchmarks.cost.harness import DEVICE, Peak, in_fresh_process
+from benchmarks.cost.machine import describe_fully
+from benchmarks.cost.page import write_table
+from benchmarks.engine.command_line import existing_device
 from benchmarks.engine.results import RESULTS
 from benchmarks.engine.trial import at_most
 from pml_xbn import XBNWrapper
@@ -47,16 +48,16 @@ def step_bytes(rows: int, anchors: int) -> int:
 
 def measure(rows: int, dim: int, batch: int, steps: int, device: torch.device) -> dict[str, Any]:
     """Returns one line of the results."""
-    build_subject(batch, dim, batch, device).step()  # what the libraries load at the first step
-    before = peak_rss()
-    subject = build_subject(rows, dim, batch, device)
-    subject.step()
-    times = [subject.step() for _ in range(steps)]
-    peak = torch.cuda.max_memory_allocated() / 1e6 if device.type == "cuda" else peak_rss() - before
-    subject.size = batch // RANKS
-    subject.step()
-    quarter_times = [subject.step() for _ in range(steps)]
-    memory = rows * (dim * DTYPE.itemsize + 8)  # the rows, and their labels in int64
+    build_memory(batch, dim, batch, device).step()  # what the libraries load at the first step
+    peak = Peak(device)
+    memory = build_memory(rows, dim, batch, device)
+    memory.step()
+    times = [memory.step() for _ in range(steps)]
+    megabytes = peak.megabytes()
+    memory.size = batch // RANKS
+    memory.step()
+    quarter_times = [memory.step() for _ in range(steps)]
+    stored = rows * (dim * DTYPE.itemsize + 8)  # the rows, and their labels in int64
     return {
         "rows": rows,
         "dim": dim,
@@ -64,15 +65,16 @@ def measure(rows: int, dim: int, batch: int, steps: int, device: torch.device) -
         "steps": steps,
         "step_ms": round(median(times), 1),
         "quarter_ms": round(median(quarter_times), 1),
-        "memory_mb": round(memory / 1e6),
-        "computed_mb": round((memory + step_bytes(rows, batch)) / 1e6),
-        "peak_mb": round(peak),
+        "memory_mb": round(stored / 1e6),
+        "computed_mb": round((stored + step_bytes(rows, batch)) / 1e6),
+        "peak_mb": round(megabytes),
+        **describe_fully(device),
     }
 
 
-def build_subject(rows: int, dim: int, batch: int, device: torch.device) -> Subject:
+def build_memory(rows: int, dim: int, batch: int, device: torch.device) -> FullMemory:
     loss_fn = XBNWrapper(LOSSES["supcon"](), dim, rows, memory_dtype=DTYPE)
-    return Subject(loss_fn, loss_fn, rows, batch, device)
+    return FullMemory(loss_fn, loss_fn, rows, batch, device)
 
 
 def main(
@@ -97,17 +99,12 @@ def main(
     sizes = (1_000, 10_000) if quick else rows[: at_most(len(rows))]
     settings = dim, batch, steps, place
     measured = [in_fresh_process(measure, size, *settings) for size in tqdm(sizes, unit="size")]
-    text = write_report(
+    text = write_table(
         measured,
         COLUMNS,
         RESULTS / f"scale_{'quick' if quick else place.type}.csv",
         "Cost of a step as the memory grows",
         f"XBN and SupConLoss, rows in {str(DTYPE).removeprefix('torch.')}, d = {dim}, batch {batch}; "
-        f"{environment(place)}; medians of {steps} steps. Written by `benchmarks.scale`.",
+        f"medians of {steps} steps. Written by `benchmarks.cost scale`.",
     )
     print(text)
-
-
-if __name__ == "__main__":
-    with errors_in_one_line():
-        tyro.cli(main, prog="python -m benchmarks.scale")

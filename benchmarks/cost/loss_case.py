@@ -1,4 +1,4 @@
-"""One case of the benchmark, measured in a process of its own, which a step over a limit ends."""
+"""The cost of one loss on one memory, measured in a process of its own, which a step over a limit ends."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 import torch
 from pytorch_metric_learning import losses, miners
-from torch import Tensor
 
-from benchmarks.engine.measuring import limit_memory, milliseconds, peak_rss
+from benchmarks.cost.embeddings import DIM, IMAGES_PER_CLASS, Embeddings
+from benchmarks.cost.harness import Peak
+from benchmarks.engine.measuring import limit_memory, milliseconds
 from pml_xbn import XBNWrapper
 
-DIM, BATCH, IMAGES_PER_CLASS = 512, 64, 4
+BATCH = 64
 OURS, PML = "XBNWrapper", "CrossBatchMemory"
 MEMORIES = {OURS: XBNWrapper, PML: losses.CrossBatchMemory}
 LOSSES: list[str] = losses.CrossBatchMemory.supported_losses()
@@ -27,9 +28,6 @@ USUAL_MINERS = dict.fromkeys(LOSSES, "PairMarginMiner") | {
     "MultiSimilarityLoss": "MultiSimilarityMiner",
     "TripletMarginLoss": "TripletMarginMiner",
 }
-# Of the parts of a vector that are not common to all: those of a class, those of a row, and in how many
-# directions they lie.
-_OF_CLASS, _OF_ROW, _DIRECTIONS = 0.57, 0.6, 64
 _SHARE_OF_STEPS = 4  # all steps together take as long as the limit of one, over this
 
 
@@ -43,35 +41,10 @@ class Case(NamedTuple):
     rows: int
 
 
-class Data:
-    """Unit vectors, those of a class 0.65 apart on average, others 0.9.
-
-    All point the same way on average, as embeddings do, so that miners keep a part of the pairs with their
-    default margins: about a tenth of the negative ones that PairMarginMiner does.
-    """
-
-    def __init__(self, num_classes: int, device: torch.device) -> None:
-        self._generator = torch.Generator(device).manual_seed(0)
-        self._basis = torch.linalg.qr(self._normal(DIM, 1 + _DIRECTIONS))[0].T
-        self._classes = _OF_CLASS * self._normal(num_classes, _DIRECTIONS) / _DIRECTIONS**0.5
-
-    def draw(self, num_classes: int, per_class: int) -> tuple[Tensor, Tensor]:
-        """Returns embeddings and labels of classes drawn by chance."""
-        labels = torch.randint(
-            len(self._classes), (num_classes,), device=self._basis.device, generator=self._generator
-        ).repeat_interleave(per_class)
-        row_parts = _OF_ROW * self._normal(len(labels), _DIRECTIONS) / _DIRECTIONS**0.5
-        parts = torch.nn.functional.pad(self._classes[labels] + row_parts, (1, 0), value=1.0)
-        return torch.nn.functional.normalize(parts) @ self._basis, labels
-
-    def _normal(self, *shape: int) -> Tensor:
-        return torch.randn(shape, device=self._generator.device, generator=self._generator)
-
-
 class Subject:
     """A full memory that takes steps, with the case's loss and miner or with SupConLoss alone."""
 
-    def __init__(self, case: Case, rows: int, data: Data, device: torch.device) -> None:
+    def __init__(self, case: Case, rows: int, data: Embeddings, device: torch.device) -> None:
         self._data, self._device = data, device
         options = {"temperature": 0.1} if case.loss == "SupConLoss" else {}
         self._loss = getattr(losses, case.loss)(**options)
@@ -94,12 +67,12 @@ def measure(
     case: Case, device: torch.device, repeats: int, time_limit: float, memory_limit: float
 ) -> Iterator[dict[str, Any]]:
     """Yields the figures after some steps, and after all."""
-    data = Data(NUM_CLASSES[case.classes](case.rows), device)
+    data = Embeddings(NUM_CLASSES[case.classes](case.rows), device)
     small = Subject(case, 32, data, device)  # brings in what the libraries load at the first step
     small.step(8)
     small.step(8, is_supcon=True)
     del small
-    before = peak_rss()
+    taken = Peak(device)
     limit_memory(memory_limit, device)
 
     def step(*, is_supcon: bool = False) -> float:
@@ -112,8 +85,7 @@ def measure(
     elapsed = step()
     if elapsed < 1000:
         elapsed = step()
-    peak = torch.cuda.max_memory_allocated() / 1e6 if device.type == "cuda" else peak_rss() - before
-    yield {"ms": elapsed, "peak_mb": peak}
+    yield {"ms": elapsed, "peak_mb": taken.megabytes()}
     # In turn, so that a machine that slows down slows both.
     step(is_supcon=True)
     affordable = int(1000 * time_limit / _SHARE_OF_STEPS / elapsed)

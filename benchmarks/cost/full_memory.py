@@ -1,24 +1,16 @@
-"""What measurements of a step have in common: subjects, random embeddings and reports."""
+"""A full memory that takes steps on random batches, and the losses and miners that are measured on it."""
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from importlib.metadata import version
-from multiprocessing import get_context
-from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from collections.abc import Callable
+from typing import Any, Literal, get_args
 
 import torch
 from pytorch_metric_learning import losses, miners
 from torch import Tensor, nn
 
 from benchmarks.engine.measuring import milliseconds
-from benchmarks.engine.results import markdown, write_csv
 
-T = TypeVar("T")
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NUM_CLASSES, IMAGES_PER_CLASS = 12_000, 4
 LossName = Literal["supcon", "contrastive", "multi-similarity"]
 MinerName = Literal["none", "pair-margin"]
@@ -35,7 +27,7 @@ MINERS: dict[str, Callable[[], nn.Module | None]] = {
 LOSS_NAMES, MINER_NAMES = get_args(LossName), get_args(MinerName)
 
 
-class Subject:
+class FullMemory:
     """A loss whose memory is filled with ``rows``, and which takes steps on random batches of ``size``.
 
     Without a seed the batches go on from the rows.
@@ -78,41 +70,3 @@ class Subject:
 
     def _labels(self, number: int) -> Tensor:
         return torch.randint(NUM_CLASSES, (number,), device=self.device, generator=self.generator)
-
-
-def in_fresh_process(call: Callable[..., T], *arguments: Any) -> T:
-    """Returns the result of a call in a process whose peak of memory is its own."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(call, *arguments).result()
-
-
-def write_report(
-    rows: list[dict[str, Any]], columns: Mapping[str, str], path: Path, title: str, measured: str
-) -> str:
-    """Writes a CSV file, and beside it a page with a table of some columns, whose text is returned."""
-    write_csv(rows, path)
-    words = [title for name, title in columns.items() if not str(rows[0][name]).lstrip("-")[:1].isdigit()]
-    table = markdown(columns.values(), ([cell(name, row[name]) for name in columns] for row in rows), words)
-    text = "\n\n".join([f"# {title}", measured, table]) + "\n"
-    path.with_suffix(".md").write_text(text)
-    return text
-
-
-def cell(name: str, value: Any) -> str:
-    """Returns a figure as it is printed, by what it is called."""
-    if name.startswith("share"):
-        return f"{100 * float(value):.0f} %"
-    if "." not in str(value):
-        return str(value)
-    step_times = "pml_ms", "ours_ms", "step_ms", "loss_ms", "quarter_ms"
-    return f"{float(value):.{1 if name in step_times else 2}f}"
-
-
-def environment(device: torch.device, threads: int | None = None) -> str:
-    """Returns what a measurement was made on, and with; by default with the threads of this process."""
-    is_cuda = device.type == "cuda"
-    name = torch.cuda.get_device_name(device) if is_cuda else f"{platform.machine()} CPU"
-    return (
-        f"{name}, {threads or torch.get_num_threads()} threads, torch {torch.__version__}, "
-        f"pytorch-metric-learning {version('pytorch-metric-learning')}, Python {platform.python_version()}"
-    )

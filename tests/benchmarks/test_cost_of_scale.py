@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import scale
+from benchmarks.cost import scale
 from benchmarks.engine.results import read_csv
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-
-from benchmarks.engine.cost import environment
+from benchmarks.cost.loss_case import OURS, PML, Case
+from benchmarks.cost.machine import name_machines
 from benchmarks.engine.results import markdown
-from benchmarks.loss_cost.case import OURS, PML, Case
 
 FITS, NO_FIT = "fits", "does not fit"
 _NAMES = {OURS: "ours", PML: "PML's"}
@@ -25,10 +23,10 @@ def page(results: Results) -> str:
     classes = sorted({case.classes for case in results}, reverse=True)
     parts = [
         "# Cost of a step of every loss, forward and backward, beside PML's CrossBatchMemory",
-        f"{environment(torch.device(first['device']), int(first['threads']))}; batch 64 (16 classes by 4), "
+        f"{name_machines(results.values())}; batch 64 (16 classes by 4), "
         f"d = 512, a full memory of *n* rows; *ours* is XBN. Medians of at most {first['repeats']} steps. "
         f"Every case has a process of its own, {float(first['memory_limit_gb']):g} GB beyond what the "
-        f"libraries take, and {_seconds(first)} for a step. Written by `benchmarks.loss_cost`.",
+        f"libraries take, and {_seconds(first)} for a step. Written by `benchmarks.cost losses`.",
         "✗: does not fit. >: takes longer than that. Where a memory does not fit or takes too long, larger "
         "ones are not tried.",
         "## What fits",

@@ -4,8 +4,8 @@ Forward and backward against a full memory, with no miner and with the loss's us
 process of its own whose memory is limited. Steps of ``SupConLoss`` are taken in turn with the case's, so that
 a machine that slows down slows both.
 
-    python -m benchmarks.loss_cost --losses SupConLoss ContrastiveLoss --rows 1024 60000
-    python -m benchmarks.loss_cost --classes 10 --rows 60000 --memories XBNWrapper
+    python -m benchmarks.cost losses --losses SupConLoss ContrastiveLoss --rows 1024 60000
+    python -m benchmarks.cost losses --classes 10 --rows 60000 --memories XBNWrapper
 
 Writes ``loss_cost_<device>.csv`` and ``.md`` to ``benchmarks/results``. A case that the CSV holds
 is not measured again; delete its line, or the file. Where a memory does not fit, or takes too long, larger
@@ -26,16 +26,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
 import tyro
 from tqdm import tqdm
 
-from benchmarks.engine.command_line import errors_in_one_line, existing_device
+from benchmarks.cost.harness import DEVICE
+from benchmarks.cost.loss_case import LOSSES, USUAL_MINERS, Case
+from benchmarks.cost.losses_page import FITS, NO_FIT, Results, case_from_row, page
+from benchmarks.cost.machine import describe_fully
+from benchmarks.engine.command_line import existing_device
 from benchmarks.engine.results import RESULTS, read_csv, write_csv
 from benchmarks.engine.settings import Positive, among, check
 from benchmarks.engine.trial import at_most
-from benchmarks.loss_cost.case import LOSSES, USUAL_MINERS, Case
-from benchmarks.loss_cost.report import FITS, NO_FIT, Results, case_from_row, page
 
 _OUT_OF_MEMORY = re.compile(
     "MemoryError|out ?of ?memory|allocate memory|not enough memory|bad_alloc|size calculation overflowed",
@@ -56,7 +57,7 @@ class Settings:
     time_limit: float = 20  # seconds of one step
     memory_limit: float = 8  # GB beyond what the libraries take
     threads: Positive = 1
-    device: str = "cuda" if torch.cuda.is_available() else "cpu"
+    device: str = DEVICE
     output: Path = RESULTS
 
     def __post_init__(self) -> None:
@@ -79,7 +80,7 @@ def measured(case: Case, conditions: dict[str, Any]) -> dict[str, Any]:
         [
             sys.executable,
             "-m",
-            "benchmarks.loss_cost.case",
+            "benchmarks.cost.loss_case",
             json.dumps({"case": case._asdict()} | conditions),
         ],
         capture_output=True,
@@ -109,10 +110,9 @@ def _failure_of_smaller(case: Case, results: Results) -> dict[str, str] | None:
     return None
 
 
-def main() -> None:
-    with errors_in_one_line():
-        settings = tyro.cli(Settings, prog="python -m benchmarks.loss_cost", description=__doc__)
-        existing_device(settings.device)
+def main(settings: tyro.conf.OmitArgPrefixes[Settings]) -> None:
+    """Measures all cases of a grid."""
+    device = existing_device(settings.device)
     conditions = {
         "device": settings.device,
         "threads": settings.threads,
@@ -120,20 +120,16 @@ def main() -> None:
         "time_limit_s": settings.time_limit,
         "memory_limit_gb": settings.memory_limit,
     }
-    path = settings.output / f"loss_cost_{torch.device(settings.device).type}.csv"
+    path = settings.output / f"loss_cost_{device.type}.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
     results = {case_from_row(row): row for row in read_csv(path)}
     bar = tqdm([case for case in planned(settings) if case not in results], unit="case")
     for case in bar:
         bar.set_postfix_str(f"{case.memory}, {case.loss}, {case.miner}, {case.rows} rows")
         outcome = _failure_of_smaller(case, results) or measured(case, conditions)
-        line = case._asdict() | conditions | outcome
+        line = case._asdict() | conditions | outcome | describe_fully(device, settings.threads)
         results[case] = {name: str(value) for name, value in line.items()}
         write_csv([results[case] for case in sorted(results)], path)
-    if bar.total:  # else the page would name this machine for figures of another
+    if bar.total:
         path.with_suffix(".md").write_text(page(results))
     print(f"{path} and its table are written" if bar.total else f"{path} holds all of it")
-
-
-if __name__ == "__main__":
-    main()

@@ -3,9 +3,9 @@
 Both take steps in turn in one process (A B A B …), so that a machine that slows down slows both; figures
 are medians of the ratio pair by pair. Peak memory is that of a fresh process each.
 
-    python -m benchmarks.step_cost --quick
-    python -m benchmarks.step_cost --rows 60000 --miners none pair-margin
-    python -m benchmarks.step_cost --full          (the whole grid: hours on a CPU)
+    python -m benchmarks.cost steps --quick
+    python -m benchmarks.cost steps --rows 60000 --miners none pair-margin
+    python -m benchmarks.cost steps --full          (the whole grid: hours on a CPU)
 
 Writes ``step_cost_<device>.csv`` and ``.md`` to ``benchmarks/results``. A case that the CSV holds is measured
 anew and replaced.
@@ -19,25 +19,23 @@ from statistics import median
 from typing import Any, Literal, get_args
 
 import torch
-import tyro
 from tqdm import tqdm
 
-from benchmarks.engine.command_line import errors_in_one_line, existing_device
-from benchmarks.engine.cost import (
-    DEVICE,
+from benchmarks.cost.full_memory import (
     LOSS_NAMES,
     LOSSES,
     MINER_NAMES,
     MINERS,
     NUM_CLASSES,
+    FullMemory,
     LossName,
     MinerName,
-    Subject,
-    environment,
-    in_fresh_process,
-    write_report,
 )
-from benchmarks.engine.measuring import milliseconds, peak_rss
+from benchmarks.cost.harness import DEVICE, Peak, compare, in_fresh_process, take_turns
+from benchmarks.cost.machine import describe_fully
+from benchmarks.cost.page import write_table
+from benchmarks.engine.command_line import existing_device
+from benchmarks.engine.measuring import milliseconds
 from benchmarks.engine.methods import MemorySetup, build_loss
 from benchmarks.engine.results import RESULTS, read_csv
 from benchmarks.engine.trial import at_most
@@ -71,44 +69,38 @@ class Case:
     miner: str
     method: str
 
-    def subject(self, device: torch.device, is_pml: bool) -> Subject:
-        """Returns a full memory, ours or PML's."""
+    def memory(self, device: torch.device, is_pml: bool) -> FullMemory:
+        """Returns ours or PML's."""
         setup = MemorySetup(self.dim, self.rows, _NEVER, torch.arange(NUM_CLASSES) % 20)
         method = "xbm" if is_pml else self.method
         loss_fn = build_loss(method, setup, LOSSES[self.loss](), MINERS[self.miner]())
-        return Subject(loss_fn, loss_fn, self.rows, self.batch, device)
+        return FullMemory(loss_fn, loss_fn, self.rows, self.batch, device)
 
 
 def measure(case: Case, device: torch.device, pairs: int) -> dict[str, Any]:
     """Returns one line of the results."""
-    pml, ours = (case.subject(device, is_pml) for is_pml in (True, False))
-    for _ in range(3):
-        pml.step()
-        ours.step()
-    times = [(pml.step(), ours.step()) for _ in range(pairs)]
-    adaptation, ours_ms = median(_adaptation_time(ours) for _ in range(pairs)), median(b for _, b in times)
-    result = {
+    pml, ours = (case.memory(device, is_pml) for is_pml in (True, False))
+    times = compare(take_turns(pml.step, ours.step, pairs))
+    adaptation = median(time_adaptation(ours) for _ in range(pairs))
+    del pml, ours
+    pml_peak, ours_peak = (in_fresh_process(measure_peak, case, device, is_pml) for is_pml in (True, False))
+    megabytes, extra = case.rows * case.dim * 4 / 1e6, ours_peak - pml_peak
+    return {
         **asdict(case),
         "pairs": pairs,
-        "pml_ms": median(a for a, _ in times),
-        "ours_ms": ours_ms,
-        "ratio": median(b / a for a, b in times),
+        **times,
         "adaptation_ms": adaptation,
-        "adaptation_of_step": adaptation / ours_ms,
-    }
-    del pml, ours
-    pml_peak, ours_peak = (in_fresh_process(_peak, case, device, is_pml) for is_pml in (True, False))
-    megabytes, extra = case.rows * case.dim * 4 / 1e6, ours_peak - pml_peak
-    return result | {
+        "adaptation_of_step": adaptation / times["ours_ms"],
         "pml_peak_mb": pml_peak,
         "ours_peak_mb": ours_peak,
         "extra_peak_mb": extra,
         "peak_in_memories": ours_peak / megabytes,
         "extra_peak_in_memories": extra / megabytes,
+        **describe_fully(device),
     }
 
 
-def _adaptation_time(ours: Subject) -> float:
+def time_adaptation(ours: FullMemory) -> float:
     """Returns milliseconds of adaptation alone, as a memory calls it."""
     contents = ours.loss_fn.queue.contents
     embeddings, labels = ours.batch()
@@ -118,14 +110,14 @@ def _adaptation_time(ours: Subject) -> float:
     return elapsed
 
 
-def _peak(case: Case, device: torch.device, is_pml: bool) -> float:
+def measure_peak(case: Case, device: torch.device, is_pml: bool) -> float:
     """Returns the megabytes that four steps need at most, beyond what the libraries take."""
-    replace(case, rows=case.batch).subject(device, is_pml).step()  # what the libraries load at the first step
-    before = peak_rss()
-    subject = case.subject(device, is_pml)
+    replace(case, rows=case.batch).memory(device, is_pml).step()  # what the libraries load at the first step
+    peak = Peak(device)
+    memory = case.memory(device, is_pml)
     for _ in range(4):
-        subject.step()
-    return torch.cuda.max_memory_allocated() / 1e6 if device.type == "cuda" else peak_rss() - before
+        memory.step()
+    return peak.megabytes()
 
 
 def main(
@@ -172,20 +164,15 @@ def main(
         result = {name: str(value) for name, value in measure(case, place, pairs).items()}
         results[_key(result)] = result
         made = " or ".join(sorted({row["pairs"] for row in results.values()}, key=int))
-        text = write_report(
+        text = write_table(
             [results[key] for key in sorted(results)],
             COLUMNS,
             path,
             "Cost of a step, forward and backward, against PML's CrossBatchMemory",
-            f"{environment(place)}; medians of {made} interleaved pairs. Written by `benchmarks.step_cost`.",
+            f"Medians of {made} interleaved pairs. Written by `benchmarks.cost steps`.",
         )
     print(text)
 
 
 def _key(row: dict[str, str]) -> tuple[int, str, str, str, str, str]:
     return int(row["rows"]), row["dim"], row["batch"], row["loss"], row["miner"], row["method"]
-
-
-if __name__ == "__main__":
-    with errors_in_one_line():
-        tyro.cli(main, prog="python -m benchmarks.step_cost")

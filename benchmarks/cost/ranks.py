@@ -4,8 +4,8 @@ Forward, backward and the memory, without a model. Ranks start every step togeth
 slowest one's. Both take steps in turn (A B A B …), so that a machine that slows down slows both; figures
 are medians, the ratio's pair by pair.
 
-    torchrun --nproc_per_node=2 -m benchmarks.rank_cost
-    torchrun --nproc_per_node=2 -m benchmarks.rank_cost --quick
+    torchrun --nproc_per_node=2 -m benchmarks.cost ranks
+    torchrun --nproc_per_node=2 -m benchmarks.cost ranks --quick
 
 Writes ``rank_cost_<device>.csv`` and ``.md`` to ``benchmarks/results``.
 """
@@ -13,19 +13,19 @@ Writes ``rank_cost_<device>.csv`` and ``.md`` to ``benchmarks/results``.
 from __future__ import annotations
 
 import itertools
-from statistics import median
 from typing import Any
 
 import torch
-import tyro
 from pytorch_metric_learning.losses import CrossBatchMemory
 from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 from torch import distributed
 from torch.profiler import profile
 from tqdm import tqdm
 
-from benchmarks.engine.command_line import errors_in_one_line
-from benchmarks.engine.cost import LOSSES, MINERS, Subject, environment, write_report
+from benchmarks.cost.full_memory import LOSSES, MINERS, FullMemory
+from benchmarks.cost.harness import compare, take_turns
+from benchmarks.cost.machine import describe_fully
+from benchmarks.cost.page import write_table
 from benchmarks.engine.measuring import milliseconds
 from benchmarks.engine.ranks import Ranks
 from benchmarks.engine.results import RESULTS
@@ -47,8 +47,8 @@ COLUMNS = {
 }
 
 
-class RankSubject(Subject):
-    """A full memory, ours or PML's, the same on all ranks, that takes steps on random batches."""
+class MemoryOfRanks(FullMemory):
+    """A full memory, ours or PML's, which is the same on all ranks."""
 
     def __init__(self, loss: str, miner: str, rows: int, device: torch.device, is_pml: bool) -> None:
         world_size = distributed.get_world_size()
@@ -78,15 +78,9 @@ class RankSubject(Subject):
 
 def measure(loss: str, miner: str, rows: int, device: torch.device, pairs: int) -> dict[str, Any]:
     """Returns one line of the results."""
-    pml, ours = (RankSubject(loss, miner, rows, device, is_pml) for is_pml in (True, False))
-    for _ in range(3):
-        pml.step()
-        ours.step()
-    times = torch.tensor(
-        [(pml.step(), ours.step()) for _ in range(pairs)], dtype=torch.float64, device=device
-    )
+    pml, ours = (MemoryOfRanks(loss, miner, rows, device, is_pml) for is_pml in (True, False))
+    times = torch.tensor(take_turns(pml.step, ours.step, pairs), dtype=torch.float64, device=device)
     distributed.all_reduce(times, distributed.ReduceOp.MAX)  # the slowest rank's
-    pml_times, ours_times = times.T.tolist()
     return {
         "loss": loss,
         "miner": miner,
@@ -95,11 +89,10 @@ def measure(loss: str, miner: str, rows: int, device: torch.device, pairs: int) 
         "batch": GLOBAL_BATCH,
         "ranks": distributed.get_world_size(),
         "pairs": pairs,
-        "pml_ms": median(pml_times),
-        "ours_ms": median(ours_times),
-        "ratio": median(b / a for a, b in zip(pml_times, ours_times, strict=True)),
+        **compare(times.tolist()),
         "pml_collectives": pml.num_collectives(),
         "ours_collectives": ours.num_collectives(),
+        **describe_fully(device),
     }
 
 
@@ -113,7 +106,7 @@ def main(quick: bool = False, rows: tuple[int, ...] = (8_192, 60_000), pairs: in
     """
     processes = Ranks(cpu=False)
     if processes.world_size == 1:
-        raise SystemExit("error: there is one rank; run torchrun --nproc_per_node=2 -m benchmarks.rank_cost")
+        raise SystemExit("error: there is one rank; run torchrun --nproc_per_node=2 -m benchmarks.cost ranks")
     device = processes.device
     if device.type == "cpu":
         torch.set_num_threads(1)
@@ -123,19 +116,14 @@ def main(quick: bool = False, rows: tuple[int, ...] = (8_192, 60_000), pairs: in
     results = [measure(loss, miner, size, device, pairs) for size, (loss, miner) in bar]
     if processes.is_first:
         print(
-            write_report(
+            write_table(
                 results,
                 COLUMNS,
                 RESULTS / f"rank_cost_{'quick' if quick else device.type}.csv",
                 "Cost of a step on many ranks, against PML's DistributedLossWrapper(CrossBatchMemory)",
-                f"{processes.world_size} ranks ({distributed.get_backend()}) on one {environment(device)}; "
+                f"{processes.world_size} ranks ({distributed.get_backend()}) on one machine; "
                 f"XBN, d = {DIM}, {GLOBAL_BATCH} rows on all ranks together; medians of {pairs} interleaved "
-                "pairs, the slowest rank's time. Written by `benchmarks.rank_cost`.",
+                "pairs, the slowest rank's time. Written by `benchmarks.cost ranks`.",
             )
         )
     processes.leave()
-
-
-if __name__ == "__main__":
-    with errors_in_one_line():
-        tyro.cli(main, prog="python -m benchmarks.rank_cost")

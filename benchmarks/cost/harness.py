@@ -1,0 +1,78 @@
+"""How every table is measured: steps that take turns, peaks of memory, launches, processes of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from statistics import median
+from typing import Any, TypeVar
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.engine.measuring import peak_rss
+
+T = TypeVar("T")
+Step = Callable[[], float]  # takes one step, and returns its milliseconds
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+_WARM_UP = 3
+_LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel")  # also of the newer cudaLaunchKernelExC
+
+
+def take_turns(theirs: Step, ours: Step, pairs: int, warm_up: int = _WARM_UP) -> list[tuple[float, float]]:
+    """Returns the milliseconds of so many pairs of steps, theirs and ours in turn.
+
+    A machine that slows down slows both.
+    """
+    for _ in range(warm_up):
+        theirs()
+        ours()
+    return [(theirs(), ours()) for _ in range(pairs)]
+
+
+def compare(times: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """Returns the medians of both, and that of the ratio pair by pair."""
+    return {
+        "pml_ms": median(theirs for theirs, _ in times),
+        "ours_ms": median(ours for _, ours in times),
+        "ratio": median(ours / theirs for theirs, ours in times),
+    }
+
+
+class Peak:
+    """Megabytes that are taken at most, from when it is made.
+
+    On a CPU they are those of the process, so one process measures one peak. Let it load what the libraries
+    need at the first step before.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+            torch.cuda.reset_peak_memory_stats(device)
+        self._before = self._now()
+
+    def megabytes(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return self._now() - self._before
+
+    def _now(self) -> float:
+        is_cuda = self._device.type == "cuda"
+        return torch.cuda.max_memory_allocated(self._device) / 1e6 if is_cuda else peak_rss()
+
+
+def count_launches(step: Callable[[], object], device: torch.device) -> int:
+    """Returns how many kernels a step launches on a GPU."""
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+        step()
+        torch.cuda.synchronize(device)
+    return sum(event.count for event in found.key_averages() if event.key.startswith(_LAUNCHES))
+
+
+def in_fresh_process(call: Callable[..., T], *arguments: Any) -> T:
+    """Returns the result of a call in a process whose peak of memory is its own."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(call, *arguments).result()
