@@ -22,6 +22,8 @@ from pictures.one_map import draw_one_map
 from pictures.step_cost import draw_step_cost
 from sphinx.application import Sphinx
 
+from benchmarks.papers.reproducing import table
+
 DOCS = Path(__file__).parents[1]
 WRITTEN = DOCS / "_build" / "written"
 RESULTS = DOCS.parent / "benchmarks" / "results"
@@ -38,6 +40,7 @@ def write_files(_: Sphinx) -> None:
     draw_one_map(WRITTEN)
     draw_step_cost(RESULTS / "step_cost_cpu.csv", WRITTEN)
     (WRITTEN / "on_gpu.md").write_text(gpu_report(RESULTS / "gpu"))
+    (WRITTEN / "reproducing.md").write_text(table(), encoding="utf-8")
     (WRITTEN / "demo.md").write_text(demo_table(RESULTS / "demo_glyphs.csv"))
 
 

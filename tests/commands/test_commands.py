@@ -14,6 +14,7 @@ from forked import run_command
 from training_script import has_timm
 
 from benchmarks.cost.__main__ import TABLES
+from benchmarks.papers.reproducing import table
 
 ROOT = Path(__file__).parents[2]
 COMMAND = re.compile(
@@ -37,7 +38,7 @@ def without_flags() -> list[str]:
 
 def first_row_on_glyphs() -> list[str]:
     """The first command of the table, with the ending that the page says to try it with."""
-    page = read("docs/reproducing.md")
+    page = table()
     first = re.search(r"`(python [^`]*--method xbn [^`]*)`", page)
     ending = re.search(r"end its command with\s+`([^`]+)`", page)
     assert first is not None
@@ -50,7 +51,7 @@ COMMANDS = list(
         [
             *COMMAND.findall(read("docs/getting_started.md")),
             *COMMAND.findall(read("docs/papers.md")),
-            *COMMAND.findall(read("docs/reproducing.md").split("\n| ")[0]),
+            *COMMAND.findall(table().split("\n| ")[0]),
             *first_row_on_glyphs(),
             *without_flags(),
         ]
