@@ -81,10 +81,13 @@ def without_sign(difference: Difference) -> str:
     return cell(difference).lstrip("+−")
 
 
-@pytest.mark.parametrize("method", ["no-xbm", "xbm+warm-up", "xbn", "axbn"])
-def test_the_first_table_of_the_readme(study: Study, method: str) -> None:
-    means = [f"{fmean(study.values(method, setting).values()):.1f}" for setting in (LONG, EMOJI)]
-    assert_on(README, f" | {' | '.join(means)} |")
+@pytest.mark.parametrize("method", ["no-xbm", "xbm+warm-up", "xbm"])
+def test_what_xbn_gains_in_the_table_of_the_readme(study: Study, method: str) -> None:
+    glyphs, emoji = (cell(study.differences(setting, method)["xbn"]) for setting in (LONG, EMOJI))
+    assert_on(
+        README,
+        f"{glyphs} (Glyphs) and {emoji} (Emoji) over" if method != "xbm" else f"{glyphs} and {emoji} over",
+    )
 
 
 @pytest.mark.parametrize("row", [*ROWS, *TOWERS])
@@ -125,6 +128,17 @@ def test_the_table_of_fine_tuning() -> None:
             expected = [text.partition(" ")[0] for text in expected]
         cells = [text.strip(" *").replace("−", "-") for text in line.split("|")[2:-1]]
         assert cells == expected
+
+
+def test_what_is_said_of_a_transformer() -> None:
+    text = (RESULTS / "fine_tuning.md").read_text(encoding="utf-8")
+    section = text.partition("## A text transformer: Senses")[2].partition("With the 95 %")[0]
+    lines = {tuple(x.split(" | ")[:2]): x.split(" | ") for x in section.splitlines() if x.startswith("| ")}
+    for batch in ("16", "64"):
+        cells = [lines[f"| {batch}", "xbn"][column].replace("(", "").replace(")", "") for column in (5, 6)]
+        assert_on(DOCS / "fine_tuning.md", *cells)
+        assert_on(WHICH, cells[0])
+        assert_on(README, cells[0])
 
 
 def test_what_a_warm_up_leaves(study: Study) -> None:
