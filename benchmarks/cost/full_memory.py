@@ -9,9 +9,10 @@ import torch
 from pytorch_metric_learning import losses, miners
 from torch import Tensor, nn
 
+from benchmarks.cost.embeddings import IMAGES_PER_CLASS
 from benchmarks.engine.measuring import milliseconds
 
-NUM_CLASSES, IMAGES_PER_CLASS = 12_000, 4
+NUM_CLASSES = 12_000
 LossName = Literal["supcon", "contrastive", "multi-similarity"]
 MinerName = Literal["none", "pair-margin"]
 LOSSES: dict[str, Callable[[], nn.Module]] = {

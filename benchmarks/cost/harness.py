@@ -16,23 +16,23 @@ from benchmarks.engine.measuring import peak_rss
 T = TypeVar("T")
 Step = Callable[[], float]  # takes one step, and returns its milliseconds
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-_WARM_UP = 3
+WARM_UP = 3  # steps
 _LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel")  # also of the newer cudaLaunchKernelExC
 
 
-def take_turns(theirs: Step, ours: Step, pairs: int, warm_up: int = _WARM_UP) -> list[tuple[float, float]]:
-    """Returns the milliseconds of so many pairs of steps, theirs and ours in turn.
+def take_turns(first: Step, second: Step, pairs: int, warm_up: int = WARM_UP) -> list[tuple[float, float]]:
+    """Returns the milliseconds of so many pairs of steps, which two take in turn.
 
     A machine that slows down slows both.
     """
     for _ in range(warm_up):
-        theirs()
-        ours()
-    return [(theirs(), ours()) for _ in range(pairs)]
+        first()
+        second()
+    return [(first(), second()) for _ in range(pairs)]
 
 
 def compare(times: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """Returns the medians of both, and that of the ratio pair by pair."""
+    """Returns the medians of theirs and of ours, and that of the ratio pair by pair."""
     return {
         "pml_ms": median(theirs for theirs, _ in times),
         "ours_ms": median(ours for _, ours in times),

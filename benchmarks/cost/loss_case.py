@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import torch
 from pytorch_metric_learning import losses, miners
 
 from benchmarks.cost.embeddings import DIM, IMAGES_PER_CLASS, Embeddings
-from benchmarks.cost.harness import Peak
+from benchmarks.cost.harness import Peak, take_turns
 from benchmarks.engine.measuring import limit_memory, milliseconds
 from pml_xbn import XBNWrapper
 
@@ -86,10 +87,10 @@ def measure(
     if elapsed < 1000:
         elapsed = step()
     yield {"ms": elapsed, "peak_mb": taken.megabytes()}
-    # In turn, so that a machine that slows down slows both.
-    step(is_supcon=True)
+    of_supcon = partial(step, is_supcon=True)
+    of_supcon()
     affordable = int(1000 * time_limit / _SHARE_OF_STEPS / elapsed)
-    times = [(step(), step(is_supcon=True)) for _ in range(max(1, min(repeats, affordable)))]
+    times = take_turns(step, of_supcon, max(1, min(repeats, affordable)), warm_up=0)
     yield {
         "ms": median(ms for ms, _ in times),
         "supcon_ms": median(ms for _, ms in times),

@@ -113,6 +113,7 @@ def _failure_of_smaller(case: Case, results: Results) -> dict[str, str] | None:
 def main(settings: tyro.conf.OmitArgPrefixes[Settings]) -> None:
     """Measures all cases of a grid."""
     device = existing_device(settings.device)
+    machine = describe_fully(device, settings.threads)
     conditions = {
         "device": settings.device,
         "threads": settings.threads,
@@ -127,7 +128,7 @@ def main(settings: tyro.conf.OmitArgPrefixes[Settings]) -> None:
     for case in bar:
         bar.set_postfix_str(f"{case.memory}, {case.loss}, {case.miner}, {case.rows} rows")
         outcome = _failure_of_smaller(case, results) or measured(case, conditions)
-        line = case._asdict() | conditions | outcome | describe_fully(device, settings.threads)
+        line = case._asdict() | conditions | outcome | machine
         results[case] = {name: str(value) for name, value in line.items()}
         write_csv([results[case] for case in sorted(results)], path)
     if bar.total:

@@ -150,24 +150,22 @@ def main(output: Path = RESULTS) -> None:
         output: folder of the table.
     """
     rows: list[dict[str, Any]] = []
-    of_files = {}
+    of_files, machine = {}, describe_fully(torch.device("cpu"))
     for name, make in MEMORIES.items():
         for miner in (None, PairMarginMiner(0.5, 1.5)):
             found, of_files[name, miner is None] = counts(make(SupConLoss(), DIM, NUM_ROWS, miner=miner))
             row: dict[str, Any] = {"class": name, "miner": "PairMargin" if miner else "–"}
-            rows.append(row | found | describe_fully(torch.device("cpu")))
+            rows.append(row | found | machine)
     columns = {"class": "class", "miner": "miner", **{name: name for name in found}}
-    path = output / "step_operations.csv"
+    of_xbn = [[f"`{name}`", str(count)] for name, count in of_files["XBN", True].most_common()]
     text = write_table(
         rows,
         columns,
-        path,
+        output / "step_operations.csv",
         "Of what a step consists, beside PML's CrossBatchMemory",
         f"SupConLoss, {NUM_ROWS:,} rows of {DIM}, batch {BATCH_SIZE}. Written by "
         "`benchmarks.cost operations`.",
+        "Of the launches of XBN without a miner, by the file that asks for them:",
+        markdown(["File", "launches"], of_xbn, ["File"]),
     )
-    of_xbn = [[f"`{name}`", str(count)] for name, count in of_files["XBN", True].most_common()]
-    text += "\nOf the launches of XBN without a miner, by the file that asks for them:\n\n"
-    text += markdown(["File", "launches"], of_xbn, ["File"]) + "\n"
-    path.with_suffix(".md").write_text(text, encoding="utf-8")
     print(text)

@@ -13,7 +13,12 @@ _OF_TENTHS = "pml_ms", "ours_ms", "step_ms", "loss_ms", "quarter_ms"
 
 
 def write_table(
-    rows: Sequence[dict[str, Any]], columns: Mapping[str, str], path: Path, title: str, measured: str
+    rows: Sequence[dict[str, Any]],
+    columns: Mapping[str, str],
+    path: Path,
+    title: str,
+    measured: str,
+    *more: str,
 ) -> str:
     """Writes a CSV file, and beside it a page with a table of some columns, whose text is returned.
 
@@ -23,11 +28,13 @@ def write_table(
         path: of the CSV file.
         title: of the page.
         measured: what was measured; the machines are named besides.
+        more: paragraphs and tables that follow the table.
     """
     write_csv([*rows], path)
     words = [title for name, title in columns.items() if not str(rows[0][name]).lstrip("-")[:1].isdigit()]
     table = markdown(columns.values(), ([cell(name, row[name]) for name in columns] for row in rows), words)
-    text = "\n\n".join([f"# {title}", f"{measured} Measured on: {name_machines(rows)}.", table]) + "\n"
+    parts = [f"# {title}", f"{measured} Measured on: {name_machines(rows)}.", table, *more]
+    text = "\n\n".join(parts) + "\n"
     path.with_suffix(".md").write_text(text, encoding="utf-8")
     return text
 

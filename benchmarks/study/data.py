@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from itertools import takewhile
 from pathlib import Path
 
@@ -126,6 +127,11 @@ class Study:
                     epoch, minutes = int(above[-1]["epoch"]), self.runs[case].get("cpu_minutes")
                     return epoch, float(minutes or "nan") * epoch / int(rows[-1]["epoch"])
         return None
+
+
+def published_in(methods: Container[str]) -> str | None:
+    """Returns which of the methods is XBM as its paper has it; None if none is."""
+    return next((name for name in PUBLISHED if name in methods), None)
 
 
 def _belongs(case: Case, setting: Setting) -> bool:

@@ -9,7 +9,7 @@ from statistics import fmean
 from benchmarks.engine.intervals import Difference, paired
 from benchmarks.engine.results import markdown, spread
 from benchmarks.study.cases import BUDGETS, OTHER_RATES, REGIMES, Budget
-from benchmarks.study.data import PUBLISHED, UNSTABLE, Setting, Study
+from benchmarks.study.data import PUBLISHED, UNSTABLE, Setting, Study, published_in
 from benchmarks.study.fine_tuning_report import write_fine_tuning
 from benchmarks.tuning.report import tuned
 from benchmarks.tuning.results import Tuning
@@ -71,7 +71,7 @@ def _image_lines(study: Study) -> Iterator[list[str]]:
     for regime in REGIMES:
         for setting in study.settings(regime):
             to_none = study.differences(setting, _NONE)
-            published = next((name for name in PUBLISHED if name in to_none), None)
+            published = published_in(to_none)
             names = (published, "xbm", _STAR, _XBN)
             to_published = study.differences(setting, published).get(_XBN) if published else None
             if setting[2] == "batch" and _XBN in to_none:

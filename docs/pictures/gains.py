@@ -10,21 +10,20 @@ from matplotlib.axes import Axes
 
 from benchmarks.engine.intervals import Difference, paired
 from benchmarks.study.cases import Data
-from benchmarks.study.data import PUBLISHED, Setting, Study
-from benchmarks.study.fine_tuning import LIKE_XBM, MULTI_SIMILARITY, NONE, SUPCON, Method
+from benchmarks.study.data import Setting, Study, published_in
+from benchmarks.study.fine_tuning import LIKE_XBM, MEMORY, MULTI_SIMILARITY, NONE, SUPCON, Method
 from benchmarks.study.fine_tuning_report import Report
 
 from .style import Style, in_both, recolour, save
 
-HALF = 0.5  # memory, as a share of the training images
 SETTINGS: dict[str, Setting] = {
-    "Glyphs, 30 epochs": (64, HALF, "batch", "converged"),
-    "Glyphs, 60 epochs": (64, HALF, "batch", "glyphs, 60 epochs"),
-    "Glyphs, 120 epochs": (64, HALF, "batch", "glyphs, 120 epochs"),
-    "Emoji, 30 epochs": (64, HALF, "batch", "emoji, 30 epochs"),
-    "Emoji, 60 epochs": (64, HALF, "batch", "emoji, 60 epochs"),
-    "Emoji, 120 epochs": (64, HALF, "batch", "emoji, 120 epochs"),
-    "Emoji, 240 epochs": (64, HALF, "batch", "emoji, 240 epochs"),
+    "Glyphs, 30 epochs": (64, MEMORY, "batch", "converged"),
+    "Glyphs, 60 epochs": (64, MEMORY, "batch", "glyphs, 60 epochs"),
+    "Glyphs, 120 epochs": (64, MEMORY, "batch", "glyphs, 120 epochs"),
+    "Emoji, 30 epochs": (64, MEMORY, "batch", "emoji, 30 epochs"),
+    "Emoji, 60 epochs": (64, MEMORY, "batch", "emoji, 60 epochs"),
+    "Emoji, 120 epochs": (64, MEMORY, "batch", "emoji, 120 epochs"),
+    "Emoji, 240 epochs": (64, MEMORY, "batch", "emoji, 240 epochs"),
 }
 DOMAINS: dict[Data, str] = {"pretrained": "Emoji", "pretrained icons": "icons"}
 LOSSES = {"SupCon": SUPCON, "MultiSimilarity": MULTI_SIMILARITY}
@@ -59,8 +58,8 @@ def draw_gains(results: Path, folder: Path) -> None:
 def long_training(study: Study) -> Iterator[Gain]:
     for name, setting in SETTINGS.items():
         found = study.differences(setting, NONE)
-        published = next((found[method] for method in PUBLISHED if method in found), None)
-        yield Gain(name, found["xbn"], published)
+        published = published_in(found)
+        yield Gain(name, found["xbn"], found[published] if published else None)
 
 
 def fine_tuning(study: Study, results: Path) -> Iterator[Gain]:
@@ -80,14 +79,12 @@ def fine_tuning(study: Study, results: Path) -> Iterator[Gain]:
 
 def draw_part(axes: Axes, title: str, gains: list[Gain], style: Style) -> None:
     """Draws a line per setting, the first on top: a dot per method with its 95 % interval."""
-    places = range(len(gains))
-    draw_method(
-        axes, [(at - 0.14, gain.xbn) for at, gain in zip(places, gains, strict=True)], "XBN", style.blue
-    )
-    of_xbm = [(at + 0.14, gain.xbm) for at, gain in zip(places, gains, strict=True) if gain.xbm]
+    of_xbn = [(place - 0.14, gain.xbn) for place, gain in enumerate(gains)]
+    of_xbm = [(place + 0.14, gain.xbm) for place, gain in enumerate(gains) if gain.xbm]
+    draw_method(axes, of_xbn, "XBN", style.blue)
     draw_method(axes, of_xbm, "XBM, warmed up and filled", style.orange)
     axes.axvline(0, color=style.ink, linewidth=0.8)
-    axes.set_yticks(places, [gain.setting for gain in gains], fontsize=9)
+    axes.set_yticks(range(len(gains)), [gain.setting for gain in gains], fontsize=9)
     axes.set_ylim(len(gains) - 0.5, -0.5)
     axes.set_title(title, fontsize=10)
     recolour(axes, style)

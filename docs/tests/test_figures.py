@@ -105,17 +105,21 @@ def test_the_table_across_domains(study: Study, row: str) -> None:
     assert [words.strip(" *") for words in line.split("|")[3:-1]] == [cell(one) for one in expected]
 
 
-def test_the_table_of_fine_tuning() -> None:
-    """Its cells are those of the report, which is written from the CSV files."""
+def fine_tuned(title: str) -> dict[tuple[str, str], list[str]]:
+    """Returns the cells of a table of the report, which the CSV files make, by batch and method."""
     sections = (RESULTS / "fine_tuning.md").read_text(encoding="utf-8").split("\n## ")
+    (section,) = (text for text in sections if text.startswith(title))
+    lines = [line.split(" | ") for line in section.splitlines() if line.count("|") > 9]
+    return {
+        (line[0].strip("| "), line[1]): [words.replace("(", "").replace(")", "") for words in line]
+        for line in lines
+        if len(line) > 6
+    }
+
+
+def test_the_table_of_fine_tuning() -> None:
     titles = ("SupCon: Emoji", "SupCon: Icons", "MultiSimilarity: Emoji", "MultiSimilarity: Icons")
-
-    def lines_of(title: str) -> dict[tuple[str, str], list[str]]:
-        (section,) = (text for text in sections if text.startswith(title))
-        lines = [line.split(" | ") for line in section.splitlines() if line.count("|") > 9]
-        return {(line[0].strip("| "), line[1]): line for line in lines if len(line) > 6}
-
-    reports = [lines_of(title) for title in titles]
+    reports = [fine_tuned(title) for title in titles]
     page = (DOCS / "fine_tuning.md").read_text(encoding="utf-8").splitlines()
     xbm, none_at_256 = "xbm+warm-up of an epoch", "no-xbm+cached in parts of 64"
     places = [("16", "no-xbm", 4), ("16", "xbn", 5), ("16", xbm, 5), ("64", "no-xbm", 4)]
@@ -123,7 +127,7 @@ def test_the_table_of_fine_tuning() -> None:
     table = [line for line in page if line.startswith("| ")][1:]
     assert len(table) == len(places)
     for line, (batch, method, column) in zip(table, places, strict=True):
-        expected = [report[batch, method][column].replace("(", "").replace(")", "") for report in reports]
+        expected = [report[batch, method][column] for report in reports]
         if column == 4:
             expected = [text.partition(" ")[0] for text in expected]
         cells = [text.strip(" *").replace("−", "-") for text in line.split("|")[2:-1]]
@@ -131,11 +135,9 @@ def test_the_table_of_fine_tuning() -> None:
 
 
 def test_what_is_said_of_a_transformer() -> None:
-    text = (RESULTS / "fine_tuning.md").read_text(encoding="utf-8")
-    section = text.partition("## A text transformer: Senses")[2].partition("With the 95 %")[0]
-    lines = {tuple(x.split(" | ")[:2]): x.split(" | ") for x in section.splitlines() if x.startswith("| ")}
+    report = fine_tuned("A text transformer: Senses")
     for batch in ("16", "64"):
-        cells = [lines[f"| {batch}", "xbn"][column].replace("(", "").replace(")", "") for column in (5, 6)]
+        cells = report[batch, "xbn"][5:7]
         assert_on(DOCS / "fine_tuning.md", *cells)
         assert_on(WHICH, cells[0])
         assert_on(README, cells[0])

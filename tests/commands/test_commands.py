@@ -17,6 +17,7 @@ from benchmarks.cost.__main__ import TABLES
 from benchmarks.papers.reproducing import table
 
 ROOT = Path(__file__).parents[2]
+PAPERS = table()
 COMMAND = re.compile(
     r"(?:^\$ |`)((?:python|torchrun)[^`\n]* -?-?m?\s?benchmarks\.[^`\n…]+?)(?:`|$)", re.MULTILINE
 )
@@ -29,18 +30,16 @@ def read(page: str) -> str:
 
 def without_flags() -> list[str]:
     """Every benchmark that can be started."""
-    scripts = [path for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()]
     names = [path.parent.name for path in (ROOT / "benchmarks").glob("*/__main__.py")]
     names.remove("cost")
-    names += [f"cost {table}" for table in TABLES]
-    return [f"python -m benchmarks.{name}" for name in sorted([*names, *(path.stem for path in scripts)])]
+    names += [f"cost {name}" for name in TABLES]
+    return [f"python -m benchmarks.{name}" for name in sorted(names)]
 
 
 def first_row_on_glyphs() -> list[str]:
     """The first command of the table, with the ending that the page says to try it with."""
-    page = table()
-    first = re.search(r"`(python [^`]*--method xbn [^`]*)`", page)
-    ending = re.search(r"end its command with\s+`([^`]+)`", page)
+    first = re.search(r"`(python [^`]*--method xbn [^`]*)`", PAPERS)
+    ending = re.search(r"end its command with\s+`([^`]+)`", PAPERS)
     assert first is not None
     assert ending is not None
     return [f"{first[1]} {ending[1]}"]
@@ -51,7 +50,7 @@ COMMANDS = list(
         [
             *COMMAND.findall(read("docs/getting_started.md")),
             *COMMAND.findall(read("docs/papers.md")),
-            *COMMAND.findall(table().split("\n| ")[0]),
+            *COMMAND.findall(PAPERS.split("\n| ")[0]),
             *first_row_on_glyphs(),
             *without_flags(),
         ]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from benchmarks.cost.embeddings import Embeddings
-from benchmarks.cost.harness import Peak, compare, count_launches, take_turns
+from benchmarks.cost.harness import WARM_UP, Peak, compare, count_launches, take_turns
 from benchmarks.cost.machine import describe
 from benchmarks.engine.measuring import milliseconds
 from benchmarks.on_gpu.cost.case import PML, Case, cases
@@ -35,7 +35,7 @@ COLUMNS = (
     "driver",
     "torch",
 )
-_WARM_UP, _PAIRS, _TINY_PAIRS = 3, 20, 1
+_PAIRS, _TINY_PAIRS = 20, 1
 _LONGEST = 10.0  # seconds of a method
 Row = dict[str, Any]
 Step = Callable[[Batch], None]
@@ -96,7 +96,7 @@ def _measure_alone(
 ) -> dict[str, Any]:
     """Returns the figures of steps that are taken alone."""
     batch = draw_batch(case, data)
-    for _ in range(_WARM_UP):
+    for _ in range(WARM_UP):
         step(batch)
     ms = median(milliseconds(lambda: step(batch), device) for _ in range(pairs))
     return {"ms": ms, "pairs": pairs, **_counts(step, batch, device)}
