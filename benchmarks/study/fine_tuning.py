@@ -33,6 +33,7 @@ METHODS = (NONE, LIKE_XBM, "xbn", "centre", "centre+batch loss", *OTHER_PASS)
 NORMS = ("frozen", "batch")
 RATES = (1.0, 0.3, 0.1)  # of 1e-3
 LARGE_RATES = (3.0, 1.0, 0.3)  # of batches of 256 and 512
+SMALL_RATES = (0.3, 0.1, 0.03)  # of batches of 8
 SENSE_RATES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003)  # of 1e-3; a transformer has no batch norm to freeze
 SENSE_EPOCHS = 8
 EPOCHS = {256: 17, 512: 18}  # of as many images as 16 of batch 64, which divides them with a smaller rest
@@ -59,6 +60,7 @@ SUPCON = (
     *(Method(name, size) for size in (16, 64) for name in METHODS),
     *(Method(CACHED, s) for s in EPOCHS),
 )
+OTHER_SIZES = tuple(Method(name, size) for size in (8, 32) for name in (NONE, "xbn"))
 MULTI_SIMILARITY = (
     *(
         Method(name, size, "multi-similarity")
@@ -86,6 +88,8 @@ def trials(method: Method) -> Iterator[Case]:
     norms, rates = (("layer",), SENSE_RATES) if is_text else (NORMS, RATES)
     if method.name == CACHED and not is_text:
         rates = LARGE_RATES
+    if method.batch_size == 8:
+        rates = SMALL_RATES
     for norm, rate in product(norms, rates):
         name = method.name
         if norm == "frozen" and name == "centre+evaluation rows":
@@ -183,6 +187,9 @@ STAGES: dict[str, Callable[[Runs], Iterator[Case]]] = {
     "select-multi-similarity": lambda runs: select(MULTI_SIMILARITY),
     "again-multi-similarity": lambda runs: again(MULTI_SIMILARITY, runs),
     "confirm-multi-similarity": lambda runs: confirm(MULTI_SIMILARITY, runs),
+    "select-other-sizes": lambda runs: select(OTHER_SIZES),
+    "again-other-sizes": lambda runs: again(OTHER_SIZES, runs),
+    "confirm-other-sizes": lambda runs: confirm(OTHER_SIZES, runs),
     "select-senses": lambda runs: select(SENSES),
     "again-senses": lambda runs: again(SENSES, runs),
     "confirm-senses": lambda runs: confirm(SENSES, runs),
@@ -202,6 +209,9 @@ class Settings:
         "select-multi-similarity",
         "again-multi-similarity",
         "confirm-multi-similarity",
+        "select-other-sizes",
+        "again-other-sizes",
+        "confirm-other-sizes",
         "select-senses",
         "again-senses",
         "confirm-senses",

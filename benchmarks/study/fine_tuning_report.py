@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 
@@ -20,6 +21,7 @@ from benchmarks.study.fine_tuning import (
     FIGURE,
     MULTI_SIMILARITY,
     NONE,
+    OTHER_SIZES,
     SECOND_SEED,
     SENSES,
     SUPCON,
@@ -52,7 +54,7 @@ def write_fine_tuning(study: Study, folder: Path) -> None:
     pages = [
         part
         for title, methods in (
-            ("SupCon", SUPCON),
+            ("SupCon", tuple(sorted(SUPCON + OTHER_SIZES, key=attrgetter("batch_size")))),
             ("MultiSimilarity", MULTI_SIMILARITY),
             ("A text transformer", SENSES),
         )
