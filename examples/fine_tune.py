@@ -39,7 +39,9 @@ parser.add_argument(
 parser.add_argument("--stages", type=int, help="that train, from the last of the network (all)")
 parser.add_argument("--size", type=int, default=224, help="of the images in pixels (%(default)s)")
 parser.add_argument("--batch-norm", choices=("frozen", "trains"), help="frozen, of random weights trains")
-parser.add_argument("--rate", type=float, help="of learning (1e-4, of random weights 1e-3)")
+parser.add_argument(
+    "--rate", type=float, help="of learning (1e-4 to batch 16, 3e-4 to 64, else and of random weights 1e-3)"
+)
 parser.add_argument("--batch-size", type=int, default=16, help="four images of each class (%(default)s)")
 parser.add_argument("--part-size", type=int, help="images that are in the network at a time (all)")
 parser.add_argument("--memory-size", type=int, help="rows (half of the training images); 0: no memory")
@@ -120,6 +122,13 @@ def draw_neighbours(test_set: Any, rows: torch.Tensor, labels: torch.Tensor, pat
     figure.savefig(path)
 
 
+def choose_rate(batch_size: int, *, is_pretrained: bool) -> float:
+    """Returns the learning rate that was best in the study, with frozen batch normalization and AdamW."""
+    if not is_pretrained or batch_size > 64:
+        return 1e-3
+    return 3e-4 if batch_size > 16 else 1e-4
+
+
 def main(args: argparse.Namespace) -> None:
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -138,7 +147,9 @@ def main(args: argparse.Namespace) -> None:
         memory_size = max(args.batch_size, len(labels) // 2)
     loss_fn = XBNWrapper(loss, 128, memory_size) if memory_size else BatchLoss(loss)
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, args.rate or (1e-4 if is_pretrained else 1e-3))
+    optimizer = torch.optim.AdamW(
+        trained, args.rate or choose_rate(args.batch_size, is_pretrained=is_pretrained)
+    )
     falls = [int(0.6 * args.epochs), int(0.85 * args.epochs)]
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, falls, gamma=0.2)
     batches = ClassBatches(labels, 4, args.batch_size)

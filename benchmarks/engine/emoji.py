@@ -6,7 +6,7 @@ import hashlib
 import json
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,6 +15,9 @@ from torch import Tensor
 from benchmarks.engine.distortion import distort
 from benchmarks.engine.labelled_images import LabelledImages
 from benchmarks.engine.randomness import generator_for, seed_for
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 VENDORS = ("apple", "google", "twitter", "facebook")
 VERSION = "16.0.0"
@@ -46,8 +49,7 @@ def load_emoji(
         RGB images as ink on paper: 255 minus the colour on a white ground, which leaves 0 for the ground.
     """
     emoji = emoji_entries(root, split)[:classes]
-    folders = {vendor: root / f"emoji-datasource-{vendor}" / "img" / vendor / "64" for vendor in VENDORS}
-    files = [[folders[v] / one["image"] for v in VENDORS if one[f"has_img_{v}"]] for one in emoji]
+    files = [[picture(root, v, one) for v in VENDORS if one[f"has_img_{v}"]] for one in emoji]
     images = [_ink(file, side) for class_files in files for file in class_files]
     labels = [label for label, class_files in enumerate(files) for _ in class_files]
     categories = [one["category"] for one in emoji]
@@ -73,6 +75,23 @@ def emoji_entries(root: Path, split: str) -> list[dict[str, Any]]:
     ]
 
 
+def picture(root: Path, vendor: str, entry: dict[str, Any]) -> Path:
+    """Returns the file of a vendor's picture of an emoji, 64 px wide and high."""
+    path: Path = root / f"emoji-datasource-{vendor}" / "img" / vendor / "64" / entry["image"]
+    return path
+
+
+def on_white(path: Path) -> Image:
+    """Returns the RGB picture of a file, whose ground is transparent, on a white one."""
+    from PIL import Image  # here, since training from prepared data does without
+
+    with Image.open(path) as image:
+        drawn = image.convert("RGBA")
+    ground = Image.new("RGBA", drawn.size, "white")
+    ground.alpha_composite(drawn)
+    return ground.convert("RGB")
+
+
 def _table(root: Path) -> list[dict[str, Any]]:
     """Returns the packages' entries of all emoji, in the order of code points; they agree."""
     for vendor in VENDORS:
@@ -92,11 +111,7 @@ def _table(root: Path) -> list[dict[str, Any]]:
 
 def _ink(path: Path, side: int) -> Tensor:
     """Returns (3, side, side) uint8."""
-    from PIL import Image  # here, since training from prepared data does without
+    from PIL.Image import Resampling
 
-    with Image.open(path) as image:
-        drawn = image.convert("RGBA")
-    ground = Image.new("RGBA", drawn.size, "white")
-    ground.alpha_composite(drawn)
-    pixels = np.array(ground.convert("RGB").resize((side, side), Image.Resampling.BOX))
+    pixels = np.array(on_white(path).resize((side, side), Resampling.BOX))
     return 255 - torch.from_numpy(pixels).permute(2, 0, 1).contiguous()

@@ -14,7 +14,8 @@ from emoji_packages import CATEGORIES, CLASSES, VENDORS, package, write_emoji
 from PIL import Image
 
 from benchmarks.engine.efficientnet import LateStages, frozen_features, load_network
-from benchmarks.engine.emoji import SPLITS, load_emoji
+from benchmarks.engine.emoji import SPLITS, emoji_entries, load_emoji
+from benchmarks.engine.emoji_folders import write_folders
 from benchmarks.engine.run import Run
 from benchmarks.study import cases as study_cases
 from benchmarks.study import run as study_run
@@ -34,6 +35,21 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def _tiny_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(study_cases.BUDGETS, REGIME, Budget("emoji", 6))
+
+
+def test_folders_have_the_classes_that_are_not_kept_back_on_white(root: Path, tmp_path: Path) -> None:
+    count = write_folders(root, tmp_path)
+    splits = {split: emoji_entries(root, split) for split in SPLITS}
+    assert count == len(splits["train"]) + len(splits["test"])
+    assert not {one["unified"] for one in splits["final"]} & {folder.name for folder in tmp_path.iterdir()}
+    files = [
+        tmp_path / one["unified"] / f"{vendor}.png"
+        for one in splits["train"]
+        for vendor in VENDORS
+        if one[f"has_img_{vendor}"]
+    ]
+    written = torch.stack([torch.from_numpy(np.array(Image.open(file))) for file in files])
+    assert torch.equal(255 - written.permute(0, 3, 1, 2), load_emoji(root, "train", None, side=64).images)
 
 
 def test_every_emoji_of_three_vendors_is_in_one_split(root: Path) -> None:
