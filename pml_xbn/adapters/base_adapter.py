@@ -1,4 +1,4 @@
-"""What every adapter shares: the hook's signature, its guard clauses and its recorded numbers."""
+"""The base of all adapters: the signature of the hook, its guard clauses and the numbers that it records."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .._arithmetic import widest
 from .affine import Affine
 from .moments import Moments, group_moments, moments
 
-# Whether to refuse, as a 0-d tensor that stays on its device, and the error's text if so.
+# Whether the labels are refused, as a 0-d tensor that stays on its device, and the text of the error.
 Refusal = tuple[Tensor, Callable[[], str]]
 
 
 @dataclass
 class _PlainRows:
-    """Rows ``(n, d)`` of a plain tensor, in float64, with what adapters ask of the rows of a memory."""
+    """Rows ``(n, d)`` of a plain tensor, in float64, with the methods that a memory's rows have too."""
 
     values: Tensor
 
@@ -41,15 +41,18 @@ class _PlainRows:
 
 
 class BaseAdapter(nn.Module):
-    """From the moments of memory and batch to the map that adapts the stored rows.
+    """Turns the moments of memory and batch into the map that is applied to the stored rows.
 
-    A subclass implements :meth:`map` and, if it estimates the moments to adapt to from more than one batch,
-    :meth:`estimate`. The memory applies the map and follows the moments itself. With fewer than two rows in
-    the batch, or in memory, there are no moments and the rows stay as they are. Called, an adapter does the
-    same to plain tensors.
+    You want to subclass it when you have another idea of how stored rows should follow the model. A subclass
+    implements :meth:`map`. It also implements :meth:`estimate` if the moments to adapt to come from more than
+    one batch. The memory measures the moments and applies the map. With fewer than two rows in the batch, or
+    in memory, there are no moments and the rows stay as they are.
+
+    An adapter can also be called with plain tensors: see :meth:`forward`.
 
     Args:
-        collect_stats: record ``mean_distance`` and ``std_ratio`` for PML's logging; see docs/diagnostics.md.
+        collect_stats: whether to record ``mean_distance`` and ``std_ratio`` for PML's logging (default
+            False); docs/diagnostics.md says what they mean. Recording makes every step wait for the GPU.
 
     Example:
         >>> import torch
@@ -71,7 +74,7 @@ class BaseAdapter(nn.Module):
         self.record_stats("mean_distance", "std_ratio")
 
     def record_stats(self, *names: str) -> None:
-        """Names attributes that PML's logging records, numbers that are 0 until set, if ``collect_stats``."""
+        """Tells PML's logging to record these attributes, if ``collect_stats``; they are 0 until set."""
         if self.collect_stats:
             self._record_these_stats += names
             self.reset_stats()
@@ -85,18 +88,29 @@ class BaseAdapter(nn.Module):
             setattr(self, name, 0)
 
     def map(self, memory: Moments, target: Moments) -> Affine:
-        """Returns the map that adapts all rows, given their moments and those that :meth:`estimate` returns.
+        """Returns the map that adapts all rows.
 
-        All are ``(d,)`` and float64; σ is 0 in dimensions without spread.
+        Args:
+            memory: the moments of the stored rows, ``(d,)`` each, in float64. A standard deviation is 0 in
+                dimensions without spread.
+            target: the moments to adapt to, which :meth:`estimate` has returned, in the same form.
+
+        Returns:
+            Scale and shift, ``(d,)`` each.
         """
         name = type(self).__name__
         raise TypeError(f"{name} has no map: define map(memory, target) -> Affine(scale, shift)")
 
     def estimate(self, batch: Moments, batch_size: int) -> Moments:
-        """Returns the moments to adapt to, given those of the batch, float64: the batch's own by default.
+        """Returns the moments to adapt to. By default these are the moments of the batch.
 
-        It is called with every batch of two rows or more. What it keeps has to be assigned and not written
-        to, so that a failed step can be undone, and to be part of the state.
+        It is called with every batch of two rows or more. A subclass that keeps tensors from one batch to
+        the next assigns new ones and never writes into the old ones, so that a failed step can be undone. It
+        makes them part of its state (a buffer, or ``get_extra_state``), so that a run can resume.
+
+        Args:
+            batch: the moments of the batch, ``(d,)`` each, in float64.
+            batch_size: its number of rows b.
         """
         return batch
 
@@ -104,7 +118,7 @@ class BaseAdapter(nn.Module):
         """Receives d when the adapter is registered on a memory."""
 
     def refusal(self, labels: Tensor) -> Refusal | None:
-        """Checks labels ``(b,)`` before anything is stored; None where any label will do."""
+        """Checks labels ``(b,)`` before anything is stored. Returns None where every label is accepted."""
         return None
 
     def forward(
@@ -154,9 +168,9 @@ class BaseAdapter(nn.Module):
         return rows.adapted(affine)
 
     def attend(self, rows: Any, labels: Tensor, batch: Tensor, batch_labels: Tensor) -> Any:
-        """Takes part in what :meth:`adapt` computes of rows that are spread over ranks, and adapts none.
+        """Takes part in the sums over ranks that :meth:`adapt` computes, and adapts no rows.
 
-        A rank calls it that has failed, so that the others need not wait for it.
+        A rank that has failed calls it, so that the other ranks do not wait for its part of the sums.
         """
         if len(batch) < 2 or len(rows) < 2:
             return rows
@@ -164,5 +178,5 @@ class BaseAdapter(nn.Module):
         return self._attend(rows, labels, batch_labels)
 
     def _attend(self, rows: Any, labels: Tensor, batch_labels: Tensor) -> Any:
-        """Does so after the map of all rows is known."""
-        return replace(rows)  # of which nothing is known yet, as of those that have been adapted
+        """Takes part in the sums that follow after the map of all rows is known."""
+        return replace(rows)  # a copy that has forgotten its moments, as adapted rows have

@@ -1,4 +1,4 @@
-"""Cross Batch Normalization with all covariances."""
+"""Cross Batch Normalization that matches covariances, not only standard deviations."""
 
 from __future__ import annotations
 
@@ -14,25 +14,31 @@ class CovarianceMatching(nn.Module):
 
     .. math:: \hat z = A (z - \mu) + \mu', \quad A\, \Sigma\, A^T = \Sigma'
 
-    with μ, Σ of the memory and μ′, Σ′ of the batch (Adaptive Cross Batch Normalization, Eq. 7-9 and 11). With
-    correlations C and C′ and standard deviations D and D′, Σ = D C D, such matrices A are
+    with μ, Σ of the memory and μ′, Σ′ of the batch (Adaptive Cross Batch Normalization, Eq. 7-9 and 11). You
+    may want to try it where dimensions are strongly correlated and batches are large. The papers' experiments
+    and ours use :class:`MomentMatching`.
+
+    Many matrices A fulfil the equation. With correlations C and C′ and standard deviations D and D′, so that
+    Σ = D C D, the choices are
 
     * ``"principal"``, the paper's Eq. 10: :math:`A = (\Sigma' \Sigma^{-1})^{1/2}`, whose eigenvalues are
       positive. With ``shrinkage=0`` it does not depend on the coordinates.
     * ``"symmetric"``: :math:`A = D' C'^{1/2} C^{-1/2} D^{-1}` with symmetric roots. It depends neither on the
-      order of the dimensions nor on their scales, but on the axes.
+      order of the dimensions nor on their scales, but it depends on the axes.
     * ``"cholesky"``: :math:`A = D' L' L^{-1} D^{-1}` with the Cholesky factors of C′ and C. A dimension
-      depends on those before it alone. It takes the least time.
+      depends only on those before it. This root takes the least time.
 
-    Both covariances are blended with their diagonals first,
-    :math:`\Sigma \leftarrow (1 - s) \Sigma + s\, \mathrm{diag}(\Sigma)`: both, so that A is the identity
-    where memory and batch are alike. With s = 1, where a blended covariance is singular, and in dimensions
-    without spread in memory or batch, all three are :class:`MomentMatching`, the paper's Eq. 12.
+    Before that both covariances are blended with their diagonals,
+    :math:`\Sigma \leftarrow (1 - s) \Sigma + s\, \mathrm{diag}(\Sigma)`. Both are blended so that A is the
+    identity where memory and batch are alike. With s = 1 all three roots equal :class:`MomentMatching`, which
+    is the paper's Eq. 12. They also do so where a blended covariance is singular, and in dimensions without
+    spread in memory or batch.
 
     Args:
-        root: one of the above.
-        shrinkage: s in [0, 1]. A batch of no more rows than dimensions has a singular covariance and needs
-            s > 0; the noise of its off-diagonal elements is of the order of 1/√b, hence one half.
+        root: one of the three above (default ``"principal"``).
+        shrinkage: s in [0, 1] (default 0.5). A batch with no more rows than dimensions has a singular
+            covariance and needs s > 0. The noise of off-diagonal elements is of the order of 1/√b, which is
+            why the default is as large as one half.
 
     Raises:
         ValueError: another root, or a ``shrinkage`` outside [0, 1].
@@ -55,7 +61,10 @@ class CovarianceMatching(nn.Module):
     def forward(
         self, memory: Tensor, memory_labels: Tensor, batch: Tensor, batch_labels: Tensor
     ) -> Tensor | None:
-        """Returns the rows ``(n, d)`` of a memory adapted to a batch ``(b, d)``; None with fewer than two."""
+        """Returns the rows ``(n, d)`` of a memory, adapted to a batch ``(b, d)``.
+
+        Returns None, which leaves the rows as they are, where memory or batch has fewer than two rows.
+        """
         if min(len(memory), len(batch)) < 2:
             return None
         mean, covariance = _moments(memory)
@@ -65,10 +74,10 @@ class CovarianceMatching(nn.Module):
         return torch.where(torch.isfinite(adapted).all(), adapted, memory)
 
     def matrix(self, memory: Tensor, batch: Tensor) -> Tensor:
-        """A, given the covariances Σ and Σ′: ``(d, d)`` each."""
+        """Returns the matrix A, given the covariances Σ and Σ′, ``(d, d)`` each."""
         covariances = torch.stack([memory, batch])
         stds = covariances.diagonal(dim1=1, dim2=2).sqrt()
-        # A dimension without spread is correlated with none.
+        # A dimension without spread has no correlation with any other.
         sizes = torch.where((stds > 0).all(dim=0), stds, torch.inf)
         correlations = (1 - self.shrinkage) * covariances / (sizes.unsqueeze(2) * sizes.unsqueeze(1))
         correlations.diagonal(dim1=1, dim2=2).fill_(1.0)
@@ -78,13 +87,13 @@ class CovarianceMatching(nn.Module):
         unit = torch.eye(len(memory), dtype=memory.dtype, device=memory.device)
         old, new = torch.where(are_regular, correlations, unit)
         std, new_std = stds
-        # Where there are NaN, the map is not used, but roots are computed.
+        # With NaN among the numbers the map is not used, but the roots below must still be computable.
         scale = torch.where(std > 0, new_std / std, 1.0).nan_to_num(1.0, 1.0)
         size = torch.where(std > 0, std, 1.0)
         return size.unsqueeze(1) * self._solve(old, new, torch.diag(scale)) / size
 
     def _solve(self, old: Tensor, new: Tensor, scales: Tensor) -> Tensor:
-        """D⁻¹ A D, given the correlations C and C′, and D′ / D as a matrix: ``(d, d)`` each."""
+        """Returns D⁻¹ A D, given the correlations C and C′ and the diagonal D′ / D, ``(d, d)`` each."""
         if self.root == "cholesky":
             factor, new_factor = torch.linalg.cholesky(old), torch.linalg.cholesky(new)
             solved: Tensor = torch.linalg.solve_triangular(factor, new_factor, upper=False, left=False)
@@ -96,7 +105,10 @@ class CovarianceMatching(nn.Module):
 
 
 def _moments(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean ``(d,)`` and covariance ``(d, d)``; a variance of a few rounding errors of the mean is zero."""
+    """Returns the mean ``(d,)`` and the covariance ``(d, d)``.
+
+    A variance as small as a few rounding errors of the mean is zero.
+    """
     wide = widest(rows)
     mean, covariance = wide.mean(dim=0), torch.atleast_2d(wide.T.cov())
     variance, least = covariance.diagonal(), 8 * torch.finfo(rows.dtype).eps * mean
@@ -105,7 +117,7 @@ def _moments(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _roots(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """The symmetric root of a symmetric matrix, and its inverse where there is one."""
+    """Returns the symmetric root of a symmetric matrix, and the root's inverse where there is one."""
     values, vectors = torch.linalg.eigh(matrix)
-    roots = values.clamp(min=0).sqrt()  # a negative one is rounding
+    roots = values.clamp(min=0).sqrt()  # an eigenvalue below zero is rounding
     return (vectors * roots) @ vectors.T, (vectors / roots) @ vectors.T

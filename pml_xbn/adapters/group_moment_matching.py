@@ -17,21 +17,25 @@ from .superclass_lookup import Superclasses, SuperclassLookup
 class GroupMomentMatching(BaseAdapter):
     """Gives the rows of every group the moments of the group's rows in the batch.
 
-    A group needs two rows in memory and two in the batch; all other rows take the map of
-    :class:`MomentMatching`, or stay. Groups are classes (thesis A Study of Cross Batch Memory, Eq. 4.3 and
-    Algorithm 2) or superclasses (Eq. 4.4); docs/losses.md has the equation.
+    Groups are classes (thesis A Study of Cross Batch Memory, Eq. 4.3 and Algorithm 2) or superclasses
+    (Eq. 4.4); docs/losses.md has the equation. You may want it when classes drift in different directions and
+    a batch has several rows of each group. A group needs two rows in memory and two in the batch. Rows of all
+    other groups take the map of :class:`MomentMatching`, or stay as they are.
 
     Args:
-        mean_lambda: λ_μ in [0, 1]: how much of the batch's mean stands in for the group's.
-        std_lambda: λ_σ, likewise for σ, which is noisy from a group's few rows, hence 1.
-        normalize_absent: adapt the rows of other groups too.
-        superclasses: label → superclass, a 1-D integer tensor or sequence indexed by label, or a dict.
-            Default: every label is its own group.
-        collect_stats: also record ``share_normalized_per_group``, the share of rows that took their
+        mean_lambda: λ_μ in [0, 1] (default 0.5), the share of the whole batch's mean in the target of a
+            group. 0 takes the group's own mean, 1 the batch's.
+        std_lambda: λ_σ in [0, 1] (default 1), the same for the standard deviation. The few rows of a group
+            give a noisy one, which is why the default takes the batch's alone.
+        normalize_absent: whether rows of groups that are absent from the batch take the map of all rows
+            (default True) or stay as they are.
+        superclasses: maps a label to its superclass: a 1-D integer tensor or sequence indexed by label, or a
+            dict. By default every label is a group of its own.
+        collect_stats: also records ``share_normalized_per_group``, the share of rows that took their
             group's map; see :class:`BaseAdapter`.
 
     Raises:
-        ValueError: a λ outside [0, 1], or a mapping that :class:`SuperclassLookup` refuses.
+        ValueError: a λ is outside [0, 1], or :class:`SuperclassLookup` refuses the mapping.
 
     Example:
         >>> adapter = GroupMomentMatching(mean_lambda=0.0, std_lambda=0.0)
@@ -60,7 +64,7 @@ class GroupMomentMatching(BaseAdapter):
         self.record_stats("share_normalized_per_group")
 
     def refusal(self, labels: Tensor) -> Refusal | None:
-        """Labels that may not be stored: those without a superclass."""
+        """Refuses labels without a superclass; without superclasses every label is accepted."""
         if self.superclass_of is None:
             return None
         missing = self.superclass_of.is_missing(labels)
@@ -75,9 +79,12 @@ class GroupMomentMatching(BaseAdapter):
         return memory.to(target)
 
     def map_groups(self, memory: Moments, batch: Moments, target: Moments) -> Affine:
-        """The maps of the groups that have two rows or more in memory and in the batch.
+        """Returns the map of every group, ``(g, d)``, for those with two rows or more in memory and batch.
 
-        These have moments ``(g, d)``, and those that all rows adapt to, the target, ``(d,)``.
+        Args:
+            memory: the moments of every group's rows in memory, ``(g, d)`` each.
+            batch: the moments of every group's rows in the batch, ``(g, d)`` each.
+            target: the moments that rows of no group adapt to, ``(d,)`` each.
         """
         blend = Moments(
             torch.lerp(batch.mean, target.mean, self.mean_lambda),
@@ -97,7 +104,7 @@ class GroupMomentMatching(BaseAdapter):
         if not self.normalize_absent:
             affine = Affine(torch.ones_like(affine.scale), torch.zeros_like(affine.shift))
         group_maps = self.map_groups(memory_groups, batch_groups, target)
-        # Absent groups go with all other rows, whose map is the last.
+        # Rows of absent groups take the map of all other rows, which stands last.
         maps = (
             torch.cat([torch.where(is_present, of_groups, of_others), of_others.unsqueeze(0)])
             for of_groups, of_others in zip(group_maps, affine, strict=True)
@@ -110,13 +117,17 @@ class GroupMomentMatching(BaseAdapter):
         return super()._attend(rows, labels, batch_labels)
 
     def _slots(self, memory_labels: Tensor, batch_labels: Tensor) -> tuple[int, Tensor, Tensor]:
-        """Returns the number of groups g, and slots of memory ``(n,)``, g for others, and of the batch."""
+        """Returns the number g of groups in the batch, and the group of every row.
+
+        The groups of the rows in memory ``(n,)`` are from 0 to g, where g stands for groups that the batch
+        lacks. Those of the batch ``(b,)`` are from 0 to g − 1.
+        """
         if self.superclass_of is not None:
-            # Two different stand-ins, so that rows without a superclass form no group.
+            # Two different numbers for rows without a superclass, so that these form no group.
             memory_labels = self.superclass_of(memory_labels, missing=-1)
             batch_labels = self.superclass_of(batch_labels, missing=-2)
         groups = batch_labels.sort().values
-        if groups.device.type == "cpu":  # to count them, a GPU would have to wait for the host
+        if groups.device.type == "cpu":  # to know how many there are, a GPU would wait
             groups = groups.unique_consecutive()
         nearest = torch.searchsorted(groups, memory_labels).clamp_(max=len(groups) - 1)
         memory_slots = torch.where(groups[nearest] == memory_labels, nearest, len(groups))

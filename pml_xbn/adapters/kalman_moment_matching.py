@@ -9,24 +9,28 @@ from .moment_matching import MomentMatching
 class KalmanMomentMatching(MomentMatching):
     r"""Gives the memory a Kalman filter's estimate of the moments of the whole data set.
 
-    The estimate starts at the first batch's moments, and goes the share K of the way to those of every other.
-    With the first batch, and every ``gain_update_interval`` batches,
+    You may want it when batches are so small that their own moments are noisy. The estimate starts at the
+    moments of the first batch. Every later batch moves it by the share K of the way to that batch's moments.
+    The gain K and the estimate's variance p are updated with the first batch and then every
+    ``gain_update_interval`` batches:
 
     .. math:: p^- = p + q, \quad K = \frac{p^-}{p^- + r / |B|}, \quad p = (1 - K)\, p^-
 
-    (Adaptive Cross Batch Normalization, Algorithm 1 and §3.2; r/\|B\| as in §3.2.1). r = 0 gives K = 1,
-    plain moment matching, and the paper's noises, the defaults, at least 0.99. Once settled, K depends on r/q
-    alone, and is 0.62 at r/q = \|B\|. A larger ``measurement_noise`` smooths more.
+    (Adaptive Cross Batch Normalization, Algorithm 1 and §3.2; r/\|B\| as in §3.2.1). With r = 0 the gain is
+    1, which is plain moment matching. With the paper's noises, which are the defaults, it is at least 0.99,
+    so that AXBN hardly differs from XBN. After some updates K settles at a value that depends on r/q and the
+    batch size alone: 0.62 where r/q = \|B\|. A larger ``measurement_noise`` smooths more.
 
     Args:
-        process_noise: q, variance by which the data set's moments move between updates.
-        measurement_noise: r, variance of the moments of a single-row batch.
-        initial_variance: p₀, variance of the first estimate; forgotten after a few updates.
-        gain_update_interval: batches per update of K and p.
-        collect_stats: also record ``kalman_gain``; see :class:`BaseAdapter`.
+        process_noise: q (default 1), the variance by which the data set's moments move between updates.
+        measurement_noise: r (default 0.01), the variance of the moments of a batch of one row.
+        initial_variance: p₀ (default 1), the variance of the first estimate. It is forgotten after a few
+            updates.
+        gain_update_interval: the number of batches from one update of K and p to the next (default 100).
+        collect_stats: also records ``kalman_gain``; see :class:`BaseAdapter`.
 
     Raises:
-        ValueError: a negative or non-finite noise or variance, or an interval below 1.
+        ValueError: a noise or variance is negative or not finite, or the interval is below 1.
 
     Example:
         >>> adapter = KalmanMomentMatching(measurement_noise=64.0, gain_update_interval=1)
@@ -56,7 +60,7 @@ class KalmanMomentMatching(MomentMatching):
         self.record_stats("kalman_gain")
 
     def gain(self, batch_size: int) -> float:
-        """Kalman gain K for this batch; advances the filter's variance p when an update is due."""
+        """Returns the Kalman gain K for this batch, and updates K and p when that is due."""
         if self.num_batches % self.gain_update_interval == 0:
             predicted = self.variance + self.process_noise
             noise = self.measurement_noise / batch_size

@@ -19,16 +19,19 @@ class MomentMatching(BaseAdapter):
     with R the memory before the batch and B the batch (Adaptive Cross Batch Normalization, Eq. 6).
 
     Args:
-        match_std: scale as well as shift. Without (thesis A Study of Cross Batch Memory, Eq. 4.5), small
-            batches' noisy σ does no harm, and memory keeps a stale spread.
-        momentum: m in [0, 1), of the moving average m · old + (1 − m) · new that replaces the moments of the
-            batch (Table 5 of the paper). A larger one averages over more batches, and lags behind the model.
+        match_std: whether rows are scaled as well as shifted (default True). With False they are only
+            shifted (thesis A Study of Cross Batch Memory, Eq. 4.5). Then the noisy σ of a small batch does no
+            harm, but the memory keeps the spread of an older model.
+        momentum: m in [0, 1), default 0. Rows are adapted to the moving average m · old + (1 − m) · new of
+            the batches' moments (Table 5 of the paper). A larger m averages over more batches and lags
+            further behind the model.
         collect_stats: see :class:`~pml_xbn.adapters.BaseAdapter`.
 
     Attributes:
-        estimated: the moments that rows are adapted to, ``(d,)`` each, float64; zeros before the first batch.
-        num_batches: how many batches have moved them.
-        current_gain: the weight of the newest batch.
+        estimated: the moments that rows are adapted to, ``(d,)`` each, float64. They are zero before the
+            first batch.
+        num_batches: how many batches the estimate has seen.
+        current_gain: the weight of the newest batch in the estimate, from 0 to 1.
 
     Raises:
         ValueError: ``momentum`` outside [0, 1).
@@ -55,12 +58,14 @@ class MomentMatching(BaseAdapter):
         self.estimated, self.num_batches = Moments(none, none), 0
 
     def set_embedding_size(self, embedding_size: int) -> None:
-        if len(self.estimated.mean) != embedding_size:  # one that is registered again goes on
+        if (
+            len(self.estimated.mean) != embedding_size
+        ):  # an adapter that is registered again keeps its estimate
             zeros = self.estimated.mean.new_zeros(embedding_size)
             self.estimated, self.num_batches = Moments(zeros, zeros), 0
 
     def gain(self, batch_size: int) -> float:
-        """The weight of a new batch of this size."""
+        """Returns the weight of a new batch of this size, from 0 to 1."""
         return 1 - self.momentum
 
     def estimate(self, batch: Moments, batch_size: int) -> Moments:

@@ -10,7 +10,7 @@ from torch import Tensor
 from .._arithmetic import at_least_float32
 from .affine import Affine
 
-_NO_SPREAD = 1e-12  # or less: rounding, whatever the mean
+_NO_SPREAD = 1e-12  # a standard deviation of this or less is rounding, whatever the mean
 
 
 class Moments(NamedTuple):
@@ -22,9 +22,9 @@ class Moments(NamedTuple):
     def to(self, other: Moments, match_std: bool = True) -> Affine:
         """Returns the map that gives rows of these moments those of ``other``.
 
-        It is Eq. 6 of Adaptive Cross Batch Normalization. A dimension in which σ is 10⁻¹² or less is only
-        shifted; without ``match_std`` every one is. Where σ of ``other`` is 0, rows become equal, also those
-        whose own spread was too small to be told from rounding.
+        It is Eq. 6 of Adaptive Cross Batch Normalization. A dimension whose σ is 10⁻¹² or less is shifted and
+        not scaled. Without ``match_std`` no dimension is scaled. Where σ of ``other`` is 0 all rows become
+        equal, even where their own σ was too small to be told from rounding.
 
         Example:
             >>> here = Moments(torch.tensor([1.0]), torch.tensor([2.0]))
@@ -41,7 +41,8 @@ class Moments(NamedTuple):
 def moments(rows: Tensor) -> Moments:
     """Returns the mean and the unbiased standard deviation of two or more rows ``(n, d)`` per dimension.
 
-    A spread of a few rounding errors of the mean counts as zero. Half precision is raised to float32.
+    A spread of a few rounding errors of the mean counts as zero. Half precision is raised to float32, other
+    dtypes stay.
 
     Example:
         >>> moments(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
@@ -57,7 +58,12 @@ def moments(rows: Tensor) -> Moments:
 
 
 def match_moments(rows: Tensor, source: Moments, target: Moments) -> Tensor:
-    """Returns rows ``(n, d)`` of the ``source`` moments with those of ``target``, in their dtype.
+    """Returns the rows, scaled and shifted from the moments ``source`` to the moments ``target``.
+
+    Args:
+        rows: ``(n, d)`` of any floating dtype, which the result has too.
+        source: the moments of the rows, ``(d,)`` each; usually ``moments(rows)``.
+        target: the moments that the result has, ``(d,)`` each.
 
     Example:
         >>> rows = torch.tensor([[1.0, 5.0], [3.0, 5.0]])
@@ -69,7 +75,11 @@ def match_moments(rows: Tensor, source: Moments, target: Moments) -> Tensor:
 
 
 def group_moments(rows: Tensor, slots: Tensor, num_groups: int) -> tuple[Tensor, Moments]:
-    """Returns counts ``(g, 1)`` and moments ``(g, d)`` of rows ``(n, d)`` in g slots; σ of one row is 0."""
+    """Returns the number of rows ``(g, 1)`` and the moments ``(g, d)`` of every group of rows ``(n, d)``.
+
+    ``slots`` ``(n,)`` holds the group of every row, from 0 to g − 1, or g for rows that belong to none. The
+    standard deviation of a group of one row is 0.
+    """
 
     def total(values: Tensor) -> Tensor:
         return values.new_zeros(num_groups + 1, values.shape[1]).index_add_(0, slots, values)

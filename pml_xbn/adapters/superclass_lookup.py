@@ -13,14 +13,14 @@ Superclasses = Tensor | Sequence[int] | Mapping[int, int]
 
 
 class SuperclassLookup(nn.Module):
-    """Looks up the superclass of every label, without a wait for the GPU.
+    """Looks up the superclass of every label. On a GPU it does not wait for the host.
 
     Args:
         superclasses: a 1-D integer tensor or sequence, indexed by label, or a dict from label to superclass.
 
     Raises:
-        ValueError: no entries, more than one dimension, or a label or superclass that is negative or no
-            integer.
+        ValueError: there are no entries or more than one dimension, or a label or superclass is negative or
+            no integer.
 
     Example:
         >>> lookup = SuperclassLookup({3: 0, 8: 1})
@@ -44,14 +44,14 @@ class SuperclassLookup(nn.Module):
         self.register_buffer("groups", groups[order], persistent=False)
 
     def forward(self, labels: Tensor, missing: int = -1) -> Tensor:
-        """Superclass of every label ``(n,)``, ``missing`` where it has none."""
+        """Returns the superclass of every label ``(n,)``, and ``missing`` for labels without one."""
         if self.labels.device != labels.device:
             self.to(labels.device)  # as PML's memory follows the batch
         position = torch.searchsorted(self.labels, labels).clamp(max=len(self.labels) - 1)
         return self.groups[position].masked_fill(self.labels[position] != labels, missing)
 
     def is_missing(self, labels: Tensor) -> Tensor:
-        """True ``(n,)`` where a label has no superclass."""
+        """Returns True ``(n,)`` where a label has no superclass."""
         return self.forward(labels) < 0
 
 

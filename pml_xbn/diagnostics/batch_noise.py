@@ -1,4 +1,4 @@
-"""How much of where an image lies is the batch that it was embedded with."""
+"""How much an image's embedding depends on the other images of its batch."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _LARGE_SHARE = 0.2  # between batches of 64 and of 16 of the study: docs/diagnos
 
 
 class BatchNoise(NamedTuple):
-    r"""What of the spread of embeddings is noise of the batch, 0-dimensional each.
+    r"""How much of the spread of embeddings is noise of the batch, 0-dimensional each.
 
     Attributes:
         share: ``noise / spread``, from 0 (no embedding depends on its batch) to about 1 (two embeddings of
             one image are as far from each other as those of two images).
         noise: half of the mean squared distance between two embeddings of one image in two batches.
         spread: half of the mean squared distance between embeddings of two images in two batches.
-        distance: :math:`\sqrt{2 \cdot noise}`, in units of the embeddings: how far a stored row is from a
-            fresh embedding of its image for the batch's sake alone, however young it is. Compare it with
-            ``Staleness.mean``.
+        distance: :math:`\sqrt{2 \cdot noise}`, in units of the embeddings. Even a row that was stored a
+            moment ago is as far as this from a fresh embedding of its image, because that one comes from
+            another batch. Compare it with ``Staleness.mean``.
     """
 
     share: Tensor
@@ -55,14 +55,15 @@ class BatchNoise(NamedTuple):
 def batch_noise(
     model: nn.Module, images: Tensor, others: Tensor, *, num_parts: int = 4, normalize: bool = True
 ) -> BatchNoise:
-    r"""Returns how much of the spread of embeddings is noise of the batch, as of batch normalization.
+    r"""Returns how much of the spread of embeddings is noise of the batch, such as batch normalization adds.
 
-    Batch normalization that trains gives an image another embedding in every batch. A stored row then is
-    that of another batch than the anchors', and keeps its noise as long as it is stored. Adaptation does not
-    repair it, since rows of different batches have different noise.
+    You want it before you fine-tune with batches of 64 images or fewer. Batch normalization in training mode
+    gives an image another embedding in every batch. A stored row keeps the noise of the batch that it came
+    in with, as long as it is stored. Adaptation does not repair this, since rows of different batches have
+    different noise.
 
-    The batch is embedded as it is, and each of its parts once more among the images of the other batch, which
-    replace the rest. With embeddings :math:`z_i` in the batch and :math:`z_i'` among the others,
+    The batch is embedded as it is. Then each of its parts is embedded once more, among images of the other
+    batch in place of the rest. With embeddings :math:`z_i` in the batch and :math:`z_i'` among the others,
 
     .. math::
         noise = \frac{1}{2} E \| z_i - z_i' \|^2, \qquad
@@ -71,24 +72,25 @@ def batch_noise(
     where the noise is divided by the share of images that were replaced. All passes draw the same random
     numbers, so dropout makes no difference between them.
 
-    Nothing changes by it: buffers and random numbers stay as they were. It takes ``num_parts + 1`` forward
-    passes.
+    The call takes ``num_parts + 1`` forward passes. It changes nothing: buffers and random numbers stay as
+    they were.
 
     Args:
         model: in training mode, as in a training step, and not wrapped in ``DistributedDataParallel``.
             Layers that are frozen (:func:`pml_xbn.training.freeze_batch_norm`) stay so.
         images: a batch as the model takes it, ``(b, ...)``, drawn and augmented as in training.
         others: another batch of the same shape.
-        num_parts: of the batch, 2 or more, up to b. Images beside each other stay together.
-        normalize: of unit vectors, as PML's distances see them.
+        num_parts: into how many parts the batch is cut, from 2 to b (default 4). Neighbouring images stay
+            together.
+        normalize: whether embeddings are scaled to unit length first, as PML's distances do (default True).
 
     Returns:
         See :class:`BatchNoise`. ``print`` it for a line that also says what to do; for TensorBoard
         pass it to :func:`scalars`.
 
     Raises:
-        ValueError: a model in evaluation mode, batches that differ in shape or have fewer images than parts,
-            or embeddings that are not ``(b, d)``.
+        ValueError: the model is in evaluation mode, the batches differ in shape or have fewer images than
+            parts, or the embeddings are not ``(b, d)``.
 
     Example:
         >>> from pml_xbn.training import freeze_batch_norm

@@ -13,7 +13,7 @@ from .distances import group_means
 
 
 class ClassSeparability(NamedTuple):
-    """Traces of the scatter matrices and their ratio, 0-dimensional each."""
+    """The traces of the scatter matrices between and within classes, and their ratio, 0-dimensional each."""
 
     criterion: Tensor
     between: Tensor
@@ -21,7 +21,7 @@ class ClassSeparability(NamedTuple):
 
 
 def class_separability(embeddings: Tensor, labels: Tensor) -> ClassSeparability:
-    r"""Returns the class separability criterion.
+    r"""Returns the class separability criterion, which is large where classes are compact and far apart.
 
     .. math::
         S_b &= \sum_i P_i (\mu_i - \mu_0)(\mu_i - \mu_0)^T \\
@@ -36,8 +36,8 @@ def class_separability(embeddings: Tensor, labels: Tensor) -> ClassSeparability:
         labels: ``(n,)`` integers.
 
     Returns:
-        The criterion, which has no units, and both traces, in squared units of the embeddings. Without any
-        spread within the classes the criterion is infinite, and 0 if there is none between them either.
+        The criterion, which has no unit, and both traces, in squared units of the embeddings. Without any
+        spread within the classes the criterion is infinite. If there is none between them either, it is 0.
 
     Raises:
         ValueError: shapes or dtypes that do not fit.
@@ -55,7 +55,7 @@ def class_separability(embeddings: Tensor, labels: Tensor) -> ClassSeparability:
     eps, size = torch.finfo(rows.dtype).eps, rows.square().sum(dim=1).mean()
     rows = rows - rows.mean(dim=0)  # so that the traces lose no digits to a mean far from zero
     means, position, counts = group_means(rows, labels)
-    # Scatter of the size of rounding errors of a sum is none: a ratio of such would be any number.
+    # Scatter as small as the rounding errors of a sum counts as zero: a ratio of two could be any number.
     rounding = (8 * eps * counts.max()) ** 2 * size
     between = (means.square().sum(dim=1) * counts).sum() / len(rows)
     within = (rows - means[position]).square().sum() / len(rows)

@@ -12,7 +12,7 @@ from .._tensor_checks import check_rows
 
 
 class CommonModePush(NamedTuple):
-    r"""What all anchors have in common of a gradient, 0-dimensional each.
+    r"""The part of a gradient that all anchors have in common, 0-dimensional each.
 
     Attributes:
         push: :math:`\bar g \cdot \hat\delta`, in units of the gradient. Where it is positive, a step of
@@ -39,34 +39,35 @@ def common_mode_push(gradient: Tensor, anchors: Tensor, memory: Tensor) -> Commo
         \delta = E[\text{memory}] - E[\text{anchors}], \qquad
         \hat\delta = \delta / \|\delta\|.
 
-    A memory that lags behind the model by a drift all embeddings share is displaced by :math:`\delta`. A
-    loss that pushes its anchors away from the negatives in there then pushes all of them further along that
-    drift, and the drift feeds itself. The anchors descend along :math:`-\bar g`, so
-    :math:`\bar g \cdot \hat\delta > 0` says that they move away from the memory.
+    You want it when training with a memory ends badly and you ask whether staleness is the cause. Where all
+    embeddings share a drift, a memory that lags behind the model is displaced by :math:`\delta`. A loss that
+    pushes its anchors away from the negatives in such a memory pushes all of them further along the drift,
+    and the drift feeds itself. The anchors descend along :math:`-\bar g`, so they move away from the memory
+    where :math:`\bar g \cdot \hat\delta > 0`.
 
-    Gradient, anchors and memory are those that the loss is given. If it normalises them (as PML's distances
-    do unless told otherwise), the gradient on an anchor is orthogonal to it, while the displacement of
-    means also holds what their lengths differ by: train on embeddings of unit length, or normalise them
-    before the loss, if that is to be left out.
+    Pass the gradient, anchors and memory that the loss is given. If the loss normalises them (as PML's
+    distances do by default), the gradient on an anchor is orthogonal to the anchor, while the displacement of
+    the means also holds differences of length. To leave these out, train on embeddings of unit length, or
+    normalise them before the loss.
 
-    :math:`\hat\delta` has a direction however short :math:`\delta` is, so read push and cosine together with
-    ``displacement``. Adaptation to the batch's mean, as XBN's, gives every batch in memory that mean. Whole
-    batches keep it when the oldest of them is replaced, so where the batch size divides ``memory_size`` the
-    displacement is 0, and push and cosine are. Where it does not, the oldest batch is cut, and what is left
-    of it moves the memory's mean by a small distance in a random direction.
+    :math:`\hat\delta` has a direction even where :math:`\delta` is tiny, so read push and cosine together
+    with ``displacement``. XBN gives the memory the batch's mean. Where the batch size divides
+    ``memory_size``, whole batches are replaced, and the displacement, push and cosine are 0. Where it does
+    not, a part of the oldest batch stays, and moves the memory's mean by a small distance in a random
+    direction.
 
     Args:
-        gradient: of the loss with respect to the anchors' embeddings, ``(a, d)``. The whole loss's, or the
-            memory's part of it: see :class:`WatchedLoss`.
+        gradient: of the loss with respect to the anchors' embeddings, ``(a, d)``: that of the whole loss, or
+            the part of it that comes from the memory. :class:`WatchedLoss` has both.
         anchors: ``(a, d)``.
         memory: rows of earlier batches, as the loss saw them, ``(n, d)``.
 
     Returns:
-        Push, share and cosine are 0 where the gradient is, push and cosine also where there is no
-        displacement, as without any memory.
+        See :class:`CommonModePush`. Push, share and cosine are 0 where the gradient is 0. Push and cosine are
+        also 0 where there is no displacement, for example without any memory.
 
     Raises:
-        ValueError: shapes that do not fit.
+        ValueError: the shapes do not fit each other.
 
     Example:
         >>> anchors, memory = torch.tensor([[2.0, 1.0], [2.0, -1.0]]), torch.zeros(3, 2)
@@ -96,12 +97,12 @@ def common_mode_push(gradient: Tensor, anchors: Tensor, memory: Tensor) -> Commo
 
 
 def _displacement(anchors: Tensor, memory: Tensor) -> Tensor:
-    """Returns the way from the anchors' mean to the memory's, and 0 where all that differs is rounding."""
+    """Returns the vector from the anchors' mean to the memory's, and 0 where only rounding differs."""
     rows = widest(anchors)
     if len(memory) == 0:
         return torch.zeros_like(rows[0])
     displacement = widest(memory).mean(dim=0) - rows.mean(dim=0)
-    # Numbers in half precision are what they are; their means are those of float64.
+    # Numbers in half precision are taken as exact: their means are computed in float64.
     eps = max(torch.finfo(at_least_float32(x[:0]).dtype).eps for x in (anchors, memory))
     rounding = 8 * eps * rows.square().sum(dim=1).mean().sqrt()
     return torch.where(displacement.norm() <= rounding, 0.0, displacement)

@@ -1,4 +1,4 @@
-"""What several diagnostics do with rows."""
+"""Distances and group means, which several diagnostics use."""
 
 from __future__ import annotations
 

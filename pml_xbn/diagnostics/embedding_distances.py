@@ -24,9 +24,9 @@ class EmbeddingDistances(NamedTuple):
 def embedding_distances(embeddings: Tensor, labels: Tensor) -> EmbeddingDistances:
     """Returns the mean Euclidean distance between embeddings, and from an embedding to the mean of its class.
 
-    The first grows as the embeddings separate, the second falls as their classes become compact (thesis
-    A Study of Cross Batch Memory, §5.4). The first is over all pairs of different rows, of whatever class;
-    the second over all rows, so a class of a single row counts with distance 0.
+    The first grows as the embeddings separate, and the second falls as their classes become compact (thesis
+    A Study of Cross Batch Memory, §5.4). The first mean is over all pairs of different rows, whatever their
+    classes. The second is over all rows, so a class of a single row counts with distance 0.
 
     Args:
         embeddings: ``(n, d)``; the number of distances is n².
@@ -36,7 +36,7 @@ def embedding_distances(embeddings: Tensor, labels: Tensor) -> EmbeddingDistance
         Both means; 0 where there are fewer than two rows.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: shapes or dtypes do not fit.
 
     Example:
         >>> rows = torch.tensor([[0.0], [2.0], [7.0]])
@@ -60,5 +60,5 @@ def embedding_distances(embeddings: Tensor, labels: Tensor) -> EmbeddingDistance
 def _off_diagonal(rows: Tensor, start: int) -> Tensor:
     """Returns the sum of the distances from a chunk of rows to all others."""
     mat = torch.cdist(rows[start : start + _CHUNK], rows)
-    mat.diagonal(offset=start).zero_()  # what rounding leaves of a row's distance to itself
+    mat.diagonal(offset=start).zero_()  # a row's distance to itself, which rounding may leave above 0
     return mat.sum()

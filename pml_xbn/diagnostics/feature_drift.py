@@ -30,13 +30,15 @@ def feature_drift(now: Tensor, before: Tensor, *, squared: bool = False) -> Drif
     Args:
         now: embeddings :math:`z^k`, ``(n, d)``. The papers' have unit length.
         before: embeddings :math:`z^{k - \Delta k}` of the same images, ``(n, d)``.
-        squared: the squared norm, as Cross-Batch Memory has it (https://arxiv.org/abs/1912.06798, Eq. 2).
+        squared: whether to square the norm, as Cross-Batch Memory does
+            (https://arxiv.org/abs/1912.06798, Eq. 2; default False).
 
     Returns:
-        Mean and maximum over the images, in the units of the embeddings (or their square); 0 without images.
+        Mean and maximum over the images, in the units of the embeddings (or their square). Both are 0
+        without images.
 
     Raises:
-        ValueError: shapes that are not ``(n, d)``, or differ.
+        ValueError: the shapes are not ``(n, d)``, or differ.
 
     Example:
         >>> feature_drift(torch.tensor([[3.0, 4.0], [1.0, 0.0]]), torch.zeros(2, 2))
@@ -49,21 +51,21 @@ def feature_drift(now: Tensor, before: Tensor, *, squared: bool = False) -> Drif
 
 
 class FeatureDrift:
-    r"""Measures the feature drift of fixed images in a training loop, for any numbers of steps.
+    r"""Measures in a training loop how far the embeddings of fixed images move in so many steps.
 
-    It embeds the images at the steps where drift is measured and :math:`\Delta k` steps before each of
-    them, and at no others.
+    It embeds the images at the steps where drift is measured, and :math:`\Delta k` steps before each of
+    them. At all other steps it costs nothing.
 
     Args:
-        embed: returns the embeddings ``(n, d)`` of always the same images by the model as it is. Let it do
-            so in ``eval()`` mode and without augmentation: else what these change counts as drift.
-        deltas: the numbers of steps :math:`\Delta k`, 1 or more each (Cross-Batch Memory, Fig. 3: 10, 100
-            and 1,000; Adaptive Cross Batch Normalization, Fig. 3: 1).
-        every: steps from one measurement to the next.
+        embed: returns the embeddings ``(n, d)`` of the same images in every call, by the model as it is. Let
+            it use ``eval()`` mode and no augmentation, since whatever these change would count as drift.
+        deltas: the numbers of steps :math:`\Delta k`, 1 or more each (default 1, 10 and 100; Cross-Batch
+            Memory, Fig. 3 has 10, 100 and 1,000; Adaptive Cross Batch Normalization, Fig. 3 has 1).
+        every: the number of steps from one measurement to the next (default 100).
         squared: see :func:`feature_drift`.
 
     Raises:
-        ValueError: ``deltas`` or ``every`` out of range.
+        ValueError: ``deltas`` or ``every`` is below 1.
 
     Example:
         >>> model = torch.nn.Linear(2, 2, bias=False)
@@ -98,14 +100,14 @@ class FeatureDrift:
         self._past: dict[int, Tensor] = {}
 
     def update(self, step: int) -> dict[int, Drift]:
-        r"""Embeds the probe if a step is due; call it once per step, at the same place of the loop.
+        r"""Embeds the images if this step needs them. Call it once per step, at the same place of the loop.
 
         Args:
-            step: number of the step, counted over all epochs.
+            step: the number of the step, counted over all epochs.
 
         Returns:
-            Drift by :math:`\Delta k`, for those whose earlier embeddings are known; empty at steps where
-            nothing is measured.
+            The drift of every :math:`\Delta k` whose earlier embeddings are known. It is empty at steps
+            where nothing is measured.
         """
         is_measured = step % self.every == 0
         if not (is_measured or self._is_wanted(step, after=step)):
@@ -122,7 +124,7 @@ class FeatureDrift:
         return drifts
 
     def _is_wanted(self, past: int, after: int) -> bool:
-        """Returns whether a measurement after that step compares with the embeddings of the step ``past``."""
+        """Returns whether a measurement after the step ``after`` will need the embeddings of ``past``."""
         return any(past + delta > after and (past + delta) % self.every == 0 for delta in self.deltas)
 
     def state_dict(self) -> dict[str, Any]:
@@ -130,5 +132,5 @@ class FeatureDrift:
         return {"past": dict(self._past)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from what :meth:`state_dict` has returned."""
+        """Continues from a state that :meth:`state_dict` has returned."""
         self._past = dict(state["past"])

@@ -1,4 +1,4 @@
-"""What a cross-batch memory holds."""
+"""The rows that a cross-batch memory holds."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def num_occupied(memory: CrossBatchMemory) -> int:
 
 
 class StoredSince:
-    """Which rows a memory has stored since this was made.
+    """Tells which rows a memory has stored since this object was made.
 
     Both classes set ``curr_batch_idx`` to a new tensor whenever they store, and at no other time: calls
     that store nothing (a warm-up, a skipped batch, ``eval()``) leave the tensor of an earlier call.
@@ -47,6 +47,6 @@ class StoredSince:
         self._last = getattr(memory, "curr_batch_idx", None)
 
     def places(self) -> Tensor | None:
-        """Returns positions of the rows stored last, ``(b,)``, or None where none have been."""
+        """Returns the places of the rows that were stored last, ``(b,)``, or None if none were stored."""
         places: Tensor | None = getattr(self._memory, "curr_batch_idx", None)
         return None if places is self._last else places

@@ -1,4 +1,4 @@
-"""Figures of diagnostics: each asks one question, in its title.
+"""Figures of diagnostics. The title of each is the question that it answers.
 
 A history is a mapping from the number of the step to what was measured there. The functions return a
 ``matplotlib.figure.Figure``, for ``figure.savefig(path)`` or ``SummaryWriter.add_figure``; they show and
@@ -31,7 +31,7 @@ def plot_feature_drift(history: Mapping[int, Mapping[int, Drift]]) -> Figure:
     r"""How far does an image's embedding move? Drift over steps, one colour per :math:`\Delta k`.
 
     Args:
-        history: what ``FeatureDrift.update`` returned, by step; steps without a measurement may be there.
+        history: what ``FeatureDrift.update`` returned, by step. Steps without a measurement may be there.
 
     Example:
         >>> import torch
@@ -54,8 +54,8 @@ def plot_staleness(measured: AdaptedStaleness | Mapping[str, AdaptedStaleness]) 
     """How stale are the rows of the memory? Mean distance to a fresh embedding, by age of the row.
 
     Args:
-        measured: what ``RowTracker.staleness`` returned; of several memories by their names, of which the
-            means are drawn.
+        measured: what ``RowTracker.staleness`` returned. To compare several memories pass a mapping from
+            name to that; then the means are drawn and the maxima are not.
     """
     figure, axes = _figure(
         "How stale are the rows of the memory?", "age of the row (steps)", "distance to a fresh embedding"
@@ -105,7 +105,7 @@ def plot_superclass_neighbours(shares: Mapping[str, Tensor]) -> Figure:
     """Is an embedding near the mean of its superclass? Shares over k, one line per name.
 
     Args:
-        shares: what :func:`superclass_neighbours` returned, ``(max_k,)``, by name: of a method, say.
+        shares: what :func:`superclass_neighbours` returned, ``(max_k,)``, by name, for example of a method.
     """
     figure, axes = _figure(
         "Is an embedding near the mean of its superclass?",
@@ -135,12 +135,14 @@ def plot_common_mode_push(
 ) -> Figure:
     """Does the loss push all anchors alike, away from the memory? The common mode over steps.
 
-    The upper lines are relative to the rms gradient of an anchor, so they can be compared with each other
-    and between runs: the size of the common mode, and its part along the displacement of the memory. Below is
-    the length of that displacement, without which its direction means nothing: see :func:`common_mode_push`.
+    The upper axes show the size of the common mode, and its part along the displacement of the memory. Both
+    are relative to the rms gradient of an anchor, so they can be compared with each other and between runs.
+    The lower axes show the length of the displacement. Where that is tiny its direction means nothing: see
+    :func:`common_mode_push`.
 
     Args:
-        history: what ``WatchedLoss.common_mode_push`` returned, by step; of several memories by their names.
+        history: what ``WatchedLoss.common_mode_push`` returned, by step. To compare several memories pass a
+            mapping from name to that.
     """
     figure, (axes, below) = _figures(
         "Does the loss push all anchors alike, away from the memory?",
@@ -167,7 +169,7 @@ def _figure(question: str, xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
 
 
 def _figures(question: str, xlabel: str, *ylabels: str) -> tuple[Figure, list[Axes]]:
-    """Returns a figure with axes below each other over the same steps, the first one the highest."""
+    """Returns a figure and its axes, one below the other over the same steps. The first is the highest."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

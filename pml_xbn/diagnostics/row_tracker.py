@@ -1,4 +1,4 @@
-"""Which image every row of a memory came from, and when."""
+"""Remembers which image every row of a memory came from, and when it was stored."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ _UNKNOWN = -1
 class RowTracker:
     """Remembers the image and the step of every row of a cross-batch memory, for its staleness.
 
-    It reads the places of new rows off the memory, PML's ``CrossBatchMemory`` or a subclass, so that it
-    follows wrap-arounds, masks, warm-ups, skipped batches, ``sample_ids`` and ``reset_queue()``. Rows from
-    before the tracker was made are unknown, and left out of what it measures.
+    You want it to measure how stale the rows are: see :meth:`staleness`. After every call it asks the memory,
+    PML's ``CrossBatchMemory`` or a subclass, where new rows were stored. So it follows wrap-arounds, masks,
+    warm-ups, skipped batches, ``sample_ids`` and ``reset_queue()``. Rows that were stored before the tracker
+    was made are unknown, and it leaves them out of what it measures.
 
     Args:
         memory: the memory to follow.
 
     Attributes:
-        images: index in the dataset of the image of every row, ``(memory_size,)`` int64, -1 where unknown.
-        stored_at: step at which every row was stored, ``(memory_size,)`` int64, -1 where unknown.
+        images: the index in the dataset of every row's image, ``(memory_size,)`` int64, -1 where unknown.
+        stored_at: the step at which every row was stored, ``(memory_size,)`` int64, -1 where unknown.
 
     Example:
         >>> from pytorch_metric_learning.losses import ContrastiveLoss
@@ -61,22 +62,22 @@ class RowTracker:
         self._look()
 
     def _look(self) -> None:
-        """Counts what is in the memory now as seen."""
+        """Remembers the state of the memory, with which the next update compares."""
         self._queue_idx = self.memory.queue_idx
         self._stored = StoredSince(self.memory)
 
     def update(self, step: int, images: Tensor, enqueue_mask: Tensor | None = None) -> None:
-        """Notes what a call of the memory (or of its ``fill_memory``) stored; call it after each.
+        """Notes which rows a call of the memory has stored. Call it after each, also ``fill_memory``.
 
         Args:
-            step: number of the step, counted over all epochs.
-            images: index in the dataset of every image of the batch, ``(b,)`` integers. Where the memory
-                gathers the rows of many ranks, those of all ranks in rank order.
-            enqueue_mask: as the memory was given, ``(b,)`` bool.
+            step: the number of the step, counted over all epochs.
+            images: the index in the dataset of every image of the batch, ``(b,)`` integers. Where the memory
+                gathers the rows of many ranks, pass the indices of all ranks in rank order.
+            enqueue_mask: the one that the memory was given, ``(b,)`` bool, if any.
 
         Raises:
-            ValueError: indices that do not fit the rows that were stored, or rows that were stored without
-                an update. Nothing has changed.
+            ValueError: the indices do not fit the rows that were stored, or rows were stored without an
+                update. Then the tracker is as it was.
         """
         check_integer("step", step, at_least=0)
         check_integers("images", images, len(images))
@@ -85,7 +86,7 @@ class RowTracker:
             images = images[enqueue_mask.to(images.device)]
         places, num_rows = self._stored.places(), num_occupied(self.memory)
         num_stored = 0 if places is None else len(places)
-        # After a reset_queue() there is nothing in the memory but what this call has stored.
+        # After a reset_queue() the memory holds only what this call has stored.
         holds_others = num_rows > (0 if places is None else len(places.unique()))
         first = (self.memory.queue_idx - num_stored) % self.memory.memory_size
         if holds_others and first != self._queue_idx and not self._has_stored_samples(places):
@@ -129,29 +130,29 @@ class RowTracker:
         num_steps: int | None = None,
         normalize: bool = False,
     ) -> AdaptedStaleness:
-        """Staleness of the rows that the last call found in memory and kept, before and after adaptation.
+        """Returns the staleness of the rows that the last call found in memory, before and after adaptation.
 
-        To be called after :meth:`update` and before the optimizer's step. The rows that the batch has
-        replaced, and the batch's own, are left out, so that both figures are of the same rows: as the call
-        found them, with what earlier calls had adapted, and as the loss saw them. PML's class adapts
-        nothing: there they are equal.
+        Call it after :meth:`update` and before the optimizer's step. Rows that the batch has replaced, and
+        rows of the batch itself, are left out. So both figures are of the same rows: before, as the call
+        found them (earlier calls may have adapted them), and after, as the loss saw them. PML's class adapts
+        nothing, and its figures are equal.
 
         Args:
-            stored: the memory's ``embedding_memory`` before the call, a copy, ``(memory_size, d)``.
-            embed: returns the embeddings ``(n, d)`` by the model as it is of the images with the given
-                indices ``(n,)`` int64, on the memory's device; it is called once, without gradients, and
-                with each image once. What it does otherwise than when the rows were stored counts as
-                staleness: the mode (``train()`` or ``eval()``), the augmentation, and under BatchNorm in
-                ``train()`` mode the images that share a batch. It must not write to the model: embed with
-                a copy of it in ``train()`` mode, where BatchNorm updates its running statistics.
-            num_rows: measure at most so many rows, evenly spaced over the memory; None for all.
-            num_steps: measure the rows of at most so many of the steps at which they were stored, evenly
-                spaced and with the oldest and the newest; None for all. Whole batches, as BatchNorm in
-                ``train()`` mode needs them, then cost no more than they must.
-            normalize: compare unit vectors, which is what a loss sees that normalises.
+            stored: a copy of the memory's ``embedding_memory`` from before the call, ``(memory_size, d)``.
+            embed: takes indices of images ``(n,)`` int64, on the memory's device, and returns their
+                embeddings ``(n, d)`` by the model as it is. It is called once, without gradients, and with
+                each image once. Every difference from how the rows were stored counts as staleness: the mode
+                (``train()`` or ``eval()``), the augmentation, and for BatchNorm in ``train()`` mode the other
+                images of the batch. It must not change the model: in ``train()`` mode, where BatchNorm
+                updates its running statistics, embed with a copy.
+            num_rows: measure at most so many rows, evenly spaced over the memory. None (default) for all.
+            num_steps: measure the rows that were stored at no more than so many steps. These are evenly
+                spaced, with the oldest and the newest. None (default) for all. It keeps batches whole, which
+                BatchNorm in ``train()`` mode needs.
+            normalize: whether to compare unit vectors (default False), as a loss does that normalises.
 
         Raises:
-            ValueError: ``stored`` or what ``embed`` returned has the wrong shape, or a number below 1.
+            ValueError: ``stored``, or what ``embed`` returned, has the wrong shape, or a number is below 1.
         """
         rows = self.memory.embedding_memory
         check_rows("stored", stored, like=rows)
@@ -181,17 +182,17 @@ class RowTracker:
         return fresh.to(like.device)[position]
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns all that is needed to go on from here, along with the memory's own state."""
+        """Returns the tracker's state; save it with the memory's own."""
         return {"images": self.images.clone(), "stored_at": self.stored_at.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Loads a state; call it after the memory has loaded its own.
+        """Loads a state. Call it after the memory has loaded its own.
 
-        A state of PML's class says nothing of where its queue stood: its rows are overwritten from the
-        first on, and those in this state are forgotten with the first update.
+        A state of PML's class does not hold the position of its queue. PML then overwrites the rows from the
+        first one on, and the tracker forgets the images of this state with the first update.
 
         Raises:
-            ValueError: the state is of a memory of another size.
+            ValueError: the state belongs to a memory of another size.
         """
         size = len(state["images"])
         if size != self.memory.memory_size:
@@ -202,6 +203,6 @@ class RowTracker:
 
 
 def _evenly_spaced(values: Tensor, at_most: int) -> Tensor:
-    """Returns so many of the values, evenly spread, with the first and the last."""
+    """Returns at most so many of the values, evenly spread, with the first and the last among them."""
     chosen = torch.linspace(0, max(len(values) - 1, 0), min(at_most, len(values)), dtype=torch.float64)
     return values[chosen.long().to(values.device)]

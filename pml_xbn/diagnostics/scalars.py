@@ -1,4 +1,4 @@
-"""Numbers of diagnostics as record-keeper and TensorBoard take them."""
+"""Flattens the results of diagnostics into named numbers, for record-keeper and TensorBoard."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torch import Tensor
 def scalars(name: str, numbers: Any) -> dict[str, float]:
     """Flattens what a diagnostic returns into names and floats.
 
-    Names are joined with underscores: record-keeper makes columns of them. Tensors of one dimension or
-    more, such as the staleness by age, are left out: they are for the plots. Every number on a GPU waits
-    for it, so call this at the steps that are logged only.
+    Names are joined with underscores, so that record-keeper can use them as columns. Tensors of one dimension
+    or more, such as the staleness by age, are left out, since they are for the plots. Reading a number from a
+    GPU waits for the GPU, so call this only at the steps that you log.
 
     Args:
-        name: what all names begin with.
+        name: the beginning of all names.
         numbers: a number, a 0-dimensional tensor, or a named tuple or mapping of such, nested as you like.
 
     Returns:
-        For ``RecordKeeper.update_records(..., global_iteration=step, parent_name="diagnostics")``, or for
-        ``SummaryWriter.add_scalar`` one by one.
+        A dict from name to number. Pass it to ``RecordKeeper.update_records(..., global_iteration=step,
+        parent_name="diagnostics")``, or its items one by one to ``SummaryWriter.add_scalar``.
 
     Raises:
-        TypeError: something else among the numbers.
+        TypeError: there is something else among the numbers.
 
     Example:
         >>> import torch

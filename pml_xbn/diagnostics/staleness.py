@@ -1,4 +1,4 @@
-"""How far the rows of a memory are from where the model would put their images now."""
+"""How far the rows of a memory are from fresh embeddings of their images."""
 
 from __future__ import annotations
 
@@ -39,12 +39,13 @@ class AdaptedStaleness(NamedTuple):
 
 
 def staleness(rows: Tensor, fresh: Tensor, ages: Tensor) -> Staleness:
-    r"""Staleness of memory rows, overall and by their age.
+    r"""Returns the staleness of memory rows, overall and by their age.
 
     .. math:: \| r_i - f(x_i; \theta^k) \|_2
 
-    with the row :math:`r_i` of the image :math:`x_i`, and the model :math:`\theta^k` as it is. For a row
-    that nothing has adapted this is the feature drift over its age.
+    with the row :math:`r_i` of the image :math:`x_i`, and the model with its current weights
+    :math:`\theta^k`. For a row that nothing has adapted this is the feature drift over its age.
+    :meth:`RowTracker.staleness` calls it with the rows of a memory.
 
     Args:
         rows: of the memory, ``(n, d)``.
@@ -52,10 +53,10 @@ def staleness(rows: Tensor, fresh: Tensor, ages: Tensor) -> Staleness:
         ages: steps since each row was stored, ``(n,)`` integers.
 
     Returns:
-        See :class:`Staleness`; 0 and empty without rows.
+        See :class:`Staleness`. Without rows the numbers are 0 and the tensors empty.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: shapes or dtypes do not fit.
 
     Example:
         >>> rows = torch.tensor([[0.0], [0.0], [0.0]])

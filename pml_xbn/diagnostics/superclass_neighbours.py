@@ -1,4 +1,4 @@
-"""Whether embeddings lie near the mean of their superclass."""
+"""How many embeddings lie near the mean of their superclass."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from .distances import group_means
 
 
 def superclass_neighbours(embeddings: Tensor, superclasses: Tensor, max_k: int = 5) -> Tensor:
-    """Returns the share of embeddings whose superclass is among those of the k nearest superclass means.
+    """Returns for how many embeddings the mean of their superclass is among the k nearest superclass means.
 
-    Normalising to the moments of a superclass supposes that its embeddings lie together (thesis A Study
-    of Cross Batch Memory, Table 5.16, which lists the shares for k = 1 to 5).
+    You want it before you use :class:`SuperClassXBN <pml_xbn.SuperClassXBN>`. Adapting rows to the moments of
+    their superclass supposes that the embeddings of a superclass lie together (thesis A Study of Cross Batch
+    Memory, Table 5.16, which lists the shares for k = 1 to 5).
 
     Args:
         embeddings: ``(n, d)``.
@@ -24,11 +25,11 @@ def superclass_neighbours(embeddings: Tensor, superclasses: Tensor, max_k: int =
         max_k: the largest k.
 
     Returns:
-        ``(max_k,)`` shares in [0, 1] for k = 1 … max_k. Of means at equal distances an embedding's own
-        comes first. 0 without embeddings, NaN where some of them are not finite.
+        The shares ``(max_k,)`` for k = 1 … max_k, in [0, 1]. Of means at equal distances an embedding's own
+        comes first. The shares are 0 without embeddings, and NaN where some of them are not finite.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit, or ``max_k`` below 1.
+        ValueError: shapes or dtypes do not fit, or ``max_k`` is below 1.
 
     Example:
         >>> rows = torch.tensor([[0.0], [1.0], [8.0], [9.0], [10.0]])

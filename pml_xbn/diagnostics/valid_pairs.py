@@ -24,23 +24,23 @@ def valid_pairs(
 ) -> ValidPairs:
     """Counts the valid pairs of a loss by where their second embedding comes from.
 
-    A pair is valid if it has a non-zero gradient (Cross-Batch Memory, §3.3 and Fig. 4, for negatives). For
-    ``ContrastiveLoss`` these are the pairs that violate its margin; with a miner, those of the miner's
-    choice that the loss does not weight by zero. A pair of batch members counts once for each of the two
-    that is an anchor, as it does in the loss.
+    A pair is valid if its gradient is not zero (Cross-Batch Memory, §3.3 and Fig. 4, for negatives). For
+    ``ContrastiveLoss`` these are the pairs that violate its margin. With a miner they are the pairs that the
+    miner has chosen and to which the loss gives a weight. A pair of two batch members counts once for each of
+    them that is an anchor, as it does in the loss.
 
     Args:
         pair_gradient: of the loss with respect to the distance or similarity of every anchor to every row,
             ``(a, n)``; see :class:`WatchedLoss`.
         anchor_labels: ``(a,)`` integers.
         row_labels: ``(n,)`` integers.
-        is_from_batch: True where a row is the batch's own, False where it is an older one, ``(n,)``.
+        is_from_batch: ``(n,)`` bool, True where a row is of the batch itself, False where it is older.
 
     Returns:
         The numbers of positive (equal labels) and negative pairs.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit.
+        ValueError: shapes or dtypes do not fit.
 
     Example:
         >>> gradient = torch.tensor([[0.0, 0.5, -0.1, 0.0], [0.2, 0.0, -0.3, 0.0]])

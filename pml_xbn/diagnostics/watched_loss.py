@@ -1,4 +1,4 @@
-"""What the loss inside a memory was given, and its gradients."""
+"""Records what the loss inside a memory was given in one call, and its gradients."""
 
 from __future__ import annotations
 
@@ -22,29 +22,30 @@ from .valid_pairs import ValidPairs, valid_pairs
 class WatchedLoss:
     """Watches one call of a cross-batch memory, PML's ``CrossBatchMemory`` or a subclass.
 
-    A context in which the memory is called once. The training step goes on as if nobody had watched: a
-    memory of this package computes its loss as always, and once more by PML's code, in sight. Besides a copy
-    of the rows this costs one more backward pass, of the loss but not of the model.
+    It is a context manager: call the memory once within the context, and read the attributes afterwards. The
+    training step is the same as without it. A memory of this package computes its loss as always, and once
+    more by PML's code, whose matrices can be seen. Besides a copy of the rows this costs one more backward
+    pass of the loss, but not of the model.
 
     Args:
-        memory: the memory to be called.
+        memory: the memory that will be called.
 
     Attributes:
-        anchors: embeddings as given to the wrapped loss, ``(a, d)``.
-        anchor_labels: ``(a,)``.
-        rows: adapted and new rows, as the wrapped loss compared the anchors with them, ``(n, d)``.
-        row_labels: ``(n,)``.
-        is_from_batch: whether a row is the batch's own, ``(n,)`` bool; the others are older.
-        gradient: of the loss with respect to the anchors, ``(a, d)``.
-        memory_gradient: the part of it that comes from pairs with older rows, ``(a, d)``; None where
-            ``pair_gradient`` is.
-        pair_gradient: of the loss with respect to the distance (or similarity) of every anchor to every
-            row, ``(a, n)``; None for a loss that computes no such matrix (``AngularLoss``), and for
-            ``LiftedStructureLoss`` in a memory of this package, whose value is not that of PML's code.
+        anchors: the embeddings that the wrapped loss was given, ``(a, d)``.
+        anchor_labels: their labels, ``(a,)``.
+        rows: the rows that the wrapped loss compared the anchors with, adapted and new ones, ``(n, d)``.
+        row_labels: their labels, ``(n,)``.
+        is_from_batch: whether a row is of the batch itself, ``(n,)`` bool. The others are older.
+        gradient: the gradient of the loss with respect to the anchors, ``(a, d)``.
+        memory_gradient: the part of ``gradient`` that comes from pairs with older rows, ``(a, d)``. It is
+            None where ``pair_gradient`` is None.
+        pair_gradient: the gradient of the loss with respect to the distance (or similarity) of every anchor
+            to every row, ``(a, n)``. It is None for a loss that computes no such matrix (``AngularLoss``),
+            and for ``LiftedStructureLoss`` in a memory of this package, whose value differs from PML's.
 
     Raises:
         TypeError: ``memory`` is no ``CrossBatchMemory``.
-        ValueError: the memory is called twice, not at all, or without gradients.
+        ValueError: the memory is called twice or not at all, or without gradients.
 
     Example:
         >>> from pytorch_metric_learning.losses import ContrastiveLoss
@@ -136,7 +137,7 @@ class WatchedLoss:
             distances = None
         self._arguments = self._distances = self._memory_loss = None  # lets go of the graph
         if arguments is None:
-            # Without anchors or rows no loss is computed.
+            # Without anchors or rows the memory computes no loss.
             empty = memory.label_memory[:0]
             arguments = memory.embedding_memory[:0], empty, memory.embedding_memory[:0], empty
         anchors, labels, rows, row_labels = arguments
@@ -197,12 +198,14 @@ class WatchedLoss:
         """Returns the push on all anchors alike: see :func:`common_mode_push`.
 
         Args:
-            memory_only: only what comes from pairs with older rows; the default is the whole gradient.
-            normalize: of unit vectors and of the gradient on these, for a loss that normalises; without it
-                the displacement also holds what the lengths of anchors and rows differ by.
+            memory_only: whether to take only the gradient that comes from pairs with older rows (default
+                False: the whole gradient).
+            normalize: whether to take unit vectors and the gradient with respect to them (default False).
+                Use it with a loss that normalises. Otherwise the displacement also holds differences
+                between the lengths of anchors and rows.
 
         Raises:
-            ValueError: ``memory_only`` with a loss that computes no matrix of distances.
+            ValueError: ``memory_only`` was asked for, and the loss computes no matrix of distances.
         """
         gradient = self.memory_gradient if memory_only else self.gradient
         if gradient is None:
