@@ -1,4 +1,4 @@
-"""Datasets for retrieval: one to draw, and those of the papers, with their superclasses."""
+"""Datasets for retrieval: Glyphs, which is drawn on your machine, and those of the papers."""
 
 from .cars196 import Cars196
 from .cifar10 import CIFAR10

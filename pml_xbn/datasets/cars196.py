@@ -66,7 +66,7 @@ class Cars196(ImageDataset):
         )
 
     def _check_files(self) -> tuple[list[str], list[Path]]:
-        """Returns the names of all models, and the files; PML would take a class of 0 for the last model."""
+        """Returns the names of all models, and the files, checked: PML takes class 0 for the last model."""
         files = [self.root / name for name in ("names.csv", "anno_train.csv", "anno_test.csv")]
         names = [name for (name,) in read_rows(self._existing(files[0]), {"name": _model}, separator="\n")]
         box = dict.fromkeys(("x1", "y1", "x2", "y2"), int)
@@ -80,6 +80,6 @@ class Cars196(ImageDataset):
 
 
 def _model(text: str) -> str:
-    """A column that is the name of a model, which is that of its folder too, but for slashes."""
+    """Reads a column that is a model's name. Its folder has the same name, but for slashes."""
     relative_path(text.strip().replace("/", "-"))
     return text.strip()

@@ -42,7 +42,7 @@ class CUB(ImageDataset):
         return Annotation(classes=dataset.labels, class_names=names, paths=paths)
 
     def _check_files(self) -> tuple[Path, ...]:
-        """Returns the lists; PML leaves out, without a word, what does not match between them."""
+        """Returns the lists, checked: PML silently leaves out images that one of them lacks."""
         folder = self.root / "CUB_200_2011"
         images, classes = folder / "images.txt", folder / "image_class_labels.txt"
         image_rows = read_rows(self._existing(images), {"image_id": int, "image_name": relative_path})

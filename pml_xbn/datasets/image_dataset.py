@@ -1,4 +1,4 @@
-"""What the datasets of image files have in common."""
+"""The base of all datasets of image files."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 class Annotation(NamedTuple):
-    """What a dataset's files say of one split. Classes are whatever the files call them, if it sorts.
+    """The annotations of one split, as a dataset's files give them. Classes can be any sortable values.
 
     Attributes:
         classes: the class of every image of the split.
         class_names: every class of all splits that share their labels, with its name.
-        paths: the image files, if images are files.
-        superclasses: class -> number of its superclass, if there are superclasses.
-        superclass_names: number -> name.
-        skipped: images of the split that are listed and left out.
+        paths: the image files, or None if images are not files.
+        superclasses: from class to the number of its superclass, or None without superclasses.
+        superclass_names: from that number to its name.
+        skipped: how many images of the split are listed and left out.
     """
 
     classes: Sequence[Any]
@@ -38,18 +38,17 @@ class Annotation(NamedTuple):
 
 
 class ImageDataset(Dataset[tuple[Any, Any]], ABC):
-    """Images with labels, as users of the datasets of pytorch-metric-learning know them.
+    """Images with labels, with the interface of pytorch-metric-learning's datasets.
 
-    A subclass says what its files say (`_read`); numbering the classes and opening the images is
-    done here. All annotations are read and checked before the constructor returns; images are
-    opened on access.
+    A subclass reads its annotation files (`_read`). This class numbers the classes and opens the images. All
+    annotations are read and checked before the constructor returns; images are opened on access.
 
     Args:
         root: the folder of the dataset.
         split: one of `get_available_splits`.
         transform: applied to the PIL image (RGB) on access.
         target_transform: applied to the integer label on access.
-        download: download the dataset into ``root`` first, unless it is there.
+        download: whether to download the dataset into ``root`` first, unless it is there (default False).
 
     Attributes:
         split: the argument.

@@ -46,7 +46,7 @@ def read_by_pml(reader: Any, root: Path, split: str, files: Sequence[Path]) -> A
 
 
 def download(title: str, name: str, root: Path, mark: str) -> None:
-    """Downloads a dataset unless ``mark`` is in ``root``; PML would do so into an empty folder alone.
+    """Downloads a dataset unless ``mark`` is in ``root``. PML itself downloads only into an empty folder.
 
     Raises:
         ImportError: as `import_pml_datasets`.

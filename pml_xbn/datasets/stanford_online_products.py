@@ -23,7 +23,7 @@ _SUPERCLASSES = (
 
 
 class StanfordOnlineProducts(ImageDataset):
-    """Stanford Online Products: what was on offer at an online auction, by a few photos each.
+    """Stanford Online Products: products of an online auction, with a few photos each.
 
     Splits ``"train"`` (59,551 images of 11,318 products) and ``"test"`` (60,502 of 11,316 others). The
     superclass is one of 12 kinds of product. The class of pytorch-metric-learning of the same name

@@ -1,4 +1,4 @@
-"""What CIFAR-10 and CIFAR-100 have in common."""
+"""The base of CIFAR-10 and CIFAR-100."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class VehicleID(ImageDataset):
         )
 
     def draw_gallery(self, seed: int) -> Tensor:
-        """Draws a gallery from a test list as a whole, whose images then need to be embedded once alone.
+        """Draws a gallery from a whole test list, so that its images need to be embedded only once.
 
         Args:
             seed: that of ``gallery_seed`` draws the same gallery.

@@ -1,4 +1,4 @@
-"""What stands between a backbone's features and the embedding, as the papers build it."""
+"""The papers' heads: the layers from a backbone's features to the embedding."""
 
 from .embedding_head import EmbeddingHead
 from .gem_pooling import GeMPooling

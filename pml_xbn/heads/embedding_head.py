@@ -1,4 +1,4 @@
-"""Layers from features to embeddings, which say what they expect."""
+"""Layers from features to embeddings, whose error says which shape they expect."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ class EmbeddingHead(nn.Module):
     """A sequence of layers from a backbone's features to embeddings.
 
     Args:
-        in_features: number of dimensions, or channels, of the features.
-        *layers: applied in turn.
-        takes_maps: the features are maps ``(b, in_features, h, w)``, which the head pools itself, and not
-            pooled rows ``(b, in_features)``.
+        in_features: the number of dimensions, or channels, of the features.
+        *layers: the layers, applied in turn.
+        takes_maps: whether the features are maps ``(b, in_features, h, w)``, which the head pools itself. By
+            default they are pooled rows ``(b, in_features)``.
 
     Example:
         >>> import torch
@@ -28,10 +28,10 @@ class EmbeddingHead(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Features to embeddings ``(b, embedding_size)``, not normalized unless the last layer does so.
+        """Maps features to embeddings ``(b, embedding_size)``, which only the layers may normalize.
 
         Raises:
-            ValueError: features of another shape.
+            ValueError: the features have another shape.
         """
         expected = 4 if self.takes_maps else 2
         if features.ndim != expected or features.shape[1] != self.in_features:

@@ -15,17 +15,17 @@ class GeMPooling(nn.Module):
     .. math:: f_k = \left( \frac{1}{|X_k|} \sum_{x \in X_k} \max(x, \epsilon)^p \right)^{1/p}
 
     p = 1 is average pooling, and p → ∞ is max pooling. Stop-Gradient Softmax Loss (Implementation Details)
-    puts it in place of average pooling, by reference to Radenović, Tolias and Chum, Fine-tuning CNN Image
+    uses it in place of average pooling. It refers to Radenović, Tolias and Chum, Fine-tuning CNN Image
     Retrieval with No Human Annotation (https://arxiv.org/abs/1711.02512), where p is learned and starts
-    at 3. A mean of powers needs positive numbers, so what is below ε counts as ε. After
-    :func:`remove_last_bn_relu`, a map has negative numbers too, and pooling cuts them off.
+    at 3. A mean of powers needs positive numbers, so every number below ε counts as ε. After
+    :func:`remove_last_bn_relu` a map has negative numbers too, and pooling cuts them off.
 
     Args:
-        p: the exponent to start from; one for all channels.
-        eps: ε, above 0.
+        p: the exponent to start from (default 3), one for all channels.
+        eps: ε, above 0 (default 1e-6).
 
     Raises:
-        ValueError: a number out of range.
+        ValueError: ``p`` or ``eps`` is not above 0.
 
     Example:
         >>> GeMPooling(p=2.0)(torch.tensor([[[[1.0, 7.0]]]])).detach()
@@ -42,10 +42,10 @@ class GeMPooling(nn.Module):
         self.eps = eps
 
     def forward(self, features: Tensor) -> Tensor:
-        """Maps ``(b, c, h, w)`` to features ``(b, c)`` of the same dtype; in between, float32 or better.
+        """Pools maps ``(b, c, h, w)`` to ``(b, c)`` in the same dtype, computed in float32 or better.
 
         Raises:
-            ValueError: features that are no map.
+            ValueError: the features are no maps.
         """
         if features.ndim != 4:
             raise ValueError(
@@ -53,7 +53,7 @@ class GeMPooling(nn.Module):
                 "with num_classes=0, global_pool=''"
             )
         positive = at_least_float32(features).clamp(min=self.eps)
-        # Whose power neither vanishes nor overflows.
+        # Divided by the largest number, so that powers neither vanish nor overflow.
         largest = positive.detach().amax(dim=(2, 3), keepdim=True)
         powers = (positive / largest) ** self.p
         pooled: Tensor = largest[:, :, 0, 0] * powers.mean(dim=(2, 3)) ** (1 / self.p)

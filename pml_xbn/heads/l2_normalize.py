@@ -1,4 +1,4 @@
-"""Rows of unit length, as a layer."""
+"""A layer that gives rows unit length."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ class L2Normalize(nn.Module):
     """
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Maps rows ``(b, d)`` to rows ``(b, d)`` of the same dtype; in between, float32 or better."""
+        """Maps rows ``(b, d)`` to rows ``(b, d)`` of the same dtype, computed in float32 or better."""
         return normalize(at_least_float32(rows), dim=1).to(rows.dtype)

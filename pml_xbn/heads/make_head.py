@@ -32,9 +32,9 @@ def make_head(
       has as many dimensions as the features there is no linear layer, as in the authors' code.
     * ``"bn"``, ``"mbn"``, ``"ln"``: a linear layer, L2 normalization, and on the embedding batch
       normalization, :class:`MomentumBatchNorm` or layer normalization, each with scale and bias (Adaptive
-      Cross Batch Normalization, Appendix A and Table 3, where BN and MBN leave the network untrainable
-      and LN helps XBM). That L2 comes first is the paper's wording; a loss by cosine similarity normalizes
-      again.
+      Cross Batch Normalization, Appendix A and Table 3, where networks with BN and MBN did not train and LN
+      helps XBM). The paper's wording puts the L2 normalization first; a loss with cosine similarity
+      normalizes once more.
     * ``"bn-neck"``: batch normalization without scale and bias on top of the features (Stop-Gradient
       Softmax Loss, Figure 2, after Luo et al.'s BNNeck). If the embedding has as many dimensions as the
       features, that is all. For fewer the paper does not say where they are reduced; here a linear layer
@@ -47,13 +47,13 @@ def make_head(
     Args:
         name: one of ``HEADS``. Those in ``MAP_HEADS`` take feature maps ``(b, in_features, h, w)``, as timm's
             models give with ``global_pool=''``; the others take pooled features ``(b, in_features)``.
-        in_features: of the backbone; ``num_features`` of timm's models.
-        embedding_size: number of dimensions d.
-        num_calls: for ``"mbn"``: training calls in all, epochs · batches per epoch.
-        ideal_batch_size: for ``"mbn"``: m₀, twice the batch size in the paper.
+        in_features: the number of features of the backbone, ``num_features`` of timm's models.
+        embedding_size: the number of dimensions d.
+        num_calls: for ``"mbn"`` alone: the number of training calls in all, epochs · batches per epoch.
+        ideal_batch_size: for ``"mbn"`` alone: m₀ (default 128), twice the batch size in the paper.
 
     Raises:
-        ValueError: an unknown name, a size below 1, or ``"mbn"`` without ``num_calls``.
+        ValueError: the name is unknown, a size is below 1, or ``"mbn"`` has no ``num_calls``.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Batch normalization by moments of this batch and of those before it."""
+"""Batch normalization by the moments of this batch and of earlier ones."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .._number_checks import check_integer, check_positive
 class MomentumBatchNorm(nn.Module):
     r"""Momentum Batch Normalization (MBN) of rows, for small batches.
 
-    Adaptive Cross Batch Normalization, Appendix A and Table 3, sets it against XBN. That paper gives the
-    ideal batch size m₀ (128 for batches of 64, 32 for batches of 16) and leaves the rest to the
-    hyper-parameters and the definition of Yong et al., Momentum Batch Normalization for Deep Learning
-    with Small Batch Size (ECCV 2020), which is followed here. For a batch of m rows with mean
-    :math:`\mu_B` and biased variance :math:`\sigma_B^2`, per dimension,
+    Adaptive Cross Batch Normalization, Appendix A and Table 3, compares it with XBN, and found that networks
+    whose embeddings it normalizes did not train. That paper gives the ideal batch size m₀ (128 for batches of
+    64, 32 for batches of 16). All else follows Yong et al., Momentum Batch Normalization for Deep Learning
+    with Small Batch Size (ECCV 2020). For a batch of m rows with mean :math:`\mu_B` and biased variance
+    :math:`\sigma_B^2`, per dimension,
 
     .. math::
         \mu &\leftarrow \lambda \mu + (1 - \lambda) \mu_B \\
@@ -33,17 +33,16 @@ class MomentumBatchNorm(nn.Module):
     with t counted in calls, where Yong et al. count epochs. In ``eval()`` mode the moments are averages
     of their own, with momentum :math:`\tau = \tau_0^{m / m_0}`.
 
-    The AXBN paper found networks that normalize their embeddings so untrainable.
-
     Args:
         num_features: d.
-        num_calls: T, training calls until the momentum is full: epochs · batches per epoch. 2 or more.
-        ideal_batch_size: m₀. A batch at least as large is normalized by its own moments.
-        ideal_momentum: τ₀ in [0, 1).
-        eps: ε, above 0.
+        num_calls: T, the number of training calls until the momentum is full: epochs · batches per epoch, 2
+            or more.
+        ideal_batch_size: m₀ (default 128). A batch at least as large is normalized by its own moments.
+        ideal_momentum: τ₀ in [0, 1) (default 0.9).
+        eps: ε, above 0 (default 1e-5).
 
     Raises:
-        ValueError: a number out of range.
+        ValueError: a number is out of range.
 
     Example:
         >>> norm = MomentumBatchNorm(1, num_calls=2, ideal_batch_size=4)
@@ -88,10 +87,10 @@ class MomentumBatchNorm(nn.Module):
         self.register_buffer("num_batches_tracked", torch.tensor(0))
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Maps rows ``(b, d)`` to rows ``(b, d)`` of the same dtype; in between, float32 or better.
+        """Maps rows ``(b, d)`` to rows ``(b, d)`` of the same dtype, computed in float32 or better.
 
         Raises:
-            ValueError: rows of another shape, or none in training.
+            ValueError: the rows have another shape, or there are none in training.
         """
         if rows.ndim != 2 or rows.shape[1] != self.num_features or (self.training and len(rows) == 0):
             raise ValueError(
@@ -102,7 +101,7 @@ class MomentumBatchNorm(nn.Module):
         return ((precise - mean) / (var + self.eps).sqrt() * self.weight + self.bias).to(rows.dtype)
 
     def _follow(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the moments μ and σ² with this batch in them."""
+        """Updates the moments μ and σ² with this batch, and returns them."""
         batch_mean = rows.mean(dim=0)
         batch_var = (rows - batch_mean).square().mean(dim=0)
         with torch.no_grad():

@@ -13,22 +13,23 @@ Model = TypeVar("Model", bound=nn.Module)
 def remove_last_bn_relu(model: Model) -> Model:
     """Takes the last BN and the last ReLU out of a ResNet, for a head that begins with a BN of its own.
 
-    RBR, Stop-Gradient Softmax Loss for Deep Metric Learning, section Remove the Last BN-ReLU: in a row of
-    BN, ReLU and BN the first two add nothing, and may drop what retrieval could use. In the last block
-    the residual branch then ends in its convolution, and the block in its sum; a BN in the shortcut stays.
+    The paper calls it RBR (Stop-Gradient Softmax Loss for Deep Metric Learning, section Remove the Last
+    BN-ReLU): where BN, ReLU and BN follow each other the first two add nothing, and may remove information
+    that retrieval could use. Afterwards the residual branch of the last block ends with its convolution, and
+    the block with its sum. A BN in the shortcut stays.
 
-    It knows the blocks of timm's ResNets, basic and bottleneck, and those of torchvision's, where one
-    ReLU serves the whole block and stays after the other BNs. Load weights before: the BN's are
-    not among the ``state_dict`` keys any more. To do it twice is to do it once.
+    It knows the basic and bottleneck blocks of timm's ResNets, and those of torchvision's, where one ReLU
+    serves the whole block and stays after the other BNs. Load weights first, because the ``state_dict`` no
+    longer has the keys of the removed BN. A second call changes nothing.
 
     Args:
-        model: changed in place.
+        model: the network, which is changed in place.
 
     Returns:
         The model.
 
     Raises:
-        TypeError: a model whose last block is of another kind; it is as it was.
+        TypeError: the last block is of another kind. The model is then as it was.
 
     Example:
         >>> class Block(nn.Module):  # as timm's

@@ -54,8 +54,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         delay: number of calls after ``warmup`` in which rows are stored and compared but not adapted; 0 by
             default (thesis A Study of Cross Batch Memory, §4.3.3).
         warmup: number of calls that store nothing and return the loss of the batch alone; 0 by default.
-            Cross-Batch Memory, §3.3, has 1,000. Raise it where training begins with weights that still
-            change fast.
+            Memories that adapt their rows did without it in our study. A memory that does not adapt them
+            needs it: Cross-Batch Memory, §3.3, has 1,000 calls, and then fills the memory.
         batch_loss_weight: w, 0 by default. With another w the loss of the batch alone is added, w times
             (1 in XBM* of the AXBN paper, Table 2).
         normalize_memory: whether stored rows are scaled to unit L2 norm after adaptation; not by default
