@@ -28,17 +28,10 @@ from benchmarks.engine.results import RESULTS
 from benchmarks.engine.settings import Positive, among, check
 from benchmarks.engine.trial import at_most
 from benchmarks.study.cases import REGIMES, Case, cases, read_cases
+from benchmarks.study.data_sets import EMOJI_ROOT, ICONS_ROOT, Roots
 from benchmarks.study.files import RUNS, done, save
 from benchmarks.study.report import write_report
-from benchmarks.study.run import (
-    EMOJI_ROOT,
-    ICONS_ROOT,
-    Roots,
-    checkpoint_path,
-    train,
-    train_warm_start,
-    warm_start_path,
-)
+from benchmarks.study.run import checkpoint_path, train, train_warm_start, warm_start_path
 
 WARM_STARTS = Path("runs/study")
 _METHODS = list(dict.fromkeys(case.name for case in cases()))

@@ -31,8 +31,10 @@ from benchmarks.engine.diagnostics import embed_without_trace
 from benchmarks.engine.results import RESULTS, write_csv
 from benchmarks.engine.run import Run
 from benchmarks.engine.trial import at_most
-from benchmarks.study.cases import Budget, Case
-from benchmarks.study.run import EMOJI_ROOT, Roots, begin
+from benchmarks.study.budget import Budget
+from benchmarks.study.cases import Case
+from benchmarks.study.data_sets import EMOJI_ROOT, Roots
+from benchmarks.study.run import begin
 
 FILE = "batch_noise.csv"
 AGES = (0, 1, 2, 5, 10, 20, 50, 100)  # steps

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal
 
 from benchmarks.engine.results import read_csv
+from benchmarks.study.budget import Budget
+from benchmarks.study.data_sets import DATA_SETS
 
 SEEDS = (0, 1, 2)
 SIZES = ((64, 0.5), (64, 0.1), (16, 0.03))  # batch size, rows in memory as a share of the training images
@@ -52,77 +54,6 @@ SLOW_RATE = 0.1  # of the learning rate
 REFRESH_EVERY = {0.5: 20, 0.1: 1, 0.03: 1}
 
 
-Data = Literal["glyphs", "emoji", "pretrained", "pretrained icons", "pretrained senses"]
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Training on a data set for a number of epochs.
-
-    Attributes:
-        data: the data set; "pretrained" is Emoji with a network that begins with ImageNet weights, whose
-            early stages stay as they are, "pretrained icons" the same of icons, and "pretrained senses" a
-            text transformer on senses of words, of which the last layer trains.
-        epochs: until the learning rate has fallen twice.
-        side: of the images in pixels.
-        rate: factor on the learning rate.
-        loss: None for the data set's own, SupCon; "multi-similarity" with its miner.
-        trained: what trains of a pretrained network; None for its last stage.
-        is_kept_back: whether the classes that are scored are those that were kept back.
-    """
-
-    data: Data
-    epochs: int
-    side: int = 32
-    rate: float = 1.0
-    loss: Literal["multi-similarity"] | None = None
-    trained: Literal["last three stages", "whole network"] | None = None
-    is_kept_back: bool = False
-
-    def __str__(self) -> str:
-        """The regime's name, which `from_name` reads."""
-        words = [self.data, f"{self.epochs} epochs"]
-        words += [f"{self.side} px"] * (self.side != 32) + [f"rate x {self.rate:g}"] * (self.rate != 1)
-        words += [word for word in (self.loss, self.trained) if word] + [_KEPT_BACK] * self.is_kept_back
-        return ", ".join(words)
-
-    @classmethod
-    def from_name(cls, name: str) -> Budget:
-        """Returns the budget whose name it is."""
-        data: Any
-        data, epochs, *words = name.split(", ") if ", " in name else (name, "")
-        values: dict[str, Any] = {"is_kept_back": _KEPT_BACK in words}
-        for word in words:
-            if word.endswith(" px"):
-                values["side"] = int(word.removesuffix(" px"))
-            elif word.startswith("rate x "):
-                values["rate"] = float(word.removeprefix("rate x "))
-            elif word in _LOSSES:
-                values["loss"] = word
-            elif word in _TRAINED:
-                values["trained"] = word
-        count = epochs.removesuffix(" epochs")
-        if (
-            data not in _DATA
-            or not count.isdecimal()
-            or str(budget := cls(data, int(count), **values)) != name
-        ):
-            raise ValueError(
-                f"regime is {name!r}; a budget is named as {str(Budget('pretrained', 16, rate=0.1))!r}, with "
-                f"one of {', '.join(_DATA)} in front"
-            )
-        return budget
-
-    @property
-    def is_pretrained(self) -> bool:
-        return self.data.startswith("pretrained")
-
-
-_DATA = get_args(Data)
-_LOSSES, _TRAINED = ("multi-similarity",), ("last three stages", "whole network")
-_KEPT_BACK = "classes kept back"
-
-
 EMOJI = Budget("emoji", 60)
 EMOJI_SEEDS = (1, 2, 3)
 MORE_EMOJI_SEEDS = (4, 5)
@@ -162,7 +93,12 @@ def budget_of(regime: str) -> Budget | None:
     """Returns the budget that a regime is the name of; None for the regimes of the short and first runs."""
     if regime in BUDGETS:
         return BUDGETS[regime]
-    return None if regime in _WITHOUT_BUDGET else Budget.from_name(regime)
+    if regime in _WITHOUT_BUDGET:
+        return None
+    budget = Budget.from_name(regime)
+    if budget.data not in DATA_SETS:
+        raise ValueError(f"regime is {regime!r}; its data set is one of {', '.join(DATA_SETS)}")
+    return budget
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from typing import Literal, NamedTuple
 import tyro
 
 from benchmarks.engine.results import RESULTS, read_csv
-from benchmarks.study.cases import PRETRAINED, Budget, Case, Data
+from benchmarks.study.budget import Budget
+from benchmarks.study.cases import PRETRAINED, Case
 from benchmarks.study.files import RUNS
 
 FIGURE = "recall_at_1"
@@ -41,7 +42,7 @@ EQUAL_TIME = 20  # epochs without memory that take at least as long as 16 with a
 MEMORY = 0.5  # rows, as a share of the training images
 FIRST_SEED, SECOND_SEED = 0, 6  # of the choice
 CONFIRMED_SEEDS = (1, 2, 3, 4, 5)
-DOMAINS: tuple[Data, ...] = ("pretrained", "pretrained icons")
+DOMAINS: tuple[str, ...] = ("pretrained", "pretrained icons")
 FINALISTS = 2
 # In the order of their worth: what the goals are of comes first.
 FIRST_CONFIRMED = ((NONE, 16), ("centre", 16), (NONE, 64), ("centre", 64), (CACHED, 256), (CACHED, 512))
@@ -53,7 +54,7 @@ class Method(NamedTuple):
     name: str
     batch_size: int
     loss: Literal["multi-similarity"] | None = None
-    data: Data = "pretrained"
+    data: str = "pretrained"
 
 
 SUPCON = (
@@ -143,7 +144,7 @@ def confirm(methods: tuple[Method, ...], runs: Runs) -> Iterator[Case]:
             yield confirmed(runs.chosen(method), data, seed)
 
 
-def domains(method: Method) -> tuple[Data, ...]:
+def domains(method: Method) -> tuple[str, ...]:
     """Returns the data sets that confirm a choice: of pictures Emoji's classes kept back, and icons."""
     return DOMAINS if method.data == "pretrained" else (method.data,)
 
@@ -154,7 +155,7 @@ def equal_time(runs: Runs) -> Iterator[Case]:
         yield confirmed(runs.chosen(Method(NONE, size)), data, seed, EQUAL_TIME)
 
 
-def confirmed(chosen: Case, data: Data, seed: int, epochs: int | None = None) -> Case:
+def confirmed(chosen: Case, data: str, seed: int, epochs: int | None = None) -> Case:
     """Returns a run of a chosen setting that is scored on classes that no choice has seen."""
     budget = Budget.from_name(chosen.regime)
     is_kept_back = data != "pretrained icons"  # of which no class has chosen

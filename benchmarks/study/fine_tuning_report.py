@@ -12,8 +12,8 @@ import numpy as np
 
 from benchmarks.engine.intervals import Difference, bootstrap, paired
 from benchmarks.engine.results import markdown, spread
-from benchmarks.study.cases import Budget, Case, Data
-from benchmarks.study.data import Study
+from benchmarks.study.budget import Budget
+from benchmarks.study.cases import Case
 from benchmarks.study.fine_tuning import (
     CACHED,
     CONFIRMED_SEEDS,
@@ -31,6 +31,7 @@ from benchmarks.study.fine_tuning import (
     domains,
     trials,
 )
+from benchmarks.study.measured import Study
 
 PAGE = "fine_tuning.md"
 _BY_CLASS_OF = ("centre", "xbn")
@@ -83,7 +84,7 @@ class Report:
             return None
 
     def confirmed(
-        self, method: Method, data: Data, figure: str = FIGURE, epochs: int | None = None
+        self, method: Method, data: str, figure: str = FIGURE, epochs: int | None = None
     ) -> dict[int, float]:
         """Returns the figure of a method's chosen setting on other classes, by seed."""
         case = self.chosen(method)
@@ -94,7 +95,7 @@ class Report:
         )
         return {seed: value for seed, value in found.items() if value is not None}
 
-    def by_class(self, method: Method, other: Method, data: Data) -> str:
+    def by_class(self, method: Method, other: Method, data: str) -> str:
         """Returns a difference, and its interval over seeds and classes drawn anew."""
         cases = [self.chosen(one) for one in (method, other)]
         gaps, images = [], None
@@ -110,7 +111,7 @@ class Report:
         mean, low, high = bootstrap(np.array(gaps), images)
         return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
 
-    def best_without_memory(self, data: Data) -> Method | None:
+    def best_without_memory(self, data: str) -> Method | None:
         """Returns no memory at the batch size where its mean on a domain is highest."""
         found = {m: self.confirmed(m, data).values() for m in self.methods if m.name in (NONE, CACHED)}
         means = {method: fmean(values) for method, values in found.items() if values}
@@ -171,7 +172,7 @@ def _setting(case: Case | None) -> str:
     return f"{_NORMS[case.norm]}, {1e-3 * Budget.from_name(case.regime).rate:.0e}".replace("e-0", "e-")
 
 
-def _confirmation(report: Report, method: Method, data: Data) -> list[str]:
+def _confirmation(report: Report, method: Method, data: str) -> list[str]:
     ours = report.confirmed(method, data)
     if not ours:
         return []
@@ -190,7 +191,7 @@ def _confirmation(report: Report, method: Method, data: Data) -> list[str]:
     return cells
 
 
-def _by_class(report: Report, data: Data) -> str:
+def _by_class(report: Report, data: str) -> str:
     lines = []
     for method in report.methods:
         if method.name in _BY_CLASS_OF:

@@ -8,9 +8,10 @@ from statistics import fmean
 
 from benchmarks.engine.intervals import Difference, paired
 from benchmarks.engine.results import markdown, spread
-from benchmarks.study.cases import BUDGETS, OTHER_RATES, REGIMES, Budget
-from benchmarks.study.data import PUBLISHED, UNSTABLE, Setting, Study, published_in
+from benchmarks.study.budget import Budget
+from benchmarks.study.cases import BUDGETS, OTHER_RATES, REGIMES
 from benchmarks.study.fine_tuning_report import write_fine_tuning
+from benchmarks.study.measured import PUBLISHED, UNSTABLE, Setting, Study, published_in
 from benchmarks.tuning.report import tuned
 from benchmarks.tuning.results import Tuning
 from benchmarks.two_towers.report import BASELINE, both, experiments, gains, title

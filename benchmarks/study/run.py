@@ -5,42 +5,21 @@ from __future__ import annotations
 import time
 from dataclasses import astuple, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
-
-import torch
-from pytorch_metric_learning.losses import MultiSimilarityLoss
-from pytorch_metric_learning.miners import MultiSimilarityMiner
-from torch import Tensor, nn
+from typing import Any, NamedTuple
 
 from benchmarks.demo.settings import Settings
 from benchmarks.demo.task import GlyphsData
 from benchmarks.engine import checkpoint
 from benchmarks.engine.accuracy import embed, hits_by_class
-from benchmarks.engine.efficientnet import LAST_STAGE, LateStages, load_network
-from benchmarks.engine.emoji import load_emoji
 from benchmarks.engine.history import History, Row
-from benchmarks.engine.icons import load_icons
-from benchmarks.engine.labelled_images import LabelledImages
-from benchmarks.engine.minilm import LastLayer, load_minilm
-from benchmarks.engine.pretrained_features import COPIES, SIDE, load_features
 from benchmarks.engine.run import Run
-from benchmarks.engine.word_senses import load_sense_features
-from benchmarks.study.cases import (
-    EVALUATE_EVERY,
-    MILDER,
-    MILESTONES,
-    SLOW_RATE,
-    Budget,
-    Case,
-    budget_of,
-)
+from benchmarks.study.budget import Budget
+from benchmarks.study.cases import EVALUATE_EVERY, MILDER, MILESTONES, SLOW_RATE, Case, budget_of
+from benchmarks.study.data_sets import PretrainedData, Roots, Source
 from benchmarks.study.remedies import REMEDIES
 from benchmarks.study.task import StudyTask
 
-EMOJI_ROOT = Path("data/emoji")
-ICONS_ROOT = Path("data/icons")
 _RATES = {512: 8**0.5}  # of a rate from random weights; AdamW's is to grow as the root of the batch
-_FIRST_STAGES = {None: LAST_STAGE, "last three stages": LAST_STAGE - 2, "whole network": 0}
 _BY_EPOCH = ("epoch", "loss", "recall_at_1", "map_at_r")
 
 
@@ -61,31 +40,6 @@ class Pace(NamedTuple):
 
 
 PACE = Pace()
-
-
-class Source(Protocol):
-    """Where data come from."""
-
-    def open(self, settings: Settings, budget: Budget) -> GlyphsData:
-        """Returns the data of a run."""
-
-
-class Roots(NamedTuple):
-    """Folders of the unpacked packages of emoji, ``emoji-datasource-apple`` and so on, and of icons."""
-
-    emoji: Path = EMOJI_ROOT
-    icons: Path = ICONS_ROOT
-
-    def open(self, settings: Settings, budget: Budget) -> GlyphsData:
-        """Returns the data of a run, on the CPU."""
-        if budget.data == "pretrained senses":
-            return SenseData(settings, self.emoji, budget)
-        if budget.is_pretrained:
-            root = self.icons if budget.data == "pretrained icons" else self.emoji
-            return PretrainedData(settings, root, budget)
-        if budget.data == "emoji":
-            return EmojiData(settings, self.emoji, budget.side)
-        return GlyphsData(settings, torch.device("cpu"))
 
 
 ROOTS = Roots()
@@ -191,78 +145,6 @@ def begin(case: Case, folder: Path, classes: int | None, source: Source, pace: P
     if case.beside == "proxies":
         task.add_proxies()
     return run
-
-
-class EmojiData(GlyphsData):
-    """The same of Emoji; see `load_emoji`."""
-
-    def __init__(self, settings: Settings, root: Path, side: int) -> None:
-        self._root, self._side = root, side
-        super().__init__(settings, torch.device("cpu"))
-
-    def _halves(self) -> tuple[LabelledImages, LabelledImages]:
-        classes, distortion = self.settings.classes, self.settings.distortion
-        train, test = (
-            load_emoji(self._root, split, classes, self._side, distortion) for split in ("train", "test")
-        )
-        return train, test
-
-
-class PretrainedData(GlyphsData):
-    """Emoji or icons, and EfficientNet-Lite0, of which as much trains as the budget says."""
-
-    def __init__(self, settings: Settings, root: Path, budget: Budget) -> None:
-        self._root, self._budget = root, budget
-        self._first = _FIRST_STAGES[budget.trained]
-        super().__init__(settings, torch.device("cpu"))
-
-    def _halves(self) -> tuple[LabelledImages, LabelledImages]:
-        """Returns features of the stages that do not train, of training images in several copies."""
-        load_images = load_icons if self._budget.data == "pretrained icons" else load_emoji
-        classes, splits = self.settings.classes, ("train", "final" if self._budget.is_kept_back else "test")
-        if not self._first:
-            strength = self.settings.distortion
-            train, test = (load_images(self._root, split, classes, SIDE, strength) for split in splits)
-            return train, test
-        train, test = (
-            load_features(self._root, split, classes, "early", self._first, load_images) for split in splits
-        )
-        return train, test._replace(images=test.images[:, 0])
-
-    def distorted(self, places: Tensor, generator: torch.Generator) -> Tensor:
-        """Returns one of the copies of each image; distorts the images where the whole network trains."""
-        if not self._first:
-            return super().distorted(places, generator)
-        copies = torch.randint(COPIES, (len(places),), generator=generator).to(places.device)
-        return self.train.images[places, copies]
-
-    def network(self) -> nn.Module:
-        batch_norm: Any = self.settings.norm
-        return LateStages(load_network(), self.settings.embedding_size, self._first, batch_norm)
-
-    def loss_and_miner(self) -> tuple[nn.Module, nn.Module | None]:
-        """Returns SupCon without a miner: a small batch of a pretrained network has no pair in its range."""
-        if self._budget.loss == "multi-similarity":
-            return MultiSimilarityLoss(), MultiSimilarityMiner()
-        return super().loss_and_miner()[0], None
-
-
-class SenseData(PretrainedData):
-    """Senses of words, and the last layer of MiniLM, which has no batch normalization."""
-
-    def _halves(self) -> tuple[LabelledImages, LabelledImages]:
-        splits = ("train", "final" if self._budget.is_kept_back else "test")
-        train, test = (load_sense_features(self._root, split, self.settings.classes) for split in splits)
-        return train, test
-
-    def distorted(self, places: Tensor, generator: torch.Generator) -> Tensor:
-        """Returns features of texts, which are as they are."""
-        return self.train.images[places]
-
-    def network(self) -> nn.Module:
-        if self.settings.norm != "layer":
-            raise ValueError(f"norm is {self.settings.norm!r}; a text transformer has 'layer'")
-        return LastLayer(load_minilm()[0], self.settings.embedding_size)
 
 
 def _data(

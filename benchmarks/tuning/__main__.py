@@ -26,8 +26,8 @@ from benchmarks.engine.processes import in_processes
 from benchmarks.engine.results import RESULTS, append_csv
 from benchmarks.engine.settings import Positive, check
 from benchmarks.engine.trial import at_most
+from benchmarks.study.data_sets import EMOJI_ROOT
 from benchmarks.study.report import write_report
-from benchmarks.study.run import EMOJI_ROOT
 from benchmarks.tuning.results import AGAIN, FINAL, METHODS, RUNS, SEARCH, Trial, Tuning
 from benchmarks.tuning.run import train
 from benchmarks.tuning.space import draw

@@ -15,7 +15,7 @@ from benchmarks.engine.labelled_images import LabelledImages
 from benchmarks.engine.randomness import generator_for
 from benchmarks.engine.run import Run
 from benchmarks.study.cases import MILDER, MILESTONES
-from benchmarks.study.run import EmojiData
+from benchmarks.study.data_sets import EmojiData
 from benchmarks.study.task import StudyTask
 from benchmarks.tuning.results import FINAL, Trial
 from benchmarks.tuning.space import draw

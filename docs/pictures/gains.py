@@ -9,10 +9,9 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 
 from benchmarks.engine.intervals import Difference, paired
-from benchmarks.study.cases import Data
-from benchmarks.study.data import Setting, Study, published_in
 from benchmarks.study.fine_tuning import LIKE_XBM, MEMORY, MULTI_SIMILARITY, NONE, SUPCON, Method
 from benchmarks.study.fine_tuning_report import Report
+from benchmarks.study.measured import Setting, Study, published_in
 
 from .style import Style, in_both, recolour, save
 
@@ -25,7 +24,7 @@ SETTINGS: dict[str, Setting] = {
     "Emoji, 120 epochs": (64, MEMORY, "batch", "emoji, 120 epochs"),
     "Emoji, 240 epochs": (64, MEMORY, "batch", "emoji, 240 epochs"),
 }
-DOMAINS: dict[Data, str] = {"pretrained": "Emoji", "pretrained icons": "icons"}
+DOMAINS: dict[str, str] = {"pretrained": "Emoji", "pretrained icons": "icons"}
 LOSSES = {"SupCon": SUPCON, "MultiSimilarity": MULTI_SIMILARITY}
 
 

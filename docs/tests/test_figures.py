@@ -12,7 +12,7 @@ from pictures.batch_noise import EPOCH, batch_share
 from benchmarks.engine.intervals import Difference, paired
 from benchmarks.engine.results import read_csv
 from benchmarks.study.cases import KINDS
-from benchmarks.study.data import PUBLISHED, Study
+from benchmarks.study.measured import PUBLISHED, Study
 from benchmarks.study.report import at_batch_512
 from benchmarks.tuning.results import FIGURE, SUBGROUPS, Tuning
 from benchmarks.two_towers.report import experiments, gains, title

@@ -19,7 +19,9 @@ from benchmarks.engine.emoji_folders import write_folders
 from benchmarks.engine.run import Run
 from benchmarks.study import cases as study_cases
 from benchmarks.study import run as study_run
-from benchmarks.study.cases import Budget, Case
+from benchmarks.study.budget import Budget
+from benchmarks.study.cases import Case
+from benchmarks.study.data_sets import Roots
 
 REGIME = "emoji, 6 epochs"
 PACE = study_run.Pace(evaluations=2, measured_every=3, warmup=5)
@@ -107,7 +109,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_result(
     method: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = Case(method, int("oldest" in method), 8, 0.5 * (method != "no-xbm"), "batch", REGIME, 1)
-    whole = study_run.train(case, tmp_path / "whole", None, study_run.Roots(root), PACE)
+    whole = study_run.train(case, tmp_path / "whole", None, Roots(root), PACE)
     assert [row["epoch"] for row in whole["epochs"]] == [3, 6]
 
     train_epoch = Run.train_epoch
@@ -120,10 +122,10 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_result(
 
         patch.setattr(Run, "train_epoch", until_the_fifth)
         with pytest.raises(KeyboardInterrupt):
-            study_run.train(case, tmp_path, None, study_run.Roots(root), PACE._replace(saved_after=-1))
+            study_run.train(case, tmp_path, None, Roots(root), PACE._replace(saved_after=-1))
     trained = []
     monkeypatch.setattr(Run, "train_epoch", lambda run: trained.append(run.epoch) or train_epoch(run))
-    resumed = study_run.train(case, tmp_path, None, study_run.Roots(root), PACE)
+    resumed = study_run.train(case, tmp_path, None, Roots(root), PACE)
     assert trained == [4, 5]
     for outcome in (whole, resumed):
         for name in ("minutes", "cpu_minutes"):
@@ -135,7 +137,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_result(
 def test_a_run_ends_with_an_evaluation(root: Path, tmp_path: Path) -> None:
     pace = PACE._replace(evaluations=1.5)  # every fourth epoch
     outcome = study_run.train(
-        Case("no-xbm", 0, 8, 0.0, "batch", REGIME, 1), tmp_path, None, study_run.Roots(root), pace
+        Case("no-xbm", 0, 8, 0.0, "batch", REGIME, 1), tmp_path, None, Roots(root), pace
     )
     assert [row["epoch"] for row in outcome["epochs"]] == [4, 6]
 
@@ -162,12 +164,12 @@ def test_a_pretrained_network_trains_on_one_of_the_copies(
 ) -> None:
     monkeypatch.setitem(study_cases.BUDGETS, "tiny", Budget("pretrained", 2))
     case = Case("xbm+warm-up of an epoch", 0, 16, 0.5, "batch", "tiny", 1)
-    run = study_run.begin(case, tmp_path, None, study_run.Roots(root))
+    run = study_run.begin(case, tmp_path, None, Roots(root))
     images, _ = next(iter(run.task.batches(0, 0)))
     copies = run.task.data.train.images.flatten(0, 1)
     assert len(copies) == 4 * len(run.task.data.train.labels)
     assert all((copies == image).flatten(1).all(dim=1).any() for image in images)
-    outcome = study_run.train(case, tmp_path, None, study_run.Roots(root))
+    outcome = study_run.train(case, tmp_path, None, Roots(root))
     assert 0 <= outcome["result"]["recall_at_1"] <= 100
     assert [row["epoch"] for row in outcome["epochs"]] == [1, 2]
     hits, numbers = (sum(map(int, outcome["classes"][name].split())) for name in ("hits", "images"))

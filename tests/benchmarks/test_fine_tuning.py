@@ -22,17 +22,19 @@ from benchmarks.engine.step import Step
 from benchmarks.study import __main__ as study
 from benchmarks.study import fine_tuning
 from benchmarks.study import run as study_run
-from benchmarks.study.cases import Budget, Case, read_cases
+from benchmarks.study.budget import Budget
+from benchmarks.study.cases import Case, budget_of, read_cases
+from benchmarks.study.data_sets import Roots
 from benchmarks.study.fine_tuning import CACHED, SUPCON, Method, Runs, trials
 
 REGIME = "pretrained, 2 epochs, rate x 0.1"
 
 
 @pytest.fixture(scope="module")
-def roots(tmp_path_factory: pytest.TempPathFactory) -> study_run.Roots:
+def roots(tmp_path_factory: pytest.TempPathFactory) -> Roots:
     folder = tmp_path_factory.mktemp("emoji")
     write_emoji(folder, classes=48)
-    return study_run.Roots(folder)
+    return Roots(folder)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,7 +44,7 @@ def _weights(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def begin(method: str, norm: str, roots: study_run.Roots, batch_size: int = 16, regime: str = REGIME) -> Run:
+def begin(method: str, norm: str, roots: Roots, batch_size: int = 16, regime: str = REGIME) -> Run:
     case = Case(method, 0, batch_size, 0.0 if method.startswith("no-xbm") else 0.5, norm, regime, 1)
     return study_run.begin(case, Path(), None, roots)
 
@@ -77,14 +79,14 @@ PASSES = {
 
 
 @pytest.mark.parametrize("method", PASSES)
-def test_every_pass_is_in_the_mode_that_its_method_claims(method: str, roots: study_run.Roots) -> None:
+def test_every_pass_is_in_the_mode_that_its_method_claims(method: str, roots: Roots) -> None:
     assert passes_of_a_step(begin(method, "batch", roots)) == PASSES[method]
     of_frozen = {(name, gradients, False) for name, gradients, _ in PASSES[method]}
     assert passes_of_a_step(begin(method, "frozen", roots)) == of_frozen
 
 
 @pytest.mark.parametrize("norm", ["frozen", "frozen weights"])
-def test_frozen_statistics_stay_as_they_are(norm: str, roots: study_run.Roots) -> None:
+def test_frozen_statistics_stay_as_they_are(norm: str, roots: Roots) -> None:
     run = begin("centre", norm, roots)
     before = {name: buffer.clone() for name, buffer in run.task.model.named_buffers()}
     layers = [layer for layer in run.task.model.modules() if isinstance(layer, _BatchNorm)]
@@ -103,7 +105,7 @@ def test_an_evaluation_leaves_every_module_in_its_mode() -> None:
     assert [module.training for module in model.modules()] == [True, True, False, True]
 
 
-def test_rows_of_an_evaluation_pass_are_stored(roots: study_run.Roots) -> None:
+def test_rows_of_an_evaluation_pass_are_stored(roots: Roots) -> None:
     run = begin("centre+evaluation rows", "batch", roots)
     model = copy.deepcopy(run.task.model).eval()
     images, labels = next(iter(run.task.batches(0, 0)))
@@ -114,7 +116,7 @@ def test_rows_of_an_evaluation_pass_are_stored(roots: study_run.Roots) -> None:
     assert torch.equal(run.task.loss_fn.label_memory[:16], labels)
 
 
-def test_cached_gradients_are_those_of_the_whole_batch(roots: study_run.Roots) -> None:
+def test_cached_gradients_are_those_of_the_whole_batch(roots: Roots) -> None:
     run = begin(CACHED, "frozen", roots)
     run.task.model.double()
     run.task.part_size = 4
@@ -138,10 +140,10 @@ def test_a_budget_is_read_from_its_name() -> None:
     assert [Budget.from_name(str(budget)) for budget in budgets] == budgets
     for name in ("pretrained", "pretrained, 16", "photographs, 16 epochs", "pretrained, 16 epochs, later"):
         with pytest.raises(ValueError, match=f"regime is '{name}'"):
-            Budget.from_name(name)
+            budget_of(name)
 
 
-def test_classes_kept_back_are_others_than_those_that_choose(roots: study_run.Roots) -> None:
+def test_classes_kept_back_are_others_than_those_that_choose(roots: Roots) -> None:
     chosen, kept_back = (
         begin("no-xbm", "frozen", roots, regime=str(Budget("pretrained", 2, is_kept_back=kept))).task.data
         for kept in (False, True)
@@ -151,7 +153,7 @@ def test_classes_kept_back_are_others_than_those_that_choose(roots: study_run.Ro
 
 
 @pytest.mark.parametrize("trained", ["last three stages", "whole network"])
-def test_more_of_the_network_trains(trained: str, roots: study_run.Roots) -> None:
+def test_more_of_the_network_trains(trained: str, roots: Roots) -> None:
     last = begin("no-xbm", "frozen", roots)
     run = begin("no-xbm", "frozen", roots, regime=str(Budget("pretrained", 2, trained=trained)))
     ours, fewer = (sum(p.numel() for p in of.task.model.parameters()) for of in (run, last))
@@ -162,7 +164,7 @@ def test_more_of_the_network_trains(trained: str, roots: study_run.Roots) -> Non
 
 
 def test_a_list_is_run_in_its_order_and_failures_are_noted(
-    roots: study_run.Roots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    roots: Roots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cases = [Case("no-xbm", 0, 16, 0.0, "frozen", REGIME, seed) for seed in (3, 1)]
     path = tmp_path / "list.csv"

@@ -23,8 +23,8 @@ from benchmarks.on_gpu.train.data import PreparedSource
 from benchmarks.on_gpu.train.last_stage import LastStage
 from benchmarks.on_gpu.train.prepare import prepare
 from benchmarks.on_gpu.train.workers import Failure, Workers
-from benchmarks.study.cases import Budget
-from benchmarks.study.run import Roots
+from benchmarks.study.budget import Budget
+from benchmarks.study.data_sets import Roots
 from docs.pictures.on_gpu import gpu_report
 from pml_xbn.adapters import MomentMatching
 from pml_xbn.adapters.moments import Moments

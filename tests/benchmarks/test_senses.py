@@ -15,6 +15,7 @@ from benchmarks.engine.minilm import LastLayer, MiniLM, frozen_features, load_mi
 from benchmarks.engine.word_senses import SPLITS, load_sense_features, load_senses
 from benchmarks.study import run as study_run
 from benchmarks.study.cases import Case
+from benchmarks.study.data_sets import Roots
 
 WIDTH, WIDE, HEADS, WORDS = 24, 40, 12, 40
 
@@ -149,14 +150,12 @@ def test_every_sense_with_three_examples_is_in_one_split_or_none(root: Path) -> 
 
 def test_a_run_trains_the_last_layer_on_senses(root: Path, tmp_path: Path) -> None:
     case = Case("centre", 0, 16, 0.5, "layer", "pretrained senses, 2 epochs", 1)
-    outcome = study_run.train(case, tmp_path, None, study_run.Roots(root))
+    outcome = study_run.train(case, tmp_path, None, Roots(root))
     assert "error" not in outcome["result"]
     train = load_sense_features(root, "train", None)
     assert train.images.shape == (4 * len(train.superclasses), 24, WIDTH + 1)
     with pytest.raises(ValueError, match="norm is 'batch'; a text transformer has 'layer'"):
-        study_run.begin(
-            Case("centre", 0, 16, 0.5, "batch", case.regime, 1), tmp_path, None, study_run.Roots(root)
-        )
+        study_run.begin(Case("centre", 0, 16, 0.5, "batch", case.regime, 1), tmp_path, None, Roots(root))
 
 
 def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,10 +19,10 @@ from benchmarks.engine.results import append_csv, read_csv
 from benchmarks.engine.run import Run
 from benchmarks.study import __main__ as study
 from benchmarks.study import cases as study_cases
-from benchmarks.study import data as study_data
 from benchmarks.study import report as study_report
 from benchmarks.study import run as study_run
 from benchmarks.study.cases import Case
+from benchmarks.study.measured import Study
 from benchmarks.study.remedies import REMEDIES, MomentumEncoded, OldestRefreshed, WarmedUp
 from benchmarks.study.task import StudyTask
 
@@ -96,7 +96,7 @@ def test_intervals_are_pooled_over_the_methods_that_do_not_collapse(tmp_path: Pa
     none, xbn, star, xbm = [50.0, 52.0, 57.0], [53.0, 53.5, 61.0], [51.0, 52.5, 56.0], [40.0, 5.0, 44.0]
     # A method of one seed tells nothing of the variance.
     write_runs(tmp_path, {"no-xbm": none, "xbm": xbm, "xbn": xbn, "xbm-star": star, "centre": [54.0]})
-    found = study_data.Study(tmp_path).differences((64, 0.5, "batch", "converged"), "no-xbm")
+    found = Study(tmp_path).differences((64, 0.5, "batch", "converged"), "no-xbm")
     values = np.array([none, xbn, star])
     rest = values - values.mean(0) - values.mean(1, keepdims=True) + values.mean()
     half_width = student.ppf(0.975, 4) * (2 * np.square(rest).sum() / 4 / 3) ** 0.5
@@ -122,7 +122,7 @@ def test_an_interval_over_classes_and_seeds_is_that_of_a_bootstrap(tmp_path: Pat
         seeds, classes = draw.integers(3, size=3), draw.integers(40, size=40)
         means.append(100 * gaps[seeds][:, classes].mean(axis=0).sum() / images[classes].sum())
     setting = (64, 0.5, "batch", "pretrained, 16 epochs")
-    text = study_data.Study(tmp_path).bootstrapped("xbn", "no-xbm", setting)
+    text = Study(tmp_path).bootstrapped("xbn", "no-xbm", setting)
     mean, low, high = (float(word) for word in re.findall(r"[+-][\d.]+", text))
     assert mean == pytest.approx(100 * gaps.sum() / 3 / images.sum(), abs=0.05)
     assert (low, high) == pytest.approx(np.quantile(means, [0.025, 0.975]), abs=0.6)
@@ -167,7 +167,7 @@ def test_the_page_says_what_the_files_say(tmp_path: Path) -> None:
 
 def test_without_files_it_says_what_to_run(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"run python -m benchmarks.study first"):
-        study_data.Study(tmp_path)
+        Study(tmp_path)
 
 
 def test_the_converged_regime_goes_to_the_end_at_falling_rates() -> None:

@@ -16,8 +16,8 @@ from benchmarks.engine.labelled_images import LabelledImages
 from benchmarks.engine.randomness import generator_for
 from benchmarks.on_gpu.train.last_stage import CHANNELS, LastStage, random_weights
 from benchmarks.on_gpu.train.prepared import SPLITS_OF_EMOJI, SPLITS_OF_GLYPHS, Prepared, load
-from benchmarks.study.cases import Budget
-from benchmarks.study.run import PretrainedData
+from benchmarks.study.budget import Budget
+from benchmarks.study.data_sets import PretrainedData
 
 _CLASSES, _COPIES, _SIDE = 24, 4, 32  # of made-up data
 

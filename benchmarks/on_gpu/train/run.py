@@ -17,7 +17,8 @@ from benchmarks.on_gpu.deadline import Deadline
 from benchmarks.on_gpu.table import Table
 from benchmarks.on_gpu.train.data import PreparedSource
 from benchmarks.on_gpu.train.workers import Failure, Workers
-from benchmarks.study.cases import Budget, Case, read_cases
+from benchmarks.study.budget import Budget
+from benchmarks.study.cases import Case, read_cases
 from benchmarks.study.files import RUNS, done, save
 from benchmarks.study.run import Pace, begin, checkpoint_path, train
 

@@ -1,4 +1,4 @@
-"""The study's CSV files, read, and what is computed from them."""
+"""What the study has measured: its CSV files, and the differences and intervals computed from them."""
 
 from __future__ import annotations
 
