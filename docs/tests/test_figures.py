@@ -61,7 +61,7 @@ TOWERS = {
 }
 
 
-WHICH, STUDY = DOCS / "which_variant.md", DOCS / "study.md"
+WHICH, STUDY, DIAGNOSTICS = (DOCS / f"{name}.md" for name in ("which_variant", "study", "diagnostics"))
 
 
 def cell(difference: Difference | None) -> str:
@@ -193,6 +193,18 @@ def test_how_far_the_noise_of_batch_normalization_goes() -> None:
             for place in ("same", "other")
         ),
     )
+
+
+def test_how_much_of_the_spread_is_noise_of_the_batch() -> None:
+    """`batch_noise` of unit rows, whose squared distance is 2 − 2 cos; 1 − 4/b of a batch was replaced."""
+    shares = []
+    for row in read_csv(RESULTS / "batch_noise.csv"):
+        if (row["epoch"], row["age"], row["norm"]) == (EPOCH, "0", "batch"):
+            size, noise = int(row["batch_size"]), float(row["of_batch"])
+            positive, negative = (float(row[f"{kind}_other_batch"]) for kind in ("positives", "negatives"))
+            cosine = (3 * positive + (size - 4) * negative) / (size - 1)
+            shares.append(noise / (1 - 4 / size) / (2 - 2 * cosine))
+    assert_on(DIAGNOSTICS, "{:.0f} % at batch 16, {:.0f} % at batch 64".format(*(100 * x for x in shares)))
 
 
 def test_what_a_search_for_all_finds() -> None:

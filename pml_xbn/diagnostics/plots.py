@@ -1,14 +1,15 @@
 """Figures of diagnostics. The title of each is the question that it answers.
 
-A history is a mapping from the number of the step to what was measured there. The functions return a
-``matplotlib.figure.Figure``, for ``figure.savefig(path)`` or ``SummaryWriter.add_figure``; they show and
-save nothing.
+A history is a mapping from the number of the step to what was measured there. To compare several memories in
+one figure pass a mapping from their names to their histories. The functions return a
+``matplotlib.figure.Figure``, for ``figure.savefig(path)`` or ``SummaryWriter.add_figure``; they show and save
+nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 
@@ -27,11 +28,20 @@ if TYPE_CHECKING:
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 
-def plot_feature_drift(history: Mapping[int, Mapping[int, Drift]]) -> Figure:
+_STYLES = ("-", "--", ":", "-.")
+
+Measured = TypeVar("Measured")
+History = (
+    Mapping[int, Measured] | Mapping[str, Mapping[int, Measured]]
+)  # of one memory, or of several by name
+
+
+def plot_feature_drift(history: History[Mapping[int, Drift]]) -> Figure:
     r"""How far does an image's embedding move? Drift over steps, one colour per :math:`\Delta k`.
 
     Args:
-        history: what ``FeatureDrift.update`` returned, by step. Steps without a measurement may be there.
+        history: what ``FeatureDrift.update`` returned, by step. Steps without a measurement may be there. Of
+            several memories only the means are drawn, with a colour per memory.
 
     Example:
         >>> import torch
@@ -41,12 +51,17 @@ def plot_feature_drift(history: Mapping[int, Mapping[int, Drift]]) -> Figure:
         "How far does an image's embedding move?"
     """
     figure, axes = _figure("How far does an image's embedding move?", "step", "feature drift")
-    deltas = sorted({delta for drifts in history.values() for delta in drifts})
-    for number, delta in enumerate(deltas):
-        steps = [step for step in sorted(history) if delta in history[step]]
-        drifts = [history[step][delta] for step in steps]
-        _line(axes, number, steps, [d.mean for d in drifts], rf"$\Delta k$ = {delta}, mean")
-        _line(axes, number, steps, [d.maximum for d in drifts], rf"$\Delta k$ = {delta}, maximum", "--")
+    histories = _by_memory(history)
+    for memory_number, (memory, drifts_at) in enumerate(histories.items()):
+        for number, delta in enumerate(sorted({delta for drifts in drifts_at.values() for delta in drifts})):
+            steps = [step for step in sorted(drifts_at) if delta in drifts_at[step]]
+            drifts, name = [drifts_at[step][delta] for step in steps], rf"$\Delta k$ = {delta}"
+            if len(histories) > 1:
+                style = _STYLES[number % len(_STYLES)]
+                _line(axes, memory_number, steps, [d.mean for d in drifts], f"{memory}, {name}", style)
+            else:
+                _line(axes, number, steps, [d.mean for d in drifts], f"{name}, mean")
+                _line(axes, number, steps, [d.maximum for d in drifts], f"{name}, maximum", "--")
     return _finished(figure, axes, from_zero=True)
 
 
@@ -73,21 +88,27 @@ def plot_staleness(measured: AdaptedStaleness | Mapping[str, AdaptedStaleness]) 
     return _finished(figure, axes, from_zero=True)
 
 
-def plot_valid_pairs(history: Mapping[int, ValidPairs]) -> Figure:
+def plot_valid_pairs(history: History[ValidPairs]) -> Figure:
     """Where do the valid pairs come from? Numbers of pairs over steps, by kind and source.
 
     Args:
-        history: what ``WatchedLoss.valid_pairs`` returned, by step.
+        history: what ``WatchedLoss.valid_pairs`` returned, by step. Of several memories only the pairs with
+            rows from memory are drawn.
     """
     figure, axes = _figure("Where do the valid pairs come from?", "step", "valid pairs per step")
-    for number, name in enumerate(ValidPairs._fields):
-        style = "-" if name.startswith("negatives") else "--"
-        _history(axes, number % 2, history, name, name.replace("_", " "), style)
+    histories = _by_memory(history)
+    for memory_number, (memory, pairs) in enumerate(histories.items()):
+        for name in ValidPairs._fields:
+            style, is_from_memory = "-" if name.startswith("negatives") else "--", name.endswith("memory")
+            if len(histories) == 1:
+                _history(axes, int(is_from_memory), pairs, name, name.replace("_", " "), style)
+            elif is_from_memory:
+                _history(axes, memory_number, pairs, name, f"{memory}, {name.replace('_', ' ')}", style)
     axes.set_yscale("symlog", linthresh=1)
     return _finished(figure, axes, from_zero=True)
 
 
-def plot_embedding_distances(history: Mapping[int, EmbeddingDistances]) -> Figure:
+def plot_embedding_distances(history: History[EmbeddingDistances]) -> Figure:
     """Do the embeddings separate while their classes become compact? Mean distances over steps.
 
     Args:
@@ -96,8 +117,10 @@ def plot_embedding_distances(history: Mapping[int, EmbeddingDistances]) -> Figur
     figure, axes = _figure(
         "Do embeddings separate while classes become compact?", "step", "mean Euclidean distance"
     )
-    _history(axes, 0, history, "between_embeddings", "between embeddings")
-    _history(axes, 1, history, "to_class_mean", "to the mean of the class")
+    for number, (memory, distances) in enumerate(_by_memory(history).items()):
+        prefix = f"{memory}, " if memory else ""
+        _history(axes, number, distances, "between_embeddings", f"{prefix}between embeddings")
+        _history(axes, number, distances, "to_class_mean", f"{prefix}to the mean of the class", "--")
     return _finished(figure, axes, from_zero=True)
 
 
@@ -119,20 +142,19 @@ def plot_superclass_neighbours(shares: Mapping[str, Tensor]) -> Figure:
     return _finished(figure, axes)
 
 
-def plot_class_separability(history: Mapping[int, ClassSeparability]) -> Figure:
+def plot_class_separability(history: History[ClassSeparability]) -> Figure:
     """How well are the classes separated? The class separability criterion over steps.
 
     Args:
         history: what :func:`class_separability` returned, by step.
     """
     figure, axes = _figure("How well are the classes separated?", "step", "class separability criterion")
-    _history(axes, 0, history, "criterion", r"trace $S_b$ / trace $S_w$")
+    for number, (memory, separability) in enumerate(_by_memory(history).items()):
+        _history(axes, number, separability, "criterion", memory or r"trace $S_b$ / trace $S_w$")
     return _finished(figure, axes, from_zero=True)
 
 
-def plot_common_mode_push(
-    history: Mapping[int, CommonModePush] | Mapping[str, Mapping[int, CommonModePush]],
-) -> Figure:
+def plot_common_mode_push(history: History[CommonModePush]) -> Figure:
     """Does the loss push all anchors alike, away from the memory? The common mode over steps.
 
     The upper axes show the size of the common mode, and its part along the displacement of the memory. Both
@@ -141,8 +163,7 @@ def plot_common_mode_push(
     :func:`common_mode_push`.
 
     Args:
-        history: what ``WatchedLoss.common_mode_push`` returned, by step. To compare several memories pass a
-            mapping from name to that.
+        history: what ``WatchedLoss.common_mode_push`` returned, by step.
     """
     figure, (axes, below) = _figures(
         "Does the loss push all anchors alike, away from the memory?",
@@ -150,9 +171,7 @@ def plot_common_mode_push(
         "relative to the rms gradient",
         "displacement",
     )
-    is_of_one = all(isinstance(measured, CommonModePush) for measured in history.values())
-    histories: Mapping[str, Any] = {"": history} if is_of_one else history  # type: ignore[assignment]
-    for number, (memory, pushes) in enumerate(histories.items()):
+    for number, (memory, pushes) in enumerate(_by_memory(history).items()):
         prefix, steps = f"{memory}, " if memory else "", sorted(pushes)
         along = [pushes[step].share * pushes[step].cosine for step in steps]
         _history(axes, number, pushes, "share", f"{prefix}common to all anchors")
@@ -161,6 +180,11 @@ def plot_common_mode_push(
     for part in (axes, below):
         part.axhline(0, color="0.6", linewidth=0.8, zorder=0)
     return _finished(figure, axes)
+
+
+def _by_memory(history: Any) -> Mapping[str, Mapping[int, Any]]:
+    """Returns histories by the name of their memory; a history of one memory has an empty name."""
+    return history if any(isinstance(key, str) for key in history) else {"": history}
 
 
 def _figure(question: str, xlabel: str, ylabel: str) -> tuple[Figure, Axes]:

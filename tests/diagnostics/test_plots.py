@@ -161,6 +161,38 @@ def test_plot_common_mode_push_of_several_memories() -> None:
     assert list(named_lines(figure.axes[1])) == ["XBM", "XBN"]
 
 
+def test_plots_over_steps_compare_several_memories() -> None:
+    kinds = {
+        "feature_drift": (
+            lambda: {1: feature_drift(rows(), rows())},
+            {r"$\Delta k$ = 1": lambda x: x[1].mean},
+        ),
+        "valid_pairs": (
+            lambda: ValidPairs(*torch.randint(1000, (4,))),
+            {
+                "positives from memory": lambda x: x.positives_from_memory,
+                "negatives from memory": lambda x: x.negatives_from_memory,
+            },
+        ),
+        "embedding_distances": (
+            lambda: embedding_distances(rows(), LABELS),
+            {
+                "between embeddings": lambda x: x.between_embeddings,
+                "to the mean of the class": lambda x: x.to_class_mean,
+            },
+        ),
+        "class_separability": (lambda: class_separability(rows(), LABELS), {"": lambda x: x.criterion}),
+    }
+    for kind, (measure, lines) in kinds.items():
+        histories = {memory: {step: measure() for step in STEPS} for memory in ("XBM", "XBN")}
+        expected = {
+            f"{memory}, {label}" if label else memory: ([0, 10, 20], [value(history[x]) for x in (0, 10, 20)])
+            for memory, history in histories.items()
+            for label, value in lines.items()
+        }
+        check(getattr(diagnostics, f"plot_{kind}")(histories), expected)
+
+
 def test_every_plot_takes_an_empty_history() -> None:
     for name in diagnostics.__all__:
         if name.startswith("plot_"):
