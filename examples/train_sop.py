@@ -4,6 +4,9 @@ With torchrun all ranks share one batch and one memory. Every epoch and SIGTERM 
 from which --resume goes on, on a CPU bit for bit. --glyphs needs neither data nor a GPU. For data of your own
 return them from build(): images and labels by index, and all labels as .labels or .targets.
 
+Batch normalization trains, on GPUs over the batch of all ranks. With batches below 64 take
+--batch-norm frozen, which keeps the statistics of ImageNet: docs/fine_tuning.md says why.
+
     python examples/train_sop.py --glyphs --epochs 2
     python examples/train_sop.py --root data/sop --resume
     torchrun --nproc_per_node=4 examples/train_sop.py --root data/sop --resume
@@ -25,13 +28,14 @@ from tqdm import tqdm
 
 from pml_xbn import XBNWrapper
 from pml_xbn.datasets import Glyphs, StanfordOnlineProducts
-from pml_xbn.training import ClassBatches
+from pml_xbn.training import ClassBatches, freeze_batch_norm
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
 parser.add_argument("--root", type=Path, default=Path("data/sop"))
 parser.add_argument("--output", type=Path, default=Path("runs/sop"))
 parser.add_argument("--epochs", type=int, default=50)
 parser.add_argument("--batch-size", type=int, default=64, help="of all ranks (default: 64)")
+parser.add_argument("--batch-norm", choices=("trains", "frozen"), default="trains", help="(default: trains)")
 parser.add_argument("--workers", type=int, default=4, help="that load images, at least 1 (default: 4)")
 parser.add_argument("--glyphs", action="store_true")
 parser.add_argument("--resume", action="store_true")
@@ -68,7 +72,11 @@ def train(
     args: argparse.Namespace, device: torch.device, network: Any, train_set: Any, test_set: Any
 ) -> None:
     rank, world_size, on_gpu = distributed.get_rank(), distributed.get_world_size(), device.type == "cuda"
-    network = (timm.layers.convert_sync_batchnorm(network) if on_gpu else network).to(device)
+    if args.batch_norm == "frozen":
+        freeze_batch_norm(network)
+    elif on_gpu:
+        network = timm.layers.convert_sync_batchnorm(network)
+    network = network.to(device)
     model = nn.parallel.DistributedDataParallel(network)
     steps, memory_size = len(train_set) // args.batch_size, len(train_set) // 2
     loss, miner = losses.SupConLoss(temperature=0.1), miners.PairMarginMiner(pos_margin=0.2, neg_margin=0.8)

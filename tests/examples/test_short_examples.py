@@ -93,6 +93,20 @@ def test_a_missing_data_folder_gives_what_to_fetch(monkeypatch: pytest.MonkeyPat
         run(monkeypatch, "train_sop", "--root", root)
 
 
+@pytest.mark.skipif(not has_timm(), reason="timm cannot be imported")
+def test_frozen_batch_norm_keeps_its_statistics(
+    monkeypatch: pytest.MonkeyPatch, few_glyphs: None, tmp_path: Path
+) -> None:
+    moved = {}
+    for norm in ("trains", "frozen"):
+        flags = ["--glyphs", "--epochs", "1", "--workers", "1", "--batch-norm", norm]
+        run(monkeypatch, "train_sop", *flags, "--output", str(tmp_path / norm))
+        network = torch.load(tmp_path / norm / "last.pt", weights_only=True)["network"]
+        moved[norm] = [bool(network[name].any()) for name in network if name.endswith("running_mean")]
+    assert all(moved["trains"])
+    assert not any(moved["frozen"])
+
+
 def test_the_swap_gives_recall_before_and_after(
     monkeypatch: pytest.MonkeyPatch, few_glyphs: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
