@@ -1,4 +1,4 @@
-"""Writes the seconds of every environment and of the dearest tests into CONTRIBUTING.md.
+"""Writes TIMES.md: the seconds of every environment, and of the dearest tests.
 
 .ci/run 2>&1 | tee runs/ci.log
 python tests/write_times.py runs/ci.log
@@ -11,8 +11,11 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"
-BEGIN, END = "<!-- times: python tests/write_times.py -->", "<!-- end of times -->"
+PAGE = Path(__file__).with_name("TIMES.md")
+HEAD = """# How long tests take
+
+Seconds on two cores, without a GPU. `python tests/write_times.py` writes this page from the log of `.ci/run`.
+"""
 DEAREST = 20
 # Lines of tox, `  py: OK (12.34=setup[…]+cmd[…] seconds)`, and of pytest --durations, `1.23s call  tests/…`.
 ENVIRONMENT = re.compile(r"^ *([\w-]+): OK \(([\d.]+)", re.MULTILINE)
@@ -34,8 +37,5 @@ def tables(log: str) -> str:
 
 
 if __name__ == "__main__":
-    page = PAGE.read_text(encoding="utf-8")
-    before, _, rest = page.partition(BEGIN)
-    after = rest.partition(END)[2]
     log = "".join(Path(name).read_text(encoding="utf-8") for name in sys.argv[1:])
-    PAGE.write_text(f"{before}{BEGIN}\n\n{tables(log)}\n\n{END}{after}", encoding="utf-8")
+    PAGE.write_text(f"{HEAD}\n{tables(log)}\n", encoding="utf-8")
