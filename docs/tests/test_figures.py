@@ -105,6 +105,9 @@ def test_the_table_across_domains(study: Study, row: str) -> None:
     assert [words.strip(" *") for words in line.split("|")[3:-1]] == [cell(one) for one in expected]
 
 
+WIDER = ("batch 16, memory 10 %, 12 epochs", "60 epochs, 64 px", "ImageNet, batch 64, rate 1e-4")
+
+
 def test_intervals_by_the_pairs_alone(study: Study) -> None:
     is_uncertain = set()
     for row, setting in ROWS.items():
