@@ -141,7 +141,7 @@ def fine_tuned(title: str) -> dict[tuple[str, str], list[str]]:
 def test_the_table_of_fine_tuning() -> None:
     titles = ("SupCon: Emoji", "SupCon: Icons", "MultiSimilarity: Emoji", "MultiSimilarity: Icons")
     reports = [fine_tuned(title) for title in titles]
-    page = (DOCS / "fine_tuning.md").read_text(encoding="utf-8").splitlines()
+    page = (DOCS / "fine_tuning.md").read_text(encoding="utf-8").split("## What it gave")[1].splitlines()
     xbm, none_at_256 = "xbm+warm-up of an epoch", "no-xbm+cached in parts of 64"
     places = [("16", "no-xbm", 4), ("16", "xbn", 5), ("16", xbm, 5), ("64", "no-xbm", 4)]
     places += [("64", "xbn", 5), ("64", xbm, 5), ("256", none_at_256, 4), ("64", "xbn", 6)]
@@ -153,6 +153,15 @@ def test_the_table_of_fine_tuning() -> None:
             expected = [text.partition(" ")[0] for text in expected]
         cells = [text.strip(" *").replace("−", "-") for text in line.split("|")[2:-1]]
         assert cells == expected
+
+
+def test_the_settings_that_were_chosen() -> None:
+    choice, none_at_256 = fine_tuned("SupCon: the choice"), "no-xbm+cached in parts of 64"
+    methods = [("16", "no-xbm"), ("16", "xbn"), ("64", "no-xbm"), ("64", "xbn"), ("256", none_at_256)]
+    for key in methods:
+        setting, mean = choice[key][9].strip("| "), choice[key][8].split(", ")[0]
+        words = setting.replace("trains, ", "batch normalization *trains*, ")
+        assert_on(DOCS / "fine_tuning.md", f"{words} ({mean})")
 
 
 def test_what_is_said_of_a_transformer() -> None:
