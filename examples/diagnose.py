@@ -79,7 +79,8 @@ def main(args: argparse.Namespace) -> None:
             if step % EVERY == 0:
                 pairs[step], pushes[step] = seen.valid_pairs(), seen.common_mode_push()  # 3
             if step + 1 == (epoch + 1) * args.steps:
-                stale = tracker.staleness(stored, embed, num_steps=8, normalize=True)  # 2: of the rows of 8 steps
+                # 2: of the rows of 8 steps, and of unit vectors, as SupCon compares cosines
+                stale = tracker.staleness(stored, embed, num_steps=8, normalize=True)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

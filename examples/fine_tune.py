@@ -42,7 +42,8 @@ parser.add_argument("--batch-norm", choices=("frozen", "trains"), help="frozen, 
 parser.add_argument(
     "--rate", type=float, help="of learning (1e-4 to batch 16, 3e-4 to 64, else and of random weights 1e-3)"
 )
-parser.add_argument("--batch-size", type=int, default=16, help="four images of each class (%(default)s)")
+parser.add_argument("--batch-size", type=int, default=16, help="(%(default)s)")
+parser.add_argument("--images-per-class", type=int, default=4, help="in a batch (%(default)s)")
 parser.add_argument("--part-size", type=int, help="images that are in the network at a time (all)")
 parser.add_argument("--memory-size", type=int, help="rows (half of the training images); 0: no memory")
 parser.add_argument("--epochs", type=int, default=16, help="(%(default)s)")
@@ -152,7 +153,7 @@ def main(args: argparse.Namespace) -> None:
     )
     falls = [int(0.6 * args.epochs), int(0.85 * args.epochs)]
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, falls, gamma=0.2)
-    batches = ClassBatches(labels, 4, args.batch_size)
+    batches = ClassBatches(labels, args.images_per_class, args.batch_size)
     loader = data.DataLoader(train_set, batch_sampler=batches, num_workers=args.workers)
     tester = testers.BaseTester(batch_size=64, dataloader_num_workers=args.workers, data_device=device)
     names = {"precision_at_1": "Recall@1", "mean_average_precision_at_r": "MAP@R"}
