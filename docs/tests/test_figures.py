@@ -141,7 +141,8 @@ def fine_tuned(title: str) -> dict[tuple[str, str], list[str]]:
 def test_the_table_of_fine_tuning() -> None:
     titles = ("SupCon: Emoji", "SupCon: Icons", "MultiSimilarity: Emoji", "MultiSimilarity: Icons")
     reports = [fine_tuned(title) for title in titles]
-    page = (DOCS / "fine_tuning.md").read_text(encoding="utf-8").split("## What it gave")[1].splitlines()
+    page = (DOCS / "fine_tuning.md").read_text(encoding="utf-8").split("## What it gave")[1]
+    page = page.partition("### Without batch normalization")[0].splitlines()
     xbm, none_at_256 = "xbm+warm-up of an epoch", "no-xbm+cached in parts of 64"
     places = [("16", "no-xbm", 4), ("16", "xbn", 5), ("16", xbm, 5), ("64", "no-xbm", 4)]
     places += [("64", "xbn", 5), ("64", xbm, 5), ("256", none_at_256, 4), ("64", "xbn", 6)]
@@ -166,11 +167,21 @@ def test_the_settings_that_were_chosen() -> None:
 
 def test_what_is_said_of_a_transformer() -> None:
     report = fine_tuned("A text transformer: Senses")
-    for batch in ("16", "64"):
-        cells = report[batch, "xbn"][5:7]
-        assert_on(DOCS / "fine_tuning.md", *cells)
-        assert_on(WHICH, cells[0])
-        assert_on(README, cells[0])
+    page = (DOCS / "fine_tuning.md").read_text(encoding="utf-8").split("### Without batch normalization")[1]
+    lines = [line for line in page.splitlines() if line.startswith("| ")][1:]
+    methods = ("no-xbm", "xbn", "centre", "centre+momentum 0.99", "xbm+warm-up of an epoch", "xbn")
+    for line, method, column in zip(lines, methods, (4, 5, 5, 5, 5, 6), strict=True):
+        found = [text.strip() for text in line.split("|")[2:4]]
+        cells = [report[batch, method][column] for batch in ("16", "64")]
+        assert found == [text.partition(" ")[0] if column == 4 else text for text in cells]
+    centred, own = (
+        report["16", "centre"][6],
+        [report[batch, "xbm+warm-up of an epoch"][7] for batch in ("16", "64")],
+    )
+    assert_on(DOCS / "fine_tuning.md", *(text.lstrip("+-") for text in (centred, *own)))
+    for batch, method in product(("16", "64"), ("xbn", "xbm+warm-up of an epoch")):
+        assert_on(WHICH, report[batch, method][5])
+        assert_on(README, report[batch, method][5])
 
 
 def test_what_a_warm_up_leaves(study: Study) -> None:
