@@ -156,10 +156,16 @@ def test_the_table_of_fine_tuning() -> None:
         assert cells == expected
 
 
+def test_batches_of_8_and_32() -> None:
+    report = fine_tuned("SupCon: Emoji")
+    gaps = [report[batch, "xbn"][column] for batch in ("8", "32") for column in (5, 6)]
+    assert_on(DOCS / "fine_tuning.md", gaps[0], gaps[2], f"{gaps[1][1:]} and {gaps[3][1:]} above")
+
+
 def test_the_settings_that_were_chosen() -> None:
     choice, none_at_256 = fine_tuned("SupCon: the choice"), "no-xbm+cached in parts of 64"
-    methods = [("16", "no-xbm"), ("16", "xbn"), ("64", "no-xbm"), ("64", "xbn"), ("256", none_at_256)]
-    for key in methods:
+    sizes = ("8", "16", "32", "64")
+    for key in [*product(sizes, ("no-xbm", "xbn")), ("256", none_at_256)]:
         setting, mean = choice[key][9].strip("| "), choice[key][8].split(", ")[0]
         words = setting.replace("trains, ", "batch normalization *trains*, ")
         assert_on(DOCS / "fine_tuning.md", f"{words} ({mean})")
