@@ -6,18 +6,14 @@ import hashlib
 import json
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from benchmarks.engine.distortion import distort
+from benchmarks.engine.ink import read_ink
 from benchmarks.engine.labelled_images import LabelledImages
 from benchmarks.engine.randomness import generator_for, seed_for
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 VENDORS = ("apple", "google", "twitter", "facebook")
 VERSION = "16.0.0"
@@ -49,8 +45,8 @@ def load_emoji(
         RGB images as ink on paper: 255 minus the colour on a white ground, which leaves 0 for the ground.
     """
     emoji = emoji_entries(root, split)[:classes]
-    files = [[picture(root, v, one) for v in VENDORS if one[f"has_img_{v}"]] for one in emoji]
-    images = [_ink(file, side) for class_files in files for file in class_files]
+    files = [[*pictures_of(root, one).values()] for one in emoji]
+    images = [read_ink(file, side) for class_files in files for file in class_files]
     labels = [label for label, class_files in enumerate(files) for _ in class_files]
     categories = [one["category"] for one in emoji]
     stacked = torch.stack(images)
@@ -75,21 +71,13 @@ def emoji_entries(root: Path, split: str) -> list[dict[str, Any]]:
     ]
 
 
-def picture(root: Path, vendor: str, entry: dict[str, Any]) -> Path:
-    """Returns the file of a vendor's picture of an emoji, 64 px wide and high."""
-    path: Path = root / f"emoji-datasource-{vendor}" / "img" / vendor / "64" / entry["image"]
-    return path
-
-
-def on_white(path: Path) -> Image:
-    """Returns the RGB picture of a file, whose ground is transparent, on a white one."""
-    from PIL import Image  # here, since training from prepared data does without
-
-    with Image.open(path) as image:
-        drawn = image.convert("RGBA")
-    ground = Image.new("RGBA", drawn.size, "white")
-    ground.alpha_composite(drawn)
-    return ground.convert("RGB")
+def pictures_of(root: Path, entry: dict[str, Any]) -> dict[str, Path]:
+    """Returns the files of an emoji's pictures, 64 px wide and high, by vendor."""
+    return {
+        vendor: root / f"emoji-datasource-{vendor}" / "img" / vendor / "64" / entry["image"]
+        for vendor in VENDORS
+        if entry[f"has_img_{vendor}"]
+    }
 
 
 def _table(root: Path) -> list[dict[str, Any]]:
@@ -107,11 +95,3 @@ def _table(root: Path) -> list[dict[str, Any]]:
             raise ValueError(f"{path} is of version {found}; the images are those of {VERSION}")
     emoji: list[dict[str, Any]] = json.loads(path.with_name("emoji.json").read_text(encoding="utf-8"))
     return sorted(emoji, key=lambda one: one["unified"])
-
-
-def _ink(path: Path, side: int) -> Tensor:
-    """Returns (3, side, side) uint8."""
-    from PIL.Image import Resampling
-
-    pixels = np.array(on_white(path).resize((side, side), Resampling.BOX))
-    return 255 - torch.from_numpy(pixels).permute(2, 0, 1).contiguous()

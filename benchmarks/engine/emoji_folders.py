@@ -13,7 +13,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from benchmarks.engine.emoji import VENDORS, emoji_entries, on_white, picture
+from benchmarks.engine.command_line import errors_in_one_line
+from benchmarks.engine.emoji import emoji_entries, pictures_of
+from benchmarks.engine.ink import on_white
 
 
 def write_folders(root: Path, output: Path) -> int:
@@ -22,9 +24,8 @@ def write_folders(root: Path, output: Path) -> int:
     for entry in tqdm(entries, "classes", leave=False):
         folder = output / entry["unified"]
         folder.mkdir(parents=True, exist_ok=True)
-        for vendor in VENDORS:
-            if entry[f"has_img_{vendor}"]:
-                on_white(picture(root, vendor, entry)).save(folder / f"{vendor}.png")
+        for vendor, file in pictures_of(root, entry).items():
+            on_white(file).save(folder / f"{vendor}.png")
     return len(entries)
 
 
@@ -35,11 +36,8 @@ def main() -> None:
     parser.add_argument("root", type=Path, help="folder of the unpacked packages emoji-datasource-VENDOR")
     parser.add_argument("output", type=Path, help="folder to write")
     args = parser.parse_args()
-    try:
-        count = write_folders(args.root, args.output)
-    except FileNotFoundError as error:
-        raise SystemExit(str(error)) from error
-    print(f"{count} classes in {args.output}")
+    with errors_in_one_line():
+        print(f"{write_folders(args.root, args.output)} classes in {args.output}")
 
 
 if __name__ == "__main__":

@@ -9,11 +9,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from benchmarks.engine.distortion import distort
+from benchmarks.engine.ink import read_ink
 from benchmarks.engine.labelled_images import LabelledImages
 from benchmarks.engine.randomness import generator_for, seed_for
 
@@ -121,12 +121,7 @@ def _ink(svg: str, side: int) -> Tensor:
     """Returns (3, side, side) uint8; a colour that is not said is black."""
     try:
         import resvg_py
-        from PIL import Image
+
+        return read_ink(io.BytesIO(bytes(resvg_py.svg_to_bytes(svg_string=svg))), side)
     except ImportError as error:
         raise ImportError("icons are drawn by resvg-py: pip install resvg-py pillow") from error
-    with Image.open(io.BytesIO(bytes(resvg_py.svg_to_bytes(svg_string=svg)))) as image:
-        drawn = image.convert("RGBA")
-    ground = Image.new("RGBA", drawn.size, "white")
-    ground.alpha_composite(drawn)
-    pixels = np.array(ground.convert("RGB").resize((side, side), Image.Resampling.BOX))
-    return 255 - torch.from_numpy(pixels).permute(2, 0, 1).contiguous()

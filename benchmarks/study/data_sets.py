@@ -51,7 +51,9 @@ class EmojiData(GlyphsData):
 class PretrainedData(GlyphsData):
     """Images, and EfficientNet-Lite0, of which as much trains as the budget says."""
 
-    def __init__(self, settings: Settings, root: Path, budget: Budget, load_images: LoadImages) -> None:
+    def __init__(
+        self, settings: Settings, root: Path, budget: Budget, load_images: LoadImages = load_emoji
+    ) -> None:
         self._root, self._budget, self._load_images = root, budget, load_images
         self._first = _FIRST_STAGES[budget.trained]
         super().__init__(settings, torch.device("cpu"))
@@ -90,9 +92,6 @@ class PretrainedData(GlyphsData):
 class SenseData(PretrainedData):
     """Senses of words, and the last layer of MiniLM, which has no batch normalization."""
 
-    def __init__(self, settings: Settings, root: Path, budget: Budget) -> None:
-        super().__init__(settings, root, budget, load_emoji)
-
     def _halves(self) -> tuple[LabelledImages, LabelledImages]:
         splits = ("train", "final" if self._budget.is_kept_back else "test")
         train, test = (load_sense_features(self._root, split, self.settings.classes) for split in splits)
@@ -123,7 +122,7 @@ class DataSet(NamedTuple):
 DATA_SETS = {
     "glyphs": DataSet(lambda settings, root, budget: GlyphsData(settings, torch.device("cpu")), None),
     "emoji": DataSet(lambda settings, root, budget: EmojiData(settings, root, budget.side)),
-    "pretrained": DataSet(partial(PretrainedData, load_images=load_emoji)),
+    "pretrained": DataSet(PretrainedData),
     "pretrained icons": DataSet(partial(PretrainedData, load_images=load_icons), "icons"),
     "pretrained senses": DataSet(SenseData),
 }
@@ -149,4 +148,4 @@ class Roots(NamedTuple):
         """Returns the data of a run, on the CPU."""
         data_set = DATA_SETS[budget.data]
         folder = data_set.folder or ""
-        return data_set.open(settings, getattr(self, folder, Path("data") / folder), budget)
+        return data_set.open(settings, self._asdict().get(folder, Path("data") / folder), budget)

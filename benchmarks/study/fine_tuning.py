@@ -33,8 +33,7 @@ OTHER_PASS = ("centre+evaluation rows", "centre+momentum 0.99")
 METHODS = (NONE, LIKE_XBM, "xbn", "centre", "centre+batch loss", *OTHER_PASS)
 NORMS = ("frozen", "batch")
 RATES = (1.0, 0.3, 0.1)  # of 1e-3
-LARGE_RATES = (3.0, 1.0, 0.3)  # of batches of 256 and 512
-SMALL_RATES = (0.3, 0.1, 0.03)  # of batches of 8
+OTHER_RATES = {8: (0.3, 0.1, 0.03), 256: (3.0, 1.0, 0.3), 512: (3.0, 1.0, 0.3)}  # of these batch sizes
 SENSE_RATES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003)  # of 1e-3; a transformer has no batch norm to freeze
 SENSE_EPOCHS = 8
 EPOCHS = {256: 17, 512: 18}  # of as many images as 16 of batch 64, which divides them with a smaller rest
@@ -86,11 +85,8 @@ def trials(method: Method) -> Iterator[Case]:
     With frozen batch normalization rows of an evaluation pass are the batch's own: the trials are centring's.
     """
     is_text = method.data == "pretrained senses"
-    norms, rates = (("layer",), SENSE_RATES) if is_text else (NORMS, RATES)
-    if method.name == CACHED and not is_text:
-        rates = LARGE_RATES
-    if method.batch_size == 8:
-        rates = SMALL_RATES
+    rates = SENSE_RATES if is_text else OTHER_RATES.get(method.batch_size, RATES)
+    norms = ("layer",) if is_text else NORMS
     for norm, rate in product(norms, rates):
         name = method.name
         if norm == "frozen" and name == "centre+evaluation rows":

@@ -114,11 +114,7 @@ def test_intervals_by_the_pairs_alone(study: Study) -> None:
         pooled = study.differences(setting, "no-xbm")["xbn"]
         own = paired(study.values("xbn", setting), study.values("no-xbm", setting))
         if own and own.half_width and pooled.half_width and pooled.mean > pooled.half_width:
-            if row in (
-                "batch 16, memory 10 %, 12 epochs",
-                "60 epochs, 64 px",
-                "ImageNet, batch 64, rate 1e-4",
-            ):
+            if row in WIDER:
                 assert_on(WHICH, f"± {own.half_width:.1f}")
             if own.mean <= own.half_width:
                 is_uncertain.add(row)

@@ -26,14 +26,11 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-
-
 _STYLES = ("-", "--", ":", "-.")
 
 Measured = TypeVar("Measured")
-History = (
-    Mapping[int, Measured] | Mapping[str, Mapping[int, Measured]]
-)  # of one memory, or of several by name
+# Of one memory, or of several by their names.
+History = Mapping[int, Measured] | Mapping[str, Mapping[int, Measured]]
 
 
 def plot_feature_drift(history: History[Mapping[int, Drift]]) -> Figure:
