@@ -34,6 +34,8 @@ METHODS = (NONE, LIKE_XBM, "xbn", "centre", "centre+batch loss", *OTHER_PASS)
 NORMS = ("frozen", "batch")
 RATES = (1.0, 0.3, 0.1)  # of 1e-3
 OTHER_RATES = {8: (0.3, 0.1, 0.03), 256: (3.0, 1.0, 0.3), 512: (3.0, 1.0, 0.3)}  # of these batch sizes
+STAGE_RATES = {16: (0.3, 0.1, 0.03), 64: (0.3, 0.1, 0.03), 256: (1.0, 0.3, 0.1)}  # where three stages train
+STAGE_EPOCHS = {16: 8, 64: 8, 256: 9}
 SENSE_RATES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003)  # of 1e-3; a transformer has no batch norm to freeze
 SENSE_EPOCHS = 8
 EPOCHS = {256: 17, 512: 18}  # of as many images as 16 of batch 64, which divides them with a smaller rest
@@ -48,12 +50,16 @@ FIRST_CONFIRMED = ((NONE, 16), ("centre", 16), (NONE, 64), ("centre", 64), (CACH
 
 
 class Method(NamedTuple):
-    """What is chosen for: a method, with a batch size, a loss (None: SupCon) and a data set that chooses."""
+    """What is chosen for: a method, with a batch size, a loss, a data set that chooses, and what trains.
+
+    With None the loss is SupCon, and the last stage trains.
+    """
 
     name: str
     batch_size: int
     loss: Literal["multi-similarity"] | None = None
     data: str = "pretrained"
+    trained: Literal["last three stages"] | None = None
 
 
 SUPCON = (
@@ -69,6 +75,10 @@ MULTI_SIMILARITY = (
     ),
     Method(CACHED, 256, "multi-similarity"),
 )
+THREE_STAGES = tuple(
+    Method(name, size, trained="last three stages")
+    for name, size in ((NONE, 16), ("xbn", 16), (NONE, 64), ("xbn", 64), (CACHED, 256))
+)
 SENSES = (
     *(
         Method(name, size, data="pretrained senses")
@@ -79,20 +89,27 @@ SENSES = (
 )
 
 
+def grid(method: Method) -> tuple[tuple[str, ...], tuple[float, ...], int]:
+    """Returns what batch normalization does in a method's trials, their rates, and their number of epochs."""
+    size = method.batch_size
+    if method.data == "pretrained senses":
+        return ("layer",), SENSE_RATES, SENSE_EPOCHS
+    if method.trained:
+        return ("frozen",), STAGE_RATES[size], STAGE_EPOCHS[size]
+    return NORMS, OTHER_RATES.get(size, RATES), EPOCHS.get(size, 16)
+
+
 def trials(method: Method) -> Iterator[Case]:
-    """Yields the six settings that a method is tried with, with the first seed.
+    """Yields the settings that a method is tried with, with the first seed.
 
     With frozen batch normalization rows of an evaluation pass are the batch's own: the trials are centring's.
     """
-    is_text = method.data == "pretrained senses"
-    rates = SENSE_RATES if is_text else OTHER_RATES.get(method.batch_size, RATES)
-    norms = ("layer",) if is_text else NORMS
+    norms, rates, epochs = grid(method)
     for norm, rate in product(norms, rates):
         name = method.name
         if norm == "frozen" and name == "centre+evaluation rows":
             name = "centre"
-        epochs = SENSE_EPOCHS if is_text else EPOCHS.get(method.batch_size, 16)
-        budget = Budget(method.data, epochs, rate=rate, loss=method.loss)
+        budget = Budget(method.data, epochs, rate=rate, loss=method.loss, trained=method.trained)
         share = 0.0 if name.startswith(NONE) else MEMORY
         yield Case(name, 0, method.batch_size, share, norm, str(budget), FIRST_SEED)
 
@@ -187,6 +204,9 @@ STAGES: dict[str, Callable[[Runs], Iterator[Case]]] = {
     "select-other-sizes": lambda runs: select(OTHER_SIZES),
     "again-other-sizes": lambda runs: again(OTHER_SIZES, runs),
     "confirm-other-sizes": lambda runs: confirm(OTHER_SIZES, runs),
+    "select-three-stages": lambda runs: select(THREE_STAGES),
+    "again-three-stages": lambda runs: again(THREE_STAGES, runs),
+    "confirm-three-stages": lambda runs: confirm(THREE_STAGES, runs),
     "select-senses": lambda runs: select(SENSES),
     "again-senses": lambda runs: again(SENSES, runs),
     "confirm-senses": lambda runs: confirm(SENSES, runs),
@@ -209,6 +229,9 @@ class Settings:
         "select-other-sizes",
         "again-other-sizes",
         "confirm-other-sizes",
+        "select-three-stages",
+        "again-three-stages",
+        "confirm-three-stages",
         "select-senses",
         "again-senses",
         "confirm-senses",
