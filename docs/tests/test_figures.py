@@ -62,6 +62,7 @@ TOWERS = {
 
 
 WHICH, STUDY, DIAGNOSTICS = (DOCS / f"{name}.md" for name in ("which_variant", "study", "diagnostics"))
+FINE_TUNING = DOCS / "fine_tuning.md"
 
 
 def cell(difference: Difference | None) -> str:
@@ -70,6 +71,10 @@ def cell(difference: Difference | None) -> str:
     half_width = "" if difference.half_width is None else f" ± {difference.half_width:.1f}"
     sign = "−" if difference.mean < 0 else "+"
     return f"{sign}{abs(difference.mean):.1f}{half_width}"
+
+
+def is_above_zero(difference: Difference | None) -> bool:
+    return bool(difference and difference.half_width) and difference.mean > difference.half_width
 
 
 def assert_on(page: Path, *figures: str) -> None:
@@ -102,7 +107,8 @@ def test_the_table_across_domains(study: Study, row: str) -> None:
         found = experiments(RESULTS).items()
         rows = next(rows for key, rows in found if title(dict(key)).startswith(TOWERS[row]))
         expected = [gains(rows).get(name) for name in ("", "stale", "stale-star", "adapted")]
-    assert [words.strip(" *") for words in line.split("|")[3:-1]] == [cell(one) for one in expected]
+    cells = [words.strip() for words in line.split("|")[3:-1]]
+    assert cells == [f"**{cell(one)}**" if is_above_zero(one) else cell(one) for one in expected]
 
 
 WIDER = ("batch 16, memory 10 %, 12 epochs", "60 epochs, 64 px", "ImageNet, batch 64, rate 1e-4")
@@ -118,7 +124,7 @@ def test_intervals_by_the_pairs_alone(study: Study) -> None:
                 assert_on(WHICH, f"± {own.half_width:.1f}")
             if own.mean <= own.half_width:
                 is_uncertain.add(row)
-                assert_on(WHICH, f"± {own.half_width:.1f}, then")
+                assert_on(WHICH, f"(± {own.half_width:.1f})")
     assert is_uncertain == {"240 epochs"}
 
 
@@ -137,7 +143,7 @@ def fine_tuned(title: str) -> dict[tuple[str, str], list[str]]:
 def test_the_table_of_fine_tuning() -> None:
     titles = ("SupCon: Emoji", "SupCon: Icons", "MultiSimilarity: Emoji", "MultiSimilarity: Icons")
     reports = [fine_tuned(title) for title in titles]
-    page = (DOCS / "fine_tuning.md").read_text(encoding="utf-8").split("## What it gave")[1]
+    page = FINE_TUNING.read_text(encoding="utf-8").split("## What it gave")[1]
     page = page.partition("### Without batch normalization")[0].splitlines()
     xbm, none_at_256 = "xbm+warm-up of an epoch", "no-xbm+cached in parts of 64"
     places = [("16", "no-xbm", 4), ("16", "xbn", 5), ("16", xbm, 5), ("64", "no-xbm", 4)]
@@ -153,9 +159,10 @@ def test_the_table_of_fine_tuning() -> None:
 
 
 def test_batches_of_8_and_32() -> None:
-    report = fine_tuned("SupCon: Emoji")
-    gaps = [report[batch, "xbn"][column] for batch in ("8", "32") for column in (5, 6)]
-    assert_on(DOCS / "fine_tuning.md", gaps[0], gaps[2], f"{gaps[1][1:]} and {gaps[3][1:]} above")
+    emoji, icons = (fine_tuned(f"SupCon: {data}") for data in ("Emoji", "Icons"))
+    gaps = [report[batch, "xbn"][5] for batch in ("8", "32") for report in (emoji, icons)]
+    below = [emoji[batch, "xbn"][6][1:] for batch in ("8", "32")]
+    assert_on(FINE_TUNING, *gaps, f"by {below[0]} at 8 and {below[1]} at 32")
 
 
 def test_the_settings_that_were_chosen() -> None:
@@ -164,23 +171,21 @@ def test_the_settings_that_were_chosen() -> None:
     for key in [*product(sizes, ("no-xbm", "xbn")), ("256", none_at_256)]:
         setting, mean = choice[key][9].strip("| "), choice[key][8].split(", ")[0]
         words = setting.replace("trains, ", "batch normalization *trains*, ")
-        assert_on(DOCS / "fine_tuning.md", f"{words} ({mean})")
+        assert_on(FINE_TUNING, f"{words} ({mean})")
+    assert_on(FINE_TUNING, f"frozen, 3e-4 ({choice['64', 'centre+batch loss'][8].split(', ')[0]})")
 
 
 def test_what_is_said_of_a_transformer() -> None:
     report = fine_tuned("A text transformer: Senses")
-    page = (DOCS / "fine_tuning.md").read_text(encoding="utf-8").split("### Without batch normalization")[1]
+    page = FINE_TUNING.read_text(encoding="utf-8").split("### Without batch normalization")[1]
     lines = [line for line in page.splitlines() if line.startswith("| ")][1:]
     methods = ("no-xbm", "xbn", "centre", "centre+momentum 0.99", "xbm+warm-up of an epoch", "xbn")
     for line, method, column in zip(lines, methods, (4, 5, 5, 5, 5, 6), strict=True):
         found = [text.strip() for text in line.split("|")[2:4]]
         cells = [report[batch, method][column] for batch in ("16", "64")]
         assert found == [text.partition(" ")[0] if column == 4 else text for text in cells]
-    centred, own = (
-        report["16", "centre"][6],
-        [report[batch, "xbm+warm-up of an epoch"][7] for batch in ("16", "64")],
-    )
-    assert_on(DOCS / "fine_tuning.md", *(text.lstrip("+-") for text in (centred, *own)))
+    own = [report[batch, "xbm+warm-up of an epoch"][7] for batch in ("16", "64")]
+    assert_on(FINE_TUNING, *(text.lstrip("+-") for text in own), report["16", "xbm+warm-up of an epoch"][6])
     for batch, method in product(("16", "64"), ("xbn", "xbm+warm-up of an epoch")):
         assert_on(WHICH, report[batch, method][5])
         assert_on(README, report[batch, method][5])
@@ -264,3 +269,14 @@ def test_what_a_search_for_all_finds() -> None:
     recall = paired(tuning.tested("xbn", "recall_at_1"), tuning.tested("no-xbm", "recall_at_1"))
     assert_on(WHICH, *map(cell, (*gaps, recall)))
     assert_on(README, without_sign(recall), without_sign(gaps[0]))
+
+
+def test_what_was_declared_of_fine_tuning() -> None:
+    reports = [fine_tuned(f"SupCon: {data}") for data in ("Emoji", "Icons")]
+    places = [("16", "centre", 5), ("16", "xbn", 5), ("64", "centre", 6), ("64", "xbn", 6)]
+    places += [("64", method, 5) for method in ("centre+batch loss", "centre+evaluation rows")]
+    for batch, method, column in places:
+        emoji, icons = (report[batch, method][column] for report in reports)
+        assert_on(FINE_TUNING, emoji.replace("-", "−"), icons.replace("-", "−"))
+    xbm = [report[batch, "xbm+warm-up of an epoch"][7] for batch in ("16", "64") for report in reports]
+    assert_on(FINE_TUNING, *(text.lstrip("-") for text in xbm))
