@@ -167,7 +167,7 @@ class BaseAdapter(nn.Module):
         """Returns the rows after the map of all of them."""
         return rows.adapted(affine)
 
-    def attend(self, rows: Any, labels: Tensor, batch: Tensor, batch_labels: Tensor) -> Any:
+    def take_part(self, rows: Any, labels: Tensor, batch: Tensor, batch_labels: Tensor) -> Any:
         """Takes part in the sums over ranks that :meth:`adapt` computes, and adapts no rows.
 
         A rank that has failed calls it, so that the other ranks do not wait for its part of the sums.
@@ -175,8 +175,8 @@ class BaseAdapter(nn.Module):
         if len(batch) < 2 or len(rows) < 2:
             return rows
         rows.moments()
-        return self._attend(rows, labels, batch_labels)
+        return self._take_part(rows, labels, batch_labels)
 
-    def _attend(self, rows: Any, labels: Tensor, batch_labels: Tensor) -> Any:
+    def _take_part(self, rows: Any, labels: Tensor, batch_labels: Tensor) -> Any:
         """Takes part in the sums that follow after the map of all rows is known."""
         return replace(rows)  # a copy that has forgotten its moments, as adapted rows have

@@ -111,10 +111,10 @@ class GroupMomentMatching(BaseAdapter):
         )
         return rows.adapted_in_groups(Affine(*maps), memory_slots, affine)
 
-    def _attend(self, rows: Any, labels: Tensor, batch_labels: Tensor) -> Any:
+    def _take_part(self, rows: Any, labels: Tensor, batch_labels: Tensor) -> Any:
         num_groups, memory_slots, _ = self._slots(labels, batch_labels)
         rows.group_moments(memory_slots, num_groups)
-        return super()._attend(rows, labels, batch_labels)
+        return super()._take_part(rows, labels, batch_labels)
 
     def _slots(self, memory_labels: Tensor, batch_labels: Tensor) -> tuple[int, Tensor, Tensor]:
         """Returns the number g of groups in the batch, and the group of every row.

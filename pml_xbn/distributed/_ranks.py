@@ -59,7 +59,7 @@ class Report(NamedTuple):
     is_stored: bool
     has_pairs: bool
     seed: int  # for draws that are the same on all ranks
-    can_share: bool  # it can compute the loss of its own anchors apart
+    can_share: bool  # it can compute the loss of its own anchors by itself
 
 
 def gather_reports(
@@ -118,7 +118,7 @@ def with_all_anchors(group: Group, batch: Batch, reports: list[Report]) -> Batch
 def _gathered(group: Group, own: Tensor, sizes: list[int]) -> Tensor:
     """Returns the rows of all ranks, with the gradient of this rank's."""
     rows, first = group.gather_rows(own.detach(), sizes), sum(sizes[: group.rank])
-    # Times the number of ranks, as it is the only one of the gradients of these rows that are averaged.
+    # Times the number of ranks: DDP divides by it, and no other rank has a gradient of these rows.
     own = own.detach() + group.size * (own - own.detach())
     return torch.cat([rows[:first], own, rows[first + len(own) :]])
 

@@ -65,13 +65,14 @@ _Known = Sequence[Sequence[Tensor]]  # results of reductions over all rows, in t
 def sharded_loss(compared: Comparison, recipe: Recipe) -> tuple[Tensor, list[Tensor]]:
     """Returns the loss of all anchors against the rows of all ranks, and its gradients, if any.
 
-    The first gradient is that of the anchors: the sum of the ranks' is the number of ranks times that of one
-    process. The others are of what is learned: the mean of the ranks' is that of one process.
+    The first gradient is that of the anchors. Summed over ranks it is what one process would have, times the
+    number of ranks, by which DDP divides. The others are of what is learned, and the mean of these over ranks
+    is what one process would have.
     """
     return _ShardedLoss(compared, recipe).value()
 
 
-class _Run:
+class _PartialLoss:
     """A loss that is being computed from a part of the rows."""
 
     def __init__(self, reducing: Reducing[Terms]) -> None:
@@ -108,15 +109,15 @@ class PartOfRows:
     def __init__(self, compared: Comparison, recipe: Recipe, keeps_graph: bool, keeps_matrix: bool) -> None:
         self.keeps_graph, self._keeps_matrix = keeps_graph, keeps_matrix
         self._compared, self._recipe = compared, recipe
-        self._run: _Run | None = None
+        self._run: _PartialLoss | None = None
         self._distances: Distances | None = None
         # How many chosen pairs are positive and negative; written in place, as what is allocated between the
         # large tensors of two parts, and kept, would leave gaps that these do not fit in.
         self.num_pairs = torch.zeros(2, dtype=torch.int64, device=compared.anchors.device)
 
-    def run(self, known: _Known) -> _Run:
+    def run(self, known: _Known) -> _PartialLoss:
         """Returns the computation of the loss, up to where it needs what is not known."""
-        run = self._run or _Run(self._terms())
+        run = self._run or _PartialLoss(self._terms())
         run.go_on(known)
         self._run = run if self.keeps_graph else None
         return run
@@ -215,7 +216,7 @@ class _ShardedLoss:
         of_all = self._group.sum(torch.cat(numbers)).split([len(x) for x in numbers])
         return of_all[0], of_all[1], of_all[2].long(), of_all[3].view_as(gradients)
 
-    def _totals(self, run: _Run) -> list[tuple[Tensor, Tensor]]:
+    def _totals(self, run: _PartialLoss) -> list[tuple[Tensor, Tensor]]:
         """Returns for each part of the loss what its reducer sums, and how many terms these are."""
         assert run.terms is not None
         if run.totals is None:
@@ -259,7 +260,7 @@ def _parts_of_rows(compared: Comparison, rows: ShardedRows, recipe: Recipe) -> I
     at_once = max(1, min(at_once, budget.read_rows // (itemsize * anchors.shape[1])))
     graphs = budget.graphs // (at_once * of_row)
     matrices = budget.matrices // (at_once * num_anchors * itemsize)
-    all_places = list(slices(rows.num_rows, at_once)) or [slice(0, 0)]
+    all_places = list(slices(rows.num_rows_here, at_once)) or [slice(0, 0)]
     parts = zip(all_places, rows.divided(all_places), strict=True)
     for number, (places, part) in enumerate(parts):
         of_part = compared._replace(rows=part, row_labels=compared.row_labels[places])

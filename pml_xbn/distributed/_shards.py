@@ -22,7 +22,7 @@ class ShardedRows(Rows):
     """This rank's rows of a memory that is spread over the ranks.
 
     The map is the same on all ranks, as it follows from moments of all rows, of which the ranks add up their
-    sums. ``count`` and places are those of all ranks; what is stored, its sums and ``num_rows`` are this
+    sums. ``count`` and places are those of all ranks; what is stored, its sums and ``num_rows_here`` are this
     rank's. Ranks hold consecutive places, divided as by ``torch.chunk``.
     """
 
@@ -47,7 +47,7 @@ class ShardedRows(Rows):
         return cls(rows.stored, *of_all, first=places.start, group=group)
 
     @property
-    def num_rows(self) -> int:
+    def num_rows_here(self) -> int:
         return min(max(self.count - self.first, 0), len(self.stored))
 
     def divided(self, all_places: Iterable[slice]) -> Iterator[ShardedRows]:
@@ -76,7 +76,7 @@ class ShardedRows(Rows):
         rows = replace(self, stored=self.stored.to(dtype), dtype=torch.promote_types(dtype, torch.float32))
         if self.count == 0:
             return rows
-        return replace(rows, sums=sums_of(rows.stored[: rows.num_rows]), is_due=True)
+        return replace(rows, sums=sums_of(rows.stored[: rows.num_rows_here]), needs_whitening=True)
 
     def over_ranks(self, sums: Tensor) -> Tensor:
         return self.group.sum(sums)
@@ -85,23 +85,23 @@ class ShardedRows(Rows):
     def totals(self) -> tuple[Tensor, ...]:
         return tuple(self.over_ranks(torch.stack(super().totals)))
 
-    def held(self, places: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def own_part(self, places: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         own = places - self.first
         which = ((own >= 0) & (own < len(self.stored))).nonzero().squeeze(1)
         return own[which], values[which]
 
-    def everywhere(self, places: Tensor) -> Tensor:
+    def global_places(self, places: Tensor) -> Tensor:
         found = torch.where(places < 0, places, places + self.first)
         return self.group.max(found)
 
     def measured(self) -> ShardedRows:
-        if self.is_due:
+        if self.needs_whitening:
             return self
         if self.sums is None:
             # They are stored whitened in place, once the step has succeeded: a copy may not fit the memory.
-            return replace(self, sums=sums_of(self.stored[: self.num_rows]), is_due=True)
+            return replace(self, sums=sums_of(self.stored[: self.num_rows_here]), needs_whitening=True)
         # Seen here and not before the step, alike on all ranks.
-        return self.stored_anew(torch.zeros_like(self.stored)) if Rows.is_out_of_range(self) else self
+        return self.whitened(torch.zeros_like(self.stored)) if Rows.is_out_of_range(self) else self
 
     def is_out_of_range(self) -> None:
         """Is seen when the rows are measured."""
@@ -157,7 +157,7 @@ class ShardedQueue(Queue):
     def _measure(self) -> None:
         rows = self.contents.rows
         if rows.sums is not None:
-            rows = replace(rows, sums=sums_of(rows.stored[: rows.num_rows]))
+            rows = replace(rows, sums=sums_of(rows.stored[: rows.num_rows_here]))
         self.contents = self.contents._replace(rows=rows)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:

@@ -72,7 +72,7 @@ def _check_own_input(
 ) -> Batch:
     """Returns the batch of this process."""
     check_caller(memory, is_stored=is_stored)
-    rows = memory.queue.settled().rows
+    rows = memory.queue.with_edits().rows
     check_queue(memory, memory.queue)
     if memory._is_sharded:
         _check_input_of_shards(memory, user_pairs)
@@ -89,7 +89,7 @@ def _check_own_input(
     if is_stored:
         _check_size(len(batch.refs), rows)
         is_stored = memory.nonfinite == "ignore" or _check_numbers(memory, embeddings, batch.ref_labels)
-    memory.queue.on(embeddings.device)  # which may be out of memory
+    memory.queue.move_to(embeddings.device)  # which may be out of memory
     return batch._replace(is_stored=is_stored)
 
 
@@ -100,7 +100,7 @@ def _check_size(num_rows: int, rows: Rows) -> None:
 
 
 def _check_numbers(memory: Memory, embeddings: Tensor, labels: Tensor) -> bool:
-    """Returns whether the batch is to be stored, or raises. Rows that are out of range become due."""
+    """Returns whether the batch is to be stored, or raises. Rows out of range are marked for whitening."""
     rows = memory.queue.contents.rows
     numbers = _read_numbers(memory, embeddings, labels)
     if numbers.refusals:
@@ -115,7 +115,7 @@ def _check_numbers(memory: Memory, embeddings: Tensor, labels: Tensor) -> bool:
             "learning rate or mend the data, or pass nonfinite='skip' to leave such batches out of the memory"
         )
     if numbers.are_rows_out_of_range:
-        memory.queue.contents = memory.queue.contents._replace(rows=replace(rows, is_due=True))
+        memory.queue.contents = memory.queue.contents._replace(rows=replace(rows, needs_whitening=True))
     return True
 
 
@@ -124,7 +124,7 @@ class _Numbers(NamedTuple):
 
     least: float  # of the embeddings; NaN where one of them is
     largest: float
-    are_rows_out_of_range: bool  # so that they have to be stored anew
+    are_rows_out_of_range: bool  # so that they have to be whitened again
     refusals: list[Callable[[], str]]  # messages of the hooks that refuse the labels
 
 
@@ -134,18 +134,18 @@ def _read_numbers(memory: Memory, embeddings: Tensor, labels: Tensor) -> _Number
     refusals, is_out_of_range = memory._hooks.refusals(labels), memory.queue.contents.rows.is_out_of_range()
     extremes = embeddings.aminmax() if len(embeddings) else [embeddings.sum()] * 2
     # The rows may still be on the device that they were loaded on.
-    is_due = embeddings.new_zeros(()) if is_out_of_range is None else is_out_of_range.to(embeddings.device)
+    is_out = embeddings.new_zeros(()) if is_out_of_range is None else is_out_of_range.to(embeddings.device)
     flags, messages = zip(*refusals, strict=True) if refusals else ((), ())
-    least, largest, is_due, *are_refused = torch.stack([*extremes, is_due, *flags]).tolist()
+    least, largest, is_out, *are_refused = torch.stack([*extremes, is_out, *flags]).tolist()
     refused = [message for message, is_refused in zip(messages, are_refused, strict=True) if is_refused]
-    return _Numbers(least, largest, bool(is_due), refused)
+    return _Numbers(least, largest, bool(is_out), refused)
 
 
 def _widest_storable(rows: Rows) -> float:
     """Returns the largest magnitude of a number that can be stored.
 
-    A stored row may lie as many times as far out as there are rows, so some room is left; and moments are
-    computed from squares.
+    Moments are computed from sums of squares, so a number has to have a square. Room for 2¹⁶ is left, as a
+    single row among n may be n times as far from the mean as the standard deviation by which it is divided.
     """
     widest_number = torch.finfo(rows.scale.dtype).max
     return float(min(torch.finfo(rows.dtype).max, widest_number**0.5) * 2.0**-16)

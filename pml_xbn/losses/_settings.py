@@ -23,13 +23,13 @@ _FIXED = ("embedding_size", "shard_distributed")
 
 
 def check_setting(memory: nn.Module, name: str, value: Any) -> None:
-    """Raises a ValueError for a value that a memory cannot have; names of no setting have any."""
+    """Raises a ValueError for a value that a setting cannot have. Other attributes may have any value."""
     if name in _LEAST:
         check_integer(name, value, _LEAST[name])
     elif name in _CHOICES:
         check_one_of(name, value, _CHOICES[name])
-    elif name in _TOGETHER:
-        _TOGETHER[name](memory, value)
+    elif name in _DEPENDENT_CHECKS:
+        _DEPENDENT_CHECKS[name](memory, value)
     if name in _FIXED and value != vars(memory).get(name, value):
         raise ValueError(
             f"{name}={value!r} for a {type(memory).__name__} that was built with {getattr(memory, name)!r}: "
@@ -52,8 +52,8 @@ def _check_sum(loss: Any, weight: float) -> None:
         raise cannot_add(loss, weight)
 
 
-# Of settings that depend on others.
-_TOGETHER: dict[str, Callable[[Any, Any], None]] = {
+# Checks of settings that depend on other settings.
+_DEPENDENT_CHECKS: dict[str, Callable[[Any, Any], None]] = {
     "loss": _check_loss,
     "batch_loss_weight": _check_batch_loss_weight,
     "update": lambda memory, value: check_update(value, getattr(memory, "update_momentum", 0.0)),

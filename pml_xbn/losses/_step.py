@@ -25,6 +25,11 @@ def is_warming_up(memory: Memory) -> bool:
     return memory.queue.contents.num_calls < memory.warmup
 
 
+def is_delayed(memory: Memory) -> bool:
+    """Returns whether calls store rows and do not adapt them yet."""
+    return memory.queue.contents.num_calls < memory.warmup + memory.delay
+
+
 def warm_up(memory: Memory, batch: Batch) -> Tensor:
     """Counts a call of the warm-up, and returns the loss of the batch by itself."""
     count_call(memory)
@@ -43,10 +48,9 @@ def adapt_rows(memory: Memory, batch: Batch) -> tuple[Contents, Placement | None
     In the calls of ``delay`` the rows are as they were. Without a placement, the batch goes to the next
     places of the queue.
     """
-    num_calls = memory.queue.contents.num_calls
     contents, placement = find_places(memory, batch)
-    contents = contents._replace(num_calls=num_calls + 1)
-    if num_calls >= memory.warmup + memory.delay:
+    contents = contents._replace(num_calls=contents.num_calls + 1)
+    if not is_delayed(memory):
         contents = contents._replace(rows=_run_hooks(memory, batch, contents, placement))
     return contents, placement
 
@@ -106,12 +110,12 @@ def read_contents(memory: Memory, batch: Batch) -> Contents | None:
         return _with_batch_behind(contents, batch)
     if len(contents.rows) == 0:
         _warn_of_empty(memory)
-    return contents._replace(newest=None)
+    return contents._replace(newest=None)  # of this batch no row is stored
 
 
 def _with_batch_behind(contents: Contents, batch: Batch) -> Contents:
     """Returns contents with the batch behind the rows, as the caller's pairs are pairs within the batch."""
-    size, labels = contents.rows.num_rows, torch.cat([contents.row_labels, batch.ref_labels])
+    size, labels = contents.rows.num_rows_here, torch.cat([contents.row_labels, batch.ref_labels])
     values = torch.cat([contents.rows.read(batch.refs.dtype), batch.refs.detach()])
     newest = torch.arange(size, len(labels), device=labels.device)
     rows = Rows.of(values, len(values), values.dtype)
@@ -133,10 +137,10 @@ def _warn_of_empty(memory: Memory) -> None:
 def find_places(memory: Memory, batch: Batch) -> tuple[Contents, Placement | None]:
     """Returns what the memory holds, ready to be adapted, and the places of the batch if it is of samples."""
     contents = memory.queue.contents
-    if contents.rows.is_due:
-        # They are stored anew in a tensor of their own, as the step may still fail.
+    if contents.rows.needs_whitening:
+        # In a tensor of their own, as the step may still fail.
         new = torch.zeros_like(contents.rows.stored)
-        contents = contents._replace(rows=contents.rows.stored_anew(new))
+        contents = contents._replace(rows=contents.rows.whitened(new))
     if batch.ids is None or len(batch.ids) == 0:
         return contents, None
     return contents, placement_of(contents, batch.ids, batch.ref_labels)
@@ -164,5 +168,5 @@ def _put_samples(memory: Memory, batch: Batch, contents: Contents, placement: Pl
         rows = average_rows(rows, contents.rows, placement, memory.update_momentum)
     kept, places = placement.kept, placement.places
     labels, ids = batch.ref_labels[kept], batch.ids[kept]
-    contents = contents.put(places[kept], rows[kept], labels, ids, placement.num_coming)
+    contents = contents.put(places[kept], rows[kept], labels, ids, placement.num_queued)
     return contents._replace(newest=places)

@@ -52,7 +52,7 @@ def fill_on_ranks(memory: Memory, batch: Batch) -> None:
 
     def fill(has_failed: bool) -> None:
         if has_failed:
-            _attend(memory, batch, before, is_fill=True)
+            _take_part(memory, batch, before, is_fill=True)
         else:
             store_batch(memory, batch, *find_places(memory, batch))
 
@@ -77,7 +77,7 @@ def _loss_gathered(memory: Memory, batch: Batch, reports: list[ranks.Report], re
                 loss = memory.batch_loss_weight * loss_of_batch(memory.loss, memory.miner, whole)
     sums.totals = exchange.by_rank.sum(dim=0)
     value, gradients = sums.value()
-    # Of which the mean over ranks is taken.
+    # Times the number of ranks, as DDP takes the mean of the ranks' gradients.
     known = value, [len(reports) * gradient for gradient in gradients]
     of_memory: Tensor = KnownGradients.apply(known, *sums.inputs)
     return loss + of_memory
@@ -87,19 +87,21 @@ def _loss_sharded(memory: Memory, batch: Batch, reports: list[ranks.Report], rec
     """Returns the loss of all anchors against rows that are spread; nothing is sent in the backward pass."""
     group, before = memory._group, _begin(memory)
     whole = ranks.with_all_anchors(group, batch, reports)
-    apart = whole._replace(anchors=whole.anchors.detach().requires_grad_(torch.is_grad_enabled()))
+    detached = whole._replace(anchors=whole.anchors.detach().requires_grad_(torch.is_grad_enabled()))
 
     def compute(has_failed: bool) -> tuple[Tensor | None, list[Tensor], Tensor | None]:
         """Returns the loss against the rows, its gradients, and the loss of the batch alone, if any."""
         if has_failed:
-            contents = _attend(memory, batch, before)
+            contents = _take_part(memory, batch, before)
         else:
             contents = (_adapt_and_store if batch.is_stored else read_contents)(memory, batch)
-        compared, value, of_batch = comparison(memory, apart, contents), None, None
+        compared, value, of_batch = comparison(memory, detached, contents), None, None
         gradients: list[Tensor] = []
         if compared is not None:
             value, gradients = sharded_loss(compared, recipe)
-        weight = 1.0 if contents is None else memory.batch_loss_weight * batch.is_stored
+        weight = memory.batch_loss_weight if batch.is_stored else 0.0
+        if contents is None:  # in the warm-up, where the loss is the batch's own
+            weight = 1.0
         if weight and not has_failed:
             of_batch = weight * loss_of_batch(memory.loss, memory.miner, whole)
         return value, gradients, of_batch
@@ -130,14 +132,15 @@ def _adapt_and_store(memory: Memory, batch: Batch) -> Contents | None:
 def _begin(memory: Memory) -> Contents:
     """Returns what the memory holds, without anything that one rank may have computed and another not.
 
-    A step that failed on one of them may have left it.
+    A step that failed on one of them may have left it: the sums over all ranks, which are cached. A copy of
+    the rows has forgotten them.
     """
     contents = memory.queue.contents
     memory.queue.contents = contents._replace(rows=replace(contents.rows))
     return memory.queue.contents
 
 
-def _attend(memory: Memory, batch: Batch, before: Contents, *, is_fill: bool = False) -> Contents | None:
+def _take_part(memory: Memory, batch: Batch, before: Contents, *, is_fill: bool = False) -> Contents | None:
     """Returns what ``_adapt_and_store`` or ``read_contents`` does on a rank without rows, and stores nothing.
 
     It computes what ranks compute together, in the same order, and runs as little else as it can: a rank that
@@ -153,16 +156,16 @@ def _attend(memory: Memory, batch: Batch, before: Contents, *, is_fill: bool = F
         return contents
     if before.num_calls < memory.warmup and not is_fill:
         return None
-    if contents.rows.is_due:  # whose moments are those of all
+    if contents.rows.needs_whitening:  # whose moments are those of all
         contents.rows.moments()
         contents = contents._replace(rows=replace(contents.rows))
-    num_coming = len(batch.refs)
-    if batch.ids is not None and num_coming > 0:
-        num_coming = placement_of(contents, batch.ids, batch.ref_labels).num_coming
+    num_queued = len(batch.refs)
+    if batch.ids is not None and num_queued > 0:
+        num_queued = placement_of(contents, batch.ids, batch.ref_labels).num_queued
     if before.num_calls >= memory.warmup + memory.delay and not is_fill:
         rows = batch.refs.detach().to(contents.rows.dtype)
         with torch.no_grad():
-            contents = contents._replace(rows=memory._hooks.attend(contents, rows, batch.ref_labels))
-    count = min(len(contents.rows) + num_coming, contents.rows.num_places)
+            contents = contents._replace(rows=memory._hooks.take_part(contents, rows, batch.ref_labels))
+    count = min(len(contents.rows) + num_queued, contents.rows.num_places)
     newest = torch.zeros_like(batch.ref_labels)  # places of other ranks
     return contents._replace(rows=replace(contents.rows, count=count), newest=newest)

@@ -1,4 +1,7 @@
-"""A cross-batch memory whose rows can be adapted, and which can be trusted."""
+"""A cross-batch memory whose rows can be adapted, and whose steps are undone if they fail.
+
+``forward`` is the step, one act a line; README.md beside this folder explains it.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +42,10 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     Without hooks it is Cross-Batch Memory (https://arxiv.org/abs/1912.06798). Input is validated before
     anything changes, and nothing changes when a hook, the miner or the loss raises.
 
-    In ``eval()`` mode and where gradients are disabled the memory is read only. The loss is that against the
-    stored rows, and with an ``indices_tuple`` that against the batch besides, as if it had been stored. While
-    the memory warms up it is the batch's own, as in training. If the memory is empty it is 0, with a warning.
+    In ``eval()`` mode and where gradients are disabled nothing is stored. The loss is then that of the batch
+    against the stored rows. With an ``indices_tuple`` the batch counts as stored, as the pairs are of it.
+    While the memory warms up the loss is the batch's own, as in training. With an empty memory it is 0, with
+    a warning.
 
     Args:
         loss: any loss of ``CrossBatchMemory.supported_losses()``, or a subclass of one. The memory has no
@@ -276,10 +280,10 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
     @property
     def process_group(self) -> ProcessGroup | None:
-        """The process group of the ranks that share the memory; None: all of them, whoever that is.
+        """The process group of the ranks that share the memory; None for the default group, of all ranks.
 
-        It is no part of the state, and can be set, as it has to be where a memory has been unpickled. Ranks
-        whose rows are spread over them keep their number and numbers.
+        It is no part of the state. It can be set, and has to be where a memory has been unpickled. If rows
+        are spread over the ranks, the new group has to have as many ranks, each with its old number.
 
         Raises:
             ValueError: rows that are spread over the ranks of another group, or a group of other ranks.

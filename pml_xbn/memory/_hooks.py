@@ -76,7 +76,7 @@ class MemoryHooks:
         rows, labels = contents.rows, contents.row_labels
         for hook in tuple(self._hooks.values()):  # one may remove itself
             if isinstance(hook, BaseAdapter):
-                # Rows that nobody adapts stay as they came: below two rows there are no moments.
+                # Below two rows there are no moments, so nobody adapts them. They need no whitening then.
                 before = rows.measured() if len(rows) > 1 and len(batch) > 1 else rows
                 after = hook.adapt(before, labels, batch, batch_labels)
                 if after is not before:
@@ -91,12 +91,12 @@ class MemoryHooks:
                 rows = Rows.of(new_values, len(rows.stored), rows.stored.dtype)
         return rows
 
-    def attend(self, contents: Contents, batch: Tensor, batch_labels: Tensor) -> Rows:
-        """Returns spread rows as they are, once adapters have had what ranks compute together."""
+    def take_part(self, contents: Contents, batch: Tensor, batch_labels: Tensor) -> Rows:
+        """Takes part in the sums over ranks that adapters compute, and adapts nothing. Returns the rows."""
         rows, labels = contents.rows, contents.row_labels
         for hook in tuple(self._hooks.values()):
             if isinstance(hook, BaseAdapter):
-                rows = hook.attend(rows.measured(), labels, batch, batch_labels)
+                rows = hook.take_part(rows.measured(), labels, batch, batch_labels)
         return rows
 
     def state(self) -> Callable[[], None]:
@@ -121,19 +121,22 @@ class MemoryHooks:
 
 @contextmanager
 def transaction(queue: Queue, hooks: MemoryHooks) -> Iterator[None]:
-    """Finishes a step at the end of a block, or undoes it if the block raises. The outermost block counts."""
+    """Undoes a step if the block raises. At its end, whitens the rows if the step ended a turn.
+
+    A block within another does neither: the outer one does.
+    """
     if queue.is_in_transaction:
         if hooks.returning is not None:
             raise RuntimeError("a memory hook changes its own memory: return other rows instead")
         yield
         return
-    before, restore_hooks = queue.settled(), hooks.state()
+    before, restore_hooks = queue.with_edits(), hooks.state()
     queue.is_in_transaction = True
     try:
         yield
         rows = queue.contents.rows
-        if rows.is_due:
-            rows = rows.stored_anew(rows.stored)
+        if rows.needs_whitening:
+            rows = rows.whitened(rows.stored)
         rows.overwritten.clear()
         queue.hold(queue.contents._replace(rows=rows))
     except BaseException:

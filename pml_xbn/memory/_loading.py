@@ -18,7 +18,7 @@ from ._queue import Queue
 @contextmanager
 def all_or_nothing(module: nn.Module, *parts: tuple[Queue, MemoryHooks]) -> Iterator[None]:
     """Gives a module what it held, and queues and hooks within it, if loading a state raises."""
-    contents = [(queue, queue.settled(), hooks.state()) for queue, hooks in parts]
+    contents = [(queue, queue.with_edits(), hooks.state()) for queue, hooks in parts]
     # A state is copied into parameters and buffers, or with assign=True takes their place.
     named: list[tuple[MutableMapping[str, Any], dict[str, Any]]] = [
         (own, dict(own)) for part in module.modules() for own in (part._parameters, part._buffers)

@@ -26,13 +26,16 @@ def check_update(update: str, momentum: float) -> None:
 class Placement(NamedTuple):
     """Where a batch goes. Of a sample that it holds more than once, the last row counts.
 
-    A row whose sample is stored takes the place of the sample's row. Where the queue's new rows are to
-    overwrite that place, it is one of them instead. All others go to the next places of the queue.
+    A row of a new sample goes to the next place of the queue. A row of a stored sample takes the place of the
+    old row, unless the queue is about to overwrite that place in this very step: then it is queued as well.
+    For instance, of M = 8 places the next is 2, and a batch holds two new samples and those stored in places
+    3 and 6. The new ones go to places 2 and 3. The old row in place 3 would be overwritten, so its sample is
+    queued too, and goes to place 4. The sample in place 6 stays there.
     """
 
     places: Tensor  # of every row of the batch its sample's place afterwards, (b,)
     kept: Tensor  # numbers of the rows that are stored, (k,)
-    num_coming: int  # how many of these go to the next places of the queue
+    num_queued: int  # how many of these go to the next places of the queue
     returning: Tensor  # numbers of the rows whose sample is stored, (r,)
     stored_at: Tensor  # where these samples are stored before the step, (r,)
 
@@ -49,18 +52,19 @@ def placement_of(contents: Contents, ids: Tensor, labels: Tensor) -> Placement:
             f"sample_ids names samples in rows {rows} of the batch that have another label further behind: "
             "give every sample one label, or every view of it an id of its own"
         )
-    stored_at = contents.rows.everywhere(_places(contents.ids, samples)[sample_of])
+    stored_at = contents.rows.global_places(_places(contents.ids, samples)[sample_of])
     num_places, is_stored, kept = contents.rows.num_places, stored_at >= 0, last == numbers
-    # How many rows come to the queue until it gets there; those that it does get to come to it too.
-    ahead = (stored_at - contents.position) % num_places
-    waiting = ahead[kept & is_stored].sort().values
+    # How far each stored sample is from the head of the queue, nearest first. The first is queued too if the
+    # new rows reach it, the second if these and the first do, and so on to the first that is not reached.
+    distance = (stored_at - contents.position) % num_places
+    nearest = distance[kept & is_stored].sort().values
     num_new = int((kept & ~is_stored).sum())
-    in_turn = torch.arange(num_new, num_new + len(waiting), device=ids.device)
-    num_coming = num_new + int((waiting < in_turn).cumprod(dim=0).sum())
+    reach = torch.arange(num_new, num_new + len(nearest), device=ids.device)
+    num_queued = num_new + int((nearest < reach).cumprod(dim=0).sum())
     places = stored_at.clone()
-    places[kept & (~is_stored | (ahead < num_coming))] = contents.next_places(num_coming)
+    places[kept & (~is_stored | (distance < num_queued))] = contents.next_places(num_queued)
     stored, returning = (flags.nonzero().squeeze(1) for flags in (kept, kept & is_stored))
-    return Placement(places[last], stored, num_coming, returning, stored_at[returning])
+    return Placement(places[last], stored, num_queued, returning, stored_at[returning])
 
 
 def average_rows(rows: Tensor, stored: Rows, placement: Placement, momentum: float) -> Tensor:

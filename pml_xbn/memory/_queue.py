@@ -26,12 +26,12 @@ class Contents(NamedTuple):
     newest: Tensor | None = None  # places of the rows stored last, (b,)
     num_calls: int = 0
     position: int = 0  # place of the next row
-    num_replaced: int = 0  # rows that have taken the place of their sample's, since that made a turn
+    num_replaced: int = 0  # rows that took the place of their sample's old row, since the last turn ended
 
     @property
     def row_labels(self) -> Tensor:
         """Labels of the occupied rows, ``(n,)``."""
-        num_rows = self.rows.num_rows
+        num_rows = self.rows.num_rows_here
         return self.labels if num_rows == len(self.labels) else self.labels[:num_rows]
 
     def next_places(self, num_rows: int) -> Tensor:
@@ -41,18 +41,18 @@ class Contents(NamedTuple):
         return places if end <= self.rows.num_places else places % self.rows.num_places
 
     def put(
-        self, places: Tensor, rows: Tensor, labels: Tensor, ids: Tensor | None, num_coming: int
+        self, places: Tensor, rows: Tensor, labels: Tensor, ids: Tensor | None, num_queued: int
     ) -> Contents:
         """Returns the contents with rows ``(k, d)`` in their places, of which some are the queue's next."""
-        size, end = self.rows.num_places, self.position + num_coming
-        num_replaced = self.num_replaced + len(rows) - num_coming
-        is_turn = max(end, num_replaced) >= size
-        new_rows = self.rows.put(places, rows, max(len(self.rows), min(end, size)), is_turn)
-        own_places, labels = self.rows.held(places, labels)
+        size, end = self.rows.num_places, self.position + num_queued
+        num_replaced = self.num_replaced + len(rows) - num_queued
+        ends_turn = max(end, num_replaced) >= size
+        new_rows = self.rows.put(places, rows, max(len(self.rows), min(end, size)), ends_turn)
+        own_places, labels = self.rows.own_part(places, labels)
         if ids is None:
             ids = self.ids.index_fill(0, own_places, -1)
         else:
-            ids = self.ids.index_copy(0, *self.rows.held(places, ids))
+            ids = self.ids.index_copy(0, *self.rows.own_part(places, ids))
         labels = self.labels.index_copy(0, own_places, labels)
         num_replaced = num_replaced if num_replaced < size else 0
         return Contents(new_rows, labels, ids, places, self.num_calls, end % size, num_replaced)
@@ -76,9 +76,9 @@ class Contents(NamedTuple):
         num_calls, count, position, has_sums, num_replaced = state["numbers"].tolist()
         (scale, shift), sums = state["map"], tuple(state["sums"]) if has_sums else None
         rows = replace(self.rows, stored=state["rows"], count=count, scale=scale, shift=shift, sums=sums)
-        rows = replace(rows, is_due=False, overwritten=[])
+        rows = replace(rows, needs_whitening=False, overwritten=[])
         if has_sums == SUMS_OF_A_SHARD:
-            rows = replace(rows, sums=sums_of(rows.stored[: rows.num_rows]))
+            rows = replace(rows, sums=sums_of(rows.stored[: rows.num_rows_here]))
         if rows.stored.dtype != dtype:  # which rounds otherwise, and has another range
             rows = rows.in_dtype(dtype)
         labels, ids = state["labels"].long(), state["ids"].long()
@@ -97,7 +97,7 @@ class Queue(nn.Module):
     ) -> None:
         super().__init__()
         self.dtype = dtype
-        # The value that was read last, and how often it had been written to.
+        # What `read` last returned, and torch's count of writes to it then: a user may write into it.
         self._read: tuple[Tensor, int] | None = None
         device, num_calls = (None, 0) if before is None else (before.labels.device, before.num_calls)
         self.contents = self._empty(memory_size, embedding_size, device)._replace(num_calls=num_calls)
@@ -110,20 +110,20 @@ class Queue(nn.Module):
 
     def read(self) -> Tensor:
         """Returns the rows as they are now, ``(M, d)``, with zeros behind them."""
-        rows = self.settled().rows
+        rows = self.with_edits().rows
         if self._read is None:
             with torch.inference_mode(False), torch.no_grad():
                 values = at_least_float32(torch.zeros_like(rows.stored))
-                values[: rows.num_rows] = rows.read(values.dtype)
+                values[: rows.num_rows_here] = rows.read(values.dtype)
             self._read = values, values._version
         return self._read[0]
 
-    def settled(self) -> Contents:
-        """Returns the contents, once what somebody has written to the value that was read is assigned."""
+    def with_edits(self) -> Contents:
+        """Returns the contents, with what the user has written into the tensor that `read` returned."""
         if self._read is not None and self._read[0]._version != self._read[1]:
             values = self._read[0]
             self.assign(values)
-            self._read = values, values._version  # which stays the value that is read
+            self._read = values, values._version  # the user's tensor goes on to count
         return self.contents
 
     def assign(self, values: Tensor) -> None:
@@ -143,12 +143,12 @@ class Queue(nn.Module):
         self.contents = self.contents._replace(labels=labels.to(own))
 
     def hold(self, contents: Contents) -> None:
-        """Takes contents; what was written to the value of others from here on is nobody's."""
+        """Takes contents. From here on, writing into a tensor that `read` has returned has no effect."""
         self.contents, self._read = contents, None
 
-    def on(self, device: torch.device) -> None:
-        """Goes to a device, and out of ``inference_mode``, to work with the contents."""
-        stored = self.settled().rows.stored
+    def move_to(self, device: torch.device) -> None:
+        """Moves the contents to a device, and out of ``inference_mode``, so that a step can use them."""
+        stored = self.with_edits().rows.stored
         if stored.device != device or stored.is_inference():
             self._load(self.contents.state(), device)
         self._read = None
@@ -157,7 +157,7 @@ class Queue(nn.Module):
         """Goes with the module to its device. The rows keep their dtype: ``half()`` is for the model."""
         device = fn(self.contents.labels.new_empty(0, dtype=torch.float32)).device
         if device != self.contents.labels.device:  # else a copy would take as much again
-            self._load(self.settled().state(), device)
+            self._load(self.with_edits().state(), device)
         return self
 
     def _load(self, state: dict[str, Tensor], device: torch.device) -> None:
@@ -196,7 +196,7 @@ class Queue(nn.Module):
             )
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        for name, values in self.settled().state().items():
+        for name, values in self.with_edits().state().items():
             destination[prefix + name] = values.clone()  # which stays what it is when the run goes on
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
@@ -219,7 +219,7 @@ class Queue(nn.Module):
         return state[name] if name in state else super().__getattr__(name)
 
     def __getstate__(self) -> dict[str, Any]:
-        self.settled()
+        self.with_edits()
         return {**self.__dict__, "_read": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

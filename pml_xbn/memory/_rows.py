@@ -13,8 +13,9 @@ from .._arithmetic import rows_at_a_time, slices, widest
 from ..adapters.affine import Affine
 from ..adapters.moments import Moments, moments
 
-# Rows are stored anew where stored ones have a larger root mean square: float16 ends at 65504, and moments
-# lose digits; and where the map has no larger scale, so that rows to come could not be told from each other.
+# Rows are whitened again where stored ones have a larger root mean square: float16 ends at 65504, and
+# moments lose digits. They also are where the scale of the map has shrunk to this least one: different rows
+# to come would be stored as the same numbers.
 _LARGEST_RMS = 4.0
 _LEAST_SCALE = 2.0**-48
 # A shorter vector is one of zeros, as torch.nn.functional.normalize has it.
@@ -37,9 +38,10 @@ class Rows:
     A map of all rows composes with (a, b) and touches no row. Moments follow from sums over u and u². Where
     these are not kept, a = 1 and b = 0: rows are stored as they are until somebody measures them.
 
-    Maps are composed and inverted in float64. Rows are mapped to where they are stored, to a new map and by
-    the map of their group in float64 and rounded once, because the scale of these may be as large as 2⁴⁸.
-    They are read in float32 or better: a ∘ u + b is then off by roundings of its own terms and no more.
+    Maps are composed and inverted in float64, because the inverse of a scale may be as large as 2⁴⁸. So are
+    the numbers that are written, and rounded once: rows that are stored, rows that are whitened, and rows
+    that the map of their group moves. Rows are read in float32 or better: a ∘ u + b is then off by roundings
+    of its own terms and no more.
     """
 
     stored: Tensor  # u, (M, d); zeros where there is no row
@@ -49,8 +51,11 @@ class Rows:
     num_places: int  # M; as n, on all ranks together
     dtype: torch.dtype  # in which rows are read, float32 or float64
     sums: tuple[Tensor, ...] | None = None  # over u and over u², (d,) each, float64
-    is_due: bool = False  # to be stored anew, before the next step or once this one has succeeded
-    # What has been written to in place, where, and what was there, so that a failed step can be undone.
+    # Whether u is to be written anew with mean 0 and σ 1. `find_places` does it before a step whose rows are
+    # out of range, and `transaction` after a step that ended a turn.
+    needs_whitening: bool = False
+    # Tensors that were written to in place, where, and what was there before, so that a failed step can be
+    # undone.
     overwritten: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
     _maps: dict[torch.dtype, Affine] = field(default_factory=dict, init=False)
     _least_lengths: dict[torch.dtype, Tensor | float] = field(default_factory=dict, init=False)
@@ -78,11 +83,12 @@ class Rows:
         return Rows.of(self.read(self.dtype), len(self.stored), dtype)
 
     def __len__(self) -> int:
+        """Returns how many rows the memory holds, on all ranks together."""
         return self.count
 
     @property
-    def num_rows(self) -> int:
-        """How many rows are stored here."""
+    def num_rows_here(self) -> int:
+        """How many of them this process stores; all of them, where rows are not spread over ranks."""
         return self.count
 
     def over_ranks(self, sums: Tensor) -> Tensor:
@@ -95,11 +101,11 @@ class Rows:
         assert self.sums is not None
         return self.sums
 
-    def held(self, places: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def own_part(self, places: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Returns which of these places ``(k,)`` are stored here, and the values of these."""
         return places, values
 
-    def everywhere(self, places: Tensor) -> Tensor:
+    def global_places(self, places: Tensor) -> Tensor:
         """Returns places ``(k,)`` as all ranks count them, found on any of them; -1 where on none."""
         return places
 
@@ -135,7 +141,7 @@ class Rows:
         scale, shift = self._map(dtype)
         is_read_as_stored = self.sums is None and self.stored.dtype == dtype
         room = self.stored if is_read_as_stored else self._room(dtype)
-        for part in slices(self.num_rows, rows_at_a_time(self.stored)):
+        for part in slices(self.num_rows_here, rows_at_a_time(self.stored)):
             rows = self._in_dtype_of(room, part)
             if self.sums is not None:
                 rows = torch.addcmul(shift, rows, scale, out=room[: len(rows)])
@@ -143,7 +149,7 @@ class Rows:
 
     def _room(self, dtype: torch.dtype) -> Tensor:
         """Returns a tensor to read parts of the rows into, one after the other."""
-        num_rows = min(self.num_rows, rows_at_a_time(self.stored))
+        num_rows = min(self.num_rows_here, rows_at_a_time(self.stored))
         return self.stored.new_empty(num_rows, self.stored.shape[1], dtype=dtype)
 
     def _in_dtype_of(self, room: Tensor, part: slice) -> Tensor:
@@ -153,7 +159,7 @@ class Rows:
 
     def read(self, dtype: torch.dtype) -> Tensor:
         """Returns all rows as they are now, ``(n, d)``, in a tensor of their own."""
-        rows = self.stored.new_empty(self.num_rows, self.stored.shape[1], dtype=dtype)
+        rows = self.stored.new_empty(self.num_rows_here, self.stored.shape[1], dtype=dtype)
         for part, values in self.parts(dtype):
             rows[part] = self._without_rounding(values)
         return rows
@@ -162,19 +168,19 @@ class Rows:
         """Returns the rows at these places ``(k,)`` as they are now, ``(k, d)``."""
         return self._without_rounding(self._map(self.dtype).map(self.stored[places].to(self.dtype)))
 
-    def weighted_sum(self, weights: Tensor, factors: Tensor | None = None) -> Tensor:
-        """Returns ``(a, d)``, the sum over j of ``weights[:, j]`` times ``factors[j]`` times row j."""
+    def weighted_sum(self, weights: Tensor, row_factors: Tensor | None = None) -> Tensor:
+        """Returns ``(a, d)``, the sum over j of ``weights[:, j]`` times ``row_factors[j]`` times row j."""
         dtype = weights.dtype
         room = self.stored if self.stored.dtype == dtype else self._room(dtype)
-        if self.num_rows <= rows_at_a_time(self.stored):
-            weights = weights if factors is None else weights * factors
-            total = weights @ self._in_dtype_of(room, slice(0, self.num_rows))
+        if self.num_rows_here <= rows_at_a_time(self.stored):
+            weights = weights if row_factors is None else weights * row_factors
+            total = weights @ self._in_dtype_of(room, slice(0, self.num_rows_here))
             weight_sums = weights.sum(dim=1, keepdim=True)
         else:  # a part at a time, as a copy of the weights may not fit
             total = weights.new_zeros(len(weights), self.stored.shape[1])
             weight_sums = weights.new_zeros(len(weights), 1)
-            for part in slices(self.num_rows, rows_at_a_time(self.stored)):
-                own = weights[:, part] if factors is None else weights[:, part] * factors[part]
+            for part in slices(self.num_rows_here, rows_at_a_time(self.stored)):
+                own = weights[:, part] if row_factors is None else weights[:, part] * row_factors[part]
                 total.addmm_(own, self._in_dtype_of(room, part))
                 weight_sums += own.sum(dim=1, keepdim=True)
         # The sum of a ∘ u + b is a ∘ (the sum of u) + b: no row has to be mapped for it.
@@ -189,8 +195,8 @@ class Rows:
         """
         if self.sums is not None:
             return self
-        rows = replace(self, sums=sums_of(self.stored[: self.num_rows]))
-        return rows.stored_anew(torch.zeros_like(self.stored))
+        rows = replace(self, sums=sums_of(self.stored[: self.num_rows_here]))
+        return rows.whitened(torch.zeros_like(self.stored))
 
     def moments(self, sums: tuple[Tensor, ...] | None = None, count: Tensor | int = 0) -> Moments:
         """Returns the moments of all rows as they are now, or of groups, given their sums ``(g, d)``."""
@@ -249,15 +255,17 @@ class Rows:
         at_a_time = rows_at_a_time(self.stored, 8)
         yield from zip(places.split(at_a_time), slots.split(at_a_time), strict=True)
 
-    def put(self: Self, places: Tensor, values: Tensor, count: int, is_turn: bool) -> Self:
+    def put(self: Self, places: Tensor, values: Tensor, count: int, ends_turn: bool) -> Self:
         """Returns these rows with ``values`` ``(k, d)`` at the places ``(k,)``; n are occupied then."""
         before = self._ready_for(values)
-        places, values = self.held(places, values)
+        places, values = self.own_part(places, values)
         after = before._written(places, before._to_store(values))
-        return replace(after, count=count, is_due=self.is_due or (is_turn and after.sums is not None))
+        return replace(
+            after, count=count, needs_whitening=self.needs_whitening or (ends_turn and after.sums is not None)
+        )
 
     def _to_store(self, values: Tensor) -> Tensor:
-        """Returns rows ``(k, d)`` as they are stored, in float64."""
+        """Returns u ``(k, d)`` of these rows, in float64; the rows themselves if they are stored as is."""
         return values if self.sums is None else (values - self.shift).div_(self.scale)
 
     def _written(self: Self, places: Tensor, stored: Tensor) -> Self:
@@ -283,7 +291,7 @@ class Rows:
             stored[places] = before
 
     def is_out_of_range(self) -> Tensor | None:
-        """Returns whether rows have to be stored anew, a 0-d bool tensor; None where sums are not kept."""
+        """Returns whether rows have to be whitened again, a 0-d bool tensor; None where sums are not kept."""
         if self.sums is None:
             return None
         least: Tensor | float = _LEAST_SCALE
@@ -292,8 +300,11 @@ class Rows:
         is_out = (self.totals[1] > len(self) * _LARGEST_RMS**2) | (self.scale.abs() <= least)
         return is_out.any()
 
-    def stored_anew(self: Self, new: Tensor) -> Self:
-        """Returns these rows, written to a tensor ``(M, d)`` so that u has mean 0 and σ 1: a turn."""
+    def whitened(self: Self, new: Tensor) -> Self:
+        """Returns these rows, written to a tensor ``(M, d)`` so that u has mean 0 and σ 1.
+
+        ``new`` may be the tensor that holds them.
+        """
         mean, std = self.moments()
         std = std.masked_fill(std <= _LARGEST_RMS * _LEAST_SCALE * (1 + mean.abs()), 0.0)
         scale, shift = self._whitening(Moments(mean, std))
@@ -302,17 +313,17 @@ class Rows:
         offset = ((self.shift - shift) / scale).masked_fill_(std == 0, 0.0)
         done = 0
         try:
-            for part in slices(self.num_rows, rows_at_a_time(new, 8)):
+            for part in slices(self.num_rows_here, rows_at_a_time(new, 8)):
                 new[part] = torch.addcmul(offset, widest(self.stored[part]), factor)
                 done = part.stop
             # Measured and not computed: what they are off by would stay for ever.
-            sums = sums_of(new[: self.num_rows])
+            sums = sums_of(new[: self.num_rows_here])
         except BaseException:  # an interrupt, or no memory is left
             for part in slices(done if new is self.stored else 0, 1024):
                 before = (widest(new[part]) - offset) / factor
                 new[part] = torch.where(factor == 0, (mean - self.shift) / self.scale, before)
             raise
-        return replace(self, stored=new, scale=scale, shift=shift, sums=sums, is_due=False)
+        return replace(self, stored=new, scale=scale, shift=shift, sums=sums, needs_whitening=False)
 
     def _ready_for(self: Self, values: Tensor) -> Self:
         """Returns these rows, with a map that whitens if ``values`` ``(k, d)`` are to be their first."""

@@ -38,7 +38,7 @@ class Comparison(NamedTuple):
             positive = leave_out(positive, self.own_rows, first)
         return Pairs(positive, negative, self.anchor_labels, self.row_labels, self.own_rows, first or 0)
 
-    def chosen(self, distances: Distances) -> Pairs:
+    def choose_pairs(self, distances: Distances) -> Pairs:
         """Returns what the miner chooses, without one all but own copies, and what is given besides."""
         pairs = self.all_pairs()
         if self.miner is not None:

@@ -75,7 +75,7 @@ class Distances:
         vectors = normalize(self.anchors) if is_normalized else self.anchors
         vectors = vectors - vectors.mean(dim=1, keepdim=True)  # so that means of rows make no difference
         products, _ = _Products.apply(vectors, self.rows, False)
-        lengths = products.new_ones(self.rows.num_rows)
+        lengths = products.new_ones(self.rows.num_rows_here)
         row_signal = torch.empty_like(lengths)
         for places, part in self.rows.parts(vectors.dtype):
             row_signal[places] = (part - part.mean(dim=1, keepdim=True)).square().sum(dim=1)
@@ -99,7 +99,10 @@ class _Products(torch.autograd.Function):
         if is_normalized:
             norms = torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_min_(_SMALLEST_NORM)
             vectors = vectors / norms
-        mat, factors = vectors.new_empty(len(vectors), rows.num_rows), vectors.new_ones(rows.num_rows)
+        mat, factors = (
+            vectors.new_empty(len(vectors), rows.num_rows_here),
+            vectors.new_ones(rows.num_rows_here),
+        )
         for places, part in rows.parts(vectors.dtype):
             torch.mm(vectors, part.t(), out=mat[:, places])
             if is_normalized:

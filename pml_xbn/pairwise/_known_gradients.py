@@ -16,7 +16,9 @@ class KnownGradients(torch.autograd.Function):
         value, gradients = known
         ctx.save_for_backward(*gradients)
         with torch.enable_grad():
-            ctx.sums = list(map(torch.sum, inputs))  # which lead to the inputs and do not keep them
+            # Numbers whose graphs lead to the inputs, and which do not keep these in memory as the inputs
+            # themselves would be.
+            ctx.sums = list(map(torch.sum, inputs))
         return value
 
     @staticmethod

@@ -37,7 +37,7 @@ def sum_terms(compared: Comparison, recipe: Recipe) -> LossSums:
     loss, form = compared.loss, recipe.form
     sums = LossSums(loss, recipe, compared.anchors)
     distances = Distances(sums.leaf, compared.rows)
-    pairs = compared.chosen(distances)
+    pairs = compared.choose_pairs(distances)
     sums.num_pairs = pairs.num_pairs or [total(counts) for counts in pairs[:2]]
     if form.terms is None:
         _add_angular_terms(sums, compared, pairs)
@@ -90,7 +90,7 @@ def _anchors_at_once(loss: Any, recipe: Recipe, pairs: Pairs, mat: Tensor) -> in
 
 def _compute_by_pml(compared: Comparison) -> Tensor:
     """Returns the loss by its own code, which gets index tensors and a tensor of rows."""
-    lists = compared.chosen(Distances(compared.anchors, compared.rows)).lists()
+    lists = compared.choose_pairs(Distances(compared.anchors, compared.rows)).lists()
     rows = compared.rows.read(compared.anchors.dtype)
     value: Tensor = compared.loss(compared.anchors, compared.anchor_labels, lists, rows, compared.row_labels)
     return value

@@ -21,7 +21,8 @@ class LossSums:
         self._loss, self._recipe = loss, recipe
         self.inputs = [anchors, *recipe.learned]
         is_learning = torch.is_grad_enabled() and (anchors.requires_grad or bool(recipe.learned))
-        # The anchors, apart from how they were computed, and what the terms follow from: they, or a matrix.
+        # `leaf` is the anchors without the graph that made them; `whole` is what the terms are computed from,
+        # the anchors or a matrix.
         self.leaf = self.whole = anchors.detach().requires_grad_(is_learning)
         # Of each part the sum of its terms, its divisor, and its gradients at the whole and what is learned.
         self.parts: list[list[Tensor]] = []

@@ -51,7 +51,8 @@ class Elements(NamedTuple):
 class TripletTerms(NamedTuple):
     """Of every triplet the positive part of x_p + y_n, where x grows with the distance, and y falls.
 
-    Triplets with terms between two numbers are runs too, and a sum needs the number of them of each pair.
+    Sorted by distance, the triplets whose terms lie between two numbers are a run of neighbours too. So a sum
+    over triplets follows from how many of them each pair is in.
     """
 
     x: Tensor  # (a, n), with gradient

@@ -129,9 +129,9 @@ def test_rows_that_are_being_stored_anew_are_taken_back(
     before, rows = state(memory), memory.embedding_memory.clone()
 
     def parts(num_rows: int, size: int) -> Any:
-        is_turn = sys._getframe(1).f_code.co_name == "stored_anew" and size > 1024
-        for number, part in enumerate(slices(num_rows, 5 if is_turn else size)):
-            if is_turn and number == after:
+        ends_turn = sys._getframe(1).f_code.co_name == "whitened" and size > 1024
+        for number, part in enumerate(slices(num_rows, 5 if ends_turn else size)):
+            if ends_turn and number == after:
                 raise KeyboardInterrupt
             yield part
 
