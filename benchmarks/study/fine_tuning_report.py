@@ -25,6 +25,7 @@ from benchmarks.study.fine_tuning import (
     SECOND_SEED,
     SENSES,
     SUPCON,
+    THREE_STAGES,
     Method,
     Runs,
     confirmed,
@@ -45,9 +46,9 @@ _HEAD = """# Fine-tuning a pretrained network
 
 Written by `python -m benchmarks.study --report` from the study's CSV files; the rules were
 declared in `declared_fine_tuning.md` before the runs. The last stage of EfficientNet-Lite0 trains,
-from ImageNet weights. All figures are per cent, differences points of Recall@1; ± after a mean is the
-standard deviation over seeds, and after a difference half of the 95 % interval of the mean of these pairs
-alone (Student's t). Minutes are those of one core, on a machine that other work shared."""
+from ImageNet weights, where no other is named. All figures are per cent, differences points of Recall@1;
+± after a mean is the standard deviation over seeds, and after a difference half of the 95 % interval of the
+mean of these pairs alone (Student's t). Minutes are those of a core, on a machine that other work shared."""
 
 
 def write_fine_tuning(study: Study, folder: Path) -> None:
@@ -57,6 +58,7 @@ def write_fine_tuning(study: Study, folder: Path) -> None:
         for title, methods in (
             ("SupCon", tuple(sorted(SUPCON + OTHER_SIZES, key=attrgetter("batch_size")))),
             ("MultiSimilarity", MULTI_SIMILARITY),
+            ("Three stages that train", THREE_STAGES),
             ("A text transformer", SENSES),
         )
         for part in _sections(Report(study, folder, methods), title)
@@ -127,8 +129,8 @@ def _sections(report: Report, loss: str) -> Iterable[str]:
         "Recall@1 on the classes that choose, seed 0, by batch norm and rate. *Again* is the mean with seed "
         f"{SECOND_SEED}, of the two best."
     )
-    columns = ["batch", "method", *(f"trial {number}" for number in range(1, 7)), "again", "chosen"]
-    yield markdown(columns, lines, [*columns[1:8], "chosen"])
+    numbers = [f"trial {number}" for number in range(1, len(lines[0]) - 3)]
+    yield markdown(["batch", "method", *numbers, "again", "chosen"], lines, ["method", *numbers, "chosen"])
     for data in domains(report.methods[0]):
         lines = [line for method in report.methods if (line := _confirmation(report, method, data))]
         if lines:

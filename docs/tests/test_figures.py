@@ -144,7 +144,7 @@ def test_the_table_of_fine_tuning() -> None:
     titles = ("SupCon: Emoji", "SupCon: Icons", "MultiSimilarity: Emoji", "MultiSimilarity: Icons")
     reports = [fine_tuned(title) for title in titles]
     page = FINE_TUNING.read_text(encoding="utf-8").split("## What it gave")[1]
-    page = page.partition("### Without batch normalization")[0].splitlines()
+    page = page.partition("### More of the network")[0].splitlines()
     xbm, none_at_256 = "xbm+warm-up of an epoch", "no-xbm+cached in parts of 64"
     places = [("16", "no-xbm", 4), ("16", "xbn", 5), ("16", xbm, 5), ("64", "no-xbm", 4)]
     places += [("64", "xbn", 5), ("64", xbm, 5), ("256", none_at_256, 4), ("64", "xbn", 6)]
@@ -280,3 +280,16 @@ def test_what_was_declared_of_fine_tuning() -> None:
         assert_on(FINE_TUNING, emoji.replace("-", "−"), icons.replace("-", "−"))
     xbm = [report[batch, "xbm+warm-up of an epoch"][7] for batch in ("16", "64") for report in reports]
     assert_on(FINE_TUNING, *(text.lstrip("-") for text in xbm))
+
+
+def test_what_three_stages_give() -> None:
+    reports = [fine_tuned(f"Three stages that train: {data}") for data in ("Emoji", "Icons")]
+    page = FINE_TUNING.read_text(encoding="utf-8").split("### More of the network")[1].partition("###")[0]
+    lines = [line for line in page.splitlines() if line.startswith("| ")][1:]
+    places = [("16", "no-xbm", 4), ("16", "xbn", 5), ("64", "no-xbm", 4), ("64", "xbn", 5)]
+    places += [("256", "no-xbm+cached in parts of 64", 4), ("64", "xbn", 6)]
+    for line, (batch, method, column) in zip(lines, places, strict=True):
+        expected = [report[batch, method][column] for report in reports]
+        if column == 4:
+            expected = [text.partition(" ")[0] for text in expected]
+        assert [text.strip(" *").replace("−", "-") for text in line.split("|")[2:-1]] == expected
