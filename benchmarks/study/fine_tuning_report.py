@@ -19,6 +19,7 @@ from benchmarks.study.fine_tuning import (
     CONFIRMED_SEEDS,
     EQUAL_TIME,
     FIGURE,
+    LARGE_BATCH,
     MULTI_SIMILARITY,
     NONE,
     OTHER_SIZES,
@@ -26,6 +27,7 @@ from benchmarks.study.fine_tuning import (
     SENSES,
     SUPCON,
     THREE_STAGES,
+    XBM_STAR,
     Method,
     Runs,
     confirmed,
@@ -57,6 +59,8 @@ def write_fine_tuning(study: Study, folder: Path) -> None:
         part
         for title, methods in (
             ("SupCon", tuple(sorted(SUPCON + OTHER_SIZES, key=attrgetter("batch_size")))),
+            ("A memory at batch 256", LARGE_BATCH),
+            ("`CrossBatchMemory` with the batch's own loss", XBM_STAR),
             ("MultiSimilarity", MULTI_SIMILARITY),
             ("Three stages that train", THREE_STAGES),
             ("A text transformer", SENSES),
