@@ -38,6 +38,7 @@ OTHER_RATES = {8: (0.3, 0.1, 0.03), 256: (3.0, 1.0, 0.3), 512: (3.0, 1.0, 0.3)} 
 STAR_RATES = (1.0, 0.3, 0.1, 0.03)  # where XBM's best was the lowest of three
 STAGE_RATES = {16: (0.3, 0.1, 0.03), 64: (0.3, 0.1, 0.03), 256: (1.0, 0.3, 0.1)}  # where three stages train
 STAGE_EPOCHS = {16: 8, 64: 8, 256: 9}
+WHOLE_EPOCHS = {64: 4, 256: 5}  # of the whole network, whose settings are those of three stages
 SENSE_RATES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003)  # of 1e-3; a transformer has no batch norm to freeze
 SENSE_EPOCHS = 8
 EPOCHS = {256: 17, 512: 18}  # of as many images as 16 of batch 64, which divides them with a smaller rest
@@ -61,7 +62,7 @@ class Method(NamedTuple):
     batch_size: int
     loss: Literal["multi-similarity"] | None = None
     data: str = "pretrained"
-    trained: Literal["last three stages"] | None = None
+    trained: Literal["last three stages", "whole network"] | None = None
 
 
 SUPCON = (
@@ -86,6 +87,7 @@ THREE_STAGES = tuple(
     Method(name, size, trained="last three stages")
     for name, size in ((NONE, 16), ("xbn", 16), (NONE, 64), ("xbn", 64), (CACHED, 256))
 )
+WHOLE_NETWORK = tuple(m._replace(trained="whole network") for m in THREE_STAGES if m.batch_size != 16)
 SENSES = (
     *(
         Method(name, size, data="pretrained senses")
@@ -112,7 +114,10 @@ def trials(method: Method) -> Iterator[Case]:
     """Yields the settings that a method is tried with, with the first seed.
 
     With frozen batch normalization rows of an evaluation pass are the batch's own: the trials are centring's.
+    The whole network has none: it is trained with the settings of three stages.
     """
+    if method.trained == "whole network":
+        return
     norms, rates, epochs = grid(method)
     for norm, rate in product(norms, rates):
         name = method.name
@@ -140,6 +145,10 @@ class Runs:
 
     def chosen(self, method: Method) -> Case:
         """Returns the trial that is best in the mean of both seeds."""
+        if method.trained == "whole network":
+            case = self.chosen(method._replace(trained="last three stages"))
+            budget, epochs = Budget.from_name(case.regime), WHOLE_EPOCHS[method.batch_size]
+            return replace(case, regime=str(replace(budget, trained=method.trained, epochs=epochs)))
         return max(
             self.finalists(method),
             key=lambda case: fmean([self.of(case), self.of(replace(case, seed=SECOND_SEED))]),
@@ -164,6 +173,12 @@ def confirm(methods: tuple[Method, ...], runs: Runs) -> Iterator[Case]:
     for method in methods:
         for data, seed in product(domains(method), CONFIRMED_SEEDS):
             yield confirmed(runs.chosen(method), data, seed)
+
+
+def whole_network(runs: Runs) -> Iterator[Case]:
+    """Yields runs of the whole network on Emoji's classes kept back, a seed after the other."""
+    for seed, method in product(CONFIRMED_SEEDS, WHOLE_NETWORK):
+        yield confirmed(runs.chosen(method), method.data, seed)
 
 
 def domains(method: Method) -> tuple[str, ...]:
@@ -222,6 +237,7 @@ STAGES: dict[str, Callable[[Runs], Iterator[Case]]] = {
     "select-three-stages": lambda runs: select(THREE_STAGES),
     "again-three-stages": lambda runs: again(THREE_STAGES, runs),
     "confirm-three-stages": lambda runs: confirm(THREE_STAGES, runs),
+    "whole-network": whole_network,
     "select-senses": lambda runs: select(SENSES),
     "again-senses": lambda runs: again(SENSES, runs),
     "confirm-senses": lambda runs: confirm(SENSES, runs),
@@ -253,6 +269,7 @@ class Settings:
         "select-three-stages",
         "again-three-stages",
         "confirm-three-stages",
+        "whole-network",
         "select-senses",
         "again-senses",
         "confirm-senses",

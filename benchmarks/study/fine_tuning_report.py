@@ -27,6 +27,7 @@ from benchmarks.study.fine_tuning import (
     SENSES,
     SUPCON,
     THREE_STAGES,
+    WHOLE_NETWORK,
     XBM_STAR,
     Method,
     Runs,
@@ -63,6 +64,7 @@ def write_fine_tuning(study: Study, folder: Path) -> None:
             ("`CrossBatchMemory` with the batch's own loss", XBM_STAR),
             ("MultiSimilarity", MULTI_SIMILARITY),
             ("Three stages that train", THREE_STAGES),
+            ("The whole network", WHOLE_NETWORK),
             ("A text transformer", SENSES),
         )
         for part in _sections(Report(study, folder, methods), title)
@@ -125,16 +127,17 @@ class Report:
 
 
 def _sections(report: Report, loss: str) -> Iterable[str]:
-    lines = [line for method in report.methods if (line := _choice(report, method))]
-    if not lines:
-        return
-    yield f"## {loss}: the choice"
-    yield (
-        "Recall@1 on the classes that choose, seed 0, by batch norm and rate. *Again* is the mean with seed "
-        f"{SECOND_SEED}, of the two best."
-    )
-    numbers = [f"trial {number}" for number in range(1, len(lines[0]) - 3)]
-    yield markdown(["batch", "method", *numbers, "again", "chosen"], lines, ["method", *numbers, "chosen"])
+    if lines := [line for method in report.methods if (line := _choice(report, method))]:
+        yield f"## {loss}: the choice"
+        yield (
+            "Recall@1 on the classes that choose, seed 0, by batch norm and rate. *Again* is the mean with "
+            f"seed {SECOND_SEED}, of the two best."
+        )
+        most = max(map(len, lines))
+        lines = [[*line[:-2], *["–"] * (most - len(line)), *line[-2:]] for line in lines]
+        numbers = [f"trial {number}" for number in range(1, most - 3)]
+        columns = ["batch", "method", *numbers, "again", "chosen"]
+        yield markdown(columns, lines, ["method", *numbers, "chosen"])
     for data in domains(report.methods[0]):
         lines = [line for method in report.methods if (line := _confirmation(report, method, data))]
         if lines:
