@@ -123,9 +123,9 @@ def draw_neighbours(test_set: Any, rows: torch.Tensor, labels: torch.Tensor, pat
     figure.savefig(path)
 
 
-# Batch size -> learning rate without a memory, with one, and how the memory is set: what was best in the study
-# with frozen batch normalization and AdamW, where the last stage of the network trained.
 CENTRED = {"match_std": False, "batch_loss_weight": 1.0}
+# Batch size -> rate without a memory, rate with one, and its settings: what was best in the study with frozen
+# batch normalization and AdamW, where the last stage of the network trained.
 BEST: dict[int, tuple[float, float, dict[str, Any]]] = {
     8: (1e-4, 3e-5, {}),
     16: (1e-4, 1e-4, {}),
