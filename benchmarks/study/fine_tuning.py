@@ -38,7 +38,8 @@ OTHER_RATES = {8: (0.3, 0.1, 0.03), 256: (3.0, 1.0, 0.3), 512: (3.0, 1.0, 0.3)} 
 STAR_RATES = (1.0, 0.3, 0.1, 0.03)  # where XBM's best was the lowest of three
 STAGE_RATES = {16: (0.3, 0.1, 0.03), 64: (0.3, 0.1, 0.03), 256: (1.0, 0.3, 0.1)}  # where three stages train
 STAGE_EPOCHS = {16: 8, 64: 8, 256: 9}
-WHOLE_EPOCHS = {64: 4, 256: 5}  # of the whole network, whose settings are those of three stages
+WHOLE_RATES = (1.0, 0.3, 0.1)  # where the whole network trains
+WHOLE_EPOCHS = {64: 4, 256: 5}
 SENSE_RATES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003)  # of 1e-3; a transformer has no batch norm to freeze
 SENSE_EPOCHS = 8
 EPOCHS = {256: 17, 512: 18}  # of as many images as 16 of batch 64, which divides them with a smaller rest
@@ -55,7 +56,7 @@ FIRST_CONFIRMED = ((NONE, 16), ("centre", 16), (NONE, 64), ("centre", 64), (CACH
 class Method(NamedTuple):
     """What is chosen for: a method, with a batch size, a loss, a data set that chooses, and what trains.
 
-    With None the loss is SupCon, and the last stage trains.
+    With None the loss is SupCon, the last stage trains, and the settings are the method's own choice.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Method(NamedTuple):
     loss: Literal["multi-similarity"] | None = None
     data: str = "pretrained"
     trained: Literal["last three stages", "whole network"] | None = None
+    settings_of: Literal["last three stages"] | None = None
 
 
 SUPCON = (
@@ -88,6 +90,7 @@ THREE_STAGES = tuple(
     for name, size in ((NONE, 16), ("xbn", 16), (NONE, 64), ("xbn", 64), (CACHED, 256))
 )
 WHOLE_NETWORK = tuple(m._replace(trained="whole network") for m in THREE_STAGES if m.batch_size != 16)
+AS_THREE_STAGES = tuple(m._replace(settings_of="last three stages") for m in WHOLE_NETWORK)
 SENSES = (
     *(
         Method(name, size, data="pretrained senses")
@@ -103,6 +106,8 @@ def grid(method: Method) -> tuple[tuple[str, ...], tuple[float, ...], int]:
     size = method.batch_size
     if method.data == "pretrained senses":
         return ("layer",), SENSE_RATES, SENSE_EPOCHS
+    if method.trained == "whole network":
+        return ("frozen",), WHOLE_RATES, WHOLE_EPOCHS[size]
     if method.trained:
         return ("frozen",), STAGE_RATES[size], STAGE_EPOCHS[size]
     if method.name == LIKE_XBM_STAR:
@@ -114,9 +119,9 @@ def trials(method: Method) -> Iterator[Case]:
     """Yields the settings that a method is tried with, with the first seed.
 
     With frozen batch normalization rows of an evaluation pass are the batch's own: the trials are centring's.
-    The whole network has none: it is trained with the settings of three stages.
+    A method whose settings are another's has none.
     """
-    if method.trained == "whole network":
+    if method.settings_of:
         return
     norms, rates, epochs = grid(method)
     for norm, rate in product(norms, rates):
@@ -145,8 +150,8 @@ class Runs:
 
     def chosen(self, method: Method) -> Case:
         """Returns the trial that is best in the mean of both seeds."""
-        if method.trained == "whole network":
-            case = self.chosen(method._replace(trained="last three stages"))
+        if method.settings_of:
+            case = self.chosen(method._replace(trained=method.settings_of, settings_of=None))
             budget, epochs = Budget.from_name(case.regime), WHOLE_EPOCHS[method.batch_size]
             return replace(case, regime=str(replace(budget, trained=method.trained, epochs=epochs)))
         return max(
@@ -175,9 +180,9 @@ def confirm(methods: tuple[Method, ...], runs: Runs) -> Iterator[Case]:
             yield confirmed(runs.chosen(method), data, seed)
 
 
-def whole_network(runs: Runs) -> Iterator[Case]:
-    """Yields runs of the whole network on Emoji's classes kept back, a seed after the other."""
-    for seed, method in product(CONFIRMED_SEEDS, WHOLE_NETWORK):
+def confirm_on_emoji(methods: tuple[Method, ...], runs: Runs) -> Iterator[Case]:
+    """Yields the chosen settings on Emoji's classes kept back alone, a seed after the other."""
+    for seed, method in product(CONFIRMED_SEEDS, methods):
         yield confirmed(runs.chosen(method), method.data, seed)
 
 
@@ -237,7 +242,10 @@ STAGES: dict[str, Callable[[Runs], Iterator[Case]]] = {
     "select-three-stages": lambda runs: select(THREE_STAGES),
     "again-three-stages": lambda runs: again(THREE_STAGES, runs),
     "confirm-three-stages": lambda runs: confirm(THREE_STAGES, runs),
-    "whole-network": whole_network,
+    "whole-network": lambda runs: confirm_on_emoji(AS_THREE_STAGES, runs),
+    "select-whole-network": lambda runs: select(WHOLE_NETWORK),
+    "again-whole-network": lambda runs: again(WHOLE_NETWORK, runs),
+    "confirm-whole-network": lambda runs: confirm_on_emoji(WHOLE_NETWORK, runs),
     "select-senses": lambda runs: select(SENSES),
     "again-senses": lambda runs: again(SENSES, runs),
     "confirm-senses": lambda runs: confirm(SENSES, runs),
@@ -270,6 +278,9 @@ class Settings:
         "again-three-stages",
         "confirm-three-stages",
         "whole-network",
+        "select-whole-network",
+        "again-whole-network",
+        "confirm-whole-network",
         "select-senses",
         "again-senses",
         "confirm-senses",

@@ -15,6 +15,7 @@ from benchmarks.engine.results import markdown, spread
 from benchmarks.study.budget import Budget
 from benchmarks.study.cases import Case
 from benchmarks.study.fine_tuning import (
+    AS_THREE_STAGES,
     CACHED,
     CONFIRMED_SEEDS,
     EQUAL_TIME,
@@ -65,6 +66,7 @@ def write_fine_tuning(study: Study, folder: Path) -> None:
             ("MultiSimilarity", MULTI_SIMILARITY),
             ("Three stages that train", THREE_STAGES),
             ("The whole network", WHOLE_NETWORK),
+            ("The whole network, with the settings of three stages", AS_THREE_STAGES),
             ("A text transformer", SENSES),
         )
         for part in _sections(Report(study, folder, methods), title)
