@@ -13,12 +13,14 @@ threads.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import tyro
 
 from benchmarks.cost import losses, operations, ranks, scale, shards, steps
 from benchmarks.engine.command_line import errors_in_one_line
 
-TABLES = {
+TABLES: dict[str, Callable[..., None]] = {
     "steps": steps.main,
     "losses": losses.main,
     "ranks": ranks.main,
