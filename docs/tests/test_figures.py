@@ -165,6 +165,39 @@ def test_batches_of_8_and_32() -> None:
     assert_on(FINE_TUNING, *gaps, f"by {below[0]} at 8 and {below[1]} at 32")
 
 
+def test_a_memory_at_256() -> None:
+    xbn = ("256", "xbn+cached in parts of 64")
+    reports = [fine_tuned(f"A memory at batch 256: {data}") for data in ("Emoji", "Icons")]
+    gaps = [report[xbn][6] for report in reports]
+    assert all(gap.startswith("-") for gap in gaps)
+    assert_on(FINE_TUNING, *(gap.replace("-", "−") for gap in gaps))
+    for page in (README, WHICH):
+        assert_on(page, " and ".join(gap.lstrip("-") for gap in gaps))
+    choice = fine_tuned("A memory at batch 256: the choice")[xbn]
+    assert_on(FINE_TUNING, f"{choice[9].strip('| ')} ({choice[8].split(', ')[0]})")
+
+
+def test_what_adaptation_adds_to_the_loss_of_the_batch() -> None:
+    title, star = "`CrossBatchMemory` with the batch's own loss", "xbm-star+warm-up of an epoch"
+    reports = [fine_tuned(f"{title}: {data}") for data in ("Emoji", "Icons")]
+    for batch in ("16", "64"):
+        assert_on(FINE_TUNING, *(report[batch, star][7].lstrip("-") for report in reports))
+    to_none = [report["64", star][5].replace("-", "−") for report in reports]
+    assert_on(FINE_TUNING, " and ".join(to_none))
+
+
+def test_what_the_whole_network_gives() -> None:
+    report = fine_tuned("The whole network, with the settings of three stages")
+    page = FINE_TUNING.read_text(encoding="utf-8").split("### The whole network")[1].partition("###")[0]
+    lines = [line for line in page.splitlines() if line.startswith("| ")][1:]
+    places = [("64", "no-xbm", 4), ("64", "xbn", 5), ("256", "no-xbm+cached in parts of 64", 4)]
+    for line, (batch, method, column) in zip(lines, [*places, ("64", "xbn", 6)], strict=True):
+        found, minutes = (text.strip(" *").replace("−", "-") for text in line.split("|")[2:-1])
+        expected = report[batch, method]
+        assert found == (expected[column].partition(" ")[0] if column == 4 else expected[column])
+        assert minutes in (expected[9].strip("| ").partition(" ")[0], "")
+
+
 def test_the_settings_that_were_chosen() -> None:
     choice, none_at_256 = fine_tuned("SupCon: the choice"), "no-xbm+cached in parts of 64"
     sizes = ("8", "16", "32", "64")
