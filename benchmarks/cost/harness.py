@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any, TypeVar
 
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.engine.measuring import peak_rss
@@ -70,6 +71,18 @@ def count_launches(step: Callable[[], object], device: torch.device) -> int:
         step()
         torch.cuda.synchronize(device)
     return sum(event.count for event in found.key_averages() if event.key.startswith(_LAUNCHES))
+
+
+def kernel_milliseconds(step: Callable[[], object], device: torch.device) -> float:
+    """Returns how long the kernels of a step take on a GPU, without the time between them."""
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+        step()
+        torch.cuda.synchronize(device)
+    kernels = [event for event in found.key_averages() if event.device_type == DeviceType.CUDA]
+    attribute = "self_device_time_total"  # in microseconds
+    if kernels and not hasattr(kernels[0], attribute):
+        attribute = "self_cuda_time_total"  # before torch 2.4
+    return sum(float(getattr(event, attribute)) for event in kernels) / 1000
 
 
 def in_fresh_process(call: Callable[..., T], *arguments: Any) -> T:

@@ -23,6 +23,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 import torch
 
 from benchmarks.on_gpu.contract import run as contract
+from benchmarks.on_gpu.cost import behind
 from benchmarks.on_gpu.cost import run as cost
 from benchmarks.on_gpu.deadline import Deadline
 from benchmarks.on_gpu.train import run as train
@@ -86,7 +87,7 @@ def measure(settings: argparse.Namespace, device: torch.device, deadline: Deadli
         if part == "contract":
             failed += contract.run(*where)
         elif part == "cost":
-            failed += cost.run(*where)
+            failed += behind.run(*where) + cost.run(*where)
         elif settings.tiny:
             failed += train.run(*where, None)
         elif not settings.data.is_file():

@@ -12,7 +12,7 @@ from torch import Tensor
 from .._tensor_checks import check_rows, plain
 from ..distributed import _ranks as ranks
 from ..memory._batch import Batch, split
-from ..memory._callers import check_caller
+from ..memory._callers import check_caller, check_capture
 from ..memory._rows import Rows
 from ..pairwise._index_tensors import IndicesTuple
 from ..pairwise._recipes import can_be_sharded, recipe_to_share
@@ -87,6 +87,7 @@ def _check_own_input(
         embeddings = embeddings.to(rows.dtype)
     batch = split(embeddings, labels, user_pairs, mask, ids)
     if is_stored:
+        check_capture(memory, embeddings.device)
         _check_size(len(batch.refs), rows)
         is_stored = memory.nonfinite == "ignore" or _check_numbers(memory, embeddings, batch.ref_labels)
     memory.queue.move_to(embeddings.device)  # which may be out of memory

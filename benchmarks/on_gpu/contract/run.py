@@ -9,7 +9,17 @@ from pathlib import Path
 import torch
 
 from benchmarks.cost.machine import describe
-from benchmarks.on_gpu.contract import losses, options, precision, ranks, resuming, rows, streams, waits
+from benchmarks.on_gpu.contract import (
+    graphs,
+    losses,
+    options,
+    precision,
+    ranks,
+    resuming,
+    rows,
+    streams,
+    waits,
+)
 from benchmarks.on_gpu.contract.check import Check, Outcome
 from benchmarks.on_gpu.deadline import Deadline
 from benchmarks.on_gpu.table import Table
@@ -41,6 +51,7 @@ def checks(is_tiny: bool) -> Iterator[Check]:
     yield from precision.checks()
     yield from ranks.checks()
     yield from streams.checks()
+    yield from graphs.checks()
     yield from options.checks()
     yield from losses.checks()
 

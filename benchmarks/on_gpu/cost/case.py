@@ -33,10 +33,23 @@ class Case(NamedTuple):
 def cases(is_tiny: bool) -> Iterator[Case]:
     """Yields the cases in the order of their worth: the sizes that are asked about most come first."""
     rows, batches = (_TINY_ROWS, _TINY_BATCHES) if is_tiny else (_ROWS, _BATCHES)
-    for precision, miner in itertools.product(PRECISIONS, ("none", "PairMarginMiner")):
-        for size, batch in itertools.product(rows, batches):
+
+    def of_sizes(precision: str) -> Iterator[Case]:
+        for miner, size, batch in itertools.product(("none", "PairMarginMiner"), rows, batches):
             methods = (PRODUCTS, *OURS) if miner == "none" else OURS
             yield Case("SupConLoss", miner, size, max(10, size // 10), batch, precision, methods)
+
+    first, *others = PRECISIONS
+    yield from of_sizes(first)
     size = _TINY_ROWS_OF_LOSSES if is_tiny else _ROWS_OF_LOSSES
     for classes, loss in itertools.product((size // 10, 10), LOSSES):
-        yield Case(loss, USUAL_MINERS[loss], size, classes, batches[0], "float32", ("XBN",))
+        yield Case(loss, USUAL_MINERS[loss], size, classes, batches[0], first, ("XBN",))
+    for precision in others:
+        yield from of_sizes(precision)
+
+
+def cases_behind(is_tiny: bool) -> Iterator[Case]:
+    """Yields the cases that are measured behind a busy device."""
+    rows, batches = (_TINY_ROWS, _TINY_BATCHES) if is_tiny else (_ROWS, _BATCHES)
+    for size, batch in itertools.product(rows, batches):
+        yield Case("SupConLoss", "none", size, max(10, size // 10), batch, PRECISIONS[0], (PML, *OURS))

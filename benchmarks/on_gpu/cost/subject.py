@@ -24,9 +24,12 @@ def draw_batch(case: Case, data: Embeddings) -> Batch:
     return data.draw(case.batch // IMAGES_PER_CLASS, IMAGES_PER_CLASS)
 
 
-def build_step(case: Case, method: str, data: Embeddings, device: torch.device) -> Callable[[Batch], None]:
+def build_step(
+    case: Case, method: str, data: Embeddings, device: torch.device, nonfinite: str = "raise"
+) -> Callable[[Batch], None]:
     """Returns a function that takes one step, forward and backward, on a batch."""
-    compute = _products(case, data) if method == PRODUCTS else _memory(case, method, data, device)
+    is_memory = method != PRODUCTS
+    compute = _memory(case, method, data, device, nonfinite) if is_memory else _products(case, data)
     is_autocast = case.precision == "autocast"
 
     def step(batch: Batch) -> None:
@@ -39,7 +42,7 @@ def build_step(case: Case, method: str, data: Embeddings, device: torch.device) 
 
 
 def _memory(
-    case: Case, method: str, data: Embeddings, device: torch.device
+    case: Case, method: str, data: Embeddings, device: torch.device, nonfinite: str
 ) -> Callable[[Tensor, Tensor], Tensor]:
     loss = getattr(losses, case.loss)(**({"temperature": 0.1} if case.loss == "SupConLoss" else {}))
     miner = None if case.miner == "none" else getattr(miners, case.miner)()
@@ -48,7 +51,7 @@ def _memory(
         memory = losses.CrossBatchMemory(loss, DIM, case.rows, miner)
     else:
         dtype = torch.bfloat16 if case.precision == "bfloat16 rows" else torch.float32
-        options: dict[str, Any] = {"miner": miner, "memory_dtype": dtype}
+        options: dict[str, Any] = {"miner": miner, "memory_dtype": dtype, "nonfinite": nonfinite}
         if method == "SC-XBN":
             superclasses = [label % _SUPERCLASSES for label in range(case.classes)]
             memory = SuperClassXBN(loss, DIM, case.rows, superclasses=superclasses, **options)
