@@ -132,7 +132,7 @@ def fine_tuned(title: str) -> dict[tuple[str, str], list[str]]:
     """Returns the cells of a table of the report, which the CSV files make, by batch and method."""
     sections = (RESULTS / "fine_tuning.md").read_text(encoding="utf-8").split("\n## ")
     (section,) = (text for text in sections if text.startswith(title))
-    lines = [line.split(" | ") for line in section.splitlines() if line.count("|") > 9]
+    lines = [line.split(" | ") for line in section.splitlines() if line.count("|") > 7]
     return {
         (line[0].strip("| "), line[1]): [words.replace("(", "").replace(")", "") for words in line]
         for line in lines
@@ -187,7 +187,8 @@ def test_what_adaptation_adds_to_the_loss_of_the_batch() -> None:
 
 
 def test_what_the_whole_network_gives() -> None:
-    report = fine_tuned("The whole network, with the settings of three stages")
+    report, choice = fine_tuned("The whole network: Emoji"), fine_tuned("The whole network: the choice")
+    assert fine_tuned("The whole network, with the settings of three stages") == report
     page = FINE_TUNING.read_text(encoding="utf-8").split("### The whole network")[1].partition("###")[0]
     lines = [line for line in page.splitlines() if line.startswith("| ")][1:]
     places = [("64", "no-xbm", 4), ("64", "xbn", 5), ("256", "no-xbm+cached in parts of 64", 4)]
@@ -196,6 +197,9 @@ def test_what_the_whole_network_gives() -> None:
         expected = report[batch, method]
         assert found == (expected[column].partition(" ")[0] if column == 4 else expected[column])
         assert minutes in (expected[9].strip("| ").partition(" ")[0], "")
+    none, (own, second) = (choice["64", method][5].split(", ") for method in ("no-xbm", "xbn"))
+    assert f"{own} to {none[0]}" in page
+    assert f"3e-4, had {second}" in page
 
 
 def test_the_settings_that_were_chosen() -> None:
