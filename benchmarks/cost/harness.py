@@ -9,7 +9,6 @@ from statistics import median
 from typing import Any, TypeVar
 
 import torch
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.engine.measuring import peak_rss
@@ -78,7 +77,7 @@ def kernel_milliseconds(step: Callable[[], object], device: torch.device) -> flo
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
         step()
         torch.cuda.synchronize(device)
-    kernels = [event for event in found.key_averages() if event.device_type == DeviceType.CUDA]
+    kernels = [event for event in found.key_averages() if str(event.device_type).endswith("CUDA")]
     attribute = "self_device_time_total"  # in microseconds
     if kernels and not hasattr(kernels[0], attribute):
         attribute = "self_cuda_time_total"  # before torch 2.4

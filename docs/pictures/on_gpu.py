@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
 Row = dict[str, str]
+_OURS = ("XBN", "AXBN", "PC-XBN", "SC-XBN")
+_THE_SAME_RUN = ("method", "refresh_every", "batch_size", "memory_ratio", "norm", "regime", "seed")
 _NOTED = "inf"  # the tolerance of what is counted, and not judged
 _NOTHING = """\
 Nothing has been measured on a GPU yet. With one at hand, a clone of the repository, torch and
@@ -17,7 +19,7 @@ pytorch-metric-learning,
 $ python -m benchmarks.on_gpu --output on_gpu --parts contract
 ```
 
-takes a minute or two, and `--parts contract cost` some five more. Both write CSV files. Please attach them
+takes a minute or two, and `--parts contract cost` some eight more. Both write CSV files. Please attach them
 to an issue, also if every check has passed.
 """
 
@@ -25,24 +27,54 @@ to an issue, also if every check has passed.
 def gpu_report(folder: Path) -> str:
     """Returns the tables of a folder that ``benchmarks.on_gpu`` has written, or how to write one.
 
-    Rows of a CPU are left out.
+    Rows of a CPU are left out. The study's runs of the folder above are what runs on a GPU stand beside.
     """
-    checks, costs, runs, processes = (
+    checks, behind, costs, runs, processes = (
         [row for row in _read(folder / name) if row["driver"] not in ("", "none")]
-        for name in ("gpu_contract.csv", "gpu_cost.csv", "study_runs.csv", "gpu_processes.csv")
+        for name in (
+            "gpu_contract.csv",
+            "gpu_behind.csv",
+            "gpu_cost.csv",
+            "study_runs.csv",
+            "gpu_processes.csv",
+        )
     )
     parts = []
-    for device, driver, torch in dict.fromkeys(_machine(row) for row in (*checks, *costs, *runs)):
-        machine = device, driver, torch
+    for machine in dict.fromkeys(_machine(row) for row in (*checks, *behind, *costs, *runs)):
+        device, driver, torch = machine
+
+        def of_machine(rows: Sequence[Row], machine: tuple[str, ...] = machine) -> list[Row]:
+            return [row for row in rows if _machine(row) == machine]
+
         parts.append(f"**{device}**, driver {driver}, torch {torch}.\n")
-        if mine := [row for row in checks if _machine(row) == machine]:
-            parts.append(_checks_table(mine))
-        if mine := [row for row in costs if _machine(row) == machine]:
-            parts.append(_costs_table(mine))
-        if mine := [row for row in runs if _machine(row) == machine]:
-            counts = [row for row in processes if _machine(row) == machine]
-            parts.append(_runs_table(mine, counts))
+        tables: list[tuple[str, list[Row], Callable[[list[Row]], str]]] = [
+            (_BEHIND, of_machine(behind), _behind_table),
+            (_COSTS, of_machine(costs), _costs_table),
+            (_CHECKS, of_machine(checks), _checks_table),
+        ]
+        parts += [f"{text}\n{table(rows)}" for text, rows, table in tables if rows]
+        if mine := of_machine(runs):
+            on_cpu = _read(folder.parent / "study_runs.csv")
+            parts.append(f"{_RUNS}\n{_runs_table(mine, on_cpu, of_machine(processes))}")
     return "\n".join(parts) if parts else _NOTHING
+
+
+_BEHIND = """\
+*What a step adds behind a network*: milliseconds, forward and backward with SupConLoss. The GPU is given
+20 ms of matrix products, as of a network, and then the step; noted is by how much the whole takes longer than
+the products. `"ignore"` is `nonfinite="ignore"`. *Kernels* is what the GPU itself takes for the step.
+"""
+_COSTS = """\
+*A step by itself*, by turns with one of PML's class on the same tensors: milliseconds of PML's, and the time
+of the others as a multiple of it, with launches and peak memory. For what has a dash there was no time left.
+"""
+_CHECKS = """\
+*Contract*: how far off values, gradients and rows are, relative to float64 on the CPU, and how often a step
+waits.
+"""
+_RUNS = """\
+*Runs of the study*: Recall@1, the mean of so many seeds, and that of the same seeds on a CPU.
+"""
 
 
 def _read(path: Path) -> list[Row]:
@@ -52,15 +84,22 @@ def _read(path: Path) -> list[Row]:
         return [{"driver": "", **row} for row in csv.DictReader(file)]
 
 
-def _machine(row: Row) -> tuple[str, str, str]:
+def _machine(row: Row) -> tuple[str, ...]:
     return row["device"], row["driver"], row["torch"]
+
+
+def _grouped(rows: Iterable[Row], *names: str) -> Iterator[tuple[tuple[str, ...], list[Row]]]:
+    """Yields the rows that are equal in these columns, in the order in which they come first."""
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    yield from groups.items()
 
 
 def _checks_table(rows: Sequence[Row]) -> str:
     """Every kind of check in a line: how many passed, and the largest error."""
     lines = []
-    for name, dtype in dict.fromkeys((row["name"], row["dtype"]) for row in rows):
-        mine = [row for row in rows if (row["name"], row["dtype"]) == (name, dtype)]
+    for (name, dtype), mine in _grouped(rows, "name", "dtype"):
         passed = sum(row["passed"] == "True" for row in mine)
         worst = max(mine, key=lambda row: float(row["error"]))
         tolerance = "noted" if worst["tolerance"] == _NOTED else worst["tolerance"]
@@ -69,38 +108,61 @@ def _checks_table(rows: Sequence[Row]) -> str:
     return _table(columns, lines)
 
 
-def _costs_table(rows: Sequence[Row]) -> str:
-    """Time of a step forward and backward, beside PML's class and the two matrix products alone."""
-    steps: dict[tuple[str, ...], dict[str, Row]] = {}
-    for row in rows:
-        key = tuple(row[name] for name in ("loss", "miner", "rows", "classes", "batch", "dtype"))
-        steps.setdefault(key, {})[row["method"]] = row
+def _behind_table(rows: Sequence[Row]) -> str:
+    """Time that a step adds, a line for every size and kind of memory."""
     lines = []
-    for key, methods in steps.items():
-        floor = methods.get("two products", {}).get("ms")
-        for method, row in methods.items():
-            to_floor = f"{float(row['ms']) / float(floor):.2f}" if floor and row["ms"] else "–"
-            ratio = f"{float(row['ratio']):.2f}" if row["ratio"] else "–"
-            time = f"{float(row['ms']):.2f}" if row["ms"] else row["message"].partition(":")[0]
-            lines.append([*key, method, time, ratio, to_floor, row["launches"], row["peak_mb"]])
-    columns = ["Loss", "Miner", "Rows", "Classes", "Batch", "Precision", "Method", "ms", "of PML's"]
-    return _table([*columns, "of two products", "launches", "peak MB"], lines)
+    for (size, batch), mine in sorted(_grouped(rows, "rows", "batch"), key=lambda x: [*map(int, x[0])]):
+        found = {(row["method"], row["nonfinite"]): row for row in mine}
+        ways = [("PML", ""), ("XBN", "raise"), *((method, "ignore") for method in _OURS)]
+        added = [_number(found.get(way), "added_ms") for way in ways]
+        kernels = [_number(found.get(way), "kernel_ms") for way in (("PML", ""), ("XBN", "ignore"))]
+        lines.append([f"{int(size):,}", batch, *added, *kernels])
+    ours = [f'{method}, `"ignore"`' for method in _OURS]
+    columns = ["Rows", "Batch", "PML's class", "XBN", *ours, "kernels of PML's", "kernels of XBN"]
+    return _table(columns, lines)
 
 
-def _runs_table(rows: Sequence[Row], processes: Sequence[Row]) -> str:
-    """Recall@1 of the study's runs, the mean of their seeds."""
-    settings: dict[tuple[str, ...], list[Row]] = {}
-    for row in rows:
-        if row.get("recall_at_1"):
-            key = tuple(row[name] for name in ("regime", "norm", "batch_size", "method"))
-            settings.setdefault(key, []).append(row)
-    lines = [
-        [*key, f"{fmean(float(row['recall_at_1']) for row in mine):.1f}", str(len(mine))]
-        for key, mine in sorted(settings.items())
-    ]
-    text = _table(["Regime", "Batch normalization", "Batch", "Method", "Recall@1", "seeds"], lines)
+def _costs_table(rows: Sequence[Row]) -> str:
+    """Time of a step, a line for every case."""
+    lines = []
+    for (loss, miner, dtype), mine in _grouped(rows, "loss", "miner", "dtype"):
+        cases = _grouped(mine, "rows", "classes", "batch")
+        for (size, classes, batch), found in sorted(cases, key=lambda x: [*map(int, x[0])]):
+            by = {row["method"]: row for row in found}
+            times = [_number(by.get("PML"), "ms")]
+            times += [_number(by.get(method), "ratio") for method in (*_OURS, "two products")]
+            counts = [_number(by.get(method), "launches", 0) for method in ("PML", "XBN")]
+            peaks = [_number(by.get(method), "peak_mb", 0) for method in ("PML", "XBN")]
+            case = [loss, miner, dtype, f"{int(size):,}", f"{int(classes):,}", batch]
+            lines.append([*case, *times, *counts, *peaks])
+    columns = ["Loss", "Miner", "Precision", "Rows", "Classes", "Batch", "PML's, ms", *_OURS, "two products"]
+    columns += ["launches of PML's", "of XBN", "peak MB of PML's", "of XBN"]
+    return _table(columns, lines)
+
+
+def _number(row: Row | None, name: str, digits: int = 2) -> str:
+    """Returns a number of a row; a dash where there is none, and why if the row says so."""
+    if row is None:
+        return "–"
+    if row[name]:
+        return f"{float(row[name]):,.{digits}f}"
+    return row["message"].partition(":")[0] or "–"
+
+
+def _runs_table(rows: Sequence[Row], on_cpu: Sequence[Row], processes: Sequence[Row]) -> str:
+    cpu = {tuple(row[name] for name in _THE_SAME_RUN): row for row in on_cpu}
+    done = (row for row in rows if row.get("recall_at_1"))
+    lines = []
+    for key, mine in sorted(_grouped(done, "regime", "norm", "batch_size", "method")):
+        same = [cpu.get(tuple(row[name] for name in _THE_SAME_RUN)) for row in mine]
+        there = [float(row["recall_at_1"]) for row in same if row is not None and row["recall_at_1"]]
+        beside = f"{fmean(there):.1f}" if len(there) == len(mine) else "–"
+        here = fmean(float(row["recall_at_1"]) for row in mine)
+        lines.append([*key, f"{here:.1f}", beside, str(len(mine))])
+    columns = ["Regime", "Batch normalization", "Batch", "Method", "Recall@1", "on a CPU", "seeds"]
     rates = ", ".join(f"{row['processes']}: {float(row['steps_per_second']):.0f}" for row in processes)
-    return text + (f"\nSteps a second, of so many processes side by side: {rates}.\n" if rates else "")
+    said = f"\nSteps a second, of so many processes side by side: {rates}.\n" if rates else ""
+    return _table(columns, lines) + said
 
 
 def _table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
