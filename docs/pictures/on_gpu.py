@@ -27,7 +27,7 @@ to an issue, also if every check has passed.
 def gpu_report(folder: Path) -> str:
     """Returns the tables of a folder that ``benchmarks.on_gpu`` has written, or how to write one.
 
-    Rows of a CPU are left out. The study's runs of the folder above are what runs on a GPU stand beside.
+    Rows of a CPU are left out, but for the study's runs: they are what those on a GPU stand beside.
     """
     checks, behind, costs, runs, processes = (
         [row for row in _read(folder / name) if row["driver"] not in ("", "none")]
@@ -54,7 +54,7 @@ def gpu_report(folder: Path) -> str:
         ]
         parts += [f"{text}\n{table(rows)}" for text, rows, table in tables if rows]
         if mine := of_machine(runs):
-            on_cpu = _read(folder.parent / "study_runs.csv")
+            on_cpu = [row for row in _read(folder / "study_runs.csv") if row["driver"] == "none"]
             parts.append(f"{_RUNS}\n{_runs_table(mine, on_cpu, of_machine(processes))}")
     return "\n".join(parts) if parts else _NOTHING
 

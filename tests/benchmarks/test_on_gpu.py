@@ -205,3 +205,22 @@ def test_the_page_has_a_part_per_gpu_and_no_figure_of_a_cpu(tmp_path: Path) -> N
     assert "| rows | float32 | 1 of 2 | 3e-2 | 1e-5 | AXBN |" in report
     assert "**a GPU**, driver 550, torch 2.13" in report
     assert "a CPU" not in report
+
+
+def test_a_run_on_a_gpu_stands_beside_the_same_seeds_on_a_cpu(tmp_path: Path) -> None:
+    columns = ["method", "refresh_every", "batch_size", "memory_ratio", "norm", "regime", "seed"]
+    columns += ["recall_at_1", "device", "driver", "torch"]
+    table = Table(tmp_path / "study_runs.csv", columns, columns)
+    for method, seed, recall, device, driver in (
+        ("xbn", 1, 40.0, "a GPU", "550"),
+        ("xbn", 2, 50.0, "a GPU", "550"),
+        ("xbn", 1, 44.0, "a CPU", "none"),
+        ("xbn", 2, 48.0, "a CPU", "none"),
+        ("xbn", 3, 10.0, "a CPU", "none"),
+        ("centre", 1, 30.0, "a GPU", "550"),
+    ):
+        values = [method, 0, 16, 0.5, "frozen", "pretrained", seed, recall, device, driver, "2.13"]
+        table.append(dict(zip(columns, values, strict=True)))
+    report = gpu_report(tmp_path)
+    assert "| xbn | 45.0 | 46.0 | 2 |" in report
+    assert "| centre | 30.0 | – | 1 |" in report
