@@ -50,7 +50,8 @@ def gpu_report(folder: Path) -> str:
         tables: list[tuple[str, list[Row], Callable[[list[Row]], str]]] = [
             (_BEHIND, of_machine(behind), _behind_table),
             (_COSTS, of_machine(costs), _costs_table),
-            (_CHECKS, of_machine(checks), _checks_table),
+            (_CHECKS, of_machine([row for row in checks if row["tolerance"] != _NOTED]), _checks_table),
+            (_WAITS, of_machine([row for row in checks if row["tolerance"] == _NOTED]), _waits_table),
         ]
         parts += [f"{text}\n{table(rows)}" for text, rows, table in tables if rows]
         if mine := of_machine(runs):
@@ -61,16 +62,21 @@ def gpu_report(folder: Path) -> str:
 
 _BEHIND = """\
 *What a step adds behind a network*: milliseconds, forward and backward with SupConLoss. The GPU is given
-20 ms of matrix products, as of a network, and then the step; noted is by how much the whole takes longer than
-the products. `"ignore"` is `nonfinite="ignore"`. *Kernels* is what the GPU itself takes for the step.
+20 ms of matrix products, as of a network, and then the step; the table has the time that is added to that of
+the products, by default and (`"ignore"`) with `nonfinite="ignore"`. *Kernels* is the GPU's own time for the
+step.
 """
 _COSTS = """\
 *A step by itself*, by turns with one of PML's class on the same tensors: milliseconds of PML's, and the time
-of the others as a multiple of it, with launches and peak memory. For what has a dash there was no time left.
+of the others as a multiple of it, by default, with launches and peak memory without the stored rows. A dash
+means not measured.
 """
 _CHECKS = """\
-*Contract*: how far off values, gradients and rows are, relative to float64 on the CPU, and how often a step
-waits.
+*Contract*: how far off values, gradients and rows are, relative to the largest number in float64 on the CPU,
+and how often a step waits.
+"""
+_WAITS = """\
+*Waits of a step* with `nonfinite="ignore"`, XBN, by loss and miner: how often the CPU waits for the GPU.
 """
 _RUNS = """\
 *Runs of the study*: Recall@1, the mean of so many seeds, and that of the same seeds on a CPU.
@@ -102,10 +108,24 @@ def _checks_table(rows: Sequence[Row]) -> str:
     for (name, dtype), mine in _grouped(rows, "name", "dtype"):
         passed = sum(row["passed"] == "True" for row in mine)
         worst = max(mine, key=lambda row: float(row["error"]))
-        tolerance = "noted" if worst["tolerance"] == _NOTED else worst["tolerance"]
-        lines.append([name, dtype, f"{passed} of {len(mine)}", worst["error"], tolerance, worst["case"]])
+        numbers = worst["error"], worst["tolerance"]
+        lines.append([name, dtype, f"{passed} of {len(mine)}", *numbers, worst["case"]])
     columns = ["Check", "dtype", "passed", "largest error", "allowed", "in the case"]
     return _table(columns, lines)
+
+
+def _waits_table(rows: Sequence[Row]) -> str:
+    """Every loss in a line: without a miner, with one of pairs, and with the miner that it is used with."""
+    found: dict[str, dict[str, str]] = {}
+    for row in rows:
+        _, loss, miner, _ = row["case"].split(", ")
+        found.setdefault(loss, {})[miner] = row["error"]
+    first = ("no miner", "PairMarginMiner")
+    lines = []
+    for loss, waits in found.items():
+        others = ", ".join(f"{miner}: {count}" for miner, count in waits.items() if miner not in first)
+        lines.append([loss, *(waits.get(miner, "–") for miner in first), others or "–"])
+    return _table(["Loss", *first, "others"], lines)
 
 
 def _behind_table(rows: Sequence[Row]) -> str:
@@ -161,7 +181,7 @@ def _runs_table(rows: Sequence[Row], on_cpu: Sequence[Row], processes: Sequence[
         lines.append([*key, f"{here:.1f}", beside, str(len(mine))])
     columns = ["Regime", "Batch normalization", "Batch", "Method", "Recall@1", "on a CPU", "seeds"]
     rates = ", ".join(f"{row['processes']}: {float(row['steps_per_second']):.0f}" for row in processes)
-    said = f"\nSteps a second, of so many processes side by side: {rates}.\n" if rates else ""
+    said = f"\nSteps a second of all processes together, by their number: {rates}.\n" if rates else ""
     return _table(columns, lines) + said
 
 

@@ -73,7 +73,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             dimension such as ``mesh["dp"]``. By default they are all ranks.
         nonfinite: what happens to a batch with NaN or inf. ``"raise"``, the default, raises a ValueError.
             ``"skip"`` computes the loss and does not store the batch. ``"ignore"`` does not look, so that the
-            host need not wait for the GPU: docs/benchmarks.md has what that saves.
+            host need not wait for the GPU: docs/benchmarks.md has what that saves, and
+            docs/mixed_precision.md what it costs.
         memory_dtype: dtype of the stored rows, float32 by default. ``torch.bfloat16`` and ``torch.float16``
             take half the room. Losses are computed in the most precise of it, float32 and the batch's dtype.
         update: what happens to the row of a sample that returns, as ``sample_ids`` tells. With ``"queue"``,

@@ -224,3 +224,19 @@ def test_a_run_on_a_gpu_stands_beside_the_same_seeds_on_a_cpu(tmp_path: Path) ->
     report = gpu_report(tmp_path)
     assert "| xbn | 45.0 | 46.0 | 2 |" in report
     assert "| centre | 30.0 | – | 1 |" in report
+
+
+def test_waits_that_are_counted_stand_beside_the_checks_and_not_among_them(tmp_path: Path) -> None:
+    columns = ["name", "case", "dtype", "passed", "error", "tolerance", "device", "driver", "torch"]
+    table = Table(tmp_path / "gpu_contract.csv", columns, columns)
+    for name, case, error, tolerance in (
+        ("rows", "XBN", 1e-7, 1e-5),
+        ("waits of a step, noted", "XBN, MarginLoss, no miner, nonfinite=ignore", 3.0, float("inf")),
+        ("waits of a step, noted", "XBN, MarginLoss, AngularMiner, nonfinite=ignore", 9.0, float("inf")),
+    ):
+        values = [name, case, "float32", True, error, tolerance, "a GPU", "550", "2.13"]
+        table.append(dict(zip(columns, values, strict=True)))
+    report = gpu_report(tmp_path)
+    assert "| rows | float32 | 1 of 1 | 1e-07 | 1e-05 | XBN |" in report
+    assert "| MarginLoss | 3 | – | AngularMiner: 9 |" in report
+    assert "noted" not in report
