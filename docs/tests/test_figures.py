@@ -62,7 +62,7 @@ TOWERS = {
 
 
 WHICH, STUDY, DIAGNOSTICS = (DOCS / f"{name}.md" for name in ("which_variant", "study", "diagnostics"))
-FINE_TUNING = DOCS / "fine_tuning.md"
+FINE_TUNING, BENCHMARKS = DOCS / "fine_tuning.md", DOCS / "benchmarks.md"
 
 
 def cell(difference: Difference | None) -> str:
@@ -334,3 +334,50 @@ def test_what_three_stages_give() -> None:
         if column == 4:
             expected = [text.partition(" ")[0] for text in expected]
         assert [text.strip(" *").replace("−", "-") for text in line.split("|")[2:-1]] == expected
+
+
+def test_what_a_step_costs_on_a_gpu() -> None:
+    costs, behind = (read_csv(RESULTS / "gpu" / f"gpu_{name}.csv") for name in ("cost", "behind"))
+
+    def ratios(method: str, *, is_large: bool, miner: str = "none", dtype: str = "") -> str:
+        found = [
+            float(row["ratio"])
+            for row in costs
+            if row["method"] == method
+            and (int(row["rows"]) > 60_000) == is_large
+            and row["miner"] in (miner or row["miner"])
+            and row["dtype"].startswith(dtype)
+        ]
+        return f"{min(found):.1f} to {max(found):.1f}"
+
+    assert_on(
+        BENCHMARKS,
+        f"{ratios('XBN', is_large=False)} times as long by itself without a miner",
+        f"and {ratios('XBN', is_large=False, miner='PairMarginMiner')} times with",
+        f"it takes {ratios('XBN', is_large=True, miner='')} times as long",
+        f"at a million rows {ratios('PC-XBN', is_large=True, miner='', dtype='float32')} (PC)",
+    )
+    added = {
+        (row["rows"], row["batch"], row["method"], row["nonfinite"]): float(row["added_ms"]) for row in behind
+    }
+    pml, default, ignoring = (
+        added[("60000", "64", *way)] for way in (("PML", ""), ("XBN", "raise"), ("XBN", "ignore"))
+    )
+    assert_on(
+        BENCHMARKS,
+        f"it adds {ignoring:.0f} ms, where by default it adds {default:.1f} and PML's class {pml:.1f}",
+    )
+    assert_on(README, f"XBN adds {default:.1f} ms at that size and PML's class {pml:.1f}")
+    small = [
+        added[size, batch, "XBN", "raise"] / value
+        for (size, batch, method, _), value in added.items()
+        if method == "PML" and int(size) <= 60_000
+    ]
+    assert_on(BENCHMARKS, f"it adds {min(small):.1f} to {max(small):.1f} times as much by default")
+
+
+def test_how_a_gpu_kept_the_contract() -> None:
+    rows = read_csv(RESULTS / "gpu" / "gpu_contract.csv")
+    judged = [row for row in rows if row["tolerance"] != "inf"]
+    assert all(row["passed"] == "True" for row in judged)
+    assert_on(BENCHMARKS, f"all {len(judged)} checks hold; {len(rows) - len(judged)} rows more count waits")
