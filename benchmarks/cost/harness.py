@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from statistics import median
@@ -66,22 +66,25 @@ class Peak:
 
 def count_launches(step: Callable[[], object], device: torch.device) -> int:
     """Returns how many kernels a step launches on a GPU."""
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
-        step()
-        torch.cuda.synchronize(device)
-    return sum(event.count for event in found.key_averages() if event.key.startswith(_LAUNCHES))
+    return sum(event.count for event in _events(step, device) if event.key.startswith(_LAUNCHES))
 
 
 def kernel_milliseconds(step: Callable[[], object], device: torch.device) -> float:
     """Returns how long the kernels of a step take on a GPU, without the time between them."""
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
-        step()
-        torch.cuda.synchronize(device)
-    kernels = [event for event in found.key_averages() if str(event.device_type).endswith("CUDA")]
+    kernels = [event for event in _events(step, device) if str(event.device_type).endswith("CUDA")]
     attribute = "self_device_time_total"  # in microseconds
     if kernels and not hasattr(kernels[0], attribute):
         attribute = "self_cuda_time_total"  # before torch 2.4
     return sum(float(getattr(event, attribute)) for event in kernels) / 1000
+
+
+def _events(step: Callable[[], object], device: torch.device) -> Iterable[Any]:
+    """Returns what the profiler saw of a step on a GPU, and of the kernels that it left it to do."""
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+        step()
+        torch.cuda.synchronize(device)
+    events: Iterable[Any] = found.key_averages()
+    return events
 
 
 def in_fresh_process(call: Callable[..., T], *arguments: Any) -> T:

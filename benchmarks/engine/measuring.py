@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +55,13 @@ def limit_memory(gigabytes: float, device: torch.device) -> None:
         # Of the address space, RLIMIT_AS, libraries take tens of gigabytes that they never touch.
         most = _kilobytes("VmData") * 1024 + int(gigabytes * 1e9)
         setrlimit(RLIMIT_DATA, (most, most))
+
+
+def release_memory(device: torch.device) -> None:
+    """Gives a GPU back what nobody holds any more."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _kilobytes(name: str) -> int:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
+from benchmarks.engine.results import markdown, read_csv
+from benchmarks.study.cases import Case
+
 Row = dict[str, str]
 _OURS = ("XBN", "AXBN", "PC-XBN", "SC-XBN")
-_THE_SAME_RUN = ("method", "refresh_every", "batch_size", "memory_ratio", "norm", "regime", "seed")
+# Columns that stand on the left.
+_WORDS = {"Check", "dtype", "in the case", "Loss", "Miner", "Precision", "others", "Regime", "Method"}
+_WORDS |= {"Batch normalization"}
 _NOTED = "inf"  # the tolerance of what is counted, and not judged
 _NOTHING = """\
 Nothing has been measured on a GPU yet. With one at hand, a clone of the repository, torch and
@@ -29,15 +33,11 @@ def gpu_report(folder: Path) -> str:
 
     Rows of a CPU are left out, but for the study's runs: they are what those on a GPU stand beside.
     """
-    checks, behind, costs, runs, processes = (
-        [row for row in _read(folder / name) if row["driver"] not in ("", "none")]
-        for name in (
-            "gpu_contract.csv",
-            "gpu_behind.csv",
-            "gpu_cost.csv",
-            "study_runs.csv",
-            "gpu_processes.csv",
-        )
+    names = "gpu_contract.csv", "gpu_behind.csv", "gpu_cost.csv", "gpu_processes.csv", "study_runs.csv"
+    files = [read_csv(folder / name) for name in names]
+    on_cpu = [row for row in files[-1] if row.get("driver") == "none"]
+    checks, behind, costs, processes, runs = (
+        [row for row in rows if row.get("driver", "") not in ("", "none")] for rows in files
     )
     parts = []
     for machine in dict.fromkeys(_machine(row) for row in (*checks, *behind, *costs, *runs)):
@@ -55,7 +55,6 @@ def gpu_report(folder: Path) -> str:
         ]
         parts += [f"{text}\n{table(rows)}" for text, rows, table in tables if rows]
         if mine := of_machine(runs):
-            on_cpu = [row for row in _read(folder / "study_runs.csv") if row["driver"] == "none"]
             parts.append(f"{_RUNS}\n{_runs_table(mine, on_cpu, of_machine(processes))}")
     return "\n".join(parts) if parts else _NOTHING
 
@@ -81,13 +80,6 @@ _WAITS = """\
 _RUNS = """\
 *Runs of the study*: Recall@1, the mean of so many seeds, and that of the same seeds on a CPU.
 """
-
-
-def _read(path: Path) -> list[Row]:
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return [{"driver": "", **row} for row in csv.DictReader(file)]
 
 
 def _machine(row: Row) -> tuple[str, ...]:
@@ -170,11 +162,11 @@ def _number(row: Row | None, name: str, digits: int = 2) -> str:
 
 
 def _runs_table(rows: Sequence[Row], on_cpu: Sequence[Row], processes: Sequence[Row]) -> str:
-    cpu = {tuple(row[name] for name in _THE_SAME_RUN): row for row in on_cpu}
+    cpu = {Case.from_row(row): row for row in on_cpu}
     done = (row for row in rows if row.get("recall_at_1"))
     lines = []
     for key, mine in sorted(_grouped(done, "regime", "norm", "batch_size", "method")):
-        same = [cpu.get(tuple(row[name] for name in _THE_SAME_RUN)) for row in mine]
+        same = [cpu.get(Case.from_row(row)) for row in mine]
         there = [float(row["recall_at_1"]) for row in same if row is not None and row["recall_at_1"]]
         beside = f"{fmean(there):.1f}" if len(there) == len(mine) else "–"
         here = fmean(float(row["recall_at_1"]) for row in mine)
@@ -186,5 +178,4 @@ def _runs_table(rows: Sequence[Row], on_cpu: Sequence[Row], processes: Sequence[
 
 
 def _table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    rows = [columns, ["--"] * len(columns), *lines]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+    return markdown(columns, lines, _WORDS) + "\n"

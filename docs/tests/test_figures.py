@@ -345,7 +345,7 @@ def test_what_a_step_costs_on_a_gpu() -> None:
             for row in costs
             if row["method"] == method
             and (int(row["rows"]) > 60_000) == is_large
-            and row["miner"] in (miner or row["miner"])
+            and miner in ("", row["miner"])
             and row["dtype"].startswith(dtype)
         ]
         return f"{min(found):.1f} to {max(found):.1f}"

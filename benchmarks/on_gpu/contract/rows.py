@@ -14,15 +14,15 @@ from benchmarks.on_gpu.contract.memories import DIM, KINDS, batches, build, rows
 from benchmarks.on_gpu.contract.replay import replay
 from pml_xbn import _arithmetic
 
-# Of the largest number. Rows are rounded when they are stored, and those of a group whenever it is adapted.
 _ROWS_OF_A_PART = 24  # of 160
+# Of the largest number. Rows are rounded when they are stored, and those of a group whenever it is adapted.
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2.0**-6, torch.float16: 2.0**-8}
 
 
 def checks(steps: int) -> Iterator[Check]:
     for kind in KINDS:
+        case = f"{kind}, {steps} steps"
         for dtype in TOLERANCES:
-            case = f"{kind}, {steps} steps"
             yield Check("rows", case, name_of(dtype), partial(_compare, kind, dtype, steps))
         yield Check("rows in parts", case, "float32", partial(_compare_in_parts, kind, steps))
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from benchmarks.cost.machine import describe
+from benchmarks.on_gpu.attempt import attempt
 from benchmarks.on_gpu.contract import (
     graphs,
     losses,
@@ -82,7 +84,5 @@ def run(folder: Path, device: torch.device, deadline: Deadline, is_tiny: bool) -
 
 def _take(check: Check, device: torch.device) -> Outcome:
     """Returns what a check found; one that ends in an error has failed, and the others go on."""
-    try:
-        return check.run(device)
-    except Exception as error:  # whatever a device may raise
-        return Outcome(float("inf"), 0, f"{type(error).__name__}: {error}".replace("\n", " ")[:300])
+    outcome, error = attempt(partial(check.run, device))
+    return outcome or Outcome(float("inf"), 0, error)

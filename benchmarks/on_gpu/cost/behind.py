@@ -6,7 +6,6 @@ the device still computes the network, so that only the kernels count, unless th
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,8 @@ import torch
 from benchmarks.cost.embeddings import Embeddings
 from benchmarks.cost.harness import WARM_UP, kernel_milliseconds
 from benchmarks.cost.machine import describe
-from benchmarks.engine.measuring import milliseconds
+from benchmarks.engine.measuring import milliseconds, release_memory
+from benchmarks.on_gpu.attempt import attempt
 from benchmarks.on_gpu.cost.case import PML, Case, cases_behind
 from benchmarks.on_gpu.cost.subject import build_step, draw_batch
 from benchmarks.on_gpu.deadline import Deadline
@@ -48,16 +48,12 @@ def run(folder: Path, device: torch.device, deadline: Deadline, is_tiny: bool) -
         if not deadline.allows(_LONGEST):
             print("cost behind a busy device: no time is left; the same command goes on")
             break
-        try:
-            row |= _measure(case, method, nonfinite, network, device, pairs)
-        except Exception as error:  # whatever a device may raise
-            row["message"] = f"{type(error).__name__}: {error}".replace("\n", " ")[:300]
-            failed += 1
-            print(f"cost behind a busy device: {method} failed: {case}: {row['message']}")
-        table.append(row)
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+        found, error = attempt(partial(_measure, case, method, nonfinite, network, device, pairs))
+        table.append(row | (found or {"message": error}))
+        failed += bool(error)
+        if error:
+            print(f"cost behind a busy device: {method} failed: {case}: {error}")
+        release_memory(device)
     return failed
 
 
@@ -96,12 +92,10 @@ def _measure(
         both()
     times = [[milliseconds(call, device) for call in (take, network, both)] for _ in range(pairs)]
     alone, busy, together = zip(*times, strict=True)
-    added = median(both - network for both, network in zip(together, busy, strict=True))
-    kernels = kernel_milliseconds(take, device) if device.type == "cuda" else None
     return {
         "alone_ms": median(alone),
         "busy_ms": median(busy),
-        "added_ms": added,
-        "kernel_ms": kernels,
+        "added_ms": median(whole - part for whole, part in zip(together, busy, strict=True)),
+        "kernel_ms": kernel_milliseconds(take, device) if device.type == "cuda" else None,
         "pairs": pairs,
     }

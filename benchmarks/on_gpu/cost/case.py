@@ -32,24 +32,27 @@ class Case(NamedTuple):
 
 def cases(is_tiny: bool) -> Iterator[Case]:
     """Yields the cases in the order of their worth: the sizes that are asked about most come first."""
-    rows, batches = (_TINY_ROWS, _TINY_BATCHES) if is_tiny else (_ROWS, _BATCHES)
-
-    def of_sizes(precision: str) -> Iterator[Case]:
-        for miner, size, batch in itertools.product(("none", "PairMarginMiner"), rows, batches):
-            methods = (PRODUCTS, *OURS) if miner == "none" else OURS
-            yield Case("SupConLoss", miner, size, max(10, size // 10), batch, precision, methods)
-
     first, *others = PRECISIONS
-    yield from of_sizes(first)
+    yield from _with_and_without_miner(first, is_tiny)
     size = _TINY_ROWS_OF_LOSSES if is_tiny else _ROWS_OF_LOSSES
+    batch = (_TINY_BATCHES if is_tiny else _BATCHES)[0]
     for classes, loss in itertools.product((size // 10, 10), LOSSES):
-        yield Case(loss, USUAL_MINERS[loss], size, classes, batches[0], first, ("XBN",))
+        yield Case(loss, USUAL_MINERS[loss], size, classes, batch, first, ("XBN",))
     for precision in others:
-        yield from of_sizes(precision)
+        yield from _with_and_without_miner(precision, is_tiny)
 
 
 def cases_behind(is_tiny: bool) -> Iterator[Case]:
     """Yields the cases that are measured behind a busy device."""
+    return _of_sizes("none", PRECISIONS[0], (PML, *OURS), is_tiny)
+
+
+def _with_and_without_miner(precision: str, is_tiny: bool) -> Iterator[Case]:
+    yield from _of_sizes("none", precision, (PRODUCTS, *OURS), is_tiny)
+    yield from _of_sizes("PairMarginMiner", precision, OURS, is_tiny)
+
+
+def _of_sizes(miner: str, precision: str, methods: tuple[str, ...], is_tiny: bool) -> Iterator[Case]:
     rows, batches = (_TINY_ROWS, _TINY_BATCHES) if is_tiny else (_ROWS, _BATCHES)
     for size, batch in itertools.product(rows, batches):
-        yield Case("SupConLoss", "none", size, max(10, size // 10), batch, PRECISIONS[0], (PML, *OURS))
+        yield Case("SupConLoss", miner, size, max(10, size // 10), batch, precision, methods)

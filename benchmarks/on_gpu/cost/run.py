@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,8 @@ import torch
 from benchmarks.cost.embeddings import Embeddings
 from benchmarks.cost.harness import WARM_UP, Peak, compare, count_launches, take_turns
 from benchmarks.cost.machine import describe
-from benchmarks.engine.measuring import milliseconds
+from benchmarks.engine.measuring import milliseconds, release_memory
+from benchmarks.on_gpu.attempt import attempt
 from benchmarks.on_gpu.cost.case import PML, Case, cases
 from benchmarks.on_gpu.cost.subject import Batch, build_step, draw_batch
 from benchmarks.on_gpu.deadline import Deadline
@@ -57,7 +57,7 @@ def run(folder: Path, device: torch.device, deadline: Deadline, is_tiny: bool) -
             print("cost: no time is left; the same command goes on")
             break
         failed += _measure_case(case, missing, table, device, deadline, _TINY_PAIRS if is_tiny else _PAIRS)
-        _release(device)
+        release_memory(device)
     return failed
 
 
@@ -67,9 +67,9 @@ def _measure_case(
     """Writes the rows that are missing, as far as time allows; returns how many methods have failed."""
     data, failed = Embeddings(case.classes, device), 0
     found: Row | None = None
-    pml, error = _try(partial(build_step, case, PML, data, device))
-    if not error:
-        found, error = _try(partial(_measure_alone, pml, case, data, device, pairs))
+    pml, error = attempt(partial(build_step, case, PML, data, device))
+    if pml is not None:
+        found, error = attempt(partial(_measure_alone, pml, case, data, device, pairs))
     if PML in missing:
         table.append({**missing.pop(PML), **(found or {"message": error})})
         failed += bool(error) and not _is_out_of_memory(error)
@@ -78,7 +78,7 @@ def _measure_case(
     for method, key in missing.items():
         if not deadline.allows(_LONGEST):
             break
-        found, error = _try(partial(_measure, case, method, pml, data, device, pairs))
+        found, error = attempt(partial(_measure, case, method, pml, data, device, pairs))
         table.append({**key, **(found or {"message": error})})
         failed += bool(error)
         if error:
@@ -136,19 +136,5 @@ def _counts(step: Step, batch: Batch, device: torch.device) -> dict[str, Any]:
     return {"launches": launches, "peak_mb": peak.megabytes()}
 
 
-def _try(act: Callable[[], Any]) -> tuple[Any, str]:
-    """Returns what an act returns, and what it raised; the other cases go on after an error."""
-    try:
-        return act(), ""
-    except Exception as error:  # whatever a device may raise
-        return None, f"{type(error).__name__}: {error}".replace("\n", " ")[:300]
-
-
 def _is_out_of_memory(message: str) -> bool:
     return message.startswith(("OutOfMemoryError", "MemoryError")) or "not enough memory" in message
-
-
-def _release(device: torch.device) -> None:
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
