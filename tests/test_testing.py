@@ -82,7 +82,7 @@ class ShiftsBeforeItScales(MomentMatching):
 
 class KeepsTheSpread(MomentMatching):
     def map(self, memory: Moments, target: Moments) -> Affine:
-        return memory.to(target, match_std=False)
+        return memory.affine_to(target, match_std=False)
 
 
 class FailsWithoutRows(nn.Module):

@@ -95,4 +95,4 @@ def _standardized(rows: Tensor) -> Tensor:
     precise = rows.double()
     row_moments = moments(precise)
     standard = Moments(torch.zeros_like(row_moments.mean), torch.ones_like(row_moments.std))
-    return row_moments.to(standard).map(precise)
+    return row_moments.affine_to(standard).map(precise)

@@ -1,9 +1,8 @@
-"""The base of all adapters: the signature of the hook, its guard clauses and the numbers that it records."""
+"""The base of all adapters: moments in, a map out, and the same maths on plain tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any
 
@@ -12,32 +11,10 @@ from torch import Tensor, nn
 
 from .._arithmetic import widest
 from .affine import Affine
-from .moments import Moments, group_moments, moments
+from .moments import Moments, moments
 
 # Whether the labels are refused, as a 0-d tensor that stays on its device, and the text of the error.
 Refusal = tuple[Tensor, Callable[[], str]]
-
-
-@dataclass
-class _PlainRows:
-    """Rows ``(n, d)`` of a plain tensor, in float64, with the methods that a memory's rows have too."""
-
-    values: Tensor
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def moments(self) -> Moments:
-        return moments(self.values)
-
-    def group_moments(self, slots: Tensor, num_groups: int) -> tuple[Tensor, Moments]:
-        return group_moments(self.values, slots, num_groups)
-
-    def adapted(self, affine: Affine) -> _PlainRows:
-        return _PlainRows(affine.map(self.values))
-
-    def adapted_in_groups(self, maps: Affine, slots: Tensor, other_map: Affine) -> _PlainRows:
-        return self.adapted(Affine(maps.scale[slots], maps.shift[slots]))
 
 
 class BaseAdapter(nn.Module):
@@ -48,7 +25,7 @@ class BaseAdapter(nn.Module):
     one batch. The memory measures the moments and applies the map. With fewer than two rows in the batch, or
     in memory, there are no moments and the rows stay as they are.
 
-    An adapter can also be called with plain tensors: see :meth:`forward`.
+    No rows go into an adapter, so it works with any memory. For plain tensors call it: see :meth:`forward`.
 
     Args:
         collect_stats: whether to record ``mean_distance`` and ``std_ratio`` for PML's logging (default
@@ -121,36 +98,55 @@ class BaseAdapter(nn.Module):
         """Checks labels ``(b,)`` before anything is stored. Returns None where every label is accepted."""
         return None
 
+    @torch.no_grad()
     def forward(
         self, memory: Tensor, memory_labels: Tensor, batch: Tensor, batch_labels: Tensor
     ) -> Tensor | None:
         """Returns the rows ``(n, d)`` of a memory adapted to a batch ``(b, d)``, or None to leave them.
 
-        Labels are integers, ``(n,)`` and ``(b,)``. Nothing is written to.
+        Labels are integers, ``(n,)`` and ``(b,)``. Nothing is written to. A memory does not call this method:
+        it measures its rows and applies the map itself.
         """
-        rows, limits = _PlainRows(widest(memory)), torch.finfo(memory.dtype)
-        with torch.no_grad():
-            adapted = self.adapt(rows, memory_labels, batch, batch_labels)
-        if adapted is rows:
-            return None
-        values: Tensor = adapted.values.clamp(limits.min, limits.max).to(memory.dtype)
-        return values
-
-    def adapt(self, rows: Any, labels: Tensor, batch: Tensor, batch_labels: Tensor) -> Any:
-        """Returns the adapted rows, of a memory or a plain tensor; ``rows`` itself where they stay."""
         if self.collect_stats:
             self.reset_stats()
         if len(batch) < 2:
-            return rows
-        batch_moments = moments(widest(batch))
-        target = self.estimate(batch_moments, len(batch))
-        if len(rows) < 2:
-            return rows
-        memory_moments = rows.moments()
+            return None
+        of_batch = moments(widest(batch))
+        target = self.estimate(of_batch, len(batch))
+        if len(memory) < 2:
+            return None
+        rows, limits = widest(memory), torch.finfo(memory.dtype)
+        affine = self.checked_map(moments(rows), of_batch, target)
+        adapted = self._adapted(rows, memory_labels, widest(batch), batch_labels, affine, target)
+        return adapted.clamp(limits.min, limits.max).to(memory.dtype)
+
+    def _adapted(
+        self,
+        rows: Tensor,
+        labels: Tensor,
+        batch: Tensor,
+        batch_labels: Tensor,
+        affine: Affine,
+        target: Moments,
+    ) -> Tensor:
+        """Returns plain rows ``(n, d)`` after the map of all of them."""
+        return affine.map(rows)
+
+    def checked_map(self, memory: Moments, batch: Moments, target: Moments) -> Affine:
+        """Returns the map of all rows, and records what PML's logging is to see.
+
+        Args:
+            memory: the moments of the stored rows.
+            batch: those of the batch.
+            target: the moments to adapt to, which :meth:`estimate` has made of them.
+
+        Raises:
+            TypeError: :meth:`map` returned no scale and shift per dimension.
+        """
         if self.collect_stats:
-            self.mean_distance = (memory_moments.mean - batch_moments.mean).norm().item()
-            self.std_ratio = memory_moments.to(batch_moments).scale.mean().item()
-        affine, shape = self.map(memory_moments, target), batch.shape[1:]
+            self.mean_distance = (memory.mean - batch.mean).norm().item()
+            self.std_ratio = memory.affine_to(batch).scale.mean().item()
+        affine, shape = self.map(memory, target), batch.mean.shape
         parts = tuple(affine) if isinstance(affine, Affine) else ()
         if not (parts and all(isinstance(part, Tensor) and part.shape == shape for part in parts)):
             found: Any = [tuple(part.shape) if isinstance(part, Tensor) else part for part in parts]
@@ -159,24 +155,4 @@ class BaseAdapter(nn.Module):
                 f"{type(self).__name__}.map returned {found}: return Affine(scale, shift), which makes "
                 f"scale * z + shift of every row z, one number per dimension, {tuple(shape)} each"
             )
-        return self._adapted(rows, labels, batch, batch_labels, affine, target)
-
-    def _adapted(
-        self, rows: Any, labels: Tensor, batch: Tensor, batch_labels: Tensor, affine: Affine, target: Moments
-    ) -> Any:
-        """Returns the rows after the map of all of them."""
-        return rows.adapted(affine)
-
-    def take_part(self, rows: Any, labels: Tensor, batch: Tensor, batch_labels: Tensor) -> Any:
-        """Takes part in the sums over ranks that :meth:`adapt` computes, and adapts no rows.
-
-        A rank that has failed calls it, so that the other ranks do not wait for its part of the sums.
-        """
-        if len(batch) < 2 or len(rows) < 2:
-            return rows
-        rows.moments()
-        return self._take_part(rows, labels, batch_labels)
-
-    def _take_part(self, rows: Any, labels: Tensor, batch_labels: Tensor) -> Any:
-        """Takes part in the sums that follow after the map of all rows is known."""
-        return replace(rows)  # a copy that has forgotten its moments, as adapted rows have
+        return affine

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .._arithmetic import widest
+from .._arithmetic import can_read
 from .affine import Affine
 from .base_adapter import BaseAdapter, Refusal
-from .moments import Moments, group_moments
+from .moments import GroupMoments, Moments, group_moments
 from .superclass_lookup import Superclasses, SuperclassLookup
+
+
+class Groups(NamedTuple):
+    """Groups of rows that the batch holds."""
+
+    number: int  # g, or more where some groups are empty
+    of_memory: Tensor  # (n,), the group of every row, from 0 to g; g stands for groups that the batch lacks
+    of_batch: Tensor  # (b,), from 0 to g - 1
 
 
 class GroupMomentMatching(BaseAdapter):
@@ -76,7 +84,7 @@ class GroupMomentMatching(BaseAdapter):
         return missing.any(), message
 
     def map(self, memory: Moments, target: Moments) -> Affine:
-        return memory.to(target)
+        return memory.affine_to(target)
 
     def map_groups(self, memory: Moments, batch: Moments, target: Moments) -> Affine:
         """Returns the map of every group, ``(g, d)``, for those with two rows or more in memory and batch.
@@ -90,45 +98,62 @@ class GroupMomentMatching(BaseAdapter):
             torch.lerp(batch.mean, target.mean, self.mean_lambda),
             torch.lerp(batch.std, target.std, self.std_lambda),
         )
-        return memory.to(blend)
+        return memory.affine_to(blend)
 
-    def _adapted(
-        self, rows: Any, labels: Tensor, batch: Tensor, batch_labels: Tensor, affine: Affine, target: Moments
-    ) -> Any:
-        num_groups, memory_slots, batch_slots = self._slots(labels, batch_labels)
-        in_batch, batch_groups = group_moments(widest(batch), batch_slots, num_groups)
-        in_memory, memory_groups = rows.group_moments(memory_slots, num_groups)
-        is_present = (in_memory >= 2) & (in_batch >= 2)
-        if self.collect_stats:
-            self.share_normalized_per_group = (in_memory * is_present).sum().item() / len(rows)
-        if not self.normalize_absent:
-            affine = Affine(torch.ones_like(affine.scale), torch.zeros_like(affine.shift))
-        group_maps = self.map_groups(memory_groups, batch_groups, target)
-        # Rows of absent groups take the map of all other rows, which stands last.
-        maps = (
-            torch.cat([torch.where(is_present, of_groups, of_others), of_others.unsqueeze(0)])
-            for of_groups, of_others in zip(group_maps, affine, strict=True)
-        )
-        return rows.adapted_in_groups(Affine(*maps), memory_slots, affine)
-
-    def _take_part(self, rows: Any, labels: Tensor, batch_labels: Tensor) -> Any:
-        num_groups, memory_slots, _ = self._slots(labels, batch_labels)
-        rows.group_moments(memory_slots, num_groups)
-        return super()._take_part(rows, labels, batch_labels)
-
-    def _slots(self, memory_labels: Tensor, batch_labels: Tensor) -> tuple[int, Tensor, Tensor]:
-        """Returns the number g of groups in the batch, and the group of every row.
-
-        The groups of the rows in memory ``(n,)`` are from 0 to g, where g stands for groups that the batch
-        lacks. Those of the batch ``(b,)`` are from 0 to g − 1.
-        """
+    def groups_of(self, memory_labels: Tensor, batch_labels: Tensor) -> Groups:
+        """Returns the group of every row of memory ``(n,)`` and batch ``(b,)``."""
         if self.superclass_of is not None:
             # Two different numbers for rows without a superclass, so that these form no group.
             memory_labels = self.superclass_of(memory_labels, missing=-1)
             batch_labels = self.superclass_of(batch_labels, missing=-2)
         groups = batch_labels.sort().values
-        if groups.device.type == "cpu":  # to know how many there are, a GPU would wait
+        if can_read(groups):  # how many there are; on a GPU equal ones stay, of which all but one are empty
             groups = groups.unique_consecutive()
         nearest = torch.searchsorted(groups, memory_labels).clamp_(max=len(groups) - 1)
-        memory_slots = torch.where(groups[nearest] == memory_labels, nearest, len(groups))
-        return len(groups), memory_slots, torch.searchsorted(groups, batch_labels)
+        of_memory = torch.where(groups[nearest] == memory_labels, nearest, len(groups))
+        return Groups(len(groups), of_memory, torch.searchsorted(groups, batch_labels))
+
+    def maps_of_groups(
+        self, affine: Affine, memory: GroupMoments, batch: GroupMoments, target: Moments, num_rows: float
+    ) -> Affine:
+        """Returns the maps ``(g + 1, d)`` of the groups' rows, and last that of the rows of no group.
+
+        Args:
+            affine: the map of all rows, ``(d,)`` each.
+            memory: how many rows of every group are in memory, ``(g, 1)``, and their moments ``(g, d)``.
+            batch: the same of the batch.
+            target: the moments that rows of no group adapt to, ``(d,)`` each.
+            num_rows: how many rows there are in memory, for PML's logging.
+        """
+        is_present = (memory.count >= 2) & (batch.count >= 2)
+        if self.collect_stats:
+            num_normalized = (memory.count * is_present).sum().item()
+            self.share_normalized_per_group = num_normalized / float(num_rows)
+        maps = zip(self.map_groups(memory.moments, batch.moments, target), affine, strict=True)
+        return Affine(
+            *(
+                torch.cat([torch.where(is_present, of_groups, of_others), of_others.unsqueeze(0)])
+                for of_groups, of_others in maps
+            )
+        )
+
+    def checked_map(self, memory: Moments, batch: Moments, target: Moments) -> Affine:
+        affine = super().checked_map(memory, batch, target)
+        if self.normalize_absent:
+            return affine
+        return Affine(torch.ones_like(affine.scale), torch.zeros_like(affine.shift))
+
+    def _adapted(
+        self,
+        rows: Tensor,
+        labels: Tensor,
+        batch: Tensor,
+        batch_labels: Tensor,
+        affine: Affine,
+        target: Moments,
+    ) -> Tensor:
+        groups = self.groups_of(labels, batch_labels)
+        of_memory = group_moments(rows, groups.of_memory, groups.number)
+        of_batch = group_moments(batch, groups.of_batch, groups.number)
+        maps = self.maps_of_groups(affine, of_memory, of_batch, target, len(rows))
+        return torch.addcmul(maps.shift[groups.of_memory], rows, maps.scale[groups.of_memory])

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
+from .._arithmetic import widest
 from .._number_checks import check_integer, check_non_negative
 from .moment_matching import MomentMatching
 
@@ -34,7 +38,7 @@ class KalmanMomentMatching(MomentMatching):
 
     Example:
         >>> adapter = KalmanMomentMatching(measurement_noise=64.0, gain_update_interval=1)
-        >>> [round(adapter.gain(batch_size=64), 3) for _ in range(4)]
+        >>> [round(adapter.gain(batch_size=64).item(), 3) for _ in range(4)]
         [0.667, 0.625, 0.619, 0.618]
     """
 
@@ -53,20 +57,38 @@ class KalmanMomentMatching(MomentMatching):
         check_non_negative("measurement_noise", measurement_noise)
         check_non_negative("initial_variance", initial_variance)
         check_integer("gain_update_interval", gain_update_interval, at_least=1)
+        self.initial_variance = initial_variance  # before what begins with it
         super().__init__(collect_stats=collect_stats)
         self.process_noise, self.measurement_noise = process_noise, measurement_noise
-        self.initial_variance = self.variance = initial_variance
         self.gain_update_interval = gain_update_interval
         self.record_stats("kalman_gain")
 
-    def gain(self, batch_size: int) -> float:
-        """Returns the Kalman gain K for this batch, and updates K and p when that is due."""
-        if self.num_batches % self.gain_update_interval == 0:
-            predicted = self.variance + self.process_noise
-            noise = self.measurement_noise / batch_size
-            # Without noise the measurement is the truth, also where p⁻ = 0 makes the ratio 0/0.
-            self.current_gain = predicted / (predicted + noise) if noise else 1.0
-            self.variance = (1 - self.current_gain) * predicted
+    def _first_numbers(self) -> Tensor:
+        return widest(torch.tensor([0.0, self.initial_variance, 1.0], dtype=torch.float64))
+
+    @property
+    def variance(self) -> float:
+        """The variance p of the estimate."""
+        return float(self._numbers[1])
+
+    @property
+    def current_gain(self) -> float:
+        """The Kalman gain K of the newest batch."""
+        return float(self._numbers[2])
+
+    def gain(self, batch_size: int) -> Tensor:
+        """Returns the Kalman gain K for this batch, ``()``, and updates K and p when that is due."""
+        num_batches, variance, gain = self._numbers.unbind()
+        predicted, noise = variance + self.process_noise, self.measurement_noise / batch_size
+        # Without noise the measurement is the truth, also where p⁻ = 0 makes the ratio 0/0.
+        new_gain = predicted / (predicted + noise) if noise else torch.ones_like(gain)
+        is_due = num_batches % self.gain_update_interval == 0
+        gain = torch.where(is_due, new_gain, gain)
+        variance = torch.where(is_due, (1 - new_gain) * predicted, variance)
+        self._numbers = torch.stack([num_batches, variance, gain])
         if self.collect_stats:
-            self.kalman_gain = self.current_gain
-        return self.current_gain
+            self.kalman_gain = gain.item()
+        return gain
+
+    def _count_batch(self, numbers: Tensor) -> Tensor:
+        return numbers + numbers.new_tensor([1.0, 0.0, 0.0])

@@ -30,8 +30,6 @@ class MomentMatching(BaseAdapter):
     Attributes:
         estimated: the moments that rows are adapted to, ``(d,)`` each, float64. They are zero before the
             first batch.
-        num_batches: how many batches the estimate has seen.
-        current_gain: the weight of the newest batch in the estimate, from 0 to 1.
 
     Raises:
         ValueError: ``momentum`` outside [0, 1).
@@ -46,47 +44,68 @@ class MomentMatching(BaseAdapter):
                 [9.]])
     """
 
-    _state: tuple[str, ...] = ("num_batches",)  # numbers that a checkpoint holds besides the estimate
+    # What a checkpoint holds besides the estimate; in `_numbers`, float64, in this order.
+    _state: tuple[str, ...] = ("num_batches",)
 
     def __init__(self, match_std: bool = True, momentum: float = 0.0, *, collect_stats: bool = False) -> None:
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum={momentum!r}: pass a number in [0, 1); 0 is plain XBN")
         super().__init__(collect_stats=collect_stats)
         self.match_std, self.momentum = match_std, momentum
-        self.current_gain = 1 - momentum
-        none = widest(torch.zeros(0))
-        self.estimated, self.num_batches = Moments(none, none), 0
+        self._numbers = self._first_numbers()
+        none = self._numbers[:0]
+        self.estimated = Moments(none, none)
+
+    def _first_numbers(self) -> Tensor:
+        """Returns what a checkpoint holds besides the estimate, before the first batch."""
+        return widest(torch.zeros(1))
+
+    @property
+    def num_batches(self) -> int:
+        """How many batches the estimate has seen."""
+        return int(self._numbers[0])
+
+    @property
+    def current_gain(self) -> float:
+        """The weight of the newest batch in the estimate, from 0 to 1."""
+        return 1 - self.momentum
 
     def set_embedding_size(self, embedding_size: int) -> None:
         if (
             len(self.estimated.mean) != embedding_size
         ):  # an adapter that is registered again keeps its estimate
             zeros = self.estimated.mean.new_zeros(embedding_size)
-            self.estimated, self.num_batches = Moments(zeros, zeros), 0
+            self.estimated, self._numbers = Moments(zeros, zeros), self._first_numbers()
 
-    def gain(self, batch_size: int) -> float:
+    def gain(self, batch_size: int) -> float | Tensor:
         """Returns the weight of a new batch of this size, from 0 to 1."""
         return 1 - self.momentum
 
     def estimate(self, batch: Moments, batch_size: int) -> Moments:
         """Moves the estimate towards the moments of the batch by the gain, and returns it."""
-        self.current_gain = self.gain(batch_size)
-        if self.num_batches > 0 and self.current_gain < 1:
-            mean, std = (
-                x.to(y).lerp(y, self.current_gain) for x, y in zip(self.estimated, batch, strict=True)
-            )
+        if len(self.estimated.mean) == 0 or self.estimated.mean.is_meta:  # of a size or a device not known yet
+            self.estimated = Moments(*torch.zeros_like(torch.stack(batch)).unbind())
+        if self._numbers.is_meta:
+            self._numbers = self._first_numbers()
+        self._numbers = self._numbers.to(batch.mean)
+        gain = self.gain(batch_size)
+        if isinstance(gain, Tensor) or gain < 1:
+            # The first batch is the estimate, whatever the gain.
+            weight = torch.where(self._numbers[0] == 0, torch.ones_like(self._numbers[0]), gain)
+            mean, std = (x.to(y).lerp(y, weight) for x, y in zip(self.estimated, batch, strict=True))
             is_lost = std != std  # NaN would stay for ever
             batch = Moments(torch.where(is_lost, batch.mean, mean), torch.where(is_lost, batch.std, std))
-        self.estimated = batch
-        self.num_batches += 1
+        self.estimated, self._numbers = batch, self._count_batch(self._numbers)
         return batch
 
+    def _count_batch(self, numbers: Tensor) -> Tensor:
+        return numbers + 1
+
     def map(self, memory: Moments, target: Moments) -> Affine:
-        return memory.to(target, self.match_std)
+        return memory.affine_to(target, self.match_std)
 
     def get_extra_state(self) -> Tensor:
-        numbers = [float(getattr(self, name)) for name in self._state]
-        return torch.cat([self.estimated.mean.new_tensor(numbers), *self.estimated])
+        return torch.cat([self._numbers.to(self.estimated.mean), *self.estimated])
 
     def set_extra_state(self, state: Tensor) -> None:
         numbers, estimated = state.tensor_split([len(self._state)])
@@ -96,6 +115,5 @@ class MomentMatching(BaseAdapter):
                 f"the state of a {type(self).__name__} holds {len(estimated)} moments, not {2 * size}: build "
                 "the memory as it was built then"
             )
-        for name, number in zip(self._state, numbers.tolist(), strict=True):
-            setattr(self, name, number)
+        self._numbers = numbers.clone()
         self.estimated = Moments(*estimated.clone().chunk(2))

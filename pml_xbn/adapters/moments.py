@@ -19,7 +19,7 @@ class Moments(NamedTuple):
     mean: Tensor
     std: Tensor
 
-    def to(self, other: Moments, match_std: bool = True) -> Affine:
+    def affine_to(self, other: Moments, match_std: bool = True) -> Affine:
         """Returns the map that gives rows of these moments those of ``other``.
 
         It is Eq. 6 of Adaptive Cross Batch Normalization. A dimension whose σ is 10⁻¹² or less is shifted and
@@ -28,7 +28,7 @@ class Moments(NamedTuple):
 
         Example:
             >>> here = Moments(torch.tensor([1.0]), torch.tensor([2.0]))
-            >>> here.to(Moments(torch.tensor([5.0]), torch.tensor([6.0])))
+            >>> here.affine_to(Moments(torch.tensor([5.0]), torch.tensor([6.0])))
             Affine(scale=tensor([3.]), shift=tensor([2.]))
         """
         mean, std = other.mean.to(self.std), other.std.to(self.std)
@@ -71,22 +71,29 @@ def match_moments(rows: Tensor, source: Moments, target: Moments) -> Tensor:
         tensor([[-0.7071,  0.0000],
                 [ 0.7071,  0.0000]])
     """
-    return source.to(target).map(at_least_float32(rows)).to(rows.dtype)
+    return source.affine_to(target).map(at_least_float32(rows)).to(rows.dtype)
 
 
-def group_moments(rows: Tensor, slots: Tensor, num_groups: int) -> tuple[Tensor, Moments]:
-    """Returns the number of rows ``(g, 1)`` and the moments ``(g, d)`` of every group of rows ``(n, d)``.
+class GroupMoments(NamedTuple):
+    """Of g groups of rows how many there are, ``(g, 1)``, and their moments, ``(g, d)`` each."""
 
-    ``slots`` ``(n,)`` holds the group of every row, from 0 to g − 1, or g for rows that belong to none. The
+    count: Tensor
+    moments: Moments
+
+
+def group_moments(rows: Tensor, group_ids: Tensor, num_groups: int) -> GroupMoments:
+    """Returns the number and the moments of the rows of every group of rows ``(n, d)``.
+
+    ``group_ids`` ``(n,)`` holds the group of every row, from 0 to g − 1, or g for rows that belong to none. The
     standard deviation of a group of one row is 0.
     """
 
     def total(values: Tensor) -> Tensor:
-        return values.new_zeros(num_groups + 1, values.shape[1]).index_add_(0, slots, values)
+        return values.new_zeros(num_groups + 1, values.shape[1]).index_add_(0, group_ids, values)
 
     count = total(rows.new_ones(len(rows), 1))
     mean = total(rows) / count.clamp(min=1)
-    squares = total((rows - mean[slots]).square_())
+    squares = total((rows - mean[group_ids]).square_())
     squares *= torch.addcmul(squares, mean, mean * count, value=-((8 * torch.finfo(rows.dtype).eps) ** 2)) > 0
     std = squares.div_((count - 1).clamp_(min=1)).sqrt_()
-    return count[:num_groups], Moments(mean[:num_groups], std[:num_groups])
+    return GroupMoments(count[:num_groups], Moments(mean[:num_groups], std[:num_groups]))

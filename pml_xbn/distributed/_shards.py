@@ -3,52 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..memory._queue import SUMS_OF_A_SHARD, Contents, Queue
-from ..memory._rows import Rows, sums_of
+from ..memory._queue import SUMS_OF_A_SHARD, Queue
+from ..memory._rows import Holding, Rows, sums_of
 from ._group import Group
 
 _OF_PLACES = ("rows", "labels", "ids")  # entries of a queue's state that have one of every place
 
 
-@dataclass(frozen=True, eq=False)
+class Shard(Holding):
+    """This rank's part of the rows of a memory: consecutive ones, divided as by ``torch.chunk``."""
+
+    def __init__(self, group: Group, indices: range) -> None:
+        self.group, self.indices = group, indices
+
+    def num_rows_here(self, num_rows: int) -> int:
+        return min(max(num_rows - self.indices.start, 0), len(self.indices))
+
+    def sum(self, values: Tensor) -> Tensor:
+        return self.group.sum(values)
+
+    def own_part(self, indices: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
+        own = indices - self.indices.start
+        which = ((own >= 0) & (own < len(self.indices))).nonzero().squeeze(1)
+        return own[which], *(x[which] for x in values)
+
+    def global_indices(self, indices: Tensor) -> Tensor:
+        found = torch.where(indices < 0, indices, indices + self.indices.start)
+        return self.group.max(found)
+
+
 class ShardedRows(Rows):
     """This rank's rows of a memory that is spread over the ranks.
 
     The map is the same on all ranks, as it follows from moments of all rows, of which the ranks add up their
-    sums. ``count`` and places are those of all ranks; what is stored, its sums and ``num_rows_here`` are this
-    rank's. Ranks hold consecutive places, divided as by ``torch.chunk``.
+    sums. ``num_rows`` is that of all ranks; what is stored, its sums and ``num_rows_here`` are this rank's.
     """
 
-    first: int = 0  # number of the first place held
-    group: Group = field(default_factory=Group)
+    holding: Shard
     # What all parts of these rows are read into, by dtype; None: each part has its own.
-    rooms: dict[torch.dtype, Tensor] | None = None
-
-    @classmethod
-    def spread(
-        cls,
-        group: Group,
-        num_places: int,
-        embedding_size: int,
-        dtype: torch.dtype,
-        device: torch.device | None = None,
-    ) -> ShardedRows:
-        """Returns this rank's places without a row yet."""
-        places = places_of(group.rank, group.size, num_places)
-        rows = Rows.empty(len(places), embedding_size, dtype, device)
-        of_all = 0, rows.scale, rows.shift, num_places, rows.dtype
-        return cls(rows.stored, *of_all, first=places.start, group=group)
+    buffers: dict[torch.dtype, Tensor] | None = None
 
     @property
-    def num_rows_here(self) -> int:
-        return min(max(self.count - self.first, 0), len(self.stored))
+    def first(self) -> int:
+        """The index of the first row held."""
+        return self.holding.indices.start
+
+    @property
+    def group(self) -> Group:
+        """The ranks that the rows are spread over."""
+        return self.holding.group
 
     def divided(self, all_places: Iterable[slice]) -> Iterator[ShardedRows]:
         """Yields those of this rank's rows that it holds in some of its places, to be read, largest first.
@@ -56,55 +64,36 @@ class ShardedRows(Rows):
         They are read into one tensor. If every part had its own, what is kept of the parts would lie between
         these, and what one part frees would be too small for the next.
         """
-        rooms: dict[torch.dtype, Tensor] = {}
+        buffers: dict[torch.dtype, Tensor] = {}
         for places in all_places:
-            yield replace(self, stored=self.stored[places], first=self.first + places.start, rooms=rooms)
+            part = self._at(self.holding.indices[places])
+            part.buffers = buffers
+            yield part
 
-    def _room(self, dtype: torch.dtype) -> Tensor:
-        if self.rooms is None:
-            return super()._room(dtype)
-        if dtype not in self.rooms:
-            self.rooms[dtype] = super()._room(dtype)
-        return self.rooms[dtype]
+    def measured(self) -> Rows:
+        """Returns the rows with their sums, standardized if they are out of range, which all ranks see alike."""
+        if self.sums is None:
+            return super().measured()
+        return self.standardized_(torch.zeros_like(self.stored)) if self.is_out_of_range() else self
 
     def without_rows(self) -> ShardedRows:
-        """Returns what a rank has that holds no places, of these rows."""
-        return replace(self, stored=self.stored[:0], first=self.num_places, overwritten=[])
+        """Returns what a rank has that holds no rows, of these."""
+        rows = self._at(self.holding.indices[:0])
+        return rows if self.sums is None else rows.replaced(sums=torch.zeros_like(self.sums))
 
-    def in_dtype(self, dtype: torch.dtype) -> ShardedRows:
-        """Returns these rows, rounded; they are stored anew in the next step, with the moments of all."""
-        rows = replace(self, stored=self.stored.to(dtype), dtype=torch.promote_types(dtype, torch.float32))
-        if self.count == 0:
-            return rows
-        return replace(rows, sums=sums_of(rows.stored[: rows.num_rows_here]), needs_whitening=True)
+    def _at(self, indices: range) -> ShardedRows:
+        """Returns those of the rows with these indices, of which this rank holds all."""
+        stored = self.stored[indices.start - self.first : indices.stop - self.first]
+        shard = Shard(self.group, indices)
+        here = min(max(self.first + self.num_rows_here - indices.start, 0), len(indices))
+        return ShardedRows(stored, self.affine, self.sums, self.num_rows, here, shard)
 
-    def over_ranks(self, sums: Tensor) -> Tensor:
-        return self.group.sum(sums)
-
-    @cached_property
-    def totals(self) -> tuple[Tensor, ...]:
-        return tuple(self.over_ranks(torch.stack(super().totals)))
-
-    def own_part(self, places: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        own = places - self.first
-        which = ((own >= 0) & (own < len(self.stored))).nonzero().squeeze(1)
-        return own[which], values[which]
-
-    def global_places(self, places: Tensor) -> Tensor:
-        found = torch.where(places < 0, places, places + self.first)
-        return self.group.max(found)
-
-    def measured(self) -> ShardedRows:
-        if self.needs_whitening:
-            return self
-        if self.sums is None:
-            # They are stored whitened in place, once the step has succeeded: a copy may not fit the memory.
-            return replace(self, sums=sums_of(self.stored[: self.num_rows_here]), needs_whitening=True)
-        # Seen here and not before the step, alike on all ranks.
-        return self.whitened(torch.zeros_like(self.stored)) if Rows.is_out_of_range(self) else self
-
-    def is_out_of_range(self) -> None:
-        """Is seen when the rows are measured."""
+    def _buffer(self, dtype: torch.dtype) -> Tensor:
+        if self.buffers is None:
+            return super()._buffer(dtype)
+        if dtype not in self.buffers:
+            self.buffers[dtype] = super()._buffer(dtype)
+        return self.buffers[dtype]
 
 
 def places_of(rank: int, num_ranks: int, num_places: int) -> range:
@@ -121,48 +110,53 @@ class ShardedQueue(Queue):
     """
 
     kind = ShardedRows
+    holding: Shard
 
     def __init__(
         self,
         memory_size: int,
         embedding_size: int,
         dtype: torch.dtype,
-        before: Contents | None = None,
+        before: Queue | None = None,
         *,
         group: Group,
     ) -> None:
-        self.group = group  # which is asked for before there is anything else
-        super().__init__(memory_size, embedding_size, dtype, before)
+        shard = Shard(group, places_of(group.rank, group.size, memory_size))
+        super().__init__(memory_size, embedding_size, dtype, before, shard)
 
-    def _empty(self, memory_size: int, embedding_size: int, device: torch.device | None) -> Contents:
-        with torch.inference_mode(False):
-            rows = ShardedRows.spread(self.group, memory_size, embedding_size, self.dtype, device)
-            labels = torch.zeros(len(rows.stored), dtype=torch.int64, device=device)
-            return Contents(rows, labels, labels - 1)
+    def _num_stored(self) -> int:
+        return len(self.holding.indices)
 
     def check_places(self, group: Group) -> None:
         """Refuses a group whose ranks would hold other places."""
-        rows: Any = self.contents.rows
-        places = places_of(group.rank, group.size, rows.num_places)
-        if (places.start, len(places)) != (rows.first, len(rows.stored)):
+        own, places = self.holding.indices, places_of(group.rank, group.size, self.num_places)
+        if (places.start, len(places)) != (own.start, len(own)):
             raise ValueError(
                 f"process_group makes this rank {group.rank} of {group.size}, which holds "
-                f"{len(places)} rows from {places.start} on, but it holds {len(rows.stored)} from "
-                f"{rows.first} on: build another memory with this process_group, and load a checkpoint"
+                f"{len(places)} rows from {places.start} on, but it holds {len(own)} from "
+                f"{own.start} on: build another memory with this process_group, and load a checkpoint"
             )
 
     def assign(self, values: Tensor) -> None:
         raise RuntimeError("rows that are spread over ranks cannot be assigned: call fill_memory")
 
+    def _stored_anew(self, rows: Rows) -> Rows:
+        # Moments of all rows are those of all ranks, which may load at different times.
+        rounded = rows.stored.to(self.dtype)
+        if rows.num_rows == 0:
+            return rows.replaced(stored=rounded)
+        self.needs_standardizing = True
+        return rows.replaced(stored=rounded, sums=sums_of(rounded[: rows.num_rows_here]))
+
     def _measure(self) -> None:
-        rows = self.contents.rows
-        if rows.sums is not None:
-            rows = replace(rows, sums=sums_of(rows.stored[: rows.num_rows_here]))
-        self.contents = self.contents._replace(rows=rows)
+        """Measures the sums anew, as those of a rank that has added and subtracted are rounded in other ways."""
+        if self.is_measured:
+            self.sums.copy_(sums_of(self.rows[: self.holding.num_rows_here(self.num_rows)]))
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         try:
-            from torch.distributed.tensor import DTensor, Shard
+            from torch.distributed.tensor import DTensor
+            from torch.distributed.tensor import Shard as ShardOfTensor
         except ImportError as error:
             raise RuntimeError(
                 f"torch {torch.__version__} saves no memory with shard_distributed=True: update to "
@@ -170,26 +164,24 @@ class ShardedQueue(Queue):
             ) from error
         self._measure()
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self.contents.rows.sums is not None:
+        if self.is_measured:
             destination[prefix + "numbers"][3] = SUMS_OF_A_SHARD
-        mesh = self.group.mesh(self.contents.labels.device.type)
-        rows: Any = self.contents.rows
+        mesh = self.holding.group.mesh(self.labels.device.type)
         for name in _OF_PLACES:
             own = destination[prefix + name]
-            shape = torch.Size([rows.num_places, *own.shape[1:]])
+            shape = torch.Size([self.num_places, *own.shape[1:]])
             whole: Any = DTensor.from_local(
-                own, mesh, [Shard(0)], run_check=False, shape=shape, stride=own.stride()
+                own, mesh, [ShardOfTensor(0)], run_check=False, shape=shape, stride=own.stride()
             )
-            whole.first = rows.first  # which torch.save keeps, and torch.load gives every rank
+            whole.first = self.holding.indices.start  # which torch.save keeps, and torch.load gives every rank
             destination[prefix + name] = whole
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        state, rows = dict(state_dict), self.contents.rows
-        assert isinstance(rows, ShardedRows)
+        state, own = dict(state_dict), self.holding.indices
         for key in {prefix + name for name in _OF_PLACES} & state.keys():
-            saved, end = state[key], rows.first + len(rows.stored)
-            if getattr(saved, "first", rows.first) != rows.first:
+            saved = state[key]
+            if getattr(saved, "first", own.start) != own.start:
                 raise ValueError("the state is another rank's: save it with torch.distributed.checkpoint")
-            state[key] = saved.to_local() if hasattr(saved, "to_local") else saved[rows.first : end]
+            state[key] = saved.to_local() if hasattr(saved, "to_local") else saved[own.start : own.stop]
         super()._load_from_state_dict(state, prefix, *args)
         self._measure()

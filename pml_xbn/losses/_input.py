@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +11,7 @@ from .._tensor_checks import check_rows, plain
 from ..distributed import _ranks as ranks
 from ..memory._batch import Batch, split
 from ..memory._callers import check_caller, check_capture
-from ..memory._rows import Rows
+from ..memory._queue import Queue
 from ..pairwise._index_tensors import IndicesTuple
 from ..pairwise._recipes import can_be_sharded, recipe_to_share
 from ._memory import Memory
@@ -72,7 +70,7 @@ def _check_own_input(
 ) -> Batch:
     """Returns the batch of this process."""
     check_caller(memory, is_stored=is_stored)
-    rows = memory.queue.with_edits().rows
+    memory.queue.take_edits()
     check_queue(memory, memory.queue)
     if memory._is_sharded:
         _check_input_of_shards(memory, user_pairs)
@@ -81,95 +79,71 @@ def _check_own_input(
             "update='average' averages the rows of a sample: pass sample_ids, of every image its number in "
             "the data set, or -1"
         )
-    check_rows("embeddings", embeddings, width=rows.stored.shape[1])
+    check_rows("embeddings", embeddings, width=memory.queue.rows.shape[1])
     embeddings = plain(embeddings)
     if embeddings.dtype != torch.float64:
-        embeddings = embeddings.to(rows.dtype)
+        embeddings = embeddings.to(torch.promote_types(memory.queue.dtype, torch.float32))
     batch = split(embeddings, labels, user_pairs, mask, ids)
     if is_stored:
         check_capture(memory, embeddings.device)
-        _check_size(len(batch.refs), rows)
+        _check_size(len(batch.refs), memory.queue.num_places)
         is_stored = memory.nonfinite == "ignore" or _check_numbers(memory, embeddings, batch.ref_labels)
     memory.queue.move_to(embeddings.device)  # which may be out of memory
     return batch._replace(is_stored=is_stored)
 
 
-def _check_size(num_rows: int, rows: Rows) -> None:
-    if num_rows > rows.num_places:
+def _check_size(num_rows: int, num_places: int) -> None:
+    if num_rows > num_places:
         remedy = "pass smaller batches or build a larger memory"
-        raise ValueError(f"{num_rows} rows to enqueue do not fit memory_size={rows.num_places}: {remedy}")
-
-
-def _check_numbers(memory: Memory, embeddings: Tensor, labels: Tensor) -> bool:
-    """Returns whether the batch is to be stored, or raises. Rows out of range are marked for whitening."""
-    rows = memory.queue.contents.rows
-    numbers = _read_numbers(memory, embeddings, labels)
-    if numbers.refusals:
-        raise ValueError(numbers.refusals[0]())
-    limit = _widest_storable(rows)
-    if not _are_storable(numbers, limit):
-        if memory.nonfinite == "skip":
-            return False
-        bad_rows = (~(embeddings.detach().abs() <= limit)).any(dim=1).nonzero().flatten().tolist()
-        raise ValueError(
-            f"embeddings has NaN or inf in rows {bad_rows}, or numbers beyond {limit:.1e}: lower the "
-            "learning rate or mend the data, or pass nonfinite='skip' to leave such batches out of the memory"
-        )
-    if numbers.are_rows_out_of_range:
-        memory.queue.contents = memory.queue.contents._replace(rows=replace(rows, needs_whitening=True))
-    return True
-
-
-class _Numbers(NamedTuple):
-    """What the host has to know of a batch and of the rows."""
-
-    least: float  # of the embeddings; NaN where one of them is
-    largest: float
-    are_rows_out_of_range: bool  # so that they have to be whitened again
-    refusals: list[Callable[[], str]]  # messages of the hooks that refuse the labels
+        raise ValueError(f"{num_rows} rows to enqueue do not fit memory_size={num_places}: {remedy}")
 
 
 @torch.no_grad()
-def _read_numbers(memory: Memory, embeddings: Tensor, labels: Tensor) -> _Numbers:
-    """Returns these numbers, for all of which a GPU waits once."""
-    refusals, is_out_of_range = memory._hooks.refusals(labels), memory.queue.contents.rows.is_out_of_range()
-    extremes = embeddings.aminmax() if len(embeddings) else [embeddings.sum()] * 2
-    # The rows may still be on the device that they were loaded on.
-    is_out = embeddings.new_zeros(()) if is_out_of_range is None else is_out_of_range.to(embeddings.device)
+def _check_numbers(memory: Memory, embeddings: Tensor, labels: Tensor) -> bool:
+    """Returns whether the batch is to be stored, or raises; a GPU waits once."""
+    refusals = memory._hooks.refusals(labels)
     flags, messages = zip(*refusals, strict=True) if refusals else ((), ())
-    least, largest, is_out, *are_refused = torch.stack([*extremes, is_out, *flags]).tolist()
-    refused = [message for message, is_refused in zip(messages, are_refused, strict=True) if is_refused]
-    return _Numbers(least, largest, bool(is_out), refused)
+    extremes = embeddings.aminmax() if len(embeddings) else [embeddings.sum()] * 2
+    least, largest, *are_refused = torch.stack([*extremes, *flags]).tolist()
+    for message, is_refused in zip(messages, are_refused, strict=True):
+        if is_refused:
+            raise ValueError(message())
+    limit = largest_storable(memory.queue)
+    if -limit <= least and largest <= limit:  # which is False where there is NaN
+        return True
+    if memory.nonfinite == "skip":
+        return False
+    bad_rows = (~(embeddings.abs() <= limit)).any(dim=1).nonzero().flatten().tolist()
+    raise ValueError(
+        f"embeddings has NaN or inf in rows {bad_rows}, or numbers beyond {limit:.1e}: lower the "
+        "learning rate or mend the data, or pass nonfinite='skip' to leave such batches out of the memory"
+    )
 
 
-def _widest_storable(rows: Rows) -> float:
+def largest_storable(queue: Queue) -> float:
     """Returns the largest magnitude of a number that can be stored.
 
     Moments are computed from sums of squares, so a number has to have a square. Room for 2¹⁶ is left, as a
     single row among n may be n times as far from the mean as the standard deviation by which it is divided.
     """
-    widest_number = torch.finfo(rows.scale.dtype).max
-    return float(min(torch.finfo(rows.dtype).max, widest_number**0.5) * 2.0**-16)
-
-
-def _are_storable(numbers: _Numbers, limit: float) -> bool:
-    return -limit <= numbers.least and numbers.largest <= limit  # which is False where there is NaN
+    largest_read = torch.finfo(torch.promote_types(queue.dtype, torch.float32)).max
+    return float(min(largest_read, torch.finfo(queue.map.dtype).max ** 0.5) * 2.0**-16)
 
 
 def _check_input_on_ranks(
     memory: Memory, call: str, check_own: Callable[[], Batch], *, is_training: bool
 ) -> tuple[Batch, list[ranks.Report]]:
     """Returns the batch of a call that ranks make together. All of them raise if one does."""
-    contents, group = memory.queue.contents, memory._group
+    queue, group = memory.queue, memory._group
     batch, reports = ranks.gather_reports(
         group,
         f"{type(memory).__name__}.{call}",
         check_own,
         can_share=recipe_to_share(memory.loss, memory.miner) is not None,
-        memory_size=contents.rows.num_places,
-        num_rows=len(contents.rows),
-        queue_idx=contents.position,
-        num_calls=contents.num_calls,
+        memory_size=queue.num_places,
+        num_rows=queue.num_rows,
+        queue_idx=queue.position,
+        num_calls=queue.num_calls,
         training=is_training,
         is_grad_enabled=torch.is_grad_enabled(),
     )
@@ -177,7 +151,7 @@ def _check_input_on_ranks(
     if not (batch.is_stored or memory._is_sharded):
         return batch, []  # every rank reads its own copy of the rows
     batch = ranks.with_all_refs(group, batch, reports)
-    _check_size(len(batch.refs), contents.rows)
+    _check_size(len(batch.refs), queue.num_places)
     return batch, reports
 
 

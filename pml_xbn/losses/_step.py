@@ -1,4 +1,9 @@
-"""The acts of one call: rows are adapted, the batch is stored, and compared with the memory."""
+"""The acts of one call: rows are adapted, the batch is stored, and compared with the memory.
+
+:func:`step` is the whole of it. Nothing in it reads a number of a GPU, so that it can be traced, compiled and
+captured. What is not ours (hooks that are plain functions, losses and miners that run by PML's code, samples)
+runs in the same acts and may read what it likes.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from .._arithmetic import can_read
 from ..memory._batch import Batch
 from ..memory._placement import Placement, average_rows, placement_of
 from ..memory._queue import Contents
-from ..memory._rows import Rows
+from ..memory._rows import rows_of
 from ..pairwise._batch_loss import loss_of_batch, loss_without_pairs
 from ..pairwise._comparison import Comparison
 from ..pairwise._index_tensors import IndicesTuple, drop_own_rows, mapped
@@ -20,51 +26,106 @@ from ._memory import Memory
 from ._settings import weighted_sum
 
 
-def is_warming_up(memory: Memory) -> bool:
-    """Returns whether calls store nothing yet."""
-    return memory.queue.contents.num_calls < memory.warmup
+def step(memory: Memory, batch: Batch) -> Tensor:
+    """Returns the loss of a batch against the memory, which then holds the batch."""
+    contents = count_call(memory.queue.contents)
+    if is_warming_up(memory, contents):
+        memory.queue.hold(contents)
+        return loss_of_batch(memory.loss, memory.miner, batch)
+    contents, placement = find_indices(memory, batch, contents)
+    contents = adapt_rows(memory, batch, contents, placement)
+    contents = store_batch(memory, batch, contents, placement)
+    return compare(memory, batch, contents)
 
 
-def is_delayed(memory: Memory) -> bool:
-    """Returns whether calls store rows and do not adapt them yet."""
-    return memory.queue.contents.num_calls < memory.warmup + memory.delay
+def count_call(contents: Contents) -> Contents:
+    """Returns the contents after one more call."""
+    return contents._replace(num_calls=contents.num_calls + 1)
 
 
-def warm_up(memory: Memory, batch: Batch) -> Tensor:
-    """Counts a call of the warm-up, and returns the loss of the batch by itself."""
-    count_call(memory)
-    return loss_of_batch(memory.loss, memory.miner, batch)
+def is_warming_up(memory: Memory, contents: Contents) -> bool:
+    """Returns whether a call, which has been counted, is one of the warm-up, which stores nothing."""
+    if memory.warmup == 0:
+        return False
+    return bool(contents.num_calls <= memory.warmup)
 
 
-def count_call(memory: Memory) -> None:
-    """Counts a call that stores nothing."""
-    contents = memory.queue.contents
-    memory.queue.contents = contents._replace(num_calls=contents.num_calls + 1)
+def is_delayed(memory: Memory, contents: Contents) -> bool | Tensor:
+    """Returns whether a call, which has been counted, stores rows and does not adapt them yet."""
+    if memory.delay == 0:
+        return False
+    return contents.num_calls <= memory.warmup + memory.delay
 
 
-def adapt_rows(memory: Memory, batch: Batch) -> tuple[Contents, Placement | None]:
-    """Returns what the memory holds once its rows are adapted to the batch, and where the batch goes.
+def find_indices(memory: Memory, batch: Batch, contents: Contents) -> tuple[Contents, Placement | None]:
+    """Returns contents that are ready to be adapted, and where a batch of samples goes.
 
-    In the calls of ``delay`` the rows are as they were. Without a placement, the batch goes to the next
-    places of the queue.
+    Without a placement, the batch goes to the next indices of the queue.
     """
-    contents, placement = find_places(memory, batch)
-    contents = contents._replace(num_calls=contents.num_calls + 1)
-    if not is_delayed(memory):
-        contents = contents._replace(rows=_run_hooks(memory, batch, contents, placement))
-    return contents, placement
+    rows = contents.rows
+    if can_read(rows.stored) and not memory._is_sharded and rows.is_out_of_range():
+        # In a tensor of their own, as the step may still fail.
+        contents = contents._replace(rows=rows.standardized_(torch.zeros_like(rows.stored)))
+    if batch.ids is None or len(batch.ids) == 0:
+        return contents, None
+    return contents, placement_of(memory.queue, contents, batch.ids, batch.ref_labels)
+
+
+@torch.no_grad()
+def adapt_rows(memory: Memory, batch: Batch, contents: Contents, placement: Placement | None) -> Contents:
+    """Returns the contents with rows after all hooks, and at unit length if that is wished for.
+
+    In the calls of ``delay`` the rows are as they were.
+    """
+    hooks, is_waiting = memory._hooks, is_delayed(memory, contents)
+    if is_waiting is True:
+        return contents
+    adapts = None if batch.is_finite is None and is_waiting is False else _adapts(batch.is_finite, is_waiting)
+    refs = batch.refs.detach().to(contents.rows.dtype)
+    hooks.returning = () if placement is None else (placement.stored_at, placement.returning)
+    allow_nonfinite = memory.nonfinite == "ignore"
+    rows = hooks.adapt(
+        contents, refs, batch.ref_labels, memory.queue.undo, adapts=adapts, allow_nonfinite=allow_nonfinite
+    )
+    hooks.returning = None
+    if memory.normalize_memory:
+        rows = rows_of(normalize(rows.read(refs.dtype)), rows, len(rows.stored), rows.stored.dtype)
+    return contents._replace(rows=rows)
+
+
+def _adapts(is_finite: Tensor | None, is_waiting: bool | Tensor) -> Tensor | None:
+    """Returns whether rows are to be adapted, where the host does not know it."""
+    if isinstance(is_waiting, Tensor):
+        return ~is_waiting if is_finite is None else is_finite & ~is_waiting
+    return is_finite
 
 
 @torch.no_grad()
 def store_batch(memory: Memory, batch: Batch, contents: Contents, placement: Placement | None) -> Contents:
-    """Gives the memory these contents with the batch among them, and returns what it then holds."""
+    """Returns the contents with the batch among them, and gives them to the memory."""
+    queue, rows = memory.queue, batch.refs.detach().to(contents.rows.dtype)
     if placement is None:
-        rows, labels = batch.refs.to(contents.rows.dtype), batch.ref_labels
-        contents = contents.put(contents.next_places(len(rows)), rows, labels, None, len(rows))
+        indices = queue.next_indices(contents, len(rows))
+        contents = queue.store(
+            contents, indices, rows, batch.ref_labels, None, len(rows), batch.is_finite
+        )
     else:
-        contents = _put_samples(memory, batch, contents, placement)
-    memory.queue.hold(contents)
+        contents = _store_samples(memory, batch, contents, placement, rows)
+    queue.hold(contents)
     return contents
+
+
+def _store_samples(
+    memory: Memory, batch: Batch, contents: Contents, placement: Placement, rows: Tensor
+) -> Contents:
+    """Returns the contents with a batch of samples, whose rows take the places of their samples."""
+    assert batch.ids is not None  # as it has a placement
+    if memory.update == "average":
+        rows = average_rows(rows, contents.rows, placement, memory.update_momentum)
+    kept, indices = placement.kept, placement.places
+    labels, ids = batch.ref_labels[kept], batch.ids[kept]
+    contents = memory.queue.store(contents, indices[kept], rows[kept], labels, ids, placement.num_queued)
+    return contents._replace(newest=indices)
 
 
 def compare(memory: Memory, batch: Batch, contents: Contents | None) -> Tensor:
@@ -80,7 +141,7 @@ def compare(memory: Memory, batch: Batch, contents: Contents | None) -> Tensor:
 
 def comparison(memory: Memory, batch: Batch, contents: Contents | None) -> Comparison | None:
     """Returns the anchors against the rows of these contents; None where there is nothing to compare."""
-    if contents is None or len(batch.anchors) == 0 or len(contents.rows) == 0:
+    if contents is None or len(batch.anchors) == 0 or contents.rows.is_empty:
         return None
     own_rows = user_pairs = None
     if contents.newest is not None and batch.own is not None:
@@ -104,11 +165,11 @@ def _pairs_with_rows(batch: Batch, own_rows: Tensor) -> IndicesTuple | None:
 def read_contents(memory: Memory, batch: Batch) -> Contents | None:
     """Returns what the memory holds, for a call that stores nothing; None while the memory warms up."""
     contents = memory.queue.contents
-    if is_warming_up(memory):
+    if is_warming_up(memory, count_call(contents)):
         return None
     if batch.user_pairs is not None:
         return _with_batch_behind(contents, batch)
-    if len(contents.rows) == 0:
+    if contents.rows.is_empty:
         _warn_of_empty(memory)
     return contents._replace(newest=None)  # of this batch no row is stored
 
@@ -118,7 +179,7 @@ def _with_batch_behind(contents: Contents, batch: Batch) -> Contents:
     size, labels = contents.rows.num_rows_here, torch.cat([contents.row_labels, batch.ref_labels])
     values = torch.cat([contents.rows.read(batch.refs.dtype), batch.refs.detach()])
     newest = torch.arange(size, len(labels), device=labels.device)
-    rows = Rows.of(values, len(values), values.dtype)
+    rows = rows_of(values, contents.rows, len(values), values.dtype)
     return contents._replace(rows=rows, labels=labels, newest=newest)
 
 
@@ -132,41 +193,3 @@ def _warn_of_empty(memory: Memory) -> None:
         "stored: the loss is 0. Call fill_memory(embeddings, labels) or make a training step first",
         stacklevel=2,
     )
-
-
-def find_places(memory: Memory, batch: Batch) -> tuple[Contents, Placement | None]:
-    """Returns what the memory holds, ready to be adapted, and the places of the batch if it is of samples."""
-    contents = memory.queue.contents
-    if contents.rows.needs_whitening:
-        # In a tensor of their own, as the step may still fail.
-        new = torch.zeros_like(contents.rows.stored)
-        contents = contents._replace(rows=contents.rows.whitened(new))
-    if batch.ids is None or len(batch.ids) == 0:
-        return contents, None
-    return contents, placement_of(contents, batch.ids, batch.ref_labels)
-
-
-@torch.no_grad()
-def _run_hooks(memory: Memory, batch: Batch, contents: Contents, placement: Placement | None) -> Rows:
-    """Returns the rows after all hooks, and at unit length if that is wished for."""
-    hooks, rows = memory._hooks, batch.refs.detach().to(contents.rows.dtype)
-    hooks.returning = () if placement is None else (placement.stored_at, placement.returning)
-    allow_nonfinite = memory.nonfinite == "ignore"
-    adapted = hooks.adapt(contents, rows, batch.ref_labels, allow_nonfinite=allow_nonfinite)
-    if memory.normalize_memory:
-        unit_rows = normalize(adapted.read(rows.dtype))
-        adapted = Rows.of(unit_rows, adapted.num_places, adapted.stored.dtype)
-    hooks.returning = None
-    return adapted
-
-
-def _put_samples(memory: Memory, batch: Batch, contents: Contents, placement: Placement) -> Contents:
-    """Returns the contents with a batch of samples, whose rows take the places of their samples."""
-    assert batch.ids is not None  # as it has a placement
-    rows = batch.refs.to(contents.rows.dtype)
-    if memory.update == "average":
-        rows = average_rows(rows, contents.rows, placement, memory.update_momentum)
-    kept, places = placement.kept, placement.places
-    labels, ids = batch.ref_labels[kept], batch.ids[kept]
-    contents = contents.put(places[kept], rows[kept], labels, ids, placement.num_queued)
-    return contents._replace(newest=places)

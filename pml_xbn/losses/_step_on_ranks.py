@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,7 +24,8 @@ from ._step import (
     compare,
     comparison,
     count_call,
-    find_places,
+    find_indices,
+    is_delayed,
     is_warming_up,
     read_contents,
     store_batch,
@@ -37,7 +37,8 @@ def loss_on_ranks(memory: Memory, batch: Batch, reports: list[ranks.Report]) -> 
     recipe = recipe_of(memory.loss)
     if recipe is not None and memory._is_sharded:
         return _loss_sharded(memory, batch, reports, recipe)
-    if recipe is not None and not is_warming_up(memory) and all(report.can_share for report in reports):
+    is_warm = not is_warming_up(memory, count_call(memory.queue.contents))
+    if recipe is not None and is_warm and all(report.can_share for report in reports):
         return _loss_gathered(memory, batch, reports, recipe)
     whole = ranks.with_all_anchors(memory._group, batch, reports)
     with ranks.Exchange(memory._group):
@@ -48,13 +49,13 @@ def loss_on_ranks(memory: Memory, batch: Batch, reports: list[ranks.Report]) -> 
 
 def fill_on_ranks(memory: Memory, batch: Batch) -> None:
     """Stores the batch of all ranks on all, or on none."""
-    before = _begin(memory)
 
     def fill(has_failed: bool) -> None:
         if has_failed:
-            _take_part(memory, batch, before, is_fill=True)
+            _take_part(memory, batch, is_fill=True)
         else:
-            store_batch(memory, batch, *find_places(memory, batch))
+            contents, placement = find_indices(memory, batch, memory.queue.contents)
+            store_batch(memory, batch, contents, placement)
 
     _, error = memory._group.attempt(fill)
     with ranks.Exchange(memory._group):
@@ -85,14 +86,14 @@ def _loss_gathered(memory: Memory, batch: Batch, reports: list[ranks.Report], re
 
 def _loss_sharded(memory: Memory, batch: Batch, reports: list[ranks.Report], recipe: Recipe) -> Tensor:
     """Returns the loss of all anchors against rows that are spread; nothing is sent in the backward pass."""
-    group, before = memory._group, _begin(memory)
+    group = memory._group
     whole = ranks.with_all_anchors(group, batch, reports)
     detached = whole._replace(anchors=whole.anchors.detach().requires_grad_(torch.is_grad_enabled()))
 
     def compute(has_failed: bool) -> tuple[Tensor | None, list[Tensor], Tensor | None]:
         """Returns the loss against the rows, its gradients, and the loss of the batch alone, if any."""
         if has_failed:
-            contents = _take_part(memory, batch, before)
+            contents = _take_part(memory, batch)
         else:
             contents = (_adapt_and_store if batch.is_stored else read_contents)(memory, batch)
         compared, value, of_batch = comparison(memory, detached, contents), None, None
@@ -123,49 +124,42 @@ def _loss_sharded(memory: Memory, batch: Batch, reports: list[ranks.Report], rec
 
 def _adapt_and_store(memory: Memory, batch: Batch) -> Contents | None:
     """Returns what the memory holds once the batch is stored in it; None while it warms up."""
-    if is_warming_up(memory):
-        count_call(memory)
+    contents = count_call(memory.queue.contents)
+    if is_warming_up(memory, contents):
+        memory.queue.hold(contents)
         return None
-    return store_batch(memory, batch, *adapt_rows(memory, batch))
+    contents, placement = find_indices(memory, batch, contents)
+    contents = adapt_rows(memory, batch, contents, placement)
+    return store_batch(memory, batch, contents, placement)
 
 
-def _begin(memory: Memory) -> Contents:
-    """Returns what the memory holds, without anything that one rank may have computed and another not.
-
-    A step that failed on one of them may have left it: the sums over all ranks, which are cached. A copy of
-    the rows has forgotten them.
-    """
-    contents = memory.queue.contents
-    memory.queue.contents = contents._replace(rows=replace(contents.rows))
-    return memory.queue.contents
-
-
-def _take_part(memory: Memory, batch: Batch, before: Contents, *, is_fill: bool = False) -> Contents | None:
+def _take_part(memory: Memory, batch: Batch, *, is_fill: bool = False) -> Contents | None:
     """Returns what ``_adapt_and_store`` or ``read_contents`` does on a rank without rows, and stores nothing.
 
     It computes what ranks compute together, in the same order, and runs as little else as it can: a rank that
     has failed calls it.
     """
-    before_rows: Any = before.rows
+    memory.queue.undo_()
+    before = memory.queue.contents
+    rows: Any = before.rows
     if not memory._is_sharded:
         return before
     contents = before._replace(
-        rows=before_rows.without_rows(), labels=before.labels[:0], ids=before.ids[:0], newest=None
+        rows=rows.without_rows(), labels=before.labels[:0], ids=before.ids[:0], newest=None
     )
     if not batch.is_stored:
         return contents
-    if before.num_calls < memory.warmup and not is_fill:
-        return None
-    if contents.rows.needs_whitening:  # whose moments are those of all
-        contents.rows.moments()
-        contents = contents._replace(rows=replace(contents.rows))
+    if not is_fill:
+        contents = count_call(contents)
+        if is_warming_up(memory, contents):
+            return None
     num_queued = len(batch.refs)
     if batch.ids is not None and num_queued > 0:
-        num_queued = placement_of(contents, batch.ids, batch.ref_labels).num_queued
-    if before.num_calls >= memory.warmup + memory.delay and not is_fill:
-        rows = batch.refs.detach().to(contents.rows.dtype)
+        num_queued = placement_of(memory.queue, contents, batch.ids, batch.ref_labels).num_queued
+    if not (is_fill or is_delayed(memory, contents)):
+        refs = batch.refs.detach().to(contents.rows.dtype)
         with torch.no_grad():
-            contents = contents._replace(rows=memory._hooks.take_part(contents, rows, batch.ref_labels))
-    count = min(len(contents.rows) + num_queued, contents.rows.num_places)
-    newest = torch.zeros_like(batch.ref_labels)  # places of other ranks
-    return contents._replace(rows=replace(contents.rows, count=count), newest=newest)
+            contents = contents._replace(rows=memory._hooks.take_part(contents, refs, batch.ref_labels))
+    num_rows = min(int(contents.rows.num_rows) + num_queued, memory.queue.num_places)
+    newest = torch.zeros_like(batch.ref_labels)  # indices of other ranks
+    return contents._replace(rows=contents.rows.counted(num_rows, 0), newest=newest)

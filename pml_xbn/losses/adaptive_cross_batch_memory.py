@@ -28,7 +28,7 @@ from ..pairwise._index_tensors import IndicesTuple
 from ..pairwise._miners import Miner
 from ._input import check_input, check_sharded
 from ._settings import check_setting
-from ._step import adapt_rows, compare, find_places, is_warming_up, read_contents, store_batch, warm_up
+from ._step import compare, find_indices, read_contents, step, store_batch
 from ._step_on_ranks import fill_on_ranks, loss_on_ranks
 
 if TYPE_CHECKING:
@@ -210,11 +210,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
                 with transaction(self.queue, self._hooks):  # which undoes the step if anything in it raises
                     if reports:
                         return loss_on_ranks(self, batch, reports)
-                    if is_warming_up(self):
-                        return warm_up(self, batch)
-                    adapted, placement = adapt_rows(self, batch)
-                    contents = store_batch(self, batch, adapted, placement)
-                    return compare(self, batch, contents)
+                    return step(self, batch)
 
     def fill_memory(self, embeddings: Tensor, labels: Tensor, sample_ids: Tensor | None = None) -> None:
         """Stores rows without computing a loss or adapting what is there.
@@ -231,7 +227,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
                     if reports:
                         fill_on_ranks(self, batch)
                     else:
-                        contents, placement = find_places(self, batch)
+                        contents, placement = find_indices(self, batch, self.queue.contents)
                         store_batch(self, batch, contents, placement)
 
     def add_to_memory(self, embeddings: Tensor, labels: Tensor, batch_size: int) -> None:
@@ -273,10 +269,10 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
     def reset_queue(self) -> None:
         """Empties the memory. Calls stay counted and adapters keep their estimates."""
-        kind = partial(ShardedQueue, group=self._group) if self._is_sharded else Queue
-        before = self.queue.contents if hasattr(self, "queue") else None
-        if before is not None and self.queue.is_in_transaction:
+        before = self.queue if hasattr(self, "queue") else None
+        if before is not None and before.is_in_transaction:
             raise RuntimeError("reset_queue within a step: call it when the step is over")
+        kind = partial(ShardedQueue, group=self._group) if self._is_sharded else Queue
         self.queue = kind(self.memory_size, self.embedding_size, self.memory_dtype, before)
 
     @property
@@ -310,7 +306,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     @property
     def label_memory(self) -> Tensor:
         """Labels of the rows, ``(memory_size,)`` int64."""
-        return self.queue.contents.labels
+        return self.queue.labels
 
     @label_memory.setter
     def label_memory(self, labels: Tensor) -> None:
@@ -319,17 +315,17 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     @property
     def id_memory(self) -> Tensor:
         """Samples of the rows, ``(memory_size,)`` int64; -1 where a row is of none. A copy."""
-        return self.queue.contents.ids.clone()
+        return self.queue.ids.clone()
 
     @property
     def num_rows(self) -> int:
         """Number of occupied rows."""
-        return len(self.queue.contents.rows)
+        return self.queue.num_rows
 
     @property
     def num_calls(self) -> int:
         """Number of calls in training that were stored or warmed up."""
-        return self.queue.contents.num_calls
+        return self.queue.num_calls
 
     @property
     def has_been_filled(self) -> bool:
@@ -339,12 +335,12 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     @property
     def queue_idx(self) -> int:
         """Place of the next row."""
-        return self.queue.contents.position
+        return self.queue.position
 
     @property
     def curr_batch_idx(self) -> Tensor | None:
         """Places of the rows stored last, ``(b,)``; None before the first."""
-        return self.queue.contents.newest
+        return self.queue.newest
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Loads a state as ``torch.nn.Module.load_state_dict`` does; a refused one leaves all as it was."""

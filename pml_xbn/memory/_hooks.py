@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from .._arithmetic import can_read
 from ..adapters.base_adapter import BaseAdapter, Refusal
+from ._adapt import adapt, settle_, take_part, tensors_of
 from ._queue import Contents, Queue
-from ._rows import Rows
+from ._rows import Rows, Undo, rows_of
 
 _PREFIX = "memory_hook_"
 
@@ -69,34 +71,49 @@ class MemoryHooks:
                 refusals.append(refusal)
         return refusals
 
+    @property
+    def adapters(self) -> list[BaseAdapter]:
+        """The adapters among the hooks, in order."""
+        return [hook for hook in self._hooks.values() if isinstance(hook, BaseAdapter)]
+
+    @property
+    def are_adapters(self) -> bool:
+        """Whether no hook is a plain function or module, which gets rows and gives rows."""
+        return len(self.adapters) == len(self._hooks)
+
     def adapt(
-        self, contents: Contents, batch: Tensor, batch_labels: Tensor, *, allow_nonfinite: bool
+        self,
+        contents: Contents,
+        batch: Tensor,
+        batch_labels: Tensor,
+        undo: Undo,
+        *,
+        adapts: Tensor | None = None,
+        allow_nonfinite: bool,
     ) -> Rows:
         """Returns the rows after all hooks, each of which gets those that the one before it left."""
         rows, labels = contents.rows, contents.row_labels
         for hook in tuple(self._hooks.values()):  # one may remove itself
             if isinstance(hook, BaseAdapter):
-                # Below two rows there are no moments, so nobody adapts them. They need no whitening then.
-                before = rows.measured() if len(rows) > 1 and len(batch) > 1 else rows
-                after = hook.adapt(before, labels, batch, batch_labels)
-                if after is not before:
+                before = rows
+                rows = adapt(hook, rows, labels, batch, batch_labels, undo, adapts)
+                if allow_nonfinite and rows is not before:
                     # A row of NaN leaves its dimensions as they are.
-                    rows = after.where_finite(before) if allow_nonfinite else after
+                    rows = rows.replaced(affine=rows.affine.where_finite(before.affine))
                 continue
             values = rows.read(batch.dtype)
             # Copies, so that a hook that writes to its input and then fails cannot harm the memory.
             new_values = hook(values, labels.clone(), batch.clone(), batch_labels.clone())
             if new_values is not None:
                 new_values = _check_values(new_values, values, hook, allow_nonfinite)
-                rows = Rows.of(new_values, len(rows.stored), rows.stored.dtype)
+                rows = rows_of(new_values, rows, len(rows.stored), rows.stored.dtype)
         return rows
 
     def take_part(self, contents: Contents, batch: Tensor, batch_labels: Tensor) -> Rows:
         """Takes part in the sums over ranks that adapters compute, and adapts nothing. Returns the rows."""
         rows, labels = contents.rows, contents.row_labels
-        for hook in tuple(self._hooks.values()):
-            if isinstance(hook, BaseAdapter):
-                rows = hook.take_part(rows.measured(), labels, batch, batch_labels)
+        for adapter in self.adapters:
+            rows = take_part(adapter, rows, labels, batch, batch_labels)
         return rows
 
     def state(self) -> Callable[[], None]:
@@ -121,7 +138,7 @@ class MemoryHooks:
 
 @contextmanager
 def transaction(queue: Queue, hooks: MemoryHooks) -> Iterator[None]:
-    """Undoes a step if the block raises. At its end, whitens the rows if the step ended a turn.
+    """Undoes a step if the block raises, and otherwise makes it the memory's state.
 
     A block within another does neither: the outer one does.
     """
@@ -130,22 +147,21 @@ def transaction(queue: Queue, hooks: MemoryHooks) -> Iterator[None]:
             raise RuntimeError("a memory hook changes its own memory: return other rows instead")
         yield
         return
-    before, restore_hooks = queue.with_edits(), hooks.state()
+    queue.take_edits()
+    restore_hooks = hooks.state()
+    held = [] if can_read(queue.numbers) else [x for adapter in hooks.adapters for x in tensors_of(adapter)]
     queue.is_in_transaction = True
     try:
         yield
-        rows = queue.contents.rows
-        if rows.needs_whitening:
-            rows = rows.whitened(rows.stored)
-        rows.overwritten.clear()
-        queue.hold(queue.contents._replace(rows=rows))
+        queue.standardize_()
     except BaseException:
-        before.rows.undo()
-        queue.hold(before)
+        queue.undo_()
         restore_hooks()
         raise
     finally:
         queue.is_in_transaction, hooks.returning = False, None
+    queue.commit_()
+    settle_(held)
 
 
 def _check_values(new_rows: Tensor, rows: Tensor, hook: MemoryHook, allow_nonfinite: bool) -> Tensor:

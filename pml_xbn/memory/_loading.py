@@ -18,7 +18,9 @@ from ._queue import Queue
 @contextmanager
 def all_or_nothing(module: nn.Module, *parts: tuple[Queue, MemoryHooks]) -> Iterator[None]:
     """Gives a module what it held, and queues and hooks within it, if loading a state raises."""
-    contents = [(queue, queue.with_edits(), hooks.state()) for queue, hooks in parts]
+    for queue, _ in parts:
+        queue.take_edits()
+    contents = [(queue, vars(queue).copy(), hooks.state()) for queue, hooks in parts]
     # A state is copied into parameters and buffers, or with assign=True takes their place.
     named: list[tuple[MutableMapping[str, Any], dict[str, Any]]] = [
         (own, dict(own)) for part in module.modules() for own in (part._parameters, part._buffers)
@@ -29,7 +31,7 @@ def all_or_nothing(module: nn.Module, *parts: tuple[Queue, MemoryHooks]) -> Iter
         yield
     except BaseException:
         for queue, held, restore_hooks in contents:
-            queue.hold(held)
+            vars(queue).update(held)  # what is loaded takes the place of tensors, and is not written into them
             restore_hooks()
         for own, old_names in named:
             own.update(old_names)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from .._number_checks import check_one_of
-from ._queue import Contents
+from ._queue import Contents, Queue
 from ._rows import Rows
 
 
@@ -40,7 +40,7 @@ class Placement(NamedTuple):
     stored_at: Tensor  # where these samples are stored before the step, (r,)
 
 
-def placement_of(contents: Contents, ids: Tensor, labels: Tensor) -> Placement:
+def placement_of(queue: Queue, contents: Contents, ids: Tensor, labels: Tensor) -> Placement:
     """Returns the places of a batch of these samples ``(b,)``, not empty; a negative one is of no sample."""
     numbers = torch.arange(len(ids), device=ids.device)
     samples, sample_of = ids.unique(return_inverse=True)
@@ -52,8 +52,8 @@ def placement_of(contents: Contents, ids: Tensor, labels: Tensor) -> Placement:
             f"sample_ids names samples in rows {rows} of the batch that have another label further behind: "
             "give every sample one label, or every view of it an id of its own"
         )
-    stored_at = contents.rows.global_places(_places(contents.ids, samples)[sample_of])
-    num_places, is_stored, kept = contents.rows.num_places, stored_at >= 0, last == numbers
+    stored_at = queue.holding.global_indices(_places(contents.ids, samples)[sample_of])
+    num_places, is_stored, kept = queue.num_places, stored_at >= 0, last == numbers
     # How far each stored sample is from the head of the queue, nearest first. The first is queued too if the
     # new rows reach it, the second if these and the first do, and so on to the first that is not reached.
     distance = (stored_at - contents.position) % num_places
@@ -62,7 +62,7 @@ def placement_of(contents: Contents, ids: Tensor, labels: Tensor) -> Placement:
     reach = torch.arange(num_new, num_new + len(nearest), device=ids.device)
     num_queued = num_new + int((nearest < reach).cumprod(dim=0).sum())
     places = stored_at.clone()
-    places[kept & (~is_stored | (distance < num_queued))] = contents.next_places(num_queued)
+    places[kept & (~is_stored | (distance < num_queued))] = queue.next_indices(contents, num_queued)
     stored, returning = (flags.nonzero().squeeze(1) for flags in (kept, kept & is_stored))
     return Placement(places[last], stored, num_queued, returning, stored_at[returning])
 

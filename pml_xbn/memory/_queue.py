@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from .._arithmetic import at_least_float32
+from .._arithmetic import at_least_float32, can_read, is_traced, widest
 from .._tensor_checks import INTEGERS
-from ._rows import Rows, sums_of
+from ..adapters.affine import Affine
+from ._rows import Holding, Rows, Undo, rows_of, sums_of
 
-SUMS_OF_A_SHARD = 2  # in a state, where sums are over the rows of one rank, and have to be measured anew
+# What `numbers` says of the sums: they are not kept, or of all rows, or of those of one rank, so that they have
+# to be measured anew where a state is loaded on other ranks.
+NO_SUMS, SUMS, SUMS_OF_A_SHARD = 0, 1, 2
 
 
 class Contents(NamedTuple):
-    """What a memory holds; every step makes new ones."""
+    """What a memory holds at one moment of a step: tensors of its size are the memory's own, others are new."""
 
     rows: Rows
     labels: Tensor  # (M,), int64
     ids: Tensor  # samples of the rows, (M,) int64, -1 where there is none
-    newest: Tensor | None = None  # places of the rows stored last, (b,)
-    num_calls: int = 0
-    position: int = 0  # place of the next row
-    num_replaced: int = 0  # rows that took the place of their sample's old row, since the last turn ended
+    num_calls: int | Tensor
+    position: int | Tensor  # where the next row goes; as all numbers, 0-d where the host cannot read it
+    num_replaced: int | Tensor  # rows that took the place of their sample's old row, since the last wrap-around
+    newest: Tensor | None = None  # indices of the rows stored last, (b,)
+    wraps_around: bool = False  # whether the queue has gone round once with this step
+    stored_last: tuple[Tensor, Tensor] | None = None  # indices here and rows of the batch, as it came
 
     @property
     def row_labels(self) -> Tensor:
@@ -34,147 +38,342 @@ class Contents(NamedTuple):
         num_rows = self.rows.num_rows_here
         return self.labels if num_rows == len(self.labels) else self.labels[:num_rows]
 
-    def next_places(self, num_rows: int) -> Tensor:
-        """Returns the next places of the queue, at most M."""
-        end = self.position + num_rows
-        places = torch.arange(self.position, end, device=self.labels.device)
-        return places if end <= self.rows.num_places else places % self.rows.num_places
-
-    def put(
-        self, places: Tensor, rows: Tensor, labels: Tensor, ids: Tensor | None, num_queued: int
-    ) -> Contents:
-        """Returns the contents with rows ``(k, d)`` in their places, of which some are the queue's next."""
-        size, end = self.rows.num_places, self.position + num_queued
-        num_replaced = self.num_replaced + len(rows) - num_queued
-        ends_turn = max(end, num_replaced) >= size
-        new_rows = self.rows.put(places, rows, max(len(self.rows), min(end, size)), ends_turn)
-        own_places, labels = self.rows.own_part(places, labels)
-        if ids is None:
-            ids = self.ids.index_fill(0, own_places, -1)
-        else:
-            ids = self.ids.index_copy(0, *self.rows.own_part(places, ids))
-        labels = self.labels.index_copy(0, own_places, labels)
-        num_replaced = num_replaced if num_replaced < size else 0
-        return Contents(new_rows, labels, ids, places, self.num_calls, end % size, num_replaced)
-
-    def state(self) -> dict[str, Tensor]:
-        """Returns tensors of fixed shape that hold everything."""
-        rows = self.rows
-        sums = rows.sums or (torch.zeros_like(rows.scale), torch.zeros_like(rows.scale))
-        numbers = [self.num_calls, len(rows), self.position, rows.sums is not None, self.num_replaced]
-        return {
-            "rows": rows.stored,
-            "labels": self.labels,
-            "ids": self.ids,
-            "map": torch.stack([rows.scale, rows.shift]),
-            "sums": torch.stack(sums),
-            "numbers": torch.tensor(numbers),
-        }
-
-    def restored(self, state: dict[str, Tensor], dtype: torch.dtype) -> Contents:
-        """Returns the contents that have this state, stored in a dtype, in the places of these."""
-        num_calls, count, position, has_sums, num_replaced = state["numbers"].tolist()
-        (scale, shift), sums = state["map"], tuple(state["sums"]) if has_sums else None
-        rows = replace(self.rows, stored=state["rows"], count=count, scale=scale, shift=shift, sums=sums)
-        rows = replace(rows, needs_whitening=False, overwritten=[])
-        if has_sums == SUMS_OF_A_SHARD:
-            rows = replace(rows, sums=sums_of(rows.stored[: rows.num_rows_here]))
-        if rows.stored.dtype != dtype:  # which rounds otherwise, and has another range
-            rows = rows.in_dtype(dtype)
-        labels, ids = state["labels"].long(), state["ids"].long()
-        return Contents(rows, labels, ids, None, num_calls, position, num_replaced)
-
 
 class Queue(nn.Module):
-    """Holds the contents of a memory, reads and writes their state, and moves them between devices."""
+    """Holds the state of a memory as tensors that stay where they are, and reads and writes its checkpoints.
 
-    contents: Contents  # replaced by every step
+    They are no buffers of the module: those of a model are sent to all ranks by ``DistributedDataParallel``, and
+    cast by ``half()``.
+
+    Attributes:
+        rows: stored rows u, ``(M, d)``.
+        labels: ``(M,)`` int64.
+        ids: samples of the rows, ``(M,)`` int64.
+        map: the scale and the shift from u to the rows as they are now, ``(2, d)`` float64.
+        sums: over u and over u², ``(2, d)`` float64.
+        numbers: calls, occupied rows, position, whether there are sums, and replaced rows, ``(5,)`` int64.
+    """
+
+    rows: Tensor
+    labels: Tensor
+    ids: Tensor
+    map: Tensor
+    sums: Tensor
+    numbers: Tensor
     kind = Rows
     is_in_transaction = False
+    needs_standardizing = False  # at the end of the next step
 
     def __init__(
-        self, memory_size: int, embedding_size: int, dtype: torch.dtype, before: Contents | None = None
+        self,
+        memory_size: int,
+        embedding_size: int,
+        dtype: torch.dtype,
+        before: Queue | None = None,
+        holding: Holding | None = None,
     ) -> None:
         super().__init__()
-        self.dtype = dtype
+        self.dtype, self.num_places, self.holding = dtype, memory_size, holding or Holding()
+        self._pending: Contents | None = None  # of a step that is not over
+        self.undo = Undo()
         # What `read` last returned, and torch's count of writes to it then: a user may write into it.
         self._read: tuple[Tensor, int] | None = None
+        self._newest: Tensor | None = None
+        # The host's knowledge: whether there are sums or ids, and how many rows there are at most.
         device, num_calls = (None, 0) if before is None else (before.labels.device, before.num_calls)
-        self.contents = self._empty(memory_size, embedding_size, device)._replace(num_calls=num_calls)
+        self._take(self._empty(embedding_size, device))
+        self.numbers[0] = num_calls
 
-    def _empty(self, memory_size: int, embedding_size: int, device: torch.device | None) -> Contents:
+    def _empty(self, embedding_size: int, device: torch.device | None) -> dict[str, Tensor]:
+        """Returns the state of a memory without rows."""
         with torch.inference_mode(False):
-            rows = self.kind.empty(memory_size, embedding_size, self.dtype, device)
-            labels = torch.zeros(len(rows.stored), dtype=torch.int64, device=device)
-            return Contents(rows, labels, labels - 1)
+            size = self._num_stored()
+            rows = torch.zeros(size, embedding_size, dtype=self.dtype, device=device)
+            labels = torch.zeros(size, dtype=torch.int64, device=device)
+            sums = widest(rows.new_zeros(2, embedding_size))
+            affine = torch.stack([sums[0] + 1, sums[1]])
+            state = {"rows": rows, "labels": labels, "ids": labels - 1, "map": affine, "sums": sums}
+            return {**state, "numbers": labels.new_zeros(5)}
+
+    def _num_stored(self) -> int:
+        """Returns how many places this process holds."""
+        return self.num_places
+
+    # Numbers of the host.
+
+    @property
+    def num_calls(self) -> int:
+        return int(self._number(0))
+
+    @property
+    def num_rows(self) -> int:
+        return int(self._number(1))
+
+    @property
+    def position(self) -> int:
+        return int(self._number(2))
+
+    def _number(self, which: int) -> int | Tensor:
+        if self.numbers.is_meta:
+            return 0
+        if self._pending is None:
+            return self.numbers[which]
+        return (self._pending.num_calls, self._pending.rows.num_rows, self._pending.position)[which]
+
+    @property
+    def newest(self) -> Tensor | None:
+        """Indices of the rows stored last, ``(b,)``; None before the first."""
+        return self._newest if self._pending is None else self._pending.newest
+
+    # A step.
+
+    @property
+    def contents(self) -> Contents:
+        """What the memory holds, with what the running step has made of it."""
+        if self._pending is not None:
+            return self._pending
+        num_calls: int | Tensor
+        if can_read(self.numbers):
+            num_calls, num_rows, position, _, num_replaced = self.numbers.tolist()
+            num_rows_here = self.holding.num_rows_here(num_rows)
+        else:
+            num_calls, num_rows, position, _, num_replaced = self.numbers.unbind()
+            num_rows_here = len(self.rows) if is_traced() else min(self._most_rows, len(self.rows))
+        affine = Affine(*self.map.unbind())
+        sums = self.sums if self.is_measured else None
+        rows = self.kind(self.rows, affine, sums, num_rows, num_rows_here, self.holding)
+        return Contents(rows, self.labels, self.ids, num_calls, position, num_replaced, self._newest)
+
+    def hold(self, contents: Contents) -> None:
+        """Takes what a step has made so far. It is the memory's state once the step is over."""
+        self._pending = contents
+
+    def next_indices(self, contents: Contents, num_rows: int) -> Tensor:
+        """Returns the next indices of the queue, at most M, ``(num_rows,)``."""
+        position = contents.position
+        if isinstance(position, Tensor):
+            return (torch.arange(num_rows, device=self.labels.device) + position) % self.num_places
+        end = position + num_rows
+        indices = torch.arange(position, end, device=self.labels.device)
+        return indices if end <= self.num_places else indices % self.num_places
+
+    def store(
+        self,
+        contents: Contents,
+        indices: Tensor,
+        rows: Tensor,
+        labels: Tensor,
+        ids: Tensor | None,
+        num_queued: int,
+        is_stored: Tensor | None = None,
+    ) -> Contents:
+        """Writes rows in place, and returns the contents with them; a step that fails takes them back.
+
+        Args:
+            contents: what the memory holds.
+            indices: where the rows go, ``(k,)``.
+            rows: as they are now, ``(k, d)``.
+            labels: ``(k,)``.
+            ids: the rows' samples, ``(k,)``; None: they are of none.
+            num_queued: how many of the indices are the queue's next.
+            is_stored: whether they are stored at all, a 0-d bool tensor; None: they are.
+        """
+        undo, size, before = self.undo, self.num_places, contents.rows.ready_for(rows)
+        num_rows, end = _at_most(before.num_rows + num_queued, size), contents.position + num_queued
+        num_replaced = contents.num_replaced + len(rows) - num_queued
+        own, rows, labels = self.holding.own_part(indices, rows, labels)
+        after = before.written_(own, before.to_store(rows), undo, is_stored)
+        if is_stored is not None:
+            labels = torch.where(is_stored, labels, self.labels.index_select(0, own))
+            num_rows = torch.where(is_stored, num_rows, before.num_rows)
+            end = torch.where(is_stored, end, contents.position)
+            affine = (torch.where(is_stored, x, y) for x, y in zip(after.affine, contents.rows.affine, strict=True))
+            after = after.replaced(affine=Affine(*affine))
+        undo.write_(self.labels, own, labels)
+        if ids is not None:
+            self._has_ids = True
+            undo.write_(self.ids, *self.holding.own_part(indices, ids))
+        elif self._has_ids:
+            undo.write_(self.ids, own, torch.full_like(own, -1))
+        if isinstance(num_rows, int):
+            here = self.holding.num_rows_here(num_rows)
+        else:
+            here = len(self.rows) if is_traced() else min(before.num_rows_here + num_queued, len(self.rows))
+        wraps_around = False
+        if isinstance(end, int) and isinstance(num_replaced, int):
+            wraps_around = max(end, num_replaced) >= size
+            num_replaced = num_replaced if num_replaced < size else 0
+        return contents._replace(
+            rows=after.counted(num_rows, here),
+            position=end % size,
+            num_replaced=num_replaced,
+            newest=indices,
+            wraps_around=contents.wraps_around or wraps_around,
+            stored_last=(own, rows),
+        )
+
+    def standardize_(self) -> None:
+        """Stores rows anew, in place, after a step that was the first to measure them, or ended a wrap-around."""
+        contents = self._pending
+        if contents is None or contents.rows.sums is None or not can_read(self.numbers):
+            return
+        rows, is_first = contents.rows, not self.is_measured and int(self.numbers[1]) > 0
+        has_drifted = contents.wraps_around and bool(rows.have_drifted())
+        if rows.has_two and (is_first or has_drifted or self.needs_standardizing):
+            rows = rows.standardized_(rows.stored)
+            if is_first and contents.stored_last is not None:
+                # It was stored in the coordinates of rows as they came, in which it may have lost digits.
+                indices, batch = contents.stored_last
+                rows = rows.written_(indices, rows.to_store(batch), self.undo)
+            self._pending = contents._replace(rows=rows)
+        self.needs_standardizing = False
+
+    def undo_(self) -> None:
+        """Takes back what a step has written."""
+        self.undo.undo_()
+        self._pending = None
+
+    def commit_(self) -> None:
+        """Makes what the step has made the memory's state."""
+        self.undo.clear()
+        contents, self._pending = self._pending, None
+        if contents is None:
+            return
+        try:
+            self._write(contents)
+        except BaseException:  # an interrupt half way: nothing is to be half written
+            self._write(contents)
+            raise
+
+    def _write(self, contents: Contents) -> None:
+        with torch.no_grad():
+            rows, numbers = contents.rows, [contents.num_calls, contents.rows.num_rows, contents.position]
+            if rows.stored is not self.rows:
+                self.rows.copy_(rows.stored)
+            self.map.copy_(torch.stack(tuple(rows.affine)))
+            if rows.sums is not None:
+                self.sums.copy_(rows.sums)
+            numbers += [SUMS if rows.sums is not None else NO_SUMS, contents.num_replaced]
+            if any(isinstance(number, Tensor) for number in numbers):
+                device = self.numbers.device
+                numbers = [torch.as_tensor(number, device=device) for number in numbers]
+                self.numbers.copy_(torch.stack(numbers))
+            else:
+                self.numbers.copy_(torch.tensor(numbers))
+        self.is_measured, self._most_rows = rows.sums is not None, rows.num_rows_here
+        self._newest, self._read = contents.newest, None
+
+    # What users read and assign.
 
     def read(self) -> Tensor:
         """Returns the rows as they are now, ``(M, d)``, with zeros behind them."""
-        rows = self.with_edits().rows
+        self.take_edits()
         if self._read is None:
+            rows = self.contents.rows
             with torch.inference_mode(False), torch.no_grad():
                 values = at_least_float32(torch.zeros_like(rows.stored))
                 values[: rows.num_rows_here] = rows.read(values.dtype)
+                if (is_row := rows.is_row) is not None:
+                    values[: rows.num_rows_here] *= is_row.unsqueeze(1)
             self._read = values, values._version
         return self._read[0]
 
-    def with_edits(self) -> Contents:
-        """Returns the contents, with what the user has written into the tensor that `read` returned."""
+    def take_edits(self) -> None:
+        """Takes what the user has written into the tensor that `read` returned."""
         if self._read is not None and self._read[0]._version != self._read[1]:
             values = self._read[0]
             self.assign(values)
-            self._read = values, values._version  # the user's tensor goes on to count
-        return self.contents
+            self._read = values, values._version  # further writes count too
 
     def assign(self, values: Tensor) -> None:
-        """Gives the queue other rows ``(M, d)``, of which as many count as before."""
-        rows, shape = self.contents.rows, self.contents.rows.stored.shape
-        if values.shape != shape:
-            raise ValueError(f"embedding_memory of shape {tuple(values.shape)}: assign {tuple(shape)}")
+        """Replaces the rows by ``values`` ``(M, d)``; the occupied count stays."""
+        if values.shape != self.rows.shape:
+            shape = tuple(self.rows.shape)
+            raise ValueError(f"embedding_memory of shape {tuple(values.shape)}: assign {shape}")
         with torch.inference_mode(False), torch.no_grad():
-            values = values[: len(rows)].detach().to(rows.stored.device)
-            self.hold(self.contents._replace(rows=Rows.of(values, len(rows.stored), self.dtype)))
+            contents = self.contents
+            num_rows = self.num_rows
+            values = values[:num_rows].detach().to(self.rows.device)
+            self.hold(contents._replace(rows=rows_of(values, contents.rows, len(self.rows), self.dtype)))
+            self.commit_()
 
     def assign_labels(self, labels: Tensor) -> None:
-        """Gives the rows other labels ``(M,)``."""
-        own = self.contents.labels
-        if labels.shape != own.shape:
-            raise ValueError(f"label_memory of shape {tuple(labels.shape)}: assign {tuple(own.shape)}")
-        self.contents = self.contents._replace(labels=labels.to(own))
+        """Replaces the labels ``(M,)``."""
+        if labels.shape != self.labels.shape:
+            shape = tuple(self.labels.shape)
+            raise ValueError(f"label_memory of shape {tuple(labels.shape)}: assign {shape}")
+        self.labels = labels.to(self.labels, copy=True)
 
-    def hold(self, contents: Contents) -> None:
-        """Takes contents. From here on, writing into a tensor that `read` has returned has no effect."""
-        self.contents, self._read = contents, None
+    # Devices, checkpoints and copies.
 
     def move_to(self, device: torch.device) -> None:
-        """Moves the contents to a device, and out of ``inference_mode``, so that a step can use them."""
-        stored = self.with_edits().rows.stored
-        if stored.device != device or stored.is_inference():
-            self._load(self.contents.state(), device)
+        """Moves the state to a device, and out of ``inference_mode``, so that a step can use it."""
+        self.take_edits()
+        if self.rows.device != device or self.rows.is_inference():
+            self._load(self.state(), device)
         self._read = None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any) -> Queue:
         """Goes with the module to its device. The rows keep their dtype: ``half()`` is for the model."""
-        device = fn(self.contents.labels.new_empty(0, dtype=torch.float32)).device
-        if device != self.contents.labels.device:  # else a copy would take as much again
-            self._load(self.with_edits().state(), device)
+        device = fn(self.labels.new_empty(0, dtype=torch.float32)).device
+        if device != self.labels.device:  # else a copy would take as much again
+            self.take_edits()
+            self._load(self.state(), device)
         return self
+
+    def state(self) -> dict[str, Tensor]:
+        """Returns tensors of fixed shape that hold everything."""
+        return {name: getattr(self, name) for name in _STATE}
 
     def _load(self, state: dict[str, Tensor], device: torch.device) -> None:
         """Takes a copy of a state to the device; the device "meta" holds none."""
         if "meta" in (device.type, state["rows"].device.type):
-            rows = self.contents.rows
-            self.hold(self._empty(rows.num_places, rows.stored.shape[1], device))
+            self._take(self._empty(self.rows.shape[1], device))
             return
-        with torch.inference_mode(False):
+        with torch.inference_mode(False), torch.no_grad():
             if device.type == "mps":  # which knows no float64
                 state |= {name: state[name].float() for name in ("map", "sums")}
             state = {name: values.to(device, copy=True) for name, values in state.items()}
-            self.hold(self.contents.restored(state, self.dtype))
+            state |= {name: state[name].long() for name in ("labels", "ids", "numbers")}
+            if state["rows"].dtype != self.dtype:  # which rounds otherwise, and has another range
+                state = self._in_own_dtype(state)
+            self._take(state)
+
+    def _take(self, state: dict[str, Tensor]) -> None:
+        """Takes the tensors of a state."""
+        for name, values in state.items():
+            setattr(self, name, values)
+        self._pending = self._read = self._newest = None
+        self.is_measured = self._has_ids = False
+        self._most_rows = 0
+        if self.numbers.device.type != "meta":
+            self._has_ids = bool((self.ids >= 0).any())
+            _, num_rows, _, has_sums, _ = self.numbers.tolist()
+            self.is_measured = has_sums != NO_SUMS
+            self._most_rows = self.holding.num_rows_here(num_rows)
+            if has_sums == SUMS_OF_A_SHARD:
+                self.sums.copy_(sums_of(self.rows[: self._most_rows]))
+                self.numbers[3] = SUMS
+
+    def _in_own_dtype(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Returns a state whose rows are stored in another dtype, in that of this memory."""
+        num_calls, num_rows, position, has_sums, num_replaced = state["numbers"].tolist()
+        affine, here = Affine(*state["map"].unbind()), self.holding.num_rows_here(num_rows)
+        sums = state["sums"] if has_sums else None
+        rows = self.kind(state["rows"], affine, sums, num_rows, here, self.holding)
+        rows = self._stored_anew(rows)
+        numbers = [num_calls, num_rows, position, SUMS if rows.sums is not None else NO_SUMS, num_replaced]
+        sums = torch.zeros_like(state["sums"]) if rows.sums is None else rows.sums
+        new = {"rows": rows.stored, "map": torch.stack(tuple(rows.affine)), "sums": sums}
+        return state | new | {"numbers": state["numbers"].new_tensor(numbers)}
+
+    def _stored_anew(self, rows: Rows) -> Rows:
+        """Returns rows that are stored in another dtype in that of this memory."""
+        return rows_of(rows.read(rows.dtype), rows, len(rows.stored), self.dtype)
 
     def _check(self, state: dict[str, Any]) -> None:
         """Refuses a state of another shape, or one whose numbers no memory of this size can have."""
-        for name, own in self.contents.state().items():
+        for name, own in self.state().items():
             if state[name].shape != own.shape:
                 raise ValueError(
                     f"the checkpoint's {name!r} have shape {tuple(state[name].shape)}, not {tuple(own.shape)}"
@@ -186,59 +385,58 @@ class Queue(nn.Module):
                 )
         if state["numbers"].device.type == "meta":
             return
-        size = self.contents.rows.num_places
+        size = self.num_places
         num_calls, count, position, has_sums, num_replaced = state["numbers"].tolist()
         is_possible = 0 <= count <= size and 0 <= position < size and 0 <= num_replaced < size
-        if not (is_possible and num_calls >= 0 and has_sums in (0, 1, SUMS_OF_A_SHARD)):
+        if not (is_possible and num_calls >= 0 and has_sums in (NO_SUMS, SUMS, SUMS_OF_A_SHARD)):
             raise ValueError(
                 f"the checkpoint counts {count} rows, {num_calls} calls and {num_replaced} replaced rows, "
                 f"with row {position} to be the next, of a memory of {size} rows: it is damaged, load another"
             )
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        for name, values in self.with_edits().state().items():
+        self.take_edits()
+        for name, values in self.state().items():
             destination[prefix + name] = values.clone()  # which stays what it is when the run goes on
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         _, is_strict, missing, unexpected, *_ = args
-        names = self.contents.state().keys()
         if is_strict:
             others = (key for key in state_dict if key.startswith(prefix))
-            unexpected += [key for key in others if key.removeprefix(prefix) not in names]
-        state = {name: state_dict[prefix + name] for name in names if prefix + name in state_dict}
-        missing += [prefix + name for name in names if name not in state]
-        if len(state) == len(names):
+            unexpected += [key for key in others if key.removeprefix(prefix) not in _STATE]
+        state = {name: state_dict[prefix + name] for name in _STATE if prefix + name in state_dict}
+        missing += [prefix + name for name in _STATE if name not in state]
+        if len(state) == len(_STATE):
             self._check(state)
-            own, given = self.contents.labels.device, state["labels"].device
+            own, given = self.labels.device, state["labels"].device
             self._load(state, given if own.type == "meta" else own)
 
-    def __getattr__(self, name: str) -> Any:
-        """Finds what is in the state, as torch.distributed.checkpoint looks for it."""
-        contents = self.__dict__.get("contents")
-        state = {} if contents is None or name.startswith("_") else contents.state()
-        return state[name] if name in state else super().__getattr__(name)
-
     def __getstate__(self) -> dict[str, Any]:
-        self.with_edits()
+        self.take_edits()
         return {**self.__dict__, "_read": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Takes a copy of rows that lie in memory shared with the process that has sent them.
+        """Takes a copy of tensors that lie in memory shared with the process that has sent them.
 
         A step writes to them in place, and the other process would find them among its own.
         """
         super().__setstate__(state)
-        rows = self.contents.rows
-        if rows.stored.is_shared():
-            own = replace(rows, stored=rows.stored.clone(), overwritten=[])
-            self.contents = self.contents._replace(rows=own)
+        for name, values in self.state().items():
+            if values.is_shared():
+                setattr(self, name, values.clone())
+
+
+_STATE = ("rows", "labels", "ids", "map", "sums", "numbers")
+
+
+def _at_most(value: int | Tensor, most: int) -> int | Tensor:
+    return value.clamp(max=most) if isinstance(value, Tensor) else min(value, most)
 
 
 def prepare_state(state: dict[str, Any], prefix: str, memory: nn.Module, queue: Queue) -> None:
     """Refuses a state of a memory of another size, and turns one of PML's ``CrossBatchMemory`` into ours."""
     rows, labels = (state.pop(prefix + name, None) for name in ("embedding_memory", "label_memory"))
-    own = queue.contents.rows
-    own_size = own.num_places, own.stored.shape[1]
+    own_size = queue.num_places, queue.rows.shape[1]
     saved_rows = state.get(prefix + "queue.rows") if rows is None else rows
     for axis, name in enumerate(("memory_size", "embedding_size")):
         if saved_rows is not None and saved_rows.shape[axis] != own_size[axis]:
@@ -257,9 +455,18 @@ def prepare_state(state: dict[str, Any], prefix: str, memory: nn.Module, queue: 
         "0, so warmup and delay start over",
         stacklevel=2,
     )
-    stored = Rows.of(rows[:num_rows], len(rows), queue.dtype)
-    contents = Contents(stored, labels, torch.full_like(labels, -1), position=position)
-    state.update({f"{prefix}queue.{name}": values for name, values in contents.state().items()})
+    stored = rows_of(rows[:num_rows], queue.contents.rows, len(rows), queue.dtype)
+    has_sums = stored.sums is not None
+    numbers = [0, num_rows, position, SUMS if has_sums else NO_SUMS, 0]
+    found = {
+        "rows": stored.stored,
+        "labels": labels,
+        "ids": torch.full_like(labels, -1),
+        "map": torch.stack(tuple(stored.affine)),
+        "sums": stored.sums if stored.sums is not None else torch.zeros_like(torch.stack(tuple(stored.affine))),
+        "numbers": torch.tensor(numbers),
+    }
+    state.update({f"{prefix}queue.{name}": values for name, values in found.items()})
     # What PML's class has no counterpart for stays as it is.
     for key, value in memory.state_dict(prefix=prefix).items():
         if not key.startswith((prefix + "loss.", prefix + "miner.")):

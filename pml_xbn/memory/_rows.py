@@ -1,119 +1,161 @@
-"""Rows that are stored where they rarely move, with one map from there to where they are now."""
+"""The rows of a memory: stored once, and read through one scale and shift per dimension."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from .._arithmetic import rows_at_a_time, slices, widest
+from .._arithmetic import can_read, is_traced, rows_at_a_time, slices, widest
 from ..adapters.affine import Affine
-from ..adapters.moments import Moments, moments
+from ..adapters.moments import GroupMoments, Moments, moments
 
-# Rows are whitened again where stored ones have a larger root mean square: float16 ends at 65504, and
-# moments lose digits. They also are where the scale of the map has shrunk to this least one: different rows
-# to come would be stored as the same numbers.
-_LARGEST_RMS = 4.0
+# Stored rows are standardized again where their root mean square is larger: float16 ends at 65504, and moments
+# lose digits. They also are where the scale has shrunk to this least one: different incoming rows would be
+# stored as the same numbers.
+LARGEST_RMS = 4.0
 _LEAST_SCALE = 2.0**-48
 # A shorter vector is one of zeros, as torch.nn.functional.normalize has it.
 _SMALLEST_LENGTH = 1e-12
-# A smaller spread of stored rows, which are of the order of one, is one of rounding.
+# A smaller spread of stored rows, which are of the order of one, is rounding error.
 _LEAST_SPREAD = 2.0**-23
-# A row is zero once its length is at most that many roundings of the shift: it was rounded when it was
+# A row is zero once its length is at most that many rounding errors of the shift: it was rounded when it was
 # stored and when it was stored anew, and is rounded as it is read, by half a unit each.
 _ROUNDINGS_OF_ZERO = 2.0
-# In float16 rows to come fit where the scale is at least this share of the root mean square of all rows.
-_LEAST_SHARE_OF_FLOAT16 = 2.0**-8
+# In float16 incoming rows fit where the scale is at least this fraction of the root mean square of all rows.
+_LEAST_FRACTION_OF_FLOAT16 = 2.0**-8
 
-Self = TypeVar("Self", bound="Rows")
+Value = TypeVar("Value")
 
 
-@dataclass(frozen=True, eq=False)
+class Holding:
+    """Says which of the memory's rows this process holds: here all of them."""
+
+    def num_rows_here(self, num_rows: int) -> int:
+        """Returns how many of the occupied rows are stored here."""
+        return num_rows
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Returns the sum over the processes that share the memory."""
+        return values
+
+    def own_part(self, indices: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
+        """Returns those of the indices ``(k,)`` that are held here, as counted here, and their values."""
+        return indices, *values
+
+    def global_indices(self, indices: Tensor) -> Tensor:
+        """Returns indices ``(k,)`` as all processes count them, found on any of them; -1 where on none."""
+        return indices
+
+
+class Overwritten(NamedTuple):
+    """What was in a tensor before a step wrote to it."""
+
+    values: Tensor
+    indices: Tensor
+    before: Tensor
+
+
+class Undo(list[Overwritten]):
+    """What a step has overwritten in place, so that a step that fails can be undone."""
+
+    def write_(self, values: Tensor, indices: Tensor, new: Tensor) -> Tensor:
+        """Writes ``new`` ``(k, ...)`` at the indices ``(k,)``; returns what was there."""
+        before = values.index_select(0, indices)
+        self.append(Overwritten(values, indices, before))
+        values.index_copy_(0, indices, new)
+        return before
+
+    def undo_(self) -> None:
+        """Writes back what was there."""
+        while self:
+            values, indices, before = self.pop()
+            values.index_copy_(0, indices, before)
+
+
 class Rows:
-    r"""The rows of a memory, :math:`\hat z = a \circ u + b` of stored rows u with one map (a, b).
+    r"""The rows of a memory as they are now, :math:`\hat z = a \circ u + b` of the stored rows u.
 
-    A map of all rows composes with (a, b) and touches no row. Moments follow from sums over u and u². Where
-    these are not kept, a = 1 and b = 0: rows are stored as they are until somebody measures them.
+    A map of all rows composes with (a, b) and rewrites no row. The moments of the rows follow from those of u,
+    which are kept as sums over u and u². Without sums a = 1 and b = 0: rows are stored as they came.
 
-    Maps are composed and inverted in float64, because the inverse of a scale may be as large as 2⁴⁸. So are
-    the numbers that are written, and rounded once: rows that are stored, rows that are whitened, and rows
-    that the map of their group moves. Rows are read in float32 or better: a ∘ u + b is then off by roundings
-    of its own terms and no more.
+    Maps are composed and inverted in float64, because the inverse of a scale may be as large as 2⁴⁸. So are the
+    numbers that are written, and rounded once: rows that are stored, rows that are standardized, and rows that
+    the map of their group moves. Rows are read in float32 or better: a ∘ u + b is then off by the rounding of
+    its own terms.
+
+    Attributes:
+        stored: u, ``(M, d)``; zeros where there is no row.
+        affine: a and b, ``(d,)`` each, float64; a is never zero.
+        sums: over u and over u², ``(2, d)`` float64; None until something has measured the rows.
+        num_rows: n, how many rows are occupied, on all ranks together; the first ones. A 0-d tensor where the
+            host cannot read it without waiting.
+        num_rows_here: how many of the first rows may be occupied here; a number of the host.
+        holding: which of the rows this process holds.
     """
 
-    stored: Tensor  # u, (M, d); zeros where there is no row
-    count: int  # n, how many of the M places hold a row: the first ones
-    scale: Tensor  # a, (d,) float64, never zero
-    shift: Tensor  # b, (d,) float64
-    num_places: int  # M; as n, on all ranks together
-    dtype: torch.dtype  # in which rows are read, float32 or float64
-    sums: tuple[Tensor, ...] | None = None  # over u and over u², (d,) each, float64
-    # Whether u is to be written anew with mean 0 and σ 1. `find_places` does it before a step whose rows are
-    # out of range, and `transaction` after a step that ended a turn.
-    needs_whitening: bool = False
-    # Tensors that were written to in place, where, and what was there before, so that a failed step can be
-    # undone.
-    overwritten: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
-    _maps: dict[torch.dtype, Affine] = field(default_factory=dict, init=False)
-    _least_lengths: dict[torch.dtype, Tensor | float] = field(default_factory=dict, init=False)
+    def __init__(
+        self,
+        stored: Tensor,
+        affine: Affine,
+        sums: Tensor | None,
+        num_rows: int | Tensor,
+        num_rows_here: int,
+        holding: Holding,
+    ) -> None:
+        self.stored, self.affine, self.sums = stored, affine, sums
+        self.num_rows, self.num_rows_here, self.holding = num_rows, num_rows_here, holding
+        self._rounded_affine: dict[torch.dtype, Affine] = {}
+        self._total_sums: Tensor | None = None
 
-    @classmethod
-    def empty(
-        cls, num_places: int, embedding_size: int, dtype: torch.dtype, device: torch.device | None = None
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype in which rows are read, float32 or float64."""
+        return torch.promote_types(self.stored.dtype, torch.float32)
+
+    @property
+    def has_two(self) -> bool | Tensor:
+        """Whether there are two rows, and so moments."""
+        return self.num_rows > 1
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no row for certain, on any rank."""
+        return self.num_rows_here == 0 if isinstance(self.num_rows, Tensor) else self.num_rows == 0
+
+    @property
+    def is_row(self) -> Tensor | None:
+        """Which of the first ``num_rows_here`` rows are occupied, ``(n,)`` bool; None where all are."""
+        if not isinstance(self.num_rows, Tensor):
+            return None
+        return torch.arange(self.num_rows_here, device=self.stored.device) < self.num_rows
+
+    def replaced(
+        self, *, affine: Affine | None = None, sums: Tensor | None = None, stored: Tensor | None = None
     ) -> Rows:
-        """Returns places without a row yet."""
-        stored = torch.zeros(num_places, embedding_size, dtype=dtype, device=device)
-        zeros = widest(stored.new_zeros(embedding_size))
-        return cls(stored, 0, zeros + 1, zeros, num_places, torch.promote_types(dtype, torch.float32))
+        """Returns rows with another map, other sums or other stored rows."""
+        return type(self)(
+            self.stored if stored is None else stored,
+            self.affine if affine is None else affine,
+            self.sums if sums is None else sums,
+            self.num_rows,
+            self.num_rows_here,
+            self.holding,
+        )
 
-    @classmethod
-    def of(cls, values: Tensor, num_places: int, dtype: torch.dtype) -> Rows:
-        """Returns rows ``(n, d)``, stored as they are, in half precision whitened."""
-        rows = Rows.empty(num_places, values.shape[1], dtype, values.device)._ready_for(values)
-        for part in slices(len(values), rows_at_a_time(values)):
-            rows.stored[part] = rows._to_store(values[part]).to(dtype)
-        sums = None if rows.sums is None else sums_of(rows.stored[: len(values)])
-        return replace(rows, count=len(values), sums=sums)
+    def counted(self, num_rows: int | Tensor, num_rows_here: int) -> Rows:
+        """Returns the rows, of which so many are occupied."""
+        return type(self)(self.stored, self.affine, self.sums, num_rows, num_rows_here, self.holding)
 
-    def in_dtype(self, dtype: torch.dtype) -> Rows:
-        """Returns these rows, stored in another dtype."""
-        return Rows.of(self.read(self.dtype), len(self.stored), dtype)
+    # Reading.
 
-    def __len__(self) -> int:
-        """Returns how many rows the memory holds, on all ranks together."""
-        return self.count
-
-    @property
-    def num_rows_here(self) -> int:
-        """How many of them this process stores; all of them, where rows are not spread over ranks."""
-        return self.count
-
-    def over_ranks(self, sums: Tensor) -> Tensor:
-        """Returns the sums over the rows of all ranks, given those over the rows here."""
-        return sums
-
-    @property
-    def totals(self) -> tuple[Tensor, ...]:
-        """Sums over the stored rows of all ranks, measured."""
-        assert self.sums is not None
-        return self.sums
-
-    def own_part(self, places: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns which of these places ``(k,)`` are stored here, and the values of these."""
-        return places, values
-
-    def global_places(self, places: Tensor) -> Tensor:
-        """Returns places ``(k,)`` as all ranks count them, found on any of them; -1 where on none."""
-        return places
-
-    def _map(self, dtype: torch.dtype) -> Affine:
-        """Returns the map from stored rows to rows as they are now."""
-        if dtype not in self._maps:  # both passes of a loss ask for it
-            self._maps[dtype] = Affine(self.scale.to(dtype), self.shift.to(dtype))
-        return self._maps[dtype]
+    def _affine_in(self, dtype: torch.dtype) -> Affine:
+        if dtype not in self._rounded_affine:  # both passes of a loss ask for it
+            self._rounded_affine[dtype] = Affine(self.affine.scale.to(dtype), self.affine.shift.to(dtype))
+        return self._rounded_affine[dtype]
 
     def least_length(self, dtype: torch.dtype) -> Tensor | float:
         """Returns the length up to which a row that is read in this dtype is one of zeros.
@@ -123,14 +165,12 @@ class Rows:
         """
         if self.sums is None:  # rows are as they came
             return _SMALLEST_LENGTH
-        if dtype not in self._least_lengths:
-            eps = max(torch.finfo(self.stored.dtype).eps, torch.finfo(dtype).eps)
-            length = torch.linalg.vector_norm(self.shift).mul_(_ROUNDINGS_OF_ZERO * eps)
-            self._least_lengths[dtype] = length.clamp_min_(_SMALLEST_LENGTH).to(dtype)
-        return self._least_lengths[dtype]
+        eps = max(torch.finfo(self.stored.dtype).eps, torch.finfo(dtype).eps)
+        length = torch.linalg.vector_norm(self.affine.shift).mul_(_ROUNDINGS_OF_ZERO * eps)
+        return length.clamp_min_(_SMALLEST_LENGTH).to(dtype)
 
-    def _without_rounding(self, rows: Tensor) -> Tensor:
-        """Returns rows ``(k, d)`` that were read, in place, of which those of rounding alone are zero."""
+    def zero_rounding_(self, rows: Tensor) -> Tensor:
+        """Zeroes, in place, rows ``(k, d)`` that are only rounding error."""
         if self.sums is None:
             return rows
         lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
@@ -138,183 +178,226 @@ class Rows:
 
     def parts(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
         """Yields the rows as they are now, in order; the tensor of a part may be overwritten by the next."""
-        scale, shift = self._map(dtype)
+        scale, shift = self._affine_in(dtype)
         is_read_as_stored = self.sums is None and self.stored.dtype == dtype
-        room = self.stored if is_read_as_stored else self._room(dtype)
+        buffer = self.stored if is_read_as_stored else self._buffer(dtype)
         for part in slices(self.num_rows_here, rows_at_a_time(self.stored)):
-            rows = self._in_dtype_of(room, part)
+            rows = self._read_part(buffer, part)
             if self.sums is not None:
-                rows = torch.addcmul(shift, rows, scale, out=room[: len(rows)])
+                rows = torch.addcmul(shift, rows, scale, out=buffer[: len(rows)])
             yield part, rows
 
-    def _room(self, dtype: torch.dtype) -> Tensor:
+    def _buffer(self, dtype: torch.dtype) -> Tensor:
         """Returns a tensor to read parts of the rows into, one after the other."""
         num_rows = min(self.num_rows_here, rows_at_a_time(self.stored))
         return self.stored.new_empty(num_rows, self.stored.shape[1], dtype=dtype)
 
-    def _in_dtype_of(self, room: Tensor, part: slice) -> Tensor:
-        """Returns a part of the rows as they are stored, in ``room`` if that is of another dtype."""
+    def _read_part(self, buffer: Tensor, part: slice) -> Tensor:
+        """Returns a part of the rows as they are stored, in ``buffer`` if that is of another dtype."""
         rows = self.stored[part]
-        return rows if rows.dtype == room.dtype else room[: len(rows)].copy_(rows)
+        return rows if rows.dtype == buffer.dtype else buffer[: len(rows)].copy_(rows)
 
     def read(self, dtype: torch.dtype) -> Tensor:
         """Returns all rows as they are now, ``(n, d)``, in a tensor of their own."""
         rows = self.stored.new_empty(self.num_rows_here, self.stored.shape[1], dtype=dtype)
         for part, values in self.parts(dtype):
-            rows[part] = self._without_rounding(values)
+            rows[part] = self.zero_rounding_(values)
         return rows
 
-    def at(self, places: Tensor) -> Tensor:
-        """Returns the rows at these places ``(k,)`` as they are now, ``(k, d)``."""
-        return self._without_rounding(self._map(self.dtype).map(self.stored[places].to(self.dtype)))
+    def at(self, indices: Tensor) -> Tensor:
+        """Returns the rows at these indices ``(k,)`` as they are now, ``(k, d)``."""
+        return self.zero_rounding_(self._affine_in(self.dtype).map(self.stored[indices].to(self.dtype)))
 
     def weighted_sum(self, weights: Tensor, row_factors: Tensor | None = None) -> Tensor:
         """Returns ``(a, d)``, the sum over j of ``weights[:, j]`` times ``row_factors[j]`` times row j."""
         dtype = weights.dtype
-        room = self.stored if self.stored.dtype == dtype else self._room(dtype)
+        buffer = self.stored if self.stored.dtype == dtype else self._buffer(dtype)
         if self.num_rows_here <= rows_at_a_time(self.stored):
             weights = weights if row_factors is None else weights * row_factors
-            total = weights @ self._in_dtype_of(room, slice(0, self.num_rows_here))
+            total = weights @ self._read_part(buffer, slice(0, self.num_rows_here))
             weight_sums = weights.sum(dim=1, keepdim=True)
         else:  # a part at a time, as a copy of the weights may not fit
             total = weights.new_zeros(len(weights), self.stored.shape[1])
             weight_sums = weights.new_zeros(len(weights), 1)
             for part in slices(self.num_rows_here, rows_at_a_time(self.stored)):
                 own = weights[:, part] if row_factors is None else weights[:, part] * row_factors[part]
-                total.addmm_(own, self._in_dtype_of(room, part))
+                total.addmm_(own, self._read_part(buffer, part))
                 weight_sums += own.sum(dim=1, keepdim=True)
         # The sum of a ∘ u + b is a ∘ (the sum of u) + b: no row has to be mapped for it.
-        scale, shift = self._map(dtype)
+        scale, shift = self._affine_in(dtype)
         return (total * scale).addcmul_(weight_sums, shift)
 
-    def measured(self: Self) -> Self:
-        """Returns these rows with their sums, stored whitened.
+    # Measuring.
 
-        Rows to come are stored under the map of these. If these had stayed as they came, with a mean of many
-        spreads, those would lose digits.
-        """
-        if self.sums is not None:
-            return self
-        rows = replace(self, sums=sums_of(self.stored[: self.num_rows_here]))
-        return rows.whitened(torch.zeros_like(self.stored))
+    def measured(self) -> Rows:
+        """Returns the rows with their sums."""
+        return self if self.sums is not None else self.replaced(sums=sums_of(self.stored[: self.num_rows_here]))
 
-    def moments(self, sums: tuple[Tensor, ...] | None = None, count: Tensor | int = 0) -> Moments:
-        """Returns the moments of all rows as they are now, or of groups, given their sums ``(g, d)``."""
-        (first, second), count = (self.totals, len(self)) if sums is None else (sums, count)
-        mean = first / count
-        squares = torch.addcmul(second, first, mean, value=-1)
+    def total_sums(self) -> Tensor:
+        """Returns the sums over u and u² of all ranks, ``(2, d)``; rows have been measured."""
+        assert self.sums is not None
+        if self._total_sums is None:  # ranks send each other theirs once
+            self._total_sums = self.holding.sum(self.sums)
+        return self._total_sums
+
+    def moments(self) -> Moments:
+        """Returns the moments of the rows as they are now, ``(d,)`` each, in float64."""
+        return self._moments(self.total_sums(), self.num_rows)
+
+    def _moments(self, sums: Tensor, count: Tensor | int) -> Moments:
+        """Returns moments as they are now, given sums over u and u², ``(2, d)`` or of groups ``(2, g, d)``."""
+        mean, square = (sums / count).unbind()
+        variance = torch.addcmul(square, mean, mean, value=-1)
         # What rounding makes of equal rows, and of the sums, is no spread.
         rounding = 8 * max(torch.finfo(self.stored.dtype).eps, 1e-8)
-        squares *= torch.sub(squares, second, alpha=rounding**2) > count * _LEAST_SPREAD**2
-        std = squares.div_(count - 1).sqrt_().mul_(self.scale.abs())
-        return Moments(torch.addcmul(self.shift, mean, self.scale), std)
+        variance *= torch.sub(variance, square, alpha=rounding**2) > _LEAST_SPREAD**2
+        std = variance.mul_(_unbiased(count)).sqrt_().mul_(self.affine.scale.abs())
+        return Moments(torch.addcmul(self.affine.shift, mean, self.affine.scale), std)
 
-    def adapted(self: Self, affine: Affine) -> Self:
-        """Returns the rows after a map of all of them."""
-        scale, shift = self.scale * affine.scale, torch.addcmul(affine.shift, self.shift, affine.scale)
-        return replace(self, scale=scale.masked_fill_(scale.abs() < _LEAST_SCALE, _LEAST_SCALE), shift=shift)
-
-    def where_finite(self: Self, before: Rows) -> Self:
-        """Returns these rows, in dimensions in which their map holds NaN or inf with that of ``before``."""
-        scale, shift = Affine(self.scale, self.shift).where_finite(Affine(before.scale, before.shift))
-        return replace(self, scale=scale, shift=shift)
-
-    def group_moments(self, slots: Tensor, num_groups: int) -> tuple[Tensor, Moments]:
-        """Returns counts ``(g, 1)`` and moments ``(g, d)`` of the rows of every slot ``(n,)`` below g."""
-        count = slots.new_zeros(num_groups + 1).index_add_(0, slots, torch.ones_like(slots)).unsqueeze(1)
+    def group_moments(self, group_ids: Tensor, num_groups: int) -> GroupMoments:
+        """Returns counts and moments of the rows of every group; ids ``(n,)`` of ``num_groups`` are of none."""
+        ones = torch.ones_like(group_ids)
+        count = group_ids.new_zeros(num_groups + 1).index_add_(0, group_ids, ones).unsqueeze(1)
         sums = widest(self.stored.new_zeros(2, num_groups + 1, self.stored.shape[1]))
         first, second = sums
-        for places, part_slots in self._grouped(slots, num_groups):
-            wide = widest(self.stored[places])
-            first.index_add_(0, part_slots, wide)
-            second.index_add_(0, part_slots, wide.square_())
-        count = self.over_ranks(count)[:-1]
-        sums = self.over_ranks(sums).narrow(1, 0, num_groups)
-        return count, self.moments((sums[0], sums[1]), count.clamp(min=2))
+        for indices, ids in self._rows_of_groups(group_ids, num_groups):
+            wide = widest(self.stored[indices])
+            first.index_add_(0, ids, wide)
+            second.index_add_(0, ids, wide.square_())
+        count = self.holding.sum(count)[:-1]
+        sums = self.holding.sum(sums).narrow(1, 0, num_groups)
+        return GroupMoments(count, self._moments(sums, count.clamp(min=2)))
 
-    def adapted_in_groups(self: Self, maps: Affine, slots: Tensor, other_map: Affine) -> Self:
-        """Returns the rows after the maps of their slots ``(n,)``, of which the last is the other map."""
-        scale, shift = maps.after(Affine(self.scale, self.shift))
-        after = self.adapted(other_map)
+    # Adapting.
+
+    def mapped(self, affine: Affine) -> Rows:
+        """Returns the rows after a map of all of them."""
+        scale = self.affine.scale * affine.scale
+        shift = torch.addcmul(affine.shift, self.affine.shift, affine.scale)
+        scale = scale.masked_fill_(scale.abs() < _LEAST_SCALE, _LEAST_SCALE)
+        return self.replaced(affine=Affine(scale, shift))
+
+    def mapped_in_groups_(self, maps: Affine, group_ids: Tensor, other_map: Affine, undo: Undo) -> Rows:
+        """Returns the rows after the maps of their groups, which are written in place.
+
+        Args:
+            maps: ``(g + 1, d)`` each, the last of rows of no group.
+            group_ids: ``(n,)``, from 0 to g.
+            other_map: the last one, ``(d,)`` each.
+            undo: records what is overwritten.
+        """
+        scale, shift = maps.after(self.affine)
+        rows = self.mapped(other_map)
         # From stored rows by the map of their group, and back from where all are read.
-        scale, shift = scale / after.scale, (shift - after.shift) / after.scale
+        scale, shift = scale / rows.affine.scale, (shift - rows.affine.shift) / rows.affine.scale
         is_spoilt = ~torch.isfinite(scale + shift)
         scale, shift = scale.masked_fill_(is_spoilt, 1.0), shift.masked_fill_(is_spoilt, 0.0)
-        for places, part_slots in self._grouped(slots, len(scale) - 1):
-            stored = torch.addcmul(shift[part_slots], widest(self.stored[places]), scale[part_slots])
-            after = after._written(places, stored)
-        return after
+        for indices, ids in self._rows_of_groups(group_ids, len(scale) - 1):
+            u = torch.addcmul(shift[ids], widest(self.stored[indices]), scale[ids])
+            rows = rows.written_(indices, u, undo)
+        return rows
 
-    def _grouped(self, slots: Tensor, num_groups: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields places and slots of the rows of groups; of all rows where to find those takes longer.
+    def _rows_of_groups(self, group_ids: Tensor, num_groups: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields indices and group ids of the rows of groups; of all rows where to find those takes longer.
 
         To find them the host waits for a GPU. That is worth it once all are more than a part: on an H200 a
         step of a million rows took 20 ms instead of 87.
         """
         at_a_time = rows_at_a_time(self.stored, 8)
-        if slots.device.type == "cpu" or len(slots) > at_a_time:
-            places = (slots < num_groups).nonzero().squeeze(1)
-            slots = slots[places]
+        if can_read(group_ids) or (len(group_ids) > at_a_time and not is_traced()):
+            indices = (group_ids < num_groups).nonzero().squeeze(1)
+            group_ids = group_ids[indices]
         else:
-            places = torch.arange(len(slots), device=slots.device)
-        yield from zip(places.split(at_a_time), slots.split(at_a_time), strict=True)
+            indices = torch.arange(len(group_ids), device=group_ids.device)
+        yield from zip(indices.split(at_a_time), group_ids.split(at_a_time), strict=True)
 
-    def put(self: Self, places: Tensor, values: Tensor, count: int, ends_turn: bool) -> Self:
-        """Returns these rows with ``values`` ``(k, d)`` at the places ``(k,)``; n are occupied then."""
-        before = self._ready_for(values)
-        places, values = self.own_part(places, values)
-        after = before._written(places, before._to_store(values))
-        return replace(
-            after, count=count, needs_whitening=self.needs_whitening or (ends_turn and after.sums is not None)
-        )
+    # Storing.
 
-    def _to_store(self, values: Tensor) -> Tensor:
-        """Returns u ``(k, d)`` of these rows, in float64; the rows themselves if they are stored as is."""
-        return values if self.sums is None else (values - self.shift).div_(self.scale)
+    def ready_for(self, values: Tensor) -> Rows:
+        """Returns the rows with a map by which incoming rows ``(k, d)`` are stored.
 
-    def _written(self: Self, places: Tensor, stored: Tensor) -> Self:
-        """Writes stored rows ``(k, d)`` in place, in their dtype, and returns the rows with new sums."""
+        In half precision, and once there are sums, the first rows are stored standardized.
+        """
+        is_standardized = self.sums is not None or self.stored.dtype.itemsize < 4
+        is_empty = self.num_rows == 0
+        if is_empty is False or len(values) == 0 or not is_standardized:
+            return self
+        wide, zeros = widest(values), torch.zeros_like(self.affine.shift)
+        found = moments(wide) if len(wide) > 1 else Moments(wide[0], zeros)
+        affine = self._standardizing(found, equal=_rms(found))
+        sums = torch.stack([zeros, zeros])
+        if isinstance(is_empty, Tensor):
+            affine = Affine(*(torch.where(is_empty, x, y) for x, y in zip(affine, self.affine, strict=True)))
+            sums = sums if self.sums is None else self.sums
+        return self.replaced(affine=affine, sums=sums)
+
+    def to_store(self, values: Tensor) -> Tensor:
+        """Returns u ``(k, d)`` of these rows, in float64; the rows themselves if they are stored as they came."""
+        return values if self.sums is None else (values - self.affine.shift).div_(self.affine.scale)
+
+    def written_(
+        self, indices: Tensor, u: Tensor, undo: Undo, is_stored: Tensor | None = None
+    ) -> Rows:
+        """Writes stored rows u ``(k, d)`` in place, in their dtype, and returns the rows with new sums.
+
+        Args:
+            indices: ``(k,)``, where.
+            u: the new rows, as they are to be stored.
+            undo: records what is overwritten.
+            is_stored: whether the rows are to be stored, a 0-d bool tensor; None: they are.
+        """
         dtype = self.stored.dtype
         if dtype == torch.float16:
-            stored = stored.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
-        stored, gone = stored.to(dtype), self.stored.index_select(0, places)  # zeros where there was no row
-        self.overwritten.append((self.stored, places, gone))
-        self.stored.index_copy_(0, places, stored)
+            u = u.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
+        u = u.to(dtype)
+        if is_stored is not None:
+            u = torch.where(is_stored, u, self.stored.index_select(0, indices))
+        before = undo.write_(self.stored, indices, u)  # zeros where there was no row
         if self.sums is None:
             return self
-        first, second = self.sums
-        new = widest(stored)
-        change = new - gone
-        sums = first + change.sum(dim=0), second + change.mul_(new.add_(gone)).sum(dim=0)
-        return replace(self, sums=sums)
+        new = widest(u)
+        change = new - before
+        changes = [change.sum(dim=0), change.mul_(new.add_(before)).sum(dim=0)]
+        return self.replaced(sums=self.sums + torch.stack(changes))
 
-    def undo(self) -> None:
-        """Writes back what has been overwritten since the last step that succeeded."""
-        while self.overwritten:
-            stored, places, before = self.overwritten.pop()
-            stored[places] = before
+    # Standardizing.
 
     def is_out_of_range(self) -> Tensor | None:
-        """Returns whether rows have to be whitened again, a 0-d bool tensor; None where sums are not kept."""
+        """Returns whether rows have to be standardized again, a 0-d bool tensor; None where there are no sums."""
         if self.sums is None:
             return None
         least: Tensor | float = _LEAST_SCALE
+        sums = self.total_sums()
         if self.stored.dtype == torch.float16:
-            least = _LEAST_SHARE_OF_FLOAT16 / 16 * _rms(self.moments())
-        is_out = (self.totals[1] > len(self) * _LARGEST_RMS**2) | (self.scale.abs() <= least)
+            least = _LEAST_FRACTION_OF_FLOAT16 / 16 * _rms(self._moments(sums, self.num_rows))
+        is_out = (sums[1] > self.num_rows * LARGEST_RMS**2) | (self.affine.scale.abs() <= least)
         return is_out.any()
 
-    def whitened(self: Self, new: Tensor) -> Self:
-        """Returns these rows, written to a tensor ``(M, d)`` so that u has mean 0 and σ 1.
+    def have_drifted(self) -> Tensor:
+        """Returns whether u has a mean of half of its spread, or no spread of the order of one, a 0-d bool tensor.
+
+        XBN's does not: the batch is stored as rows that have the moments of those that are there. Those of
+        moving averages and of groups do.
+        """
+        mean, square = (self.total_sums() / self.num_rows).unbind()
+        variance = torch.addcmul(square, mean, mean, value=-1)
+        has_mean = mean.square() > variance / 4
+        is_other = (square > 4) | ((square < 0.25) & (variance > 0))
+        return (has_mean | is_other).any()
+
+    def standardized_(self, new: Tensor) -> Rows:
+        """Returns the rows, written to a tensor ``(M, d)`` so that u has mean 0 and σ 1.
 
         ``new`` may be the tensor that holds them.
         """
         mean, std = self.moments()
-        std = std.masked_fill(std <= _LARGEST_RMS * _LEAST_SCALE * (1 + mean.abs()), 0.0)
-        scale, shift = self._whitening(Moments(mean, std))
+        std = std.masked_fill(std <= LARGEST_RMS * _LEAST_SCALE * (1 + mean.abs()), 0.0)
+        found = Moments(mean, std)
+        # What equal rows are off by is small beside the spread that they had.
+        scale, shift = self._standardizing(found, equal=torch.maximum(_rms(found), self.affine.scale.abs()))
         # Rows that have become equal are zeros.
-        factor = (self.scale / scale).masked_fill_(std == 0, 0.0)
-        offset = ((self.shift - shift) / scale).masked_fill_(std == 0, 0.0)
+        factor = (self.affine.scale / scale).masked_fill_(std == 0, 0.0)
+        offset = ((self.affine.shift - shift) / scale).masked_fill_(std == 0, 0.0)
         done = 0
         try:
             for part in slices(self.num_rows_here, rows_at_a_time(new, 8)):
@@ -325,39 +408,52 @@ class Rows:
         except BaseException:  # an interrupt, or no memory is left
             for part in slices(done if new is self.stored else 0, 1024):
                 before = (widest(new[part]) - offset) / factor
-                new[part] = torch.where(factor == 0, (mean - self.shift) / self.scale, before)
+                equal = (mean - self.affine.shift) / self.affine.scale
+                new[part] = torch.where(factor == 0, equal, before).to(new.dtype)
             raise
-        return replace(self, stored=new, scale=scale, shift=shift, sums=sums, needs_whitening=False)
+        return self.replaced(stored=new, affine=Affine(scale, shift), sums=sums)
 
-    def _ready_for(self: Self, values: Tensor) -> Self:
-        """Returns these rows, with a map that whitens if ``values`` ``(k, d)`` are to be their first."""
-        is_whitened = self.sums is not None or self.stored.dtype.itemsize < 4
-        if len(self) > 0 or len(values) == 0 or not is_whitened:
-            return self
-        wide, zeros = widest(values), torch.zeros_like(self.shift)
-        scale, shift = self._whitening(moments(wide) if len(wide) > 1 else Moments(wide[0], zeros))
-        return replace(self, scale=scale, shift=shift, sums=(zeros, zeros))
+    def _standardizing(self, found: Moments, equal: Tensor) -> Affine:
+        """Returns the map to rows of these moments from where they are stored standardized.
 
-    def _whitening(self, found: Moments) -> Affine:
-        """Returns the map to rows of these moments from where they are stored whitened."""
-        rms, scale = _rms(found), found.std
+        Args:
+            found: the moments, ``(d,)`` each.
+            equal: the scale of dimensions without spread.
+        """
+        scale = found.std
         if self.stored.dtype == torch.float16:  # rows may come that differ where all are nearly equal
-            scale = torch.maximum(scale, _LEAST_SHARE_OF_FLOAT16 * rms)
-        # What equal rows are off by is small beside the spread that they had.
-        equal = torch.maximum(rms, self.scale.abs()) if len(self) > 0 else rms
+            scale = torch.maximum(scale, _LEAST_FRACTION_OF_FLOAT16 * _rms(found))
         scale = torch.where(found.std > 0, scale, torch.where(equal > _LEAST_SCALE, equal, 1.0))
         # A row of NaN leaves the map of its dimensions as it is.
-        return Affine(scale, found.mean).where_finite(Affine(self.scale, self.shift))
+        return Affine(scale, found.mean).where_finite(self.affine)
 
 
-def sums_of(stored: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the sums over stored rows u ``(n, d)`` and over u²."""
-    first, second = widest(stored.new_zeros(2, stored.shape[1]))
+def rows_of(values: Tensor, like: Rows, num_places: int, dtype: torch.dtype) -> Rows:
+    """Returns other rows ``(n, d)``, in a tensor of ``num_places``; stored as they are, in half precision standardized."""
+    stored = torch.zeros(num_places, values.shape[1], dtype=dtype, device=values.device)
+    zeros = widest(stored.new_zeros(values.shape[1]))
+    empty = type(like)(stored, Affine(zeros + 1, zeros), None, 0, 0, like.holding).ready_for(values)
+    for part in slices(len(values), rows_at_a_time(values)):
+        stored[part] = empty.to_store(values[part]).to(dtype)
+    sums = None if empty.sums is None else sums_of(stored[: len(values)])
+    return type(like)(stored, empty.affine, sums, len(values), len(values), like.holding)
+
+
+def _unbiased(count: Tensor | int) -> Tensor | float:
+    """Returns n / (n - 1), which makes a variance over n rows unbiased."""
+    if isinstance(count, Tensor):
+        return count / (count - 1)
+    return count / (count - 1) if count > 1 else math.nan
+
+
+def sums_of(stored: Tensor) -> Tensor:
+    """Returns the sums over stored rows u ``(n, d)`` and over u², ``(2, d)`` float64."""
+    sums = widest(stored.new_zeros(2, stored.shape[1]))
     for part in stored.split(rows_at_a_time(stored, 8)):
         wide = widest(part)
-        first += wide.sum(dim=0)
-        second += wide.square().sum(dim=0)
-    return first, second
+        sums[0] += wide.sum(dim=0)
+        sums[1] += wide.square_().sum(dim=0) if wide is not part else wide.square().sum(dim=0)
+    return sums
 
 
 def _rms(found: Moments) -> Tensor:

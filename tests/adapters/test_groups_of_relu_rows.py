@@ -79,7 +79,7 @@ def test_half_precision_equals_every_step_of_the_replay(kind: str, dtype: torch.
     for number, (batch, labels) in enumerate(batches()):
         count = memory.num_rows
         before = memory.embedding_memory[:count].double().numpy()
-        old_labels = memory.label_memory[:count].numpy()
+        old_labels = memory.label_memory[:count].numpy().copy()
         step(memory, batch, labels)
         if number == 0:
             continue
