@@ -71,7 +71,7 @@ class ChangesDtype(nn.Module):
 
 class ToTheWrongSide(BaseAdapter):
     def map(self, memory: Moments, target: Moments) -> Affine:
-        return target.to(memory)
+        return target.affine_to(memory)
 
 
 class ShiftsBeforeItScales(MomentMatching):

@@ -146,7 +146,7 @@ class Queue(nn.Module):
 
     def hold(self, contents: Contents) -> None:
         """Takes what a step has made so far. It is the memory's state once the step is over."""
-        self._pending = contents
+        self._pending, self._read = contents, None
 
     def next_indices(self, contents: Contents, num_rows: int) -> Tensor:
         """Returns the next indices of the queue, at most M, ``(num_rows,)``."""

@@ -381,9 +381,9 @@ class Rows:
         """
         mean, square = (self.total_sums() / self.num_rows).unbind()
         variance = torch.addcmul(square, mean, mean, value=-1)
-        has_mean = mean.square() > variance / 4
-        is_other = (square > 4) | ((square < 0.25) & (variance > 0))
-        return (has_mean | is_other).any()
+        has_spread_of_one = (square <= 4) & ((square >= 0.25) | (variance <= 0))
+        # Where there is NaN nothing holds, and what is left of it goes as rows are measured anew.
+        return ~((mean.square() <= variance.clamp(min=0) / 4) & has_spread_of_one).all()
 
     def standardized_(self, new: Tensor) -> Rows:
         """Returns the rows, written to a tensor ``(M, d)`` so that u has mean 0 and σ 1.
@@ -442,7 +442,7 @@ def rows_of(values: Tensor, like: Rows, num_places: int, dtype: torch.dtype) -> 
 def _unbiased(count: Tensor | int) -> Tensor | float:
     """Returns n / (n - 1), which makes a variance over n rows unbiased."""
     if isinstance(count, Tensor):
-        return count / (count - 1)
+        return widest(count) / (count - 1)  # integers would be divided in float32
     return count / (count - 1) if count > 1 else math.nan
 
 

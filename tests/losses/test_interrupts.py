@@ -119,7 +119,7 @@ def test_rows_that_were_made_equal_are_taken_back_as_they_were(dtype: torch.dtyp
 def test_rows_that_are_being_stored_anew_are_taken_back(
     after: int | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A turn writes all rows, a part at a time: here 5 of 14."""
+    """Storing anew writes all rows, a part at a time: here 5 of 14."""
     memory, twin = EVERY["xbn"](), EVERY["xbn"]()
     for number in range(2):
         for which in (memory, twin):
@@ -129,9 +129,9 @@ def test_rows_that_are_being_stored_anew_are_taken_back(
     before, rows = state(memory), memory.embedding_memory.clone()
 
     def parts(num_rows: int, size: int) -> Any:
-        ends_turn = sys._getframe(1).f_code.co_name == "whitened" and size > 1024
-        for number, part in enumerate(slices(num_rows, 5 if ends_turn else size)):
-            if ends_turn and number == after:
+        is_anew = sys._getframe(1).f_code.co_name == "standardized_" and size > 1024
+        for number, part in enumerate(slices(num_rows, 5 if is_anew else size)):
+            if is_anew and number == after:
                 raise KeyboardInterrupt
             yield part
 

@@ -233,7 +233,7 @@ class FailsAt:
     PLACES = (
         (Distances, "measured"),
         (Rows, "weighted_sum"),
-        (Rows, "put"),
+        (Rows, "written_"),
         *((kind, "result") for kind in (Count, Largest, LogSumExp, Max, Sum)),
         (_comparison, "leave_out"),
         (Elements, "totals"),
@@ -298,7 +298,7 @@ def check_failures_of_shards(rank: int) -> None:
         assert torch.equal(loss_fn(embeddings, labels), expected)
         loss_fn.train()
         broken = (
-            patch.object(Rows, "put", side_effect=OSError("disk on fire")) if rank == 1 else nullcontext()
+            patch.object(Rows, "written_", side_effect=OSError("disk on fire")) if rank == 1 else nullcontext()
         )
         with broken, pytest.raises((OSError, RuntimeError), match="disk on fire"):
             loss_fn.fill_memory(embeddings, labels)

@@ -36,14 +36,14 @@ def check(folder: Path, option: str, lose: Callable[[], None], seconds: float) -
     for _ in range(3):
         loss_fn(*batch)
     before = state_of(loss_fn)
-    put = Rows.put
+    put = Rows.written_
 
     def lost(*arguments: Any) -> Rows:
         lose()
         return put(*arguments)
 
     begin = time.monotonic()
-    put_or_lost = patch.object(Rows, "put", lost if rank == 1 else put)
+    put_or_lost = patch.object(Rows, "written_", lost if rank == 1 else put)
     message = r"XBNWrapper.forward waited in \w+ for the other ranks"
     with put_or_lost, pytest.raises(RuntimeError, match=message):
         loss_fn(*batch)
