@@ -191,6 +191,7 @@ def test_lookup_tells_which_labels_it_lacks() -> None:
     assert lookup(labels).tolist() == [0, -1, 1, -1, -1]
     assert lookup.is_missing(labels).tolist() == [False, True, False, True, True]
     assert lookup.is_missing(labels.to("meta")).is_meta  # goes with the labels
+    assert lookup(labels).tolist() == [0, -1, 1, -1, -1]  # and has lost nothing there
 
 
 def test_half_precision_rows_have_float32_moments() -> None:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from kinds import KINDS, WRAPPERS
 from pytorch_metric_learning import losses, reducers
-from torch import Tensor
+from torch import Tensor, nn
 
-from pml_xbn import SuperClassXBN
+from pml_xbn import SuperClassXBN, TwoTowerMemory, XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory, BatchLoss
 
 D, M = 4, 10
@@ -331,7 +331,10 @@ def test_a_batch_without_numbers_is_refused_and_takes_no_row_away(
     if mode == "fill_memory" and name not in ("embeddings", "labels", "sample_ids"):
         return
     memory.train(mode != "eval")
-    with pytest.raises(ValueError, match=f'{name} is on the device "meta"'), torch.set_grad_enabled(mode != "no_grad"):
+    with (
+        pytest.raises(ValueError, match=f'{name} is on the device "meta"'),
+        torch.set_grad_enabled(mode != "no_grad"),
+    ):
         ON_META[name](memory.fill_memory if mode == "fill_memory" else memory)
     memory.train()
     assert contents(memory) == contents(twin)
