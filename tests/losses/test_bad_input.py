@@ -316,8 +316,13 @@ ON_META: dict[str, Callable[[nn.Module], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", ON_META)
-@pytest.mark.parametrize("mode", ["train", "ignore", "eval", "no_grad", "fill_memory"])
+# In each mode, what is passed so.
+META_CALLS = [(mode, name) for mode in ("train", "ignore", "eval", "no_grad") for name in ON_META] + [
+    ("fill_memory", name) for name in ("embeddings", "labels", "sample_ids")
+]
+
+
+@pytest.mark.parametrize(("mode", "name"), META_CALLS)
 def test_a_batch_without_numbers_is_refused_and_takes_no_row_away(
     make: Callable, mode: str, name: str
 ) -> None:
@@ -328,12 +333,10 @@ def test_a_batch_without_numbers_is_refused_and_takes_no_row_away(
     for batch in batches[:2]:
         memory(*batch)
         twin(*batch)
-    if mode == "fill_memory" and name not in ("embeddings", "labels", "sample_ids"):
-        return
     memory.train(mode != "eval")
     with (
-        pytest.raises(ValueError, match=f'{name} is on the device "meta"'),
         torch.set_grad_enabled(mode != "no_grad"),
+        pytest.raises(ValueError, match=f'{name} is on the device "meta"'),
     ):
         ON_META[name](memory.fill_memory if mode == "fill_memory" else memory)
     memory.train()
