@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._tensor_checks import check_rows, plain
+from .._tensor_checks import check_numbers, check_rows, plain
 from ..distributed import _ranks as ranks
 from ..memory._batch import Batch, split
 from ..memory._callers import check_caller, check_capture
@@ -82,6 +82,7 @@ def _check_own_input(
             "the data set, or -1"
         )
     check_rows("embeddings", embeddings, width=rows.stored.shape[1])
+    check_numbers("embeddings", embeddings)
     embeddings = plain(embeddings)
     if embeddings.dtype != torch.float64:
         embeddings = embeddings.to(rows.dtype)
