@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.functional import normalize as unit_length
 
 from .._arithmetic import at_least_float32, widest
+from .._buffers import buffers_as, copied_buffers
 from .._number_checks import check_integer
 from .._tensor_checks import check_dense, check_rows
 
@@ -142,9 +142,8 @@ def _half_squared_distance_of_two(rows: Tensor, others: Tensor) -> Tensor:
 
 def _embed(model: nn.Module, images: Tensor, normalize: bool) -> Tensor:
     """Returns embeddings in the model's mode, in float64; buffers and random state stay as they are."""
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    with _random_state_kept(model, images):
-        embeddings: Tensor = functional_call(model, buffers, (images,))
+    with _random_state_kept(model, images), buffers_as(copied_buffers(model)):
+        embeddings: Tensor = model(images.clone())  # a model may write to its input
     check_rows("embeddings", embeddings)
     if len(embeddings) != len(images):
         raise ValueError(
