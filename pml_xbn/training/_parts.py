@@ -1,4 +1,4 @@
-"""Batches as models take and return them: tensors, and dictionaries, lists, tuples and dataclasses of these."""
+"""Batches as models take and return them: tensors, in dictionaries, lists, tuples and dataclasses."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def batch_size(values: Any) -> int:
     if len(sizes) != 1:
         found = f"tensors of {sorted(sizes)} rows" if sizes else "no tensor"
         raise ValueError(
-            f"the model is given {found}: pass tensors of one batch, one row an image, or of one element that "
-            "belongs to all images"
+            f"the model is given {found}: pass tensors of one batch, one row an image, or of one element "
+            "that belongs to all images"
         )
     return sizes.pop()
 
@@ -67,12 +67,13 @@ def joined(parts: list[Any], sizes: list[int]) -> Any:
             if all(_is_equal(first, one) for one in of_parts):
                 return first
             raise TypeError(
-                f"the model returns a {type(first).__name__}, and another one of the next part: pass one that "
-                "returns embeddings, (b, d), or dictionaries, lists or tuples of such tensors"
+                f"the model returns a {type(first).__name__}, and another one of the next part: pass one "
+                "that returns embeddings, (b, d), or dictionaries, lists or tuples of such tensors"
             )
         if all(one.ndim > 0 and len(one) == size for one, size in zip(of_parts, sizes, strict=True)):
             return torch.cat(of_parts)
-        if not any(one.requires_grad for one in of_parts) and all(torch.equal(first, one) for one in of_parts):
+        has_gradient = any(one.requires_grad for one in of_parts)
+        if not has_gradient and all(torch.equal(first, one) for one in of_parts):
             return first
         raise ValueError(
             f"the model returns a tensor of shape {tuple(first.shape)} of {sizes[0]} images: pass one that "

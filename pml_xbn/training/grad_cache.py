@@ -117,8 +117,8 @@ class GradCache(nn.Module):
         inputs, named_inputs = own_part(batch, rows, size)
         # What TorchScript optimizes after the first pass would keep other tensors for the gradient in the
         # second, and an exception of ours does not come through it that stops when all of them are there.
-        is_scripted = _is_scripted(self.module)
-        with torch.jit.optimized_execution(False) if is_scripted else nullcontext():
+        as_written = torch.jit.optimized_execution(False) if _is_scripted(self.module) else nullcontext()  # type: ignore[attr-defined]
+        with as_written:
             return self.module(*inputs, **named_inputs)
 
 
