@@ -18,7 +18,9 @@ def random_state_kept(tensors: Iterable[Tensor] = ()) -> AbstractContextManager[
     devices = {tensor.device for tensor in tensors}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         devices.add(torch.device("cuda", torch.cuda.current_device()))
-    of_gpus = [device.index for device in devices if device.type not in ("cpu", "mps")]  # MPS has no index
-    kind = next((device.type for device in devices if device.type not in ("cpu", "mps")), "cuda")
-    kept: AbstractContextManager[None] = torch.random.fork_rng(of_gpus, device_type=kind)
+    devices = {device for device in devices if device.type not in ("cpu", "mps", "meta")}  # MPS has no index
+    kind = next((device.type for device in devices), "cuda")
+    kept: AbstractContextManager[None] = torch.random.fork_rng(
+        [device.index for device in devices], device_type=kind
+    )
     return kept

@@ -106,8 +106,9 @@ def rebuilt(replace: Callable[..., Any], first: Any, *others: Any) -> Any:
     values = [rebuilt(replace, *(_get(one, name) for one in (first, *others))) for name in names]
     if isinstance(first, (list, tuple)):
         return _sequence_like(first, values)
-    if isinstance(first, Mapping) and not isinstance(first, (dict, UserDict)):
-        return dict(zip(names, values, strict=True))  # of what may not be written to
+    is_copied = type(first) is not dict and isinstance(first, (dict, UserDict))
+    if isinstance(first, Mapping) and not is_copied:  # others may not be written to
+        return dict(zip(names, values, strict=True))
     new = copy.copy(first)
     for name, value in zip(names, values, strict=True):
         if isinstance(first, Mapping):
@@ -135,7 +136,7 @@ def _get(container: Any, name: Any) -> Any:
 def _sequence_like(sequence: Any, values: list[Any]) -> Any:
     if hasattr(sequence, "_make"):  # a tuple with names
         return sequence._make(values)
-    if isinstance(sequence, tuple):
+    if type(sequence) is list or isinstance(sequence, tuple):
         return type(sequence)(values)
     new = copy.copy(sequence)
     new[:] = values
