@@ -79,7 +79,7 @@ class GradCache(nn.Module):
             ValueError: no tensor to split, or tensors of different lengths; or the model returns tensors
                 without a row an image.
             TypeError: the model returns something else than tensors, and not the same of all parts.
-            RuntimeError: in the backward pass, where the batch was written to since.
+            RuntimeError: in the backward pass, if you have written to the batch since.
         """
         whole = (inputs, named_inputs)
         size = batch_size(whole)
@@ -92,22 +92,17 @@ class GradCache(nn.Module):
         if not torch.is_grad_enabled():
             return self._pass(batch, rows, size)
         buffers: Buffers = []
-        versions = _versions(batch)
 
         def embed(*_: Tensor) -> Any:
             """Embeds the part; the second time with copies of the buffers as they were at the first."""
             if not buffers:
                 buffers.extend(copied_buffers(self.module))
                 return self._pass(batch, rows, size)
-            if _versions(batch) != versions:
-                raise RuntimeError(
-                    "the batch was written to after GradCache has embedded it, which embeds it again in the "
-                    "backward pass: write to it after backward(), or pass a copy"
-                )
             with buffers_as(buffers):
                 return self._pass(batch, rows, size)
 
-        # It keeps the random state of all devices that its arguments are on.
+        # It keeps the random state of all devices that its arguments are on, and checks that nobody has
+        # written to them since.
         on_devices = [*tensors_of(batch), *self.module.parameters()]
         with set_checkpoint_early_stop(not _is_scripted(self.module)):
             return checkpoint(embed, *on_devices, use_reentrant=False)
@@ -120,11 +115,6 @@ class GradCache(nn.Module):
         as_written = torch.jit.optimized_execution(False) if _is_scripted(self.module) else nullcontext()  # type: ignore[attr-defined]
         with as_written:
             return self.module(*inputs, **named_inputs)
-
-
-def _versions(batch: Any) -> list[int]:
-    """Returns how often each tensor of a batch has been written to, as far as this is known."""
-    return [tensor._version for tensor in tensors_of(batch) if not tensor.is_inference()]
 
 
 def _is_scripted(model: nn.Module) -> bool:

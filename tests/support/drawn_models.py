@@ -113,7 +113,7 @@ class DrawnModel(nn.Module):
             if "count" not in self._buffers:
                 self.register_buffer("count", features.new_ones(()))
             self.count += 1
-            features = features / self.count
+            features = features / self.count.clone()
         features = features * mask.mean(dim=1, keepdim=True)
         if self.traits.writes_to_input:
             mask[:, :2] = 0
@@ -195,7 +195,8 @@ def embeddings_of(output: Any) -> Tensor:
 
 def num_alive(model: DrawnModel) -> int:
     """Returns of how many passes the activations are in memory."""
-    gc.collect()
+    if any(reference() is not None for reference in model.seen):  # if only in a cycle, they are gone soon
+        gc.collect()
     return sum(reference() is not None for reference in model.seen)
 
 
