@@ -1,4 +1,4 @@
-"""Models drawn at random from what models do that a second pass must not see: for GradCache and batch_noise."""
+"""Models drawn at random from what models do that a second pass must not see."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RETURNS = ["tensor", "dictionary", "pair", "dataclass", "its dictionary"]
 
 
 def drawn_traits(takes: list[str] = FORMS, returns: list[str] = RETURNS) -> st.SearchStrategy[Traits]:
-    flags = dict.fromkeys((name for name in Traits.__annotations__ if name not in ("takes", "returns")))
+    flags = dict.fromkeys(name for name in Traits.__annotations__ if name not in ("takes", "returns"))
     return st.builds(
         Traits,
         **{name: st.booleans() for name in flags},
