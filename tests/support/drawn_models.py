@@ -20,6 +20,7 @@ class Traits:
     writes_to_input: bool
     writes_into_dictionary: bool
     shares_layers: bool
+    shares_buffer: bool
     has_batch_norm: bool
     has_buffer_of_none: bool
     registers_late: bool
@@ -30,7 +31,8 @@ class Traits:
     @property
     def sees_parts(self) -> bool:
         """Whether the embeddings of a batch are others in parts, which they are without GradCache too."""
-        return self.has_batch_norm or self.has_buffer_of_none or self.registers_late or self.drops
+        has_statistics = self.has_batch_norm or self.has_buffer_of_none
+        return has_statistics or self.shares_buffer or self.registers_late or self.drops
 
 
 FORMS = ["tensors", "names", "dictionary", "encoding", "pair", "dataclass"]
@@ -86,9 +88,13 @@ class DrawnModel(nn.Module):
         if traits.shares_layers:
             self.layers = nn.Sequential(self.first, *([self.norm] if traits.has_batch_norm else []))
         self.dropout = nn.Dropout(0.3)
+        self.double()
+        if traits.shares_buffer:
+            passes = torch.ones(())
+            for layer in (self.first, self.last):
+                layer.register_buffer("passes", passes)
         self.register_buffer("mean", None)
         self.register_buffer("unused", None)
-        self.double()
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         given = self._given(inputs, named)
@@ -114,6 +120,9 @@ class DrawnModel(nn.Module):
                 self.register_buffer("count", features.new_ones(()))
             self.count += 1
             features = features / self.count.clone()
+        if self.traits.shares_buffer:
+            self.first.passes += 1
+            features = features / self.last.passes.clone()
         features = features * mask.mean(dim=1, keepdim=True)
         if self.traits.writes_to_input:
             mask[:, :2] = 0

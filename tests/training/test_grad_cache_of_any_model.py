@@ -107,7 +107,7 @@ def test_training_with_any_model_is_training_without_it(
 @pytest.mark.parametrize("returns", RETURNS)
 @pytest.mark.parametrize("part_size", [5, 50])
 def test_what_is_returned_is_what_the_model_returns_of_the_whole(part_size: int, returns: str) -> None:
-    model = DrawnModel(Traits(*[False] * 7, takes="encoding", returns=returns))
+    model = DrawnModel(Traits(*[False] * 8, takes="encoding", returns=returns))
     found = call(GradCache(model, part_size), drawn_batch(0), "encoding")
     expected = call(model, drawn_batch(0), "encoding")
     assert type(found) is type(expected)
@@ -156,7 +156,7 @@ def test_a_batch_that_the_caller_writes_to_before_the_backward_pass_is_refused()
 
 
 def test_dictionaries_that_the_caller_changes_are_not_looked_at_again() -> None:
-    model = DrawnModel(Traits(*[False] * 7, takes="dictionary", returns="tensor"))
+    model = DrawnModel(Traits(*[False] * 8, takes="dictionary", returns="tensor"))
     plain = copy.deepcopy(model)
     given = {name: getattr(drawn_batch(0), name) for name in Batch.__annotations__}
     expected = plain(dict(given)).sum()
