@@ -7,13 +7,22 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 # Of every module its buffers, and what these are at some time. A layer under two names is one module.
 Buffers = list[tuple[MutableMapping[str, Any], dict[str, Tensor | None]]]
 
 
 def copied_buffers(model: nn.Module) -> Buffers:
-    """Returns copies of the buffers of a model as they are now."""
+    """Returns copies of the buffers of a model as they are now.
+
+    Raises:
+        ValueError: a lazy layer, whose first pass makes another one of it.
+    """
+    if any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
+        raise ValueError(
+            "the model has a lazy layer that has not seen a batch yet: call the model once with some images"
+        )
     return _copied([(module._buffers, dict(module._buffers.items())) for module in model.modules()])
 
 

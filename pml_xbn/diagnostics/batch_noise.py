@@ -90,8 +90,8 @@ def batch_noise(
         pass it to :func:`scalars`.
 
     Raises:
-        ValueError: the model is in evaluation mode, the batches differ in shape or have fewer images than
-            parts, or the embeddings are not ``(b, d)``.
+        ValueError: the model is in evaluation mode or has lazy layers that have not seen a batch, the batches
+            differ in shape or have fewer images than parts, or the embeddings are not ``(b, d)``.
 
     Example:
         >>> from pml_xbn.training import freeze_batch_norm

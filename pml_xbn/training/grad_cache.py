@@ -76,8 +76,8 @@ class GradCache(nn.Module):
             named_inputs: likewise, by name.
 
         Raises:
-            ValueError: no tensor to split, or tensors of different lengths; or the model returns tensors
-                without a row an image.
+            ValueError: no tensor to split, or tensors of different lengths; the model has lazy layers that
+                have not seen a batch, or returns tensors without a row an image.
             TypeError: the model returns something else than tensors, and not the same of all parts.
             RuntimeError: in the backward pass, if you have written to the batch since.
         """

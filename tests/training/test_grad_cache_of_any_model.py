@@ -29,6 +29,7 @@ from pytorch_metric_learning.miners import PairMarginMiner
 from torch import Tensor, nn
 
 from pml_xbn import XBNWrapper
+from pml_xbn.diagnostics import batch_noise
 from pml_xbn.losses import BatchLoss
 from pml_xbn.training import GradCache
 
@@ -231,3 +232,15 @@ def test_what_cannot_be_put_together_is_refused() -> None:
     ):
         with pytest.raises(error, match=match):
             GradCache(Returns(returned), 5)(images)
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
+@pytest.mark.parametrize("layer", [nn.LazyLinear, lambda width: nn.LazyBatchNorm1d()])
+def test_lazy_layers_are_to_have_seen_a_batch(layer: Callable[[int], nn.Module]) -> None:
+    model, images = layer(4), drawn_batch(0).images.float()
+    for measure in (GradCache(model, 5), lambda images: batch_noise(model, images, images + 1)):
+        with pytest.raises(ValueError, match="lazy layer that has not seen a batch yet: call the model once"):
+            measure(images)
+    model(images)
+    GradCache(model, 5)(images).sum().backward()
+    assert model.weight.grad is not None
