@@ -26,6 +26,7 @@ class Comparison(NamedTuple):
     row_labels: Tensor  # (n,)
     own_rows: Tensor | None = None  # (a,), rows of the anchors' own copies, which they are not compared with
     user_pairs: IndicesTuple | None = None  # pairs or triplets of anchors and rows besides
+    chosen: Pairs | None = None  # where the pairs have been chosen: a miner of the user's is called once
 
     def all_pairs(self, first: int | None = None) -> Pairs:
         """Returns all pairs but own copies.
@@ -41,6 +42,8 @@ class Comparison(NamedTuple):
 
     def choose_pairs(self, distances: Distances) -> Pairs:
         """Returns what the miner chooses, without one all but own copies, and what is given besides."""
+        if self.chosen is not None:
+            return self.chosen
         pairs = self.all_pairs()
         if self.miner is not None:
             mine = mined_by_its_own_code

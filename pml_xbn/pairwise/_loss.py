@@ -25,8 +25,12 @@ def loss_against(compared: Comparison) -> Tensor:
     recipe = recipe_of(compared.loss)
     if recipe is None:
         return _compute_by_pml(compared)
+    if compared.loss._forward_hooks:  # which only look, at what is computed of the same pairs
+        leaf = compared.anchors.detach().requires_grad_(compared.anchors.requires_grad)
+        distances = Distances(leaf, compared.rows)
+        compared = compared._replace(chosen=compared.choose_pairs(distances))
     sums = sum_terms(compared, recipe)
-    if compared.loss._forward_hooks:  # which only look
+    if compared.loss._forward_hooks:
         device = compared.anchors.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             _compute_by_pml(compared)
