@@ -15,7 +15,10 @@ def plain(values: Tensor) -> Tensor:
 
 
 def check_dense(name: str, values: Tensor, wanted: str = "a tensor") -> None:
-    """Refuses what is no tensor, and tensors whose numbers do not lie side by side on one device."""
+    """Refuses what is no tensor, and tensors whose numbers do not lie side by side on one device.
+
+    On the device "meta" there are no numbers, and what is moved there to meet such a tensor is lost.
+    """
     if not isinstance(values, torch.Tensor):
         raise TypeError(f"{name} is a {type(values).__name__}: pass {wanted}")
     if hasattr(values, "to_local"):  # without an import of what old releases lack
@@ -24,6 +27,8 @@ def check_dense(name: str, values: Tensor, wanted: str = "a tensor") -> None:
         raise ValueError(
             f"{name} is a nested tensor: pass a dense one, as from torch.nested.to_padded_tensor"
         )
+    if values.device.type == "meta":
+        raise ValueError(f'{name} is on the device "meta", which holds no numbers: pass it from another')
     if values.layout != torch.strided:
         raise ValueError(f"{name} has layout {values.layout}: pass a dense tensor, as from .to_dense()")
 

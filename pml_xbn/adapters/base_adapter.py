@@ -136,8 +136,19 @@ class BaseAdapter(nn.Module):
         values: Tensor = adapted.values.clamp(limits.min, limits.max).to(memory.dtype)
         return values
 
-    def adapt(self, rows: Any, labels: Tensor, batch: Tensor, batch_labels: Tensor) -> Any:
-        """Returns the adapted rows, of a memory or a plain tensor; ``rows`` itself where they stay."""
+    def adapt(
+        self,
+        rows: Any,
+        labels: Tensor,
+        batch: Tensor,
+        batch_labels: Tensor,
+        *,
+        is_map_checked: bool = False,
+    ) -> Any:
+        """Returns the adapted rows, of a memory or a plain tensor; ``rows`` itself where they stay.
+
+        If the maps are checked, one with NaN or inf is a ``ValueError``. For that a GPU has to wait.
+        """
         if self.collect_stats:
             self.reset_stats()
         if len(batch) < 2:
@@ -159,10 +170,30 @@ class BaseAdapter(nn.Module):
                 f"{type(self).__name__}.map returned {found}: return Affine(scale, shift), which makes "
                 f"scale * z + shift of every row z, one number per dimension, {tuple(shape)} each"
             )
-        return self._adapted(rows, labels, batch, batch_labels, affine, target)
+        if is_map_checked:
+            self.check_finite("map", affine)
+        return self._adapted(rows, labels, batch, batch_labels, affine, target, is_map_checked)
+
+    def check_finite(self, method: str, affine: Affine) -> None:
+        """Raises a ``ValueError`` for a map with NaN or inf, which names the method and the dimensions."""
+        is_bad = ~torch.isfinite(affine.scale + affine.shift)
+        if is_bad.any():
+            dimensions = is_bad.nonzero()[:, -1].unique().tolist()
+            raise ValueError(
+                f"{type(self).__name__}.{method} gave NaN or inf in dimensions {dimensions}: return finite "
+                "numbers, also where a standard deviation is 0. If it is rows of the memory that hold NaN, "
+                "build the memory with nonfinite='ignore', which leaves such dimensions as they are"
+            )
 
     def _adapted(
-        self, rows: Any, labels: Tensor, batch: Tensor, batch_labels: Tensor, affine: Affine, target: Moments
+        self,
+        rows: Any,
+        labels: Tensor,
+        batch: Tensor,
+        batch_labels: Tensor,
+        affine: Affine,
+        target: Moments,
+        is_map_checked: bool,
     ) -> Any:
         """Returns the rows after the map of all of them."""
         return rows.adapted(affine)

@@ -93,7 +93,14 @@ class GroupMomentMatching(BaseAdapter):
         return memory.to(blend)
 
     def _adapted(
-        self, rows: Any, labels: Tensor, batch: Tensor, batch_labels: Tensor, affine: Affine, target: Moments
+        self,
+        rows: Any,
+        labels: Tensor,
+        batch: Tensor,
+        batch_labels: Tensor,
+        affine: Affine,
+        target: Moments,
+        is_map_checked: bool,
     ) -> Any:
         num_groups, memory_slots, batch_slots = self._slots(labels, batch_labels)
         in_batch, batch_groups = group_moments(widest(batch), batch_slots, num_groups)
@@ -104,6 +111,8 @@ class GroupMomentMatching(BaseAdapter):
         if not self.normalize_absent:
             affine = Affine(torch.ones_like(affine.scale), torch.zeros_like(affine.shift))
         group_maps = self.map_groups(memory_groups, batch_groups, target)
+        if is_map_checked:
+            self.check_finite("map_groups", Affine(*(torch.where(is_present, x, 0.0) for x in group_maps)))
         # Rows of absent groups take the map of all other rows, which stands last.
         maps = (
             torch.cat([torch.where(is_present, of_groups, of_others), of_others.unsqueeze(0)])

@@ -167,11 +167,13 @@ def _check_input_on_ranks(
 ) -> tuple[Batch, list[ranks.Report]]:
     """Returns the batch of a call that ranks make together. All of them raise if one does."""
     contents, group = memory.queue.contents, memory._group
+    is_alike = memory.queue.is_alike or len(contents.rows) == 0
     batch, reports = ranks.gather_reports(
         group,
         f"{type(memory).__name__}.{call}",
         check_own,
         can_share=recipe_to_share(memory.loss, memory.miner) is not None,
+        is_alike=is_alike,
         memory_size=contents.rows.num_places,
         num_rows=len(contents.rows),
         queue_idx=contents.position,
@@ -179,6 +181,10 @@ def _check_input_on_ranks(
         training=is_training,
         is_grad_enabled=torch.is_grad_enabled(),
     )
+    if not all(report.is_alike for report in reports):
+        check_alike = ranks.check_maps_alike if memory._is_sharded else ranks.check_alike
+        check_alike(group, memory.queue.contents)
+        memory.queue.contents = memory.queue.contents._replace(is_alike=True)
     batch = batch._replace(
         is_stored=all(report.is_stored for report in reports),
         is_finite=all(report.is_finite for report in reports),

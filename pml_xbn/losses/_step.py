@@ -59,6 +59,7 @@ def adapt_rows(memory: Memory, batch: Batch) -> tuple[Contents, Placement | None
 @torch.no_grad()
 def store_batch(memory: Memory, batch: Batch, contents: Contents, placement: Placement | None) -> Contents:
     """Gives the memory these contents with the batch among them, and returns what it then holds."""
+    memory.queue.check_writes()  # of the hooks
     if placement is None:
         rows, labels = batch.refs.to(contents.rows.dtype), batch.ref_labels
         contents = contents.put(contents.next_places(len(rows)), rows, labels, None, len(rows))

@@ -45,7 +45,9 @@ def loss_on_ranks(memory: Memory, batch: Batch, reports: list[ranks.Report]) -> 
     with ranks.Exchange(memory._group):
         contents = _adapt_and_store(memory, whole)
         with ranks.same_draws(reports[0].seed, batch.refs.device):
-            return compare(memory, whole, contents)
+            value = compare(memory, whole, contents)
+        memory.queue.check_writes()  # here, so that all ranks raise
+    return value
 
 
 def fill_on_ranks(memory: Memory, batch: Batch) -> None:
@@ -56,7 +58,7 @@ def fill_on_ranks(memory: Memory, batch: Batch) -> None:
         if has_failed:
             _take_part(memory, batch, before, is_fill=True)
         else:
-            store_batch(memory, batch, *find_places(memory, batch))
+            _alike(memory, store_batch(memory, batch, *find_places(memory, batch)))
 
     _, error = memory._group.attempt(fill)
     with ranks.Exchange(memory._group):
@@ -77,6 +79,7 @@ def _loss_gathered(memory: Memory, batch: Batch, reports: list[ranks.Report], re
         if memory.batch_loss_weight:
             with ranks.same_draws(reports[0].seed, batch.refs.device):
                 loss = memory.batch_loss_weight * loss_of_batch_alone(memory, whole)
+        memory.queue.check_writes()  # here, so that all ranks raise
     sums.totals = exchange.by_rank.sum(dim=0)
     value, gradients = sums.value()
     # Times the number of ranks, as DDP takes the mean of the ranks' gradients.
@@ -130,7 +133,13 @@ def _adapt_and_store(memory: Memory, batch: Batch) -> Contents | None:
     if is_warming_up(memory):
         count_call(memory)
         return None
-    return store_batch(memory, batch, *adapt_rows(memory, batch))
+    return _alike(memory, store_batch(memory, batch, *adapt_rows(memory, batch)))
+
+
+def _alike(memory: Memory, contents: Contents) -> Contents:
+    """Notes that all ranks hold these contents, and returns them."""
+    memory.queue.contents = contents._replace(is_alike=True)
+    return memory.queue.contents
 
 
 def _begin(memory: Memory) -> Contents:

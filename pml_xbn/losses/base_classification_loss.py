@@ -12,7 +12,7 @@ from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor, nn
 
 from .._number_checks import check_integer
-from .._tensor_checks import check_indices, check_integers, check_rows
+from .._tensor_checks import check_dense, check_indices, check_integers, check_rows
 from ..pairwise._index_tensors import IndicesTuple
 
 
@@ -110,6 +110,7 @@ class BaseClassificationLoss(WeightRegularizerMixin, BaseMetricLossFunction):
         return c_f.TorchInitWrapper(nn.init.kaiming_uniform_, a=5**0.5, mode="fan_out")
 
     def _in_one_dtype(self, embeddings: Tensor) -> tuple[Tensor, Tensor]:
+        check_dense("embeddings", embeddings)  # before the weights follow them
         self.W.data = self.W.data.to(embeddings.device)
         dtype = torch.promote_types(embeddings.dtype, torch.promote_types(self.W.dtype, torch.float32))
         return embeddings.to(dtype), self.W.to(dtype)

@@ -119,6 +119,8 @@ class TwoTowerMemory(nn.Module):
                 memory(embeddings, labels, enqueue_mask=is_stored, sample_ids=sample_ids)
                 for memory, embeddings in zip(memories, (forth, back), strict=False)
             ]
+            for memory in memories:  # while a step of either can still be taken back
+                memory.queue.check_writes()
             if len(losses) == 1:
                 return losses[0]
             if not all(isinstance(loss, Tensor) for loss in losses):

@@ -27,6 +27,9 @@ class Contents(NamedTuple):
     num_calls: int = 0
     position: int = 0  # place of the next row
     num_replaced: int = 0  # rows that took the place of their sample's old row, since the last turn ended
+    # Whether all ranks are known to hold the same: they do once they have compared them, and after steps that
+    # they make together.
+    is_alike: bool = False
 
     @property
     def row_labels(self) -> Tensor:
@@ -68,7 +71,7 @@ class Contents(NamedTuple):
             "ids": self.ids,
             "map": torch.stack([rows.scale, rows.shift]),
             "sums": torch.stack(sums),
-            "numbers": torch.tensor(numbers),
+            "numbers": torch.tensor(numbers, device="cpu"),  # whatever the default device is
         }
 
     def restored(self, state: dict[str, Tensor], dtype: torch.dtype) -> Contents:
@@ -91,6 +94,7 @@ class Queue(nn.Module):
     contents: Contents  # replaced by every step
     kind = Rows
     is_in_transaction = False
+    _labels_at_start: tuple[Tensor, int]  # of a step: what the user may have, and its count of writes then
 
     def __init__(
         self, memory_size: int, embedding_size: int, dtype: torch.dtype, before: Contents | None = None
@@ -126,21 +130,61 @@ class Queue(nn.Module):
             self._read = values, values._version  # the user's tensor goes on to count
         return self.contents
 
+    @property
+    def is_alike(self) -> bool:
+        """Whether all ranks are known to hold the same, and nothing was written to it since."""
+        are_rows_as_read = self._read is None or self._read[0]._version == self._read[1]
+        return self.contents.is_alike and are_rows_as_read and _num_writes(self.contents.labels) == 0
+
+    def check_no_step(self, act: str) -> None:
+        """Refuses an act within a step (RuntimeError), which goes on with what it has, so that it is lost."""
+        if self.is_in_transaction:
+            raise RuntimeError(
+                f"{act} within a step of the memory would be lost: let the memory hook return other rows, or "
+                "do it when the step is over"
+            )
+
+    def begin_step(self) -> Callable[[], None]:
+        """Begins a step, within which writes by others are refused. Returns a function that takes it back."""
+        before = self.with_edits()
+        labels, num_writes = before.labels, _num_writes(before.labels)
+        copied = labels.clone()  # as a hook may write to the tensor itself
+
+        def take_back() -> None:
+            before.rows.undo()
+            if _num_writes(labels) != num_writes:
+                labels.copy_(copied)
+            self.hold(before)
+
+        self._labels_at_start = labels, num_writes
+        self.is_in_transaction = True
+        return take_back
+
+    def check_writes(self) -> None:
+        """Refuses what a hook, a miner or a loss has written to rows or labels since the step began."""
+        self.with_edits()  # which raises where the rows were written to
+        labels, num_writes = self._labels_at_start
+        if _num_writes(labels) != num_writes:
+            self.check_no_step("what was written to label_memory")
+
     def assign(self, values: Tensor) -> None:
         """Gives the queue other rows ``(M, d)``, of which as many count as before."""
+        self.check_no_step("what was written or assigned to embedding_memory")
         rows, shape = self.contents.rows, self.contents.rows.stored.shape
         if values.shape != shape:
             raise ValueError(f"embedding_memory of shape {tuple(values.shape)}: assign {tuple(shape)}")
         with torch.inference_mode(False), torch.no_grad():
             values = values[: len(rows)].detach().to(rows.stored.device)
-            self.hold(self.contents._replace(rows=Rows.of(values, len(rows.stored), self.dtype)))
+            rows = Rows.of(values, len(rows.stored), self.dtype)
+            self.hold(self.contents._replace(rows=rows, is_alike=False))
 
     def assign_labels(self, labels: Tensor) -> None:
         """Gives the rows other labels ``(M,)``."""
+        self.check_no_step("what was assigned to label_memory")
         own = self.contents.labels
         if labels.shape != own.shape:
             raise ValueError(f"label_memory of shape {tuple(labels.shape)}: assign {tuple(own.shape)}")
-        self.contents = self.contents._replace(labels=labels.to(own))
+        self.contents = self.contents._replace(labels=labels.to(own, copy=True), is_alike=False)
 
     def hold(self, contents: Contents) -> None:
         """Takes contents. From here on, writing into a tensor that `read` has returned has no effect."""
@@ -157,6 +201,7 @@ class Queue(nn.Module):
         """Goes with the module to its device. The rows keep their dtype: ``half()`` is for the model."""
         device = fn(self.contents.labels.new_empty(0, dtype=torch.float32)).device
         if device != self.contents.labels.device:  # else a copy would take as much again
+            self.check_no_step("a move to another device")
             self._load(self.with_edits().state(), device)
         return self
 
@@ -174,6 +219,12 @@ class Queue(nn.Module):
 
     def _check(self, state: dict[str, Any]) -> None:
         """Refuses a state of another shape, or one whose numbers no memory of this size can have."""
+        own_device = self.contents.labels.device.type
+        if own_device != "meta" and any(state[name].device.type == "meta" for name in self.contents.state()):
+            raise ValueError(
+                f'the checkpoint\'s rows are on the device "meta", which holds none, and the memory is on '
+                f"{own_device!r}: load a checkpoint that holds rows"
+            )
         for name, own in self.contents.state().items():
             if state[name].shape != own.shape:
                 raise ValueError(
@@ -230,8 +281,13 @@ class Queue(nn.Module):
         super().__setstate__(state)
         rows = self.contents.rows
         if rows.stored.is_shared():
-            own = replace(rows, stored=rows.stored.clone(), overwritten=[])
-            self.contents = self.contents._replace(rows=own)
+            rows = replace(rows, stored=rows.stored.clone(), overwritten=[])
+        self.contents = self.contents._replace(rows=rows, is_alike=False)
+
+
+def _num_writes(values: Tensor) -> int:
+    """Returns torch's count of writes to a tensor in place, which it keeps of no tensor of inference mode."""
+    return 0 if values.is_inference() else values._version
 
 
 def prepare_state(state: dict[str, Any], prefix: str, memory: nn.Module, queue: Queue) -> None:

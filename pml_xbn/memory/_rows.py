@@ -115,6 +115,11 @@ class Rows:
             self._maps[dtype] = Affine(self.scale.to(dtype), self.shift.to(dtype))
         return self._maps[dtype]
 
+    @property
+    def map_as_read(self) -> Affine:
+        """The map from stored rows to rows as they are now, in the dtype in which they are read."""
+        return self._map(self.dtype)
+
     def least_length(self, dtype: torch.dtype) -> Tensor | float:
         """Returns the length up to which a row that is read in this dtype is one of zeros.
 

@@ -236,3 +236,12 @@ def test_a_bad_call_names_the_value(make: Callable, name: str) -> None:
 def test_a_bad_size_is_named(cls: type[BaseClassificationLoss], args: tuple, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         cls(*args)
+
+
+def test_a_batch_without_numbers_takes_no_weight_away(make: Callable) -> None:
+    loss_fn, embeddings = make(), torch.randn(len(LABELS), D, device="meta")
+    before = loss_fn.W.detach().clone()
+    for call in (loss_fn, lambda *args: loss_fn.compute_loss(*args, None, *args)):
+        with pytest.raises(ValueError, match='embeddings is on the device "meta"'):
+            call(embeddings, LABELS)
+    assert torch.equal(loss_fn.W, before)
