@@ -62,6 +62,7 @@ class Report(NamedTuple):
     num_refs: int
     num_anchors: int
     is_stored: bool
+    is_finite: bool
     has_pairs: bool
     seed: int  # for draws that are the same on all ranks
     can_share: bool  # it can compute the loss of its own anchors by itself
@@ -85,7 +86,7 @@ def gather_reports(
         seed = int(torch.randint(2**31, ()))
         pairs = batch.user_pairs is not None
         sizes = len(batch.refs), len(batch.anchors)
-        report = Report(*sizes, batch.is_stored, pairs, seed, can_share, is_alike)
+        report = Report(*sizes, batch.is_stored, batch.is_finite, pairs, seed, can_share, is_alike)
         state |= {
             "embedding_size": batch.refs.shape[1],
             "bits_of_dtype": torch.finfo(batch.refs.dtype).bits,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
@@ -90,9 +91,10 @@ def _check_own_input(
     if is_stored:
         check_capture(memory, embeddings.device)
         _check_size(len(batch.refs), rows)
-        is_stored = memory.nonfinite == "ignore" or _check_numbers(memory, embeddings, batch.ref_labels)
+        if memory.nonfinite != "ignore":
+            batch = _check_numbers(memory, embeddings, batch)
     memory.queue.move_to(embeddings.device)  # which may be out of memory
-    return batch._replace(is_stored=is_stored)
+    return batch if is_stored else batch._replace(is_stored=False)
 
 
 def _check_size(num_rows: int, rows: Rows) -> None:
@@ -101,16 +103,20 @@ def _check_size(num_rows: int, rows: Rows) -> None:
         raise ValueError(f"{num_rows} rows to enqueue do not fit memory_size={rows.num_places}: {remedy}")
 
 
-def _check_numbers(memory: Memory, embeddings: Tensor, labels: Tensor) -> bool:
-    """Returns whether the batch is to be stored, or raises. Rows out of range are marked for whitening."""
+def _check_numbers(memory: Memory, embeddings: Tensor, batch: Batch) -> Batch:
+    """Returns the batch, with whether it is to be stored, or raises.
+
+    Rows out of range are marked for whitening.
+    """
     rows = memory.queue.contents.rows
-    numbers = _read_numbers(memory, embeddings, labels)
+    numbers = _read_numbers(memory, embeddings, batch.ref_labels)
     if numbers.refusals:
         raise ValueError(numbers.refusals[0]())
     limit = _widest_storable(rows)
     if not _are_storable(numbers, limit):
         if memory.nonfinite == "skip":
-            return False
+            is_finite = math.isfinite(numbers.least) and math.isfinite(numbers.largest)
+            return batch._replace(is_stored=False, is_finite=is_finite)
         bad_rows = (~(embeddings.detach().abs() <= limit)).any(dim=1).nonzero().flatten().tolist()
         raise ValueError(
             f"embeddings has NaN or inf in rows {bad_rows}, or numbers beyond {limit:.1e}: lower the "
@@ -118,7 +124,7 @@ def _check_numbers(memory: Memory, embeddings: Tensor, labels: Tensor) -> bool:
         )
     if numbers.are_rows_out_of_range:
         memory.queue.contents = memory.queue.contents._replace(rows=replace(rows, needs_whitening=True))
-    return True
+    return batch
 
 
 class _Numbers(NamedTuple):
@@ -180,7 +186,10 @@ def _check_input_on_ranks(
         check_alike = ranks.check_maps_alike if memory._is_sharded else ranks.check_alike
         check_alike(group, memory.queue.contents)
         memory.queue.contents = memory.queue.contents._replace(is_alike=True)
-    batch = batch._replace(is_stored=all(report.is_stored for report in reports))
+    batch = batch._replace(
+        is_stored=all(report.is_stored for report in reports),
+        is_finite=all(report.is_finite for report in reports),
+    )
     if not (batch.is_stored or memory._is_sharded):
         return batch, []  # every rank reads its own copy of the rows
     batch = ranks.with_all_refs(group, batch, reports)

@@ -14,6 +14,7 @@ from ..memory._queue import Contents
 from ..memory._rows import Rows
 from ..pairwise._batch_loss import loss_of_batch, loss_without_pairs
 from ..pairwise._comparison import Comparison
+from ..pairwise._finite import nan_unless_zero, zero_if_finite
 from ..pairwise._index_tensors import IndicesTuple, drop_own_rows, mapped
 from ..pairwise._loss import loss_against
 from ._memory import Memory
@@ -33,7 +34,7 @@ def is_delayed(memory: Memory) -> bool:
 def warm_up(memory: Memory, batch: Batch) -> Tensor:
     """Counts a call of the warm-up, and returns the loss of the batch by itself."""
     count_call(memory)
-    return loss_of_batch(memory.loss, memory.miner, batch)
+    return loss_of_batch_alone(memory, batch)
 
 
 def count_call(memory: Memory) -> None:
@@ -71,12 +72,27 @@ def store_batch(memory: Memory, batch: Batch, contents: Contents, placement: Pla
 def compare(memory: Memory, batch: Batch, contents: Contents | None) -> Tensor:
     """Returns the loss of the batch against these contents, or without them that of the batch by itself."""
     if contents is None:
-        return loss_of_batch(memory.loss, memory.miner, batch)
+        return loss_of_batch_alone(memory, batch)
     compared = comparison(memory, batch, contents)
     loss = loss_without_pairs(memory.loss, batch) if compared is None else loss_against(compared)
+    if compared is None or not batch.is_stored:  # so that not all of the batch has been compared
+        loss = nan_unless_zero(loss, zero_if_batch_is_finite(batch))
     if memory.batch_loss_weight and batch.is_stored:
-        return weighted_sum(memory, loss, loss_of_batch(memory.loss, memory.miner, batch))
+        return weighted_sum(memory, loss, loss_of_batch_alone(memory, batch))
     return loss
+
+
+def loss_of_batch_alone(memory: Memory, batch: Batch) -> Tensor:
+    """Returns the loss of the batch by itself, NaN if the batch holds NaN or inf."""
+    loss = loss_of_batch(memory.loss, memory.miner, batch)
+    return nan_unless_zero(loss, zero_if_batch_is_finite(batch))  # type: ignore[no-any-return]
+
+
+def zero_if_batch_is_finite(batch: Batch) -> Tensor | float:
+    """Returns zero, and NaN if the batch, on many ranks that of any of them, holds NaN or inf."""
+    if not batch.is_finite:
+        return torch.nan
+    return zero_if_finite(batch.refs) if batch.own is not None else zero_if_finite(batch.refs, batch.anchors)
 
 
 def comparison(memory: Memory, batch: Batch, contents: Contents | None) -> Comparison | None:

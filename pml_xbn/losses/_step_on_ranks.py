@@ -14,7 +14,7 @@ from ..distributed._sharded_loss import sharded_loss
 from ..memory._batch import Batch, zero_loss
 from ..memory._placement import placement_of
 from ..memory._queue import Contents
-from ..pairwise._batch_loss import loss_of_batch
+from ..pairwise._finite import nan_unless_zero
 from ..pairwise._known_gradients import KnownGradients
 from ..pairwise._loss import sum_terms
 from ..pairwise._loss_sums import LossSums
@@ -27,8 +27,10 @@ from ._step import (
     count_call,
     find_places,
     is_warming_up,
+    loss_of_batch_alone,
     read_contents,
     store_batch,
+    zero_if_batch_is_finite,
 )
 
 
@@ -76,7 +78,7 @@ def _loss_gathered(memory: Memory, batch: Batch, reports: list[ranks.Report], re
             exchange.values = sums.totals
         if memory.batch_loss_weight:
             with ranks.same_draws(reports[0].seed, batch.refs.device):
-                loss = memory.batch_loss_weight * loss_of_batch(memory.loss, memory.miner, whole)
+                loss = memory.batch_loss_weight * loss_of_batch_alone(memory, whole)
         memory.queue.check_writes()  # here, so that all ranks raise
     sums.totals = exchange.by_rank.sum(dim=0)
     value, gradients = sums.value()
@@ -106,7 +108,7 @@ def _loss_sharded(memory: Memory, batch: Batch, reports: list[ranks.Report], rec
         if contents is None:  # in the warm-up, where the loss is the batch's own
             weight = 1.0
         if weight and not has_failed:
-            of_batch = weight * loss_of_batch(memory.loss, memory.miner, whole)
+            of_batch = weight * loss_of_batch_alone(memory, whole)
         return value, gradients, of_batch
 
     (value, gradients, of_batch), error = group.attempt(compute)
@@ -121,6 +123,8 @@ def _loss_sharded(memory: Memory, batch: Batch, reports: list[ranks.Report], rec
     loss = zero_loss(batch)
     if value is not None:
         loss = KnownGradients.apply((value, gradients), batch.anchors, *recipe.learned)
+    if value is None or not batch.is_stored:  # so that not all of the batch has been compared
+        loss = nan_unless_zero(loss, zero_if_batch_is_finite(whole))
     return loss if of_batch is None else loss + of_batch
 
 

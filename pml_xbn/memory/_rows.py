@@ -281,7 +281,8 @@ class Rows:
         """Writes stored rows ``(k, d)`` in place, in their dtype, and returns the rows with new sums."""
         dtype = self.stored.dtype
         if dtype == torch.float16:
-            stored = stored.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
+            # inf becomes NaN, and not a number.
+            stored = stored.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max) + stored * 0
         stored, gone = stored.to(dtype), self.stored.index_select(0, places)  # zeros where there was no row
         self.overwritten.append((self.stored, places, gone))
         self.stored.index_copy_(0, places, stored)
