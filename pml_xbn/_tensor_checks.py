@@ -28,6 +28,12 @@ def check_dense(name: str, values: Tensor, wanted: str = "a tensor") -> None:
         raise ValueError(f"{name} has layout {values.layout}: pass a dense tensor, as from .to_dense()")
 
 
+def check_numbers(name: str, values: Tensor) -> None:
+    """Refuses a tensor on the device "meta": what is moved there to meet it is lost."""
+    if values.is_meta:
+        raise ValueError(f'{name} is on the device "meta", which holds no numbers: pass it from another')
+
+
 def check_rows(name: str, rows: Tensor, like: Tensor | None = None, width: int | None = None) -> None:
     """Refuses what is no ``(n, d)`` floating tensor, of the shape of ``like``, or of this width."""
     check_dense(name, rows)
@@ -48,6 +54,7 @@ def check_integers(name: str, values: Tensor, size: int, wanted: str = "one valu
         raise ValueError(f"{name} has shape {tuple(values.shape)}: pass {wanted}, shape ({size},)")
     if values.dtype not in INTEGERS:
         raise ValueError(f"{name} has dtype {values.dtype}: pass integers, such as torch.int64")
+    check_numbers(name, values)
 
 
 def check_mask(name: str, mask: Tensor, size: int) -> None:
@@ -57,6 +64,7 @@ def check_mask(name: str, mask: Tensor, size: int) -> None:
         raise ValueError(f"{name} has dtype {mask.dtype}: pass torch.bool, as from mask.bool()")
     if mask.shape != (size,):
         raise ValueError(f"{name} has shape {tuple(mask.shape)}: pass one value per row, shape ({size},)")
+    check_numbers(name, mask)
 
 
 def check_indices(user_pairs: tuple[Tensor, ...], size: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from inspect import signature
 from typing import Any
@@ -131,6 +132,20 @@ class BaseAdapter(nn.Module):
     ) -> Tensor:
         """Returns plain rows ``(n, d)`` after the map of all of them."""
         return affine.map(rows)
+
+    def check_finite(self, method: str, affine: Affine) -> None:
+        """Raises a ``ValueError`` for a map with NaN or inf, which names the method and the dimensions."""
+        total = affine.scale + affine.shift
+        if math.isfinite(total.sum().item()):
+            return
+        is_bad = ~torch.isfinite(total)
+        if is_bad.any():
+            dimensions = is_bad.nonzero()[:, -1].unique().tolist()
+            raise ValueError(
+                f"{type(self).__name__}.{method} gave NaN or inf in dimensions {dimensions}: return finite "
+                "numbers, also where a standard deviation is 0. If it is rows of the memory that hold NaN, "
+                "build the memory with nonfinite='ignore', which leaves such dimensions as they are"
+            )
 
     def checked_map(self, memory: Moments, batch: Moments, target: Moments) -> Affine:
         """Returns the map of all rows, and records what PML's logging is to see.

@@ -45,6 +45,8 @@ class SuperclassLookup(nn.Module):
 
     def forward(self, labels: Tensor, missing: int = -1) -> Tensor:
         """Returns the superclass of every label ``(n,)``, and ``missing`` for labels without one."""
+        if labels.is_meta:  # where the shape is all there is, and the lookup itself would be lost
+            return torch.empty_like(labels, dtype=torch.int64)
         if self.labels.device != labels.device:
             self.to(labels.device)  # as PML's memory follows the batch
         position = torch.searchsorted(self.labels, labels).clamp(max=len(self.labels) - 1)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.functional import normalize as unit_length
 
 from .._arithmetic import at_least_float32, widest
+from .._buffers import buffers_as, copied_buffers
 from .._number_checks import check_integer
 from .._tensor_checks import check_dense, check_rows
+from .random_state import random_state_kept
 
 _LARGE_SHARE = 0.2  # between batches of 64 and of 16 of the study: docs/diagnostics.md has its figures
 
@@ -72,11 +72,12 @@ def batch_noise(
     where the noise is divided by the share of images that were replaced. All passes draw the same random
     numbers, so dropout makes no difference between them.
 
-    The call takes ``num_parts + 1`` forward passes. It changes nothing: buffers and random numbers stay as
-    they were.
+    The call takes ``num_parts + 1`` forward passes. It changes nothing: images, buffers and random numbers
+    stay as they were. (What the model itself counts elsewhere than in buffers counts these passes too.)
 
     Args:
-        model: in training mode, as in a training step, and not wrapped in ``DistributedDataParallel``.
+        model: in training mode, as in a training step, and not wrapped in ``DistributedDataParallel``; it
+            takes a tensor and returns embeddings ``(b, d)``. It may write to its input, and be scripted.
             Layers that are frozen (:func:`pml_xbn.training.freeze_batch_norm`) stay so.
         images: a batch as the model takes it, ``(b, ...)``, drawn and augmented as in training.
         others: another batch of the same shape.
@@ -89,8 +90,8 @@ def batch_noise(
         pass it to :func:`scalars`.
 
     Raises:
-        ValueError: the model is in evaluation mode, the batches differ in shape or have fewer images than
-            parts, or the embeddings are not ``(b, d)``.
+        ValueError: the model is in evaluation mode or has lazy layers that have not seen a batch, the batches
+            differ in shape or have fewer images than parts, or the embeddings are not ``(b, d)``.
 
     Example:
         >>> from pml_xbn.training import freeze_batch_norm
@@ -142,9 +143,8 @@ def _half_squared_distance_of_two(rows: Tensor, others: Tensor) -> Tensor:
 
 def _embed(model: nn.Module, images: Tensor, normalize: bool) -> Tensor:
     """Returns embeddings in the model's mode, in float64; buffers and random state stay as they are."""
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    with _random_state_kept(model, images):
-        embeddings: Tensor = functional_call(model, buffers, (images,))
+    with random_state_kept([images, *model.parameters()]), buffers_as(copied_buffers(model)):
+        embeddings: Tensor = model(images.clone())  # a model may write to its input
     check_rows("embeddings", embeddings)
     if len(embeddings) != len(images):
         raise ValueError(
@@ -153,11 +153,3 @@ def _embed(model: nn.Module, images: Tensor, normalize: bool) -> Tensor:
         )
     rows = widest(embeddings)
     return unit_length(rows) if normalize else rows
-
-
-def _random_state_kept(model: nn.Module, images: Tensor) -> AbstractContextManager[None]:
-    devices = {tensor.device for tensor in [images, *model.parameters()]}
-    of_gpus = [device.index for device in devices if device.type not in ("cpu", "mps")]  # MPS has no index
-    kind = next((device.type for device in devices if device.type not in ("cpu", "mps")), "cuda")
-    kept: AbstractContextManager[None] = torch.random.fork_rng(of_gpus, device_type=kind)
-    return kept

@@ -11,6 +11,7 @@ from torch import Tensor
 from .._number_checks import check_integer
 from .._tensor_checks import check_rows
 from .distances import distance_per_row, mean_and_maximum
+from .random_state import random_state_kept
 
 
 class Drift(NamedTuple):
@@ -58,7 +59,9 @@ class FeatureDrift:
 
     Args:
         embed: returns the embeddings ``(n, d)`` of the same images in every call, by the model as it is. Let
-            it use ``eval()`` mode and no augmentation, since whatever these change would count as drift.
+            it use ``eval()`` mode and no augmentation, since whatever these change would count as drift. What
+            it draws of PyTorch's random numbers is not missing in training. Statistics of a model in
+            ``train()`` mode do change: embed with a copy.
         deltas: the numbers of steps :math:`\Delta k`, 1 or more each (default 1, 10 and 100; Cross-Batch
             Memory, Fig. 3 has 10, 100 and 1,000; Adaptive Cross Batch Normalization, Fig. 3 has 1).
         every: the number of steps from one measurement to the next (default 100).
@@ -112,7 +115,7 @@ class FeatureDrift:
         is_measured = step % self.every == 0
         if not (is_measured or self._is_wanted(step, after=step)):
             return {}
-        with torch.no_grad():
+        with torch.no_grad(), random_state_kept():
             now = self.embed().detach().clone()
         known = [delta for delta in self.deltas if is_measured and step - delta in self._past]
         drifts = {

@@ -13,6 +13,7 @@ from torch.nn.functional import normalize as unit_length
 from .._number_checks import check_integer
 from .._tensor_checks import check_integers, check_mask, check_rows
 from .memory_rows import StoredSince, num_occupied
+from .random_state import random_state_kept
 from .staleness import AdaptedStaleness, staleness
 
 _UNKNOWN = -1
@@ -144,7 +145,8 @@ class RowTracker:
                 each image once. Every difference from how the rows were stored counts as staleness: the mode
                 (``train()`` or ``eval()``), the augmentation, and for BatchNorm in ``train()`` mode the other
                 images of the batch. It must not change the model: in ``train()`` mode, where BatchNorm
-                updates its running statistics, embed with a copy.
+                updates its running statistics, embed with a copy. What it draws of PyTorch's random numbers
+                is not missing in training.
             num_rows: measure at most so many rows, evenly spaced over the memory. None (default) for all.
             num_steps: measure the rows that were stored at no more than so many steps. These are evenly
                 spaced, with the oldest and the newest. None (default) for all. It keeps batches whole, which
@@ -176,7 +178,7 @@ class RowTracker:
         if len(images) == 0:
             return like[:0]
         distinct, position = images.unique(return_inverse=True)
-        with torch.no_grad():
+        with torch.no_grad(), random_state_kept([like]):
             fresh = embed(distinct)
         check_rows("what embed returned", fresh, like=like[:1].expand(len(distinct), -1))
         return fresh.to(like.device)[position]

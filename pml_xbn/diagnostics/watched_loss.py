@@ -23,8 +23,9 @@ class WatchedLoss:
     """Watches one call of a cross-batch memory, PML's ``CrossBatchMemory`` or a subclass.
 
     It is a context manager: call the memory once within the context, and read the attributes afterwards. The
-    training step is the same as without it. A memory of this package computes its loss as always, and once
-    more by PML's code, whose matrices can be seen. Besides a copy of the rows this costs one more backward
+    training step is the same as without it: the miner and the hooks of your embeddings are called once. A
+    memory of this package computes its loss as always, and once more by PML's code, of the same pairs, whose
+    matrices can be seen. Besides a copy of the rows this costs one more backward
     pass of the loss, but not of the model.
 
     Args:
@@ -86,7 +87,7 @@ class WatchedLoss:
         vars(self).pop("gradient", None)
         memory = self._memory
         self._handles = [
-            memory.register_forward_pre_hook(self._before_call),
+            memory.register_forward_pre_hook(self._before_call, with_kwargs=True),
             memory.register_forward_hook(self._after_call),
             memory.loss.register_forward_pre_hook(self._before_loss, with_kwargs=True),
             memory.loss.register_forward_hook(self._after_loss),
@@ -103,11 +104,17 @@ class WatchedLoss:
         if kind is None and not hasattr(self, "gradient"):
             raise ValueError("the memory was not called while it was watched: call it within the context")
 
-    def _before_call(self, memory: CrossBatchMemory, _: Any) -> None:
+    def _before_call(
+        self, memory: CrossBatchMemory, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if hasattr(self, "gradient"):
             raise ValueError("the memory was called twice while it was watched: watch one call at a time")
         self._stored, self._num_calls = StoredSince(memory), getattr(memory, "num_calls", 0)
         self._is_in_call = True
+        # Gradients are taken of another tensor than the caller's, whose hooks would be called.
+        if args:
+            return (_alias(args[0]), *args[1:]), kwargs
+        return args, kwargs | {name: _alias(kwargs[name]) for name in ("embeddings",) if name in kwargs}
 
     @only_looks
     def _before_loss(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -219,6 +226,13 @@ class WatchedLoss:
             gradient = gradient * anchors.norm(dim=1, keepdim=True)
             anchors, older = unit_length(anchors), unit_length(older)
         return common_mode_push(gradient, anchors, older)
+
+
+def _alias(embeddings: Any) -> Any:
+    """Returns another tensor of the same numbers, to which the gradient flows through it."""
+    if not isinstance(embeddings, Tensor) or embeddings.layout != torch.strided:
+        return embeddings  # which the memory refuses
+    return embeddings.view_as(embeddings)
 
 
 def _gradient(of: Tensor, at: Tensor, weight: Tensor | None = None) -> Tensor:

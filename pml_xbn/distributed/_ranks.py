@@ -11,7 +11,12 @@ import torch
 from torch import Tensor
 
 from ..memory._batch import Batch
+from ..memory._queue import Contents
+from ..memory._rows import Rows
 from ._group import Group, LostRankError
+
+# Ranks compute their maps from the same sums, and round alike on machines that are alike.
+_ROUNDING_OF_MAPS = 1e-4
 
 
 @contextmanager
@@ -57,13 +62,21 @@ class Report(NamedTuple):
     num_refs: int
     num_anchors: int
     is_stored: bool
+    is_finite: bool
     has_pairs: bool
     seed: int  # for draws that are the same on all ranks
     can_share: bool  # it can compute the loss of its own anchors by itself
+    is_alike: bool  # it knows that its memory is that of the others
 
 
 def gather_reports(
-    group: Group, call: str, make: Callable[[], Batch], can_share: bool = False, **state: int
+    group: Group,
+    call: str,
+    make: Callable[[], Batch],
+    *,
+    can_share: bool = False,
+    is_alike: bool = True,
+    **state: int,
 ) -> tuple[Batch, list[Report]]:
     """Returns this rank's batch, and the reports of all; raises on all if ``make`` does, or states differ."""
     group.call = call
@@ -72,7 +85,8 @@ def gather_reports(
         batch = make()
         seed = int(torch.randint(2**31, ()))
         pairs = batch.user_pairs is not None
-        report = Report(len(batch.refs), len(batch.anchors), batch.is_stored, pairs, seed, can_share)
+        sizes = len(batch.refs), len(batch.anchors)
+        report = Report(*sizes, batch.is_stored, batch.is_finite, pairs, seed, can_share, is_alike)
         state |= {
             "embedding_size": batch.refs.shape[1],
             "bits_of_dtype": torch.finfo(batch.refs.dtype).bits,
@@ -87,6 +101,47 @@ def gather_reports(
                 f"{name} is {values} on ranks 0 to {len(values) - 1}: build, load and call it alike on all"
             )
     return batch, [Report(*values) for values in reports.tolist()]
+
+
+@torch.no_grad()
+def check_alike(group: Group, contents: Contents) -> None:
+    """Raises on all ranks where they hold other rows, labels or samples. Ranks send a number for each row."""
+    rows, num_rows = contents.rows, contents.rows.num_rows_here
+    sketch = _sketch(rows)
+    # Ranks on GPUs may round rows otherwise. That is small beside the spread of the rows.
+    rounding = torch.finfo(rows.stored.dtype).eps ** 0.5
+    for name, values, share in (
+        ("label_memory", contents.labels[:num_rows], 0.0),
+        ("id_memory", contents.ids[:num_rows], 0.0),
+        ("embedding_memory", sketch, rounding),
+    ):
+        least, most = -group.max(-values), group.max(values)
+        centred = most.double() - most.double().mean()
+        allowed = share * (centred.square().mean().sqrt() + rounding * most.abs().amax())
+        places = (most - least > allowed).nonzero().flatten().tolist()
+        if places:
+            raise ValueError(
+                f"{name} differs between ranks 0 to {group.size - 1} in {len(places)} of {num_rows} rows, "
+                f"from row {places[0]} on: load one checkpoint on all ranks, and edit rows alike on all"
+            )
+
+
+def check_maps_alike(group: Group, contents: Contents) -> None:
+    """Raises on all ranks where their parts of the rows are read through other maps."""
+    maps = torch.stack(tuple(contents.rows.affine))
+    least, most = -group.max(-maps), group.max(maps)
+    if (most - least > _ROUNDING_OF_MAPS * (most.abs() + most[0].abs())).any():
+        raise ValueError(
+            f"the maps of the rows that are spread over ranks 0 to {group.size - 1} differ, so they are not "
+            "of one memory: load one checkpoint on all ranks, with torch.distributed.checkpoint"
+        )
+
+
+def _sketch(rows: Rows) -> Tensor:
+    """Returns a number for each row ``(n,)``, by which rows can be told apart; 0 for rows of NaN."""
+    weights = torch.linspace(1, 2, rows.stored.shape[1], dtype=rows.affine.scale.dtype, device=rows.stored.device)
+    parts = [part.to(weights) @ weights for _, part in rows.parts(rows.dtype)]
+    return torch.cat(parts).nan_to_num_(0.0, 0.0, 0.0)
 
 
 def with_all_refs(group: Group, batch: Batch, reports: list[Report]) -> Batch:

@@ -114,6 +114,7 @@ class PartOfRows:
         # How many chosen pairs are positive and negative; written in place, as what is allocated between the
         # large tensors of two parts, and kept, would leave gaps that these do not fit in.
         self.num_pairs = torch.zeros(2, dtype=torch.int64, device=compared.anchors.device)
+        self.zero = compared.anchors.detach().new_zeros(())  # NaN if anchors or these rows are not finite
 
     def run(self, known: _Known) -> _PartialLoss:
         """Returns the computation of the loss, up to where it needs what is not known."""
@@ -138,9 +139,10 @@ class PartOfRows:
                 mat = distances.measured(miner.distance).detach()
             pairs = yield from with_reductions(MINERS[type(miner)](miner, mat, pairs))
         self.num_pairs.copy_(torch.stack([total(pairs.positive), total(pairs.negative)]))
-        form = self._recipe.form
+        form, mat = self._recipe.form, distances.measured(loss.distance)
+        self.zero.copy_(distances.zero_if_finite())
         assert form.terms is not None
-        return (yield from with_reductions(form.terms(loss, distances.measured(loss.distance), pairs)))
+        return (yield from with_reductions(form.terms(loss, mat, pairs)))
 
 
 class _ShardedLoss:
@@ -164,10 +166,10 @@ class _ShardedLoss:
             self._miner.reset_stats()
         while self._reduce():
             pass
-        sums, counts, num_pairs, gradients = self._sum_terms()
+        sums, counts, num_pairs, zero, gradients = self._sum_terms()
         if self._miner is not None:
             tell_numbers(self._miner, num_pairs.tolist())
-        factors = reducing_factors(self._loss, self._recipe, counts.unbind(), num_pairs.unbind(), sums)
+        factors = reducing_factors(self._loss, self._recipe, counts.unbind(), num_pairs.unbind(), zero, sums)
         value = (torch.stack(factors) * sums).sum().to(self._anchors)
         return value, self._gradients(factors, gradients) if self._is_learning else []
 
@@ -190,11 +192,12 @@ class _ShardedLoss:
         self._known.append(results)
         return True
 
-    def _sum_terms(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _sum_terms(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Returns what follows from the terms on all ranks, for each of the k parts of the loss.
 
         These are the sums ``(k,)``, the counts ``(k,)``, the numbers of positive and negative pairs ``(2,)``,
-        and the gradients of the sums ``(k, r, a)`` at the results of the r reductions that have one.
+        a zero that is NaN where something is not finite, and the gradients of the sums ``(k, r, a)`` at the
+        results of the r reductions that have one.
         """
         at = [self._known[-1][number] for number in self._differentiated]
         sums = widest(self._anchors.new_zeros(len(self._recipe.reducers)))
@@ -212,9 +215,10 @@ class _ShardedLoss:
         if not self._has_terms_of_pairs and self._group.rank > 0:  # they are to count once
             sums, counts, gradients = (torch.zeros_like(x) for x in (sums, counts, gradients))
         num_pairs = torch.stack([part.num_pairs for part in self._parts]).sum(dim=0)
-        numbers = [sums, counts, num_pairs.to(sums), gradients.flatten()]
+        zero = torch.stack([part.zero for part in self._parts]).sum(dim=0, keepdim=True)
+        numbers = [sums, counts, num_pairs.to(sums), zero.to(sums), gradients.flatten()]
         of_all = self._group.sum(torch.cat(numbers)).split([len(x) for x in numbers])
-        return of_all[0], of_all[1], of_all[2].long(), of_all[3].view_as(gradients)
+        return of_all[0], of_all[1], of_all[2].long(), of_all[3].squeeze(0), of_all[4].view_as(gradients)
 
     def _totals(self, run: _PartialLoss) -> list[tuple[Tensor, Tensor]]:
         """Returns for each part of the loss what its reducer sums, and how many terms these are."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from .._tensor_checks import check_rows, plain
+from .._tensor_checks import check_numbers, check_rows, plain
 from ..distributed import _ranks as ranks
 from ..memory._batch import Batch, split
 from ..memory._callers import check_caller, check_capture
@@ -80,6 +81,7 @@ def _check_own_input(
             "the data set, or -1"
         )
     check_rows("embeddings", embeddings, width=memory.queue.rows.shape[1])
+    check_numbers("embeddings", embeddings)
     embeddings = plain(embeddings)
     if embeddings.dtype != torch.float64:
         embeddings = embeddings.to(torch.promote_types(memory.queue.dtype, torch.float32))
@@ -87,9 +89,9 @@ def _check_own_input(
     if is_stored:
         check_capture(memory, embeddings.device)
         _check_size(len(batch.refs), memory.queue.num_places)
-        is_stored = memory.nonfinite == "ignore" or _check_numbers(memory, embeddings, batch.ref_labels)
+        batch = _check_numbers(memory, embeddings, batch)
     memory.queue.move_to(embeddings.device)  # which may be out of memory
-    return batch._replace(is_stored=is_stored)
+    return batch if is_stored else batch._replace(is_stored=False)
 
 
 def _check_size(num_rows: int, num_places: int) -> None:
@@ -99,9 +101,11 @@ def _check_size(num_rows: int, num_places: int) -> None:
 
 
 @torch.no_grad()
-def _check_numbers(memory: Memory, embeddings: Tensor, labels: Tensor) -> bool:
-    """Returns whether the batch is to be stored, or raises; a GPU waits once."""
-    refusals = memory._hooks.refusals(labels)
+def _check_numbers(memory: Memory, embeddings: Tensor, batch: Batch) -> Batch:
+    """Returns the batch, with whether it is to be stored, or raises."""
+    refusals = memory._hooks.refusals(batch.ref_labels)
+    if memory.nonfinite == "ignore" and not refusals:
+        return batch
     flags, messages = zip(*refusals, strict=True) if refusals else ((), ())
     extremes = embeddings.aminmax() if len(embeddings) else [embeddings.sum()] * 2
     least, largest, *are_refused = torch.stack([*extremes, *flags]).tolist()
@@ -109,10 +113,11 @@ def _check_numbers(memory: Memory, embeddings: Tensor, labels: Tensor) -> bool:
         if is_refused:
             raise ValueError(message())
     limit = largest_storable(memory.queue)
-    if -limit <= least and largest <= limit:  # which is False where there is NaN
-        return True
+    if memory.nonfinite == "ignore" or (-limit <= least and largest <= limit):  # False where there is NaN
+        return batch
     if memory.nonfinite == "skip":
-        return False
+        is_finite = math.isfinite(least) and math.isfinite(largest)
+        return batch._replace(is_stored=False, is_finite=is_finite)
     bad_rows = (~(embeddings.abs() <= limit)).any(dim=1).nonzero().flatten().tolist()
     raise ValueError(
         f"embeddings has NaN or inf in rows {bad_rows}, or numbers beyond {limit:.1e}: lower the "
@@ -135,11 +140,13 @@ def _check_input_on_ranks(
 ) -> tuple[Batch, list[ranks.Report]]:
     """Returns the batch of a call that ranks make together. All of them raise if one does."""
     queue, group = memory.queue, memory._group
+    is_alike = queue.is_alike or queue.num_rows == 0
     batch, reports = ranks.gather_reports(
         group,
         f"{type(memory).__name__}.{call}",
         check_own,
         can_share=recipe_to_share(memory.loss, memory.miner) is not None,
+        is_alike=is_alike,
         memory_size=queue.num_places,
         num_rows=queue.num_rows,
         queue_idx=queue.position,
@@ -147,7 +154,14 @@ def _check_input_on_ranks(
         training=is_training,
         is_grad_enabled=torch.is_grad_enabled(),
     )
-    batch = batch._replace(is_stored=all(report.is_stored for report in reports))
+    if not all(report.is_alike for report in reports):
+        check_alike = ranks.check_maps_alike if memory._is_sharded else ranks.check_alike
+        check_alike(group, queue.contents)
+        queue.is_alike = True
+    batch = batch._replace(
+        is_stored=all(report.is_stored for report in reports),
+        is_finite=all(report.is_finite for report in reports),
+    )
     if not (batch.is_stored or memory._is_sharded):
         return batch, []  # every rank reads its own copy of the rows
     batch = ranks.with_all_refs(group, batch, reports)

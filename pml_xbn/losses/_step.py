@@ -20,6 +20,7 @@ from ..memory._queue import Contents
 from ..memory._rows import rows_of
 from ..pairwise._batch_loss import loss_of_batch, loss_without_pairs
 from ..pairwise._comparison import Comparison
+from ..pairwise._finite import nan_unless_zero, zero_if_finite
 from ..pairwise._index_tensors import IndicesTuple, drop_own_rows, mapped
 from ..pairwise._loss import loss_against
 from ._memory import Memory
@@ -31,7 +32,7 @@ def step(memory: Memory, batch: Batch) -> Tensor:
     contents = count_call(memory.queue.contents)
     if is_warming_up(memory, contents):
         memory.queue.hold(contents)
-        return loss_of_batch(memory.loss, memory.miner, batch)
+        return loss_of_batch_alone(memory, batch)
     contents, placement = find_indices(memory, batch, contents)
     contents = adapt_rows(memory, batch, contents, placement)
     contents = store_batch(memory, batch, contents, placement)
@@ -80,7 +81,7 @@ def adapt_rows(memory: Memory, batch: Batch, contents: Contents, placement: Plac
     hooks, is_waiting = memory._hooks, is_delayed(memory, contents)
     if is_waiting is True:
         return contents
-    adapts = None if batch.is_finite is None and is_waiting is False else _adapts(batch.is_finite, is_waiting)
+    adapts = None if batch.is_storable is None and is_waiting is False else _adapts(batch.is_storable, is_waiting)
     refs = batch.refs.detach().to(contents.rows.dtype)
     hooks.returning = () if placement is None else (placement.stored_at, placement.returning)
     allow_nonfinite = memory.nonfinite == "ignore"
@@ -104,10 +105,11 @@ def _adapts(is_finite: Tensor | None, is_waiting: bool | Tensor) -> Tensor | Non
 def store_batch(memory: Memory, batch: Batch, contents: Contents, placement: Placement | None) -> Contents:
     """Returns the contents with the batch among them, and gives them to the memory."""
     queue, rows = memory.queue, batch.refs.detach().to(contents.rows.dtype)
+    queue.check_writes()  # of the hooks
     if placement is None:
         indices = queue.next_indices(contents, len(rows))
         contents = queue.store(
-            contents, indices, rows, batch.ref_labels, None, len(rows), batch.is_finite
+            contents, indices, rows, batch.ref_labels, None, len(rows), batch.is_storable
         )
     else:
         contents = _store_samples(memory, batch, contents, placement, rows)
@@ -131,12 +133,27 @@ def _store_samples(
 def compare(memory: Memory, batch: Batch, contents: Contents | None) -> Tensor:
     """Returns the loss of the batch against these contents, or without them that of the batch by itself."""
     if contents is None:
-        return loss_of_batch(memory.loss, memory.miner, batch)
+        return loss_of_batch_alone(memory, batch)
     compared = comparison(memory, batch, contents)
     loss = loss_without_pairs(memory.loss, batch) if compared is None else loss_against(compared)
+    if compared is None or not batch.is_stored:  # so that not all of the batch has been compared
+        loss = nan_unless_zero(loss, zero_if_batch_is_finite(batch))
     if memory.batch_loss_weight and batch.is_stored:
-        return weighted_sum(memory, loss, loss_of_batch(memory.loss, memory.miner, batch))
+        return weighted_sum(memory, loss, loss_of_batch_alone(memory, batch))
     return loss
+
+
+def loss_of_batch_alone(memory: Memory, batch: Batch) -> Tensor:
+    """Returns the loss of the batch by itself, NaN if the batch holds NaN or inf."""
+    loss = loss_of_batch(memory.loss, memory.miner, batch)
+    return nan_unless_zero(loss, zero_if_batch_is_finite(batch))  # type: ignore[no-any-return]
+
+
+def zero_if_batch_is_finite(batch: Batch) -> Tensor | float:
+    """Returns zero, and NaN if the batch, on many ranks that of any of them, holds NaN or inf."""
+    if not batch.is_finite:
+        return torch.nan
+    return zero_if_finite(batch.refs) if batch.own is not None else zero_if_finite(batch.refs, batch.anchors)
 
 
 def comparison(memory: Memory, batch: Batch, contents: Contents | None) -> Comparison | None:

@@ -13,7 +13,7 @@ from ..distributed._sharded_loss import sharded_loss
 from ..memory._batch import Batch, zero_loss
 from ..memory._placement import placement_of
 from ..memory._queue import Contents
-from ..pairwise._batch_loss import loss_of_batch
+from ..pairwise._finite import nan_unless_zero
 from ..pairwise._known_gradients import KnownGradients
 from ..pairwise._loss import sum_terms
 from ..pairwise._loss_sums import LossSums
@@ -27,8 +27,10 @@ from ._step import (
     find_indices,
     is_delayed,
     is_warming_up,
+    loss_of_batch_alone,
     read_contents,
     store_batch,
+    zero_if_batch_is_finite,
 )
 
 
@@ -44,7 +46,9 @@ def loss_on_ranks(memory: Memory, batch: Batch, reports: list[ranks.Report]) -> 
     with ranks.Exchange(memory._group):
         contents = _adapt_and_store(memory, whole)
         with ranks.same_draws(reports[0].seed, batch.refs.device):
-            return compare(memory, whole, contents)
+            value = compare(memory, whole, contents)
+        memory.queue.check_writes()  # here, so that all ranks raise
+    return value
 
 
 def fill_on_ranks(memory: Memory, batch: Batch) -> None:
@@ -55,7 +59,7 @@ def fill_on_ranks(memory: Memory, batch: Batch) -> None:
             _take_part(memory, batch, is_fill=True)
         else:
             contents, placement = find_indices(memory, batch, memory.queue.contents)
-            store_batch(memory, batch, contents, placement)
+            _alike(store_batch(memory, batch, contents, placement), memory)
 
     _, error = memory._group.attempt(fill)
     with ranks.Exchange(memory._group):
@@ -75,7 +79,8 @@ def _loss_gathered(memory: Memory, batch: Batch, reports: list[ranks.Report], re
             exchange.values = sums.totals
         if memory.batch_loss_weight:
             with ranks.same_draws(reports[0].seed, batch.refs.device):
-                loss = memory.batch_loss_weight * loss_of_batch(memory.loss, memory.miner, whole)
+                loss = memory.batch_loss_weight * loss_of_batch_alone(memory, whole)
+        memory.queue.check_writes()  # here, so that all ranks raise
     sums.totals = exchange.by_rank.sum(dim=0)
     value, gradients = sums.value()
     # Times the number of ranks, as DDP takes the mean of the ranks' gradients.
@@ -104,7 +109,7 @@ def _loss_sharded(memory: Memory, batch: Batch, reports: list[ranks.Report], rec
         if contents is None:  # in the warm-up, where the loss is the batch's own
             weight = 1.0
         if weight and not has_failed:
-            of_batch = weight * loss_of_batch(memory.loss, memory.miner, whole)
+            of_batch = weight * loss_of_batch_alone(memory, whole)
         return value, gradients, of_batch
 
     (value, gradients, of_batch), error = group.attempt(compute)
@@ -119,6 +124,8 @@ def _loss_sharded(memory: Memory, batch: Batch, reports: list[ranks.Report], rec
     loss = zero_loss(batch)
     if value is not None:
         loss = KnownGradients.apply((value, gradients), batch.anchors, *recipe.learned)
+    if value is None or not batch.is_stored:  # so that not all of the batch has been compared
+        loss = nan_unless_zero(loss, zero_if_batch_is_finite(whole))
     return loss if of_batch is None else loss + of_batch
 
 
@@ -130,7 +137,14 @@ def _adapt_and_store(memory: Memory, batch: Batch) -> Contents | None:
         return None
     contents, placement = find_indices(memory, batch, contents)
     contents = adapt_rows(memory, batch, contents, placement)
-    return store_batch(memory, batch, contents, placement)
+    return _alike(store_batch(memory, batch, contents, placement), memory)
+
+
+def _alike(contents: Contents, memory: Memory) -> Contents:
+    """Notes that all ranks hold these contents, and returns them."""
+    contents = contents._replace(is_alike=True)
+    memory.queue.hold(contents)
+    return contents
 
 
 def _take_part(memory: Memory, batch: Batch, *, is_fill: bool = False) -> Contents | None:

@@ -168,6 +168,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         labels: Tensor,
         indices_tuple: IndicesTuple | None = None,
         enqueue_mask: Tensor | None = None,
+        ref_labels: None = None,
         *,
         sample_ids: Tensor | None = None,
     ) -> Tensor:
@@ -180,6 +181,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
                 default there are none.
             enqueue_mask: ``(b,)``, bool. Rows where it is True are stored, and the others are the anchors, as
                 MoCo needs it. By default every row is stored and is an anchor.
+            ref_labels: None, which PML's ``DistributedLossWrapper`` passes where there is no process group.
             sample_ids: ``(b,)``, integers: the number of every image in the data set, or -1 for a row that is
                 always new. A sample has one row in memory, its last, with which its own anchors are not
                 compared unless there is an ``enqueue_mask``. By default all rows are new.
@@ -189,6 +191,11 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             RuntimeError: a call in a replica of ``DataParallel``, in the backward pass of a checkpointed
                 function, or while another thread is in one; nothing has changed.
         """
+        if ref_labels is not None:
+            raise ValueError(
+                "ref_emb and ref_labels with a memory, which is the reference itself: pass embeddings and "
+                "labels alone"
+            )
         is_training = self.training and torch.is_grad_enabled()
         with self._one_thread:
             if self.collect_stats:
@@ -293,6 +300,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         if isinstance(self.queue, ShardedQueue):
             self.queue.check_places(group)
         self._group.assign(process_group)
+        self.queue.is_alike = False
 
     @property
     def embedding_memory(self) -> Tensor:
@@ -306,7 +314,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     @property
     def label_memory(self) -> Tensor:
         """Labels of the rows, ``(memory_size,)`` int64."""
-        return self.queue.labels
+        return self.queue.read_labels()
 
     @label_memory.setter
     def label_memory(self, labels: Tensor) -> None:
@@ -352,6 +360,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         super()._save_to_state_dict(*args, **kwargs)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        self.queue.check_no_step("a state that is loaded")
         self._hooks.name_modules(self)
         prepare_state(state_dict, prefix, self, self.queue)
         check_states_of_adapters(self, state_dict, prefix)

@@ -11,7 +11,7 @@ from pytorch_metric_learning.reducers import DoNothingReducer
 from torch import Tensor, nn
 
 from .._eager import eager
-from .._tensor_checks import check_integers, check_rows
+from .._tensor_checks import check_integers, check_numbers, check_rows
 from ..distributed._ranks import Exchange
 from ..memory._hooks import transaction
 from ..memory._loading import all_or_nothing
@@ -119,6 +119,8 @@ class TwoTowerMemory(nn.Module):
                 memory(embeddings, labels, enqueue_mask=is_stored, sample_ids=sample_ids)
                 for memory, embeddings in zip(memories, (forth, back), strict=False)
             ]
+            for memory in memories:  # while a step of either can still be taken back
+                memory.queue.check_writes()
             if len(losses) == 1:
                 return losses[0]
             if not all(isinstance(loss, Tensor) for loss in losses):
@@ -130,6 +132,7 @@ class TwoTowerMemory(nn.Module):
     ) -> None:
         for name, embeddings in (("queries", queries), ("documents", documents)):
             check_rows(name, embeddings, width=self.document_memory.embedding_size)
+            check_numbers(name, embeddings)
         if len(queries) != len(documents):
             sizes = f"{len(queries)} queries and {len(documents)} documents"
             raise ValueError(f"there are {sizes}: pass a document for every query")

@@ -20,7 +20,9 @@ def adapt(
     batch: Tensor,
     batch_labels: Tensor,
     undo: Undo,
+    *,
     adapts: Tensor | None = None,
+    is_checked: bool = False,
 ) -> Rows:
     """Returns the rows, adapted to a batch of two rows or more; the same rows where there are no moments.
 
@@ -32,6 +34,10 @@ def adapt(
         batch_labels: ``(b,)``.
         undo: records rows of groups that are written to.
         adapts: whether rows and estimate are to change, a 0-d bool tensor; None: they are.
+        is_checked: whether a map with NaN or inf is refused. For that a GPU has to wait.
+
+    Raises:
+        ValueError: a map that is not finite.
     """
     if adapter.collect_stats:
         adapter.reset_stats()
@@ -53,13 +59,18 @@ def adapt(
     if adapts is not None or isinstance(rows.has_two, Tensor):
         affine = _where(_all(adapts, rows.has_two), affine)
     if not isinstance(adapter, GroupMomentMatching):
-        return rows.mapped(affine)
+        mapped = rows.mapped(affine)
+        if is_checked:
+            adapter.check_finite("map", mapped.affine_in(rows.dtype))
+        return mapped
     groups = adapter.groups_of(labels, batch_labels)
     in_batch = group_moments(widest(batch), groups.of_batch, groups.number)
     in_memory = rows.group_moments(groups.of_memory, groups.number)
     maps = adapter.maps_of_groups(affine, in_memory, in_batch, target, rows.num_rows)
     if adapts is not None or isinstance(rows.has_two, Tensor):
         maps = _where(_all(adapts, rows.has_two), maps)
+    if is_checked:
+        adapter.check_finite("map_groups", maps)
     return rows.mapped_in_groups_(maps, groups.of_memory, affine, undo)
 
 

@@ -9,9 +9,10 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
-from .._arithmetic import can_read
+from .._arithmetic import can_read, is_traced
 from ..adapters.base_adapter import BaseAdapter, Refusal
 from ._adapt import adapt, settle_, take_part, tensors_of
 from ._queue import Contents, Queue
@@ -95,16 +96,20 @@ class MemoryHooks:
         rows, labels = contents.rows, contents.row_labels
         for hook in tuple(self._hooks.values()):  # one may remove itself
             if isinstance(hook, BaseAdapter):
-                before = rows
-                rows = adapt(hook, rows, labels, batch, batch_labels, undo, adapts)
-                if allow_nonfinite and rows is not before:
+                before, is_checked = rows, not (allow_nonfinite or is_traced())
+                is_checked = is_checked and (can_read(batch) or not _is_ours(hook))
+                rows = adapt(hook, rows, labels, batch, batch_labels, undo, adapts=adapts, is_checked=is_checked)
+                if rows is not before and (allow_nonfinite or not (is_checked or _is_ours(hook))):
                     # A row of NaN leaves its dimensions as they are.
                     rows = rows.replaced(affine=rows.affine.where_finite(before.affine))
                 continue
             values = rows.read(batch.dtype)
+            num_writes = values._version
             # Copies, so that a hook that writes to its input and then fails cannot harm the memory.
             new_values = hook(values, labels.clone(), batch.clone(), batch_labels.clone())
-            if new_values is not None:
+            if new_values is None:
+                _check_unwritten(values, num_writes, hook)
+            else:
                 new_values = _check_values(new_values, values, hook, allow_nonfinite)
                 rows = rows_of(new_values, rows, len(rows.stored), rows.stored.dtype)
         return rows
@@ -118,22 +123,46 @@ class MemoryHooks:
 
     def state(self) -> Callable[[], None]:
         """What the hooks that are modules hold now, as a function that gives it back to them."""
-        parts, states = [], []
+        parts, states, others = [], [], []
         for hook in self._hooks.values():
             if isinstance(hook, nn.Module):
                 for part in hook.modules():
                     parts.append((part, vars(part).copy(), part._buffers.copy()))
                 if not isinstance(hook, BaseAdapter):  # which assigns what it keeps and writes to nothing
                     states.append((hook, copy.deepcopy(hook.state_dict())))
+                    others += [(x, x.clone()) for x in _buffers_outside_the_state(hook)]
 
         def give_back() -> None:
             for part, attributes, buffers in parts:
+                for made in (part._buffers.keys() - buffers.keys(), vars(part).keys() - attributes.keys()):
+                    for name in made:
+                        delattr(part, name)
                 part.__dict__.update(attributes)
                 part._buffers.update(buffers)  # one that was None is no part of the state
             for hook, state in states:
                 hook.load_state_dict(state)
+            with torch.no_grad():
+                for values, old in others:
+                    values.copy_(old)
 
         return give_back
+
+
+def _is_ours(adapter: BaseAdapter) -> bool:
+    """Returns whether an adapter's maps are finite wherever rows and batch are, as those of the package are.
+
+    On a GPU they are not looked at, as it would have to wait.
+    """
+    return type(adapter).__module__.startswith("pml_xbn.adapters.")
+
+
+def _buffers_outside_the_state(hook: nn.Module) -> Iterator[Tensor]:
+    """Yields the buffers with ``persistent=False``, which a state does not hold."""
+    for part in hook.modules():
+        for name in part._non_persistent_buffers_set:
+            values = part._buffers[name]
+            if values is not None and not is_lazy(values):
+                yield values
 
 
 @contextmanager
@@ -147,12 +176,12 @@ def transaction(queue: Queue, hooks: MemoryHooks) -> Iterator[None]:
             raise RuntimeError("a memory hook changes its own memory: return other rows instead")
         yield
         return
-    queue.take_edits()
     restore_hooks = hooks.state()
     held = [] if can_read(queue.numbers) else [x for adapter in hooks.adapters for x in tensors_of(adapter)]
-    queue.is_in_transaction = True
+    queue.begin_step(keeps_labels=not hooks.are_adapters)
     try:
         yield
+        queue.check_writes()
         queue.standardize_()
     except BaseException:
         queue.undo_()
@@ -164,9 +193,22 @@ def transaction(queue: Queue, hooks: MemoryHooks) -> Iterator[None]:
     settle_(held)
 
 
+def _check_unwritten(rows: Tensor, num_writes: int, hook: MemoryHook) -> None:
+    """Refuses what a hook has written to the rows that it was given, if it does not return them."""
+    if rows._version != num_writes:
+        raise RuntimeError(
+            f"memory hook {_name(hook)} wrote to the rows that it was given, which are a copy, and returned "
+            "None, which leaves the rows of the memory as they are: return the rows that it has made"
+        )
+
+
+def _name(hook: MemoryHook) -> str:
+    return getattr(hook, "__name__", type(hook).__name__)
+
+
 def _check_values(new_rows: Tensor, rows: Tensor, hook: MemoryHook, allow_nonfinite: bool) -> Tensor:
     """Returns the rows that a hook has made of others, in their dtype."""
-    name = getattr(hook, "__name__", type(hook).__name__)
+    name = _name(hook)
     if not isinstance(new_rows, torch.Tensor):
         raise TypeError(f"memory hook {name} returned a {type(new_rows).__name__}: return a tensor or None")
     if new_rows.shape != rows.shape:

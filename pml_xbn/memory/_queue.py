@@ -30,6 +30,7 @@ class Contents(NamedTuple):
     num_replaced: int | Tensor  # rows that took the place of their sample's old row, since the last wrap-around
     newest: Tensor | None = None  # indices of the rows stored last, (b,)
     wraps_around: bool = False  # whether the queue has gone round once with this step
+    is_alike: bool = False  # whether all ranks are known to hold the same
     stored_last: tuple[Tensor, Tensor] | None = None  # indices here and rows of the batch, as it came
 
     @property
@@ -78,7 +79,13 @@ class Queue(nn.Module):
         self.undo = Undo()
         # What `read` last returned, and torch's count of writes to it then: a user may write into it.
         self._read: tuple[Tensor, int] | None = None
+        # The same of labels within a step.
+        self._read_labels: tuple[Tensor, int] | None = None
+        self._labels_before: Tensor | None = None
+        self._num_own_writes = 0
         self._newest: Tensor | None = None
+        # Whether all ranks are known to hold the same, unless somebody has written to the labels since.
+        self._is_alike, self._num_label_writes = False, 0
         # The host's knowledge: whether there are sums or ids, and how many rows there are at most.
         device, num_calls = (None, 0) if before is None else (before.labels.device, before.num_calls)
         self._take(self._empty(embedding_size, device))
@@ -146,7 +153,7 @@ class Queue(nn.Module):
 
     def hold(self, contents: Contents) -> None:
         """Takes what a step has made so far. It is the memory's state once the step is over."""
-        self._pending, self._read = contents, None
+        self._pending, self._read, self._read_labels = contents, None, None
 
     def next_indices(self, contents: Contents, num_rows: int) -> Tensor:
         """Returns the next indices of the queue, at most M, ``(num_rows,)``."""
@@ -190,6 +197,7 @@ class Queue(nn.Module):
             affine = (torch.where(is_stored, x, y) for x, y in zip(after.affine, contents.rows.affine, strict=True))
             after = after.replaced(affine=Affine(*affine))
         undo.write_(self.labels, own, labels)
+        self._num_own_writes = _num_writes(self.labels)
         if ids is not None:
             self._has_ids = True
             undo.write_(self.ids, *self.holding.own_part(indices, ids))
@@ -231,11 +239,14 @@ class Queue(nn.Module):
     def undo_(self) -> None:
         """Takes back what a step has written."""
         self.undo.undo_()
-        self._pending = None
+        if self._labels_before is not None:
+            self.labels.copy_(self._labels_before)
+        self._pending = self._read = self._read_labels = None
 
     def commit_(self) -> None:
         """Makes what the step has made the memory's state."""
         self.undo.clear()
+        self._labels_before = None
         contents, self._pending = self._pending, None
         if contents is None:
             return
@@ -261,9 +272,57 @@ class Queue(nn.Module):
             else:
                 self.numbers.copy_(torch.tensor(numbers))
         self.is_measured, self._most_rows = rows.sums is not None, rows.num_rows_here
-        self._newest, self._read = contents.newest, None
+        self._newest, self._read, self._read_labels = contents.newest, None, None
+        self.is_alike = contents.is_alike
+
+    def begin_step(self, *, keeps_labels: bool) -> None:
+        """Begins a step, within which writes by others are refused.
+
+        Args:
+            keeps_labels: whether to copy the labels, which code of others may have had before the step.
+        """
+        self.take_edits()
+        self._labels_before = self.labels.clone() if keeps_labels else None
+        self._num_own_writes = _num_writes(self.labels)
+        self.is_in_transaction = True
+
+    # Ranks, and what others do to a memory within a step.
+
+    @property
+    def is_alike(self) -> bool:
+        """Whether all ranks are known to hold the same, and nothing was written to it since."""
+        are_rows_as_read = self._read is None or self._read[0]._version == self._read[1]
+        return self._is_alike and are_rows_as_read and _num_writes(self.labels) == self._num_label_writes
+
+    @is_alike.setter
+    def is_alike(self, is_alike: bool) -> None:
+        self._is_alike, self._num_label_writes = is_alike, _num_writes(self.labels)
+
+    def check_no_step(self, act: str) -> None:
+        """Refuses an act within a step (RuntimeError), which goes on with what it has, so that it is lost."""
+        if self.is_in_transaction:
+            raise RuntimeError(
+                f"{act} within a step of the memory would be lost: let the memory hook return other rows, or "
+                "do it when the step is over"
+            )
+
+    def check_writes(self) -> None:
+        """Refuses what a hook, a miner or a loss has written to what it has read of the memory in a step."""
+        self.take_edits()  # which raises where the rows were written to
+        are_written = self._read_labels is not None and self._read_labels[0]._version != self._read_labels[1]
+        if are_written or _num_writes(self.labels) != self._num_own_writes:
+            self.check_no_step("what was written to label_memory")
 
     # What users read and assign.
+
+    def read_labels(self) -> Tensor:
+        """Returns the labels, ``(M,)``; within a step a copy of them."""
+        if not self.is_in_transaction:
+            return self.labels
+        if self._read_labels is None:
+            labels = self.labels.clone()
+            self._read_labels = labels, labels._version
+        return self._read_labels[0]
 
     def read(self) -> Tensor:
         """Returns the rows as they are now, ``(M, d)``, with zeros behind them."""
@@ -287,6 +346,7 @@ class Queue(nn.Module):
 
     def assign(self, values: Tensor) -> None:
         """Replaces the rows by ``values`` ``(M, d)``; the occupied count stays."""
+        self.check_no_step("what was written or assigned to embedding_memory")
         if values.shape != self.rows.shape:
             shape = tuple(self.rows.shape)
             raise ValueError(f"embedding_memory of shape {tuple(values.shape)}: assign {shape}")
@@ -299,10 +359,11 @@ class Queue(nn.Module):
 
     def assign_labels(self, labels: Tensor) -> None:
         """Replaces the labels ``(M,)``."""
+        self.check_no_step("what was assigned to label_memory")
         if labels.shape != self.labels.shape:
             shape = tuple(self.labels.shape)
             raise ValueError(f"label_memory of shape {tuple(labels.shape)}: assign {shape}")
-        self.labels = labels.to(self.labels, copy=True)
+        self.labels, self.is_alike = labels.to(self.labels, copy=True), False
 
     # Devices, checkpoints and copies.
 
@@ -317,6 +378,7 @@ class Queue(nn.Module):
         """Goes with the module to its device. The rows keep their dtype: ``half()`` is for the model."""
         device = fn(self.labels.new_empty(0, dtype=torch.float32)).device
         if device != self.labels.device:  # else a copy would take as much again
+            self.check_no_step("a move to another device")
             self.take_edits()
             self._load(self.state(), device)
         return self
@@ -344,6 +406,7 @@ class Queue(nn.Module):
         for name, values in state.items():
             setattr(self, name, values)
         self._pending = self._read = self._newest = None
+        self.is_alike = False
         self.is_measured = self._has_ids = False
         self._most_rows = 0
         if self.numbers.device.type != "meta":
@@ -373,6 +436,12 @@ class Queue(nn.Module):
 
     def _check(self, state: dict[str, Any]) -> None:
         """Refuses a state of another shape, or one whose numbers no memory of this size can have."""
+        own_device = self.labels.device.type
+        if own_device != "meta" and any(state[name].is_meta for name in _STATE):
+            raise ValueError(
+                f'the checkpoint\'s rows are on the device "meta", which holds none, and the memory is on '
+                f"{own_device!r}: load a checkpoint that holds rows"
+            )
         for name, own in self.state().items():
             if state[name].shape != own.shape:
                 raise ValueError(
@@ -424,9 +493,15 @@ class Queue(nn.Module):
         for name, values in self.state().items():
             if values.is_shared():
                 setattr(self, name, values.clone())
+        self.is_alike = False
 
 
 _STATE = ("rows", "labels", "ids", "map", "sums", "numbers")
+
+
+def _num_writes(values: Tensor) -> int:
+    """Returns torch's count of writes to a tensor in place, which it keeps of no tensor of inference mode."""
+    return 0 if values.is_inference() else values._version
 
 
 def _at_most(value: int | Tensor, most: int) -> int | Tensor:

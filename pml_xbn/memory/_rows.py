@@ -152,10 +152,16 @@ class Rows:
 
     # Reading.
 
-    def _affine_in(self, dtype: torch.dtype) -> Affine:
+    def affine_in(self, dtype: torch.dtype) -> Affine:
+        """Returns the map from stored rows to rows as they are now, rounded once."""
         if dtype not in self._rounded_affine:  # both passes of a loss ask for it
             self._rounded_affine[dtype] = Affine(self.affine.scale.to(dtype), self.affine.shift.to(dtype))
         return self._rounded_affine[dtype]
+
+    @property
+    def map_as_read(self) -> Affine:
+        """The map from stored rows to rows as they are now, in the dtype in which they are read."""
+        return self._map(self.dtype)
 
     def least_length(self, dtype: torch.dtype) -> Tensor | float:
         """Returns the length up to which a row that is read in this dtype is one of zeros.
@@ -178,7 +184,7 @@ class Rows:
 
     def parts(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
         """Yields the rows as they are now, in order; the tensor of a part may be overwritten by the next."""
-        scale, shift = self._affine_in(dtype)
+        scale, shift = self.affine_in(dtype)
         is_read_as_stored = self.sums is None and self.stored.dtype == dtype
         buffer = self.stored if is_read_as_stored else self._buffer(dtype)
         for part in slices(self.num_rows_here, rows_at_a_time(self.stored)):
@@ -206,7 +212,7 @@ class Rows:
 
     def at(self, indices: Tensor) -> Tensor:
         """Returns the rows at these indices ``(k,)`` as they are now, ``(k, d)``."""
-        return self.zero_rounding_(self._affine_in(self.dtype).map(self.stored[indices].to(self.dtype)))
+        return self.zero_rounding_(self.affine_in(self.dtype).map(self.stored[indices].to(self.dtype)))
 
     def weighted_sum(self, weights: Tensor, row_factors: Tensor | None = None) -> Tensor:
         """Returns ``(a, d)``, the sum over j of ``weights[:, j]`` times ``row_factors[j]`` times row j."""
@@ -224,7 +230,7 @@ class Rows:
                 total.addmm_(own, self._read_part(buffer, part))
                 weight_sums += own.sum(dim=1, keepdim=True)
         # The sum of a ∘ u + b is a ∘ (the sum of u) + b: no row has to be mapped for it.
-        scale, shift = self._affine_in(dtype)
+        scale, shift = self.affine_in(dtype)
         return (total * scale).addcmul_(weight_sums, shift)
 
     # Measuring.
@@ -348,7 +354,7 @@ class Rows:
         """
         dtype = self.stored.dtype
         if dtype == torch.float16:
-            u = u.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
+            u = u.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max) + u * 0  # inf becomes NaN, and not a number
         u = u.to(dtype)
         if is_stored is not None:
             u = torch.where(is_stored, u, self.stored.index_select(0, indices))

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, threshold
 
 from ..memory._rows import Rows
+from ._finite import zero_if_finite
 
 DISTANCES = (CosineSimilarity, DotProductSimilarity, LpDistance, SNRDistance)
 
@@ -35,6 +36,7 @@ class Distances:
     anchors: Tensor
     rows: Rows
     _products: dict[bool, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False)
+    _zero: Tensor | None = field(default=None, init=False)  # see zero_if_finite
 
     def measured(self, distance: BaseDistance) -> Tensor:
         """Returns what a plain distance measures, ``(a, n)``, with gradient; not to be written to."""
@@ -51,11 +53,26 @@ class Distances:
             mat, _ = self._multiplied(distance.normalize_embeddings)
         return mat if distance.power == 1 else mat**distance.power
 
+    def zero_if_finite(self) -> Tensor:
+        """Returns zero, a 0-d tensor, and NaN if an anchor or a row holds NaN or inf."""
+        if self._zero is None:
+            self._zero = zero_if_finite(self.anchors)
+            for _, part in self.rows.parts(self.anchors.dtype):
+                self._zero += zero_if_finite(part)
+        return self._zero
+
+    def _product(self, vectors: Tensor, is_normalized: bool) -> tuple[Tensor, Tensor]:
+        mat, factors = _Products.apply(vectors, self.rows, is_normalized)
+        if self._zero is None:
+            # A vector that is not finite has no finite product, so one row and one column tell of all.
+            self._zero = zero_if_finite(mat[:1], mat[:, :1])
+        return mat, factors
+
     def _multiplied(self, is_normalized: bool) -> tuple[Tensor, Tensor]:
         """Returns products with rows or cosines, ``(a, n)``, and what the rows were multiplied by."""
         if is_normalized not in self._products:
             with torch.enable_grad():  # a miner may ask first, which takes no gradients; the loss asks next
-                self._products[is_normalized] = _Products.apply(self.anchors, self.rows, is_normalized)
+                self._products[is_normalized] = self._product(self.anchors, is_normalized)
         return self._products[is_normalized]
 
     def _euclidean(self) -> Tensor:
@@ -74,7 +91,7 @@ class Distances:
         """Returns the variance of the difference over that of the anchor."""
         vectors = normalize(self.anchors) if is_normalized else self.anchors
         vectors = vectors - vectors.mean(dim=1, keepdim=True)  # so that means of rows make no difference
-        products, _ = _Products.apply(vectors, self.rows, False)
+        products, _ = self._product(vectors, is_normalized=False)
         lengths = products.new_ones(self.rows.num_rows_here)
         row_signal = torch.empty_like(lengths)
         for places, part in self.rows.parts(vectors.dtype):

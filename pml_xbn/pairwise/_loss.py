@@ -11,6 +11,7 @@ from .._arithmetic import slices
 from ._angular import angular_terms
 from ._comparison import Comparison
 from ._distances import Distances
+from ._finite import nan_unless_zero
 from ._known_gradients import KnownGradients
 from ._loss_sums import LossSums
 from ._pairs import Pairs, anchors_at_once
@@ -24,8 +25,12 @@ def loss_against(compared: Comparison) -> Tensor:
     recipe = recipe_of(compared.loss)
     if recipe is None:
         return _compute_by_pml(compared)
+    if compared.loss._forward_hooks:  # which only look, at what is computed of the same pairs
+        leaf = compared.anchors.detach().requires_grad_(compared.anchors.requires_grad)
+        distances = Distances(leaf, compared.rows)
+        compared = compared._replace(chosen=compared.choose_pairs(distances))
     sums = sum_terms(compared, recipe)
-    if compared.loss._forward_hooks:  # which only look
+    if compared.loss._forward_hooks:
         device = compared.anchors.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             _compute_by_pml(compared)
@@ -41,8 +46,10 @@ def sum_terms(compared: Comparison, recipe: Recipe) -> LossSums:
     sums.num_pairs = pairs.num_pairs or [total(counts) for counts in pairs[:2]]
     if form.terms is None:
         _add_angular_terms(sums, compared, pairs)
+        sums.zero = distances.zero_if_finite()
         return sums
     mat = distances.measured(loss.distance)
+    sums.zero = distances.zero_if_finite()
     _check_kinds(loss, pairs)
     at_once = _anchors_at_once(loss, recipe, pairs, mat)
     if at_once >= len(mat) and len(recipe.reducers) == 1:
@@ -90,7 +97,8 @@ def _anchors_at_once(loss: Any, recipe: Recipe, pairs: Pairs, mat: Tensor) -> in
 
 def _compute_by_pml(compared: Comparison) -> Tensor:
     """Returns the loss by its own code, which gets index tensors and a tensor of rows."""
-    lists = compared.choose_pairs(Distances(compared.anchors, compared.rows)).lists()
+    distances = Distances(compared.anchors, compared.rows)
+    lists = compared.choose_pairs(distances).lists()
     rows = compared.rows.read(compared.anchors.dtype)
     value: Tensor = compared.loss(compared.anchors, compared.anchor_labels, lists, rows, compared.row_labels)
-    return value
+    return nan_unless_zero(value, distances.zero_if_finite())  # type: ignore[no-any-return]

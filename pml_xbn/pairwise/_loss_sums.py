@@ -27,6 +27,7 @@ class LossSums:
         # Of each part the sum of its terms, its divisor, and its gradients at the whole and what is learned.
         self.parts: list[list[Tensor]] = []
         self.num_pairs: Sequence[Tensor | int] = [0, 0]  # positive and negative ones
+        self.zero = anchors.new_zeros(())  # NaN if what is compared is not finite
 
     def add(self, terms: Terms, leaf: Tensor, places: slice = slice(None)) -> None:
         """Adds terms, and forgets how they were computed from some places of the whole."""
@@ -65,23 +66,26 @@ class LossSums:
 
     @property
     def totals(self) -> Tensor:
-        """k sums, k counts, and the 2 numbers of pairs, float64; may be set to those of all ranks."""
+        """k sums, k counts, the 2 numbers of pairs, and zero or NaN, all float64.
+
+        They may be set to those of all ranks.
+        """
         self.begin()
         sums, counts, *_ = zip(*self.parts, strict=True)
-        numbers = (torch.as_tensor(x, device=self.leaf.device) for x in (*sums, *counts, *self.num_pairs))
-        return torch.stack([number.double() for number in numbers])
+        numbers = (*sums, *counts, *self.num_pairs, self.zero)
+        return torch.stack([torch.as_tensor(x, device=self.leaf.device).double() for x in numbers])
 
     @totals.setter
     def totals(self, totals: Tensor) -> None:
         k, numbers = len(self.parts), totals.to(self.leaf.device).unbind()
         for number, part in enumerate(self.parts):
             part[:2] = numbers[number], numbers[k + number]
-        self.num_pairs = list(numbers[2 * k :])
+        self.num_pairs, self.zero = list(numbers[2 * k : -1]), numbers[-1]
 
     def value(self) -> tuple[Tensor, list[Tensor]]:
         """Returns the loss, and its gradients with respect to the inputs, if any."""
         counts = [part[1] for part in self.parts]
-        factors = reducing_factors(self._loss, self._recipe, counts, self.num_pairs, self.leaf)
+        factors = reducing_factors(self._loss, self._recipe, counts, self.num_pairs, self.zero, self.leaf)
         for factor, (values, _, *gradients) in zip(factors, self.parts, strict=True):
             for x in (values, *gradients):
                 x *= factor
@@ -95,7 +99,12 @@ class LossSums:
 
 
 def reducing_factors(
-    loss: Any, recipe: Recipe, counts: Sequence[Tensor], num_pairs: Sequence[Tensor | int], like: Tensor
+    loss: Any,
+    recipe: Recipe,
+    counts: Sequence[Tensor],
+    num_pairs: Sequence[Tensor | int],
+    zero: Tensor,
+    like: Tensor,
 ) -> list[Tensor]:
     """Returns by what the reducers multiply the sums of the terms, for each part of the loss.
 
@@ -104,6 +113,7 @@ def reducing_factors(
         recipe: the loss's.
         counts: for each part the number of terms, or what its reducer divides by instead.
         num_pairs: how many pairs are positive, and how many are negative.
+        zero: 0, or NaN to make the loss and all its gradients NaN.
         like: a tensor of the loss's dtype and device.
     """
     enough: Tensor | bool = True
@@ -112,6 +122,7 @@ def reducing_factors(
         needs_both = recipe.form.needs_both_kinds
         enough = positive * negative > 1 if needs_both else (positive > 1) | (negative > 1)
     has_terms = enough.to(like) if isinstance(enough, Tensor) else like.new_full((), enough)
+    has_terms = has_terms + zero
     factors = []
     for reducer, count in zip(recipe.reducers.values(), counts, strict=True):
         factor = has_terms if type(reducer) is SumReducer else has_terms / count.clamp_min(1)

@@ -1,4 +1,4 @@
-"""What five of PML's miners choose, as functions of one matrix, and what all others do by their own code."""
+"""What five of PML's miners choose, as functions of one matrix, and what others do by their own code."""
 
 from __future__ import annotations
 

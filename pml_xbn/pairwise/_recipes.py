@@ -105,6 +105,14 @@ def is_function_of_pairs(miner: Any) -> bool:
     return type(miner) in MINERS and is_plain(miner, allow_stats=allow_stats)
 
 
+def draws_by_distance(miner: Any) -> bool:
+    """Returns whether the miner is PML's DistanceWeightedMiner, unchanged, and nobody would notice a call.
+
+    It is none of the five: ranks cannot draw each for its own anchors.
+    """
+    return type(miner) is miners.DistanceWeightedMiner and is_plain(miner, allow_stats=True)
+
+
 def recipe_to_share(loss: Any, miner: Any) -> Recipe | None:
     """Returns the recipe if every rank can compute the terms of its own anchors, without the others'."""
     recipe = recipe_of(loss)

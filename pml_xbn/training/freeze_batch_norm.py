@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
+
+from .frozen_batch_norm import FrozenBatchNorm, freeze
 
 
 def freeze_batch_norm(model: nn.Module) -> int:
@@ -17,18 +19,22 @@ def freeze_batch_norm(model: nn.Module) -> int:
     not update them, whatever ``model.train()`` says afterwards. Their weights and biases still train, unlike
     those that timm's and torchvision's functions freeze.
 
-    Call it after the pretrained weights are loaded and after layers are converted, for instance by
-    ``convert_sync_batchnorm``. Copies of the model (``copy.deepcopy``, pickle) stay frozen. Only a layer that
-    has seen data is worth freezing: that of random weights would normalize nothing.
+    Call it after the pretrained weights are loaded. Copies of the model (``copy.deepcopy``, pickle,
+    ``AveragedModel``) stay frozen. So does the model when it is compiled or scripted, when its layers are
+    converted by ``SyncBatchNorm.convert_sync_batchnorm`` (which Lightning's ``sync_batchnorm=True`` calls),
+    and through ``reset_running_stats()`` and ``update_bn``. Only a layer that has seen data is worth
+    freezing: that of random weights would normalize nothing.
 
     Args:
-        model: a module, of which all layers of batch normalization are frozen.
+        model: a module, of which all layers of batch normalization are frozen: each becomes a
+            :class:`FrozenBatchNorm`, in place. What asks for ``nn.BatchNorm2d``, as groups of weights without
+            weight decay may do, has to ask for that class too.
 
     Returns:
-        How many layers there are: 0 of a model without batch normalization, in which nothing changes.
+        How many frozen layers there are: 0 of a model without batch normalization, in which nothing changes.
 
     Raises:
-        ValueError: a layer that has no running statistics; nothing has changed.
+        ValueError: a layer that has no running statistics, or that is scripted; nothing has changed.
 
     Example:
         >>> import torch
@@ -39,19 +45,38 @@ def freeze_batch_norm(model: nn.Module) -> int:
         >>> bool((model.train()(images)[:2] == model(images[:2])).all())  # no matter which batch they are in
         True
     """
-    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)}
-    for name, layer in layers.items():
-        if layer.running_mean is None:
-            raise ValueError(
-                f"layer {name!r} is a {type(layer).__name__} without running statistics: build it with "
-                "track_running_stats=True and load pretrained ones, or leave batch normalization as it is"
-            )
-    for layer in layers.values():
-        layer.eval()
-        # An attribute of the layer: it goes along with copies and pickles, and model.train() calls it.
-        setattr(layer, "train", partial(_stay_in_evaluation_mode, layer))  # noqa: B010
-    return len(layers)
+    layers: list[_BatchNorm] = []
+    num_frozen = 0
+    for name, layer in model.named_modules():
+        num_frozen += isinstance(layer, FrozenBatchNorm) or _is_scripted_frozen(name, layer)
+        if isinstance(layer, _BatchNorm):
+            if layer.running_mean is None:
+                raise ValueError(
+                    f"layer {name!r} is a {type(layer).__name__} without running statistics: build it with "
+                    "track_running_stats=True and load pretrained ones, or leave batch normalization as it is"
+                )
+            if is_lazy(layer.running_mean):
+                raise ValueError(
+                    f"layer {name!r} is a {type(layer).__name__} that has not seen a batch: load pretrained "
+                    "statistics, or call the model once"
+                )
+            layers.append(layer)
+    for layer in layers:
+        freeze(layer)
+    return num_frozen + len(layers)
 
 
-def _stay_in_evaluation_mode(layer: nn.Module, mode: bool = True) -> nn.Module:
-    return layer
+def _is_scripted_frozen(name: str, layer: nn.Module) -> bool:
+    """Returns whether a layer is scripted, of frozen batch normalization.
+
+    Raises:
+        ValueError: it is of batch normalization that trains on.
+    """
+    kind = layer.original_name if isinstance(layer, torch.jit.ScriptModule) else ""
+    if kind == FrozenBatchNorm.__name__:
+        return True
+    if "BatchNorm" in kind and hasattr(layer, "running_mean"):
+        raise ValueError(
+            f"layer {name!r} is a scripted {kind}, which trains on: freeze the model before torch.jit.script"
+        )
+    return False

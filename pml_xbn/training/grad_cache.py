@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
+from .._buffers import Buffers, buffers_as, copied_buffers
 from .._number_checks import check_integer
+from ._parts import batch_size, joined, own_part, rebuilt, tensors_of
 
 
 class GradCache(nn.Module):
@@ -24,7 +25,10 @@ class GradCache(nn.Module):
 
     ``torch.utils.checkpoint`` does this, with the random numbers and the autocast of the first time, so
     dropout drops the same twice. Buffers are those of the first time, too, and change once: running
-    statistics of batch normalization are updated as often as there are parts.
+    statistics of batch normalization are updated as often as there are parts. Each time the model gets
+    tensors and dictionaries of its own, so it may write to them, and yours stay as they are. What a model
+    keeps elsewhere than in buffers, such as a counter or a generator of random numbers of its own, it sees as
+    it is the second time: let nothing that its embeddings depend on be there.
 
     Batch normalization in training mode sees a part, not the batch. In a model that is frozen
     (:func:`freeze_batch_norm`) or has none, the gradient is that of a plain step with the whole batch.
@@ -33,7 +37,9 @@ class GradCache(nn.Module):
     the parts are embedded once.
 
     Args:
-        model: takes batches, and returns embeddings ``(b, d)``.
+        model: takes batches, and returns embeddings ``(b, d)``, or a dictionary, list, tuple or dataclass of
+            tensors with a row an image. All that it returns is kept: let it return what the loss takes, and
+            not the embeddings of every token. It may be compiled or scripted.
         part_size: images in a part, as many as fit; the last part may be smaller.
 
     Attributes:
@@ -60,72 +66,56 @@ class GradCache(nn.Module):
     def extra_repr(self) -> str:
         return f"part_size={self.part_size}"
 
-    def forward(self, *inputs: Any, **named_inputs: Any) -> Tensor:
-        """Returns the embeddings of the batch, ``(b, d)``.
+    def forward(self, *inputs: Any, **named_inputs: Any) -> Any:
+        """Returns what the model returns, such as the embeddings of the batch, ``(b, d)``.
 
         Args:
-            inputs: what the model takes. Tensors, and those in dictionaries, as tokenizers give, are split
-                along their first dimension; all else goes to every part as it is.
+            inputs: what the model takes. Tensors, and those in dictionaries, as tokenizers give, in lists,
+                tuples and dataclasses, are split along their first dimension. Tensors of one element or row,
+                and all else, belong to the whole batch, and go to every part.
             named_inputs: likewise, by name.
 
         Raises:
-            ValueError: no tensor to split, or tensors of different lengths.
-            TypeError: the model returns something else than a tensor.
+            ValueError: no tensor to split, or tensors of different lengths; the model has lazy layers that
+                have not seen a batch, or returns tensors without a row an image.
+            TypeError: the model returns something else than tensors, and not the same of all parts.
+            RuntimeError: in the backward pass, if you have written to the batch since.
         """
-        size = _batch_size([*inputs, *named_inputs.values()])
-        embeddings = []
-        for first in range(0, max(size, 1), self.part_size):
-            rows = slice(first, first + self.part_size)
-            part = [_part(value, rows) for value in inputs]
-            named_part = {name: _part(value, rows) for name, value in named_inputs.items()}
-            embeddings.append(self._embed(part, named_part))
-        return torch.cat(embeddings)
+        whole = (inputs, named_inputs)
+        size = batch_size(whole)
+        places = [slice(first, first + self.part_size) for first in range(0, max(size, 1), self.part_size)]
+        whole = rebuilt(lambda leaf: leaf, whole)  # whose dictionaries the caller may change
+        parts = [self._embed(whole, rows, size) for rows in places]
+        return joined(parts, [len(range(size)[rows]) for rows in places])
 
-    def _embed(self, inputs: list[Any], named_inputs: dict[str, Any]) -> Tensor:
+    def _embed(self, batch: Any, rows: slice, size: int) -> Any:
         if not torch.is_grad_enabled():
-            return _tensor(self.module(*inputs, **named_inputs))
-        buffers: dict[str, Tensor] = {}
+            return self._pass(batch, rows, size)
+        buffers: Buffers = []
 
-        def embed(*_: Tensor) -> Tensor:
+        def embed(*_: Tensor) -> Any:
             """Embeds the part; the second time with copies of the buffers as they were at the first."""
-            if buffers:
-                copies = {name: buffer.clone() for name, buffer in buffers.items()}
-                return _tensor(functional_call(self.module, copies, tuple(inputs), named_inputs))
-            buffers.update({name: buffer.clone() for name, buffer in self.module.named_buffers()})
-            return _tensor(self.module(*inputs, **named_inputs))
+            if not buffers:
+                buffers.extend(copied_buffers(self.module))
+                return self._pass(batch, rows, size)
+            with buffers_as(buffers):
+                return self._pass(batch, rows, size)
 
-        # It keeps the random state of all devices that its arguments are on.
-        on_devices = [*_tensors_to_split([*inputs, *named_inputs.values()]), *self.module.parameters()]
-        embeddings: Tensor = checkpoint(embed, *on_devices, use_reentrant=False)
-        return embeddings
+        # It keeps the random state of all devices that its arguments are on, and checks that nobody has
+        # written to them since.
+        on_devices = [*tensors_of(batch), *self.module.parameters()]
+        with set_checkpoint_early_stop(not _is_scripted(self.module)):
+            return checkpoint(embed, *on_devices, use_reentrant=False)
 
-
-def _batch_size(values: list[Any]) -> int:
-    """Returns the number of images."""
-    sizes = {len(tensor) for tensor in _tensors_to_split(values)}
-    if len(sizes) != 1:
-        found = f"tensors of {sorted(sizes)} rows" if sizes else "no tensor"
-        raise ValueError(f"the model is given {found}: pass tensors of one batch, one row an image")
-    return sizes.pop()
-
-
-def _tensors_to_split(values: Iterable[Any]) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Mapping):
-            yield from _tensors_to_split(value.values())
-        elif isinstance(value, Tensor) and value.ndim > 0:
-            yield value
+    def _pass(self, batch: Any, rows: slice, size: int) -> Any:
+        """Returns what the model returns of a part that it gets for itself."""
+        inputs, named_inputs = own_part(batch, rows, size)
+        # What TorchScript optimizes after the first pass would keep other tensors for the gradient in the
+        # second, and an exception of ours does not come through it that stops when all of them are there.
+        as_written = torch.jit.optimized_execution(False) if _is_scripted(self.module) else nullcontext()  # type: ignore[attr-defined]
+        with as_written:
+            return self.module(*inputs, **named_inputs)
 
 
-def _part(value: Any, rows: slice) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _part(one, rows) for name, one in value.items()}
-    return value[rows] if isinstance(value, Tensor) and value.ndim > 0 else value
-
-
-def _tensor(embeddings: Any) -> Tensor:
-    if not isinstance(embeddings, Tensor):
-        raise TypeError(
-            f"the model returns a {type(embeddings).__name__}: pass one that returns embeddings, (b, d)"
-        )
-    return embeddings
+def _is_scripted(model: nn.Module) -> bool:
+    return any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())

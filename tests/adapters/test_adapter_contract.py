@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -191,6 +192,7 @@ def test_lookup_tells_which_labels_it_lacks() -> None:
     assert lookup(labels).tolist() == [0, -1, 1, -1, -1]
     assert lookup.is_missing(labels).tolist() == [False, True, False, True, True]
     assert lookup.is_missing(labels.to("meta")).is_meta  # goes with the labels
+    assert lookup(labels).tolist() == [0, -1, 1, -1, -1]  # and has lost nothing there
 
 
 def test_half_precision_rows_have_float32_moments() -> None:
@@ -237,3 +239,93 @@ def test_an_adapter_that_is_no_map_is_refused_with_words(adapter: BaseAdapter, m
 
     with pytest.raises((TypeError, ValueError), match=message):
         adapt()
+
+
+class Eq6(BaseAdapter):
+    """Eq. 6 as it is printed: 0 / 0 in a dimension without spread."""
+
+    def map(self, memory: Moments, target: Moments) -> Affine:
+        scale = target.std / memory.std
+        return Affine(scale, target.mean - memory.mean * scale)
+
+
+class Growing(BaseAdapter):
+    """Finite maps, which together take the rows beyond float32."""
+
+    def map(self, memory: Moments, target: Moments) -> Affine:
+        return Affine(torch.full_like(memory.std, 1e25), torch.zeros_like(memory.mean))
+
+
+class SpoiltGroups(GroupMomentMatching):
+    def map_groups(self, memory: Moments, batch: Moments, target: Moments) -> Affine:
+        scale = batch.std / memory.std
+        return Affine(scale, batch.mean - memory.mean * scale)
+
+
+class SpoiltEstimate(MomentMatching):
+    """Keeps an estimate, which has to be given back too."""
+
+    def estimate(self, batch: Moments, batch_size: int) -> Moments:
+        target = super().estimate(batch, batch_size)
+        return Moments(target.mean / (batch.std > 0), target.std)
+
+
+# The adapter, how many steps it adapts well, and what is raised in the next one.
+SPOILT: dict[str, tuple[Callable[[], BaseAdapter], int, str]] = {
+    "map": (Eq6, 0, r"Eq6.map gave NaN or inf in dimensions \[1\]"),
+    "overflow": (Growing, 1, r"Growing.map gave NaN or inf in dimensions \[0, 1, 2, 3\]"),
+    "map_groups": (SpoiltGroups, 0, r"SpoiltGroups.map_groups gave NaN or inf in dimensions \[1\]"),
+    "estimate": (SpoiltEstimate, 0, r"SpoiltEstimate.map gave NaN or inf in dimensions \[1\]"),
+}
+
+
+def spoilt_batches() -> list[tuple[Tensor, Tensor]]:
+    """Batches with a dead unit from the first on."""
+    random = torch.Generator().manual_seed(0)
+    batches = [torch.randn(12, 4, generator=random) for _ in range(4)]
+    for batch in batches:
+        batch[:, 1] = 0.0
+    return [(batch, torch.arange(12) % 3) for batch in batches]
+
+
+def memory_with_rows(adapter: BaseAdapter, **options: Any) -> AdaptiveCrossBatchMemory:
+    """A memory that holds rows, which the adapter has not adapted yet."""
+    memory = AdaptiveCrossBatchMemory(ContrastiveLoss(), 4, 40, **options)
+    memory.register_memory_hook(adapter)
+    memory.fill_memory(*spoilt_batches()[0])
+    return memory
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", SPOILT)
+def test_a_map_that_is_not_finite_is_refused_and_changes_nothing(name: str, dtype: torch.dtype) -> None:
+    kind, num_steps, message = SPOILT[name]
+    memory = memory_with_rows(kind(), memory_dtype=dtype)
+    _, *batches = spoilt_batches()
+    for batch in batches[:num_steps]:
+        memory(*batch)
+    before = str(memory.state_dict())
+    for _ in range(2):
+        with pytest.raises(ValueError, match=message):
+            memory(*batches[num_steps])
+        assert str(memory.state_dict()) == before
+
+
+@pytest.mark.parametrize("name", [name for name in SPOILT if name != "overflow"])
+def test_with_nonfinite_ignore_such_dimensions_are_not_adapted(name: str) -> None:
+    memory = memory_with_rows(SPOILT[name][0](), nonfinite="ignore")
+    first, second, *_ = spoilt_batches()
+    memory(*second)
+    rows = memory.embedding_memory[:12]
+    torch.testing.assert_close(rows[:, 1], first[0][:, 1], rtol=0, atol=1e-6)
+    assert rows.isfinite().all()
+    assert not torch.allclose(rows, first[0], atol=1e-3)
+
+
+def test_rows_of_nan_are_named_where_they_would_spoil_the_others() -> None:
+    memory = memory_with_rows(MomentMatching())
+    memory.embedding_memory[3, 2] = torch.nan
+    before = str(memory.state_dict())
+    with pytest.raises(ValueError, match=r"in dimensions \[2\].*rows of the memory that hold NaN"):
+        memory(*spoilt_batches()[1])
+    assert str(memory.state_dict()) == before

@@ -10,9 +10,9 @@ import pytest
 import torch
 from kinds import KINDS, WRAPPERS
 from pytorch_metric_learning import losses, reducers
-from torch import Tensor
+from torch import Tensor, nn
 
-from pml_xbn import SuperClassXBN
+from pml_xbn import SuperClassXBN, TwoTowerMemory, XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory, BatchLoss
 
 D, M = 4, 10
@@ -274,13 +274,15 @@ def test_a_label_without_a_superclass_is_named_and_nothing_changes(mapping: obje
             assert contents(loss_fn) == before
 
 
-def test_nonfinite_ignore_turns_the_checks_off() -> None:
+def test_nonfinite_ignore_turns_the_check_of_numbers_off_and_no_other() -> None:
     loss_fn = SuperClassXBN(losses.ContrastiveLoss(), D, M, superclasses=[0, 1], nonfinite="ignore")
     for _ in range(3):
-        loss_fn(rows(), torch.tensor([0, 1, 5, 7, -1, 0]))
+        loss_fn(rows(), torch.tensor([0, 1, 0, 1, 1, 0]))
     assert torch.isfinite(loss_fn.embedding_memory).all()
-    loss_fn(NAN, labels())
+    loss_fn(NAN, torch.tensor([0, 1, 0, 1, 1, 0]))
     assert loss_fn.num_calls == 4
+    with pytest.raises(ValueError, match=r"labels \[-1, 5, 7\] have no superclass"):
+        loss_fn(rows(), torch.tensor([0, 1, 5, 7, -1, 0]))
 
 
 def test_nonfinite_skip_computes_the_loss_and_stores_nothing(make: Callable) -> None:
@@ -306,15 +308,58 @@ def test_finite_rows_beyond_the_range_of_the_memory_are_refused() -> None:
     assert contents(memory) == before
 
 
-@pytest.mark.parametrize("kind", ["plain", "xbn"])
-def test_a_refused_batch_does_not_take_the_rows_to_its_device(kind: str) -> None:
-    memory = KINDS[kind].memory(losses.ContrastiveLoss(), D, M)
-    for _ in range(2):
-        memory(rows(), labels())
-    with pytest.raises(ValueError, match="do not fit"):
-        memory(torch.randn(11, D, device="meta"), torch.arange(11, device="meta"))
-    with pytest.raises((NotImplementedError, RuntimeError)) as error:  # numbers of it cannot be read
-        memory(torch.randn(4, D, device="meta"), torch.arange(4, device="meta"))
-    assert "expected device" not in str(error.value)
-    assert memory.embedding_memory.device.type == memory.label_memory.device.type == "cpu"
+# What is on the device "meta", where there are no numbers.
+ON_META: dict[str, Callable[[nn.Module], object]] = {
+    "embeddings": lambda f: f(rows().to("meta"), labels().to("meta")),
+    "labels": lambda f: f(rows(), labels().to("meta")),
+    "enqueue_mask": lambda f: f(rows(), labels(), None, (labels() == 0).to("meta")),
+    "indices_tuple": lambda f: f(rows(), labels(), tuple(x.to("meta") for x in PAIRS)),
+    "sample_ids": lambda f: f(rows(), labels(), sample_ids=labels().to("meta")),
+}
+
+
+# In each mode, what is passed so.
+META_CALLS = [(mode, name) for mode in ("train", "ignore", "eval", "no_grad") for name in ON_META] + [
+    ("fill_memory", name) for name in ("embeddings", "labels", "sample_ids")
+]
+
+
+@pytest.mark.parametrize(("mode", "name"), META_CALLS)
+def test_a_batch_without_numbers_is_refused_and_takes_no_row_away(
+    make: Callable, mode: str, name: str
+) -> None:
+    """As where shapes are inferred, or operations counted."""
+    memory = make(losses.SupConLoss(), D, M, nonfinite="ignore" if mode == "ignore" else "raise")
+    twin = copy.deepcopy(memory)
+    batches = [(rows(), labels()) for _ in range(3)]
+    for batch in batches[:2]:
+        memory(*batch)
+        twin(*batch)
+    memory.train(mode != "eval")
+    with (
+        torch.set_grad_enabled(mode != "no_grad"),
+        pytest.raises(ValueError, match=f'{name} is on the device "meta"'),
+    ):
+        ON_META[name](memory.fill_memory if mode == "fill_memory" else memory)
+    memory.train()
+    assert contents(memory) == contents(twin)
+    assert torch.equal(memory(*batches[2]), twin(*batches[2]))
+
+
+def test_two_towers_refuse_a_batch_without_numbers() -> None:
+    memories = [XBNWrapper(losses.SupConLoss(), D, M) for _ in range(2)]
+    towers = TwoTowerMemory(document_memory=memories[0], query_memory=memories[1])
+    towers(rows(), rows(), labels())
+    before = [contents(memory) for memory in memories]
+    with pytest.raises(ValueError, match='documents is on the device "meta"'):
+        towers(rows(), rows().to("meta"), labels())
+    assert [contents(memory) for memory in memories] == before
+
+
+def test_a_state_is_saved_whole_whatever_the_default_device() -> None:
+    memory, loaded = (XBNWrapper(losses.SupConLoss(), D, M) for _ in range(2))
     memory(rows(), labels())
+    with torch.device("meta"):
+        state = memory.state_dict()
+    loaded.load_state_dict(state)
+    assert contents(loaded) == contents(memory)

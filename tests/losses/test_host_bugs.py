@@ -6,6 +6,7 @@ The numbers are those of the table in ``docs/host_bugs.md``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from lifted_structure import LiftedStructureOfPaper
 from pytorch_metric_learning import losses, miners, reducers
 from pytorch_metric_learning.distances import DotProductSimilarity, LpDistance
 from pytorch_metric_learning.losses import ContrastiveLoss, CrossBatchMemory
+from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 from pytorch_metric_learning.utils.loss_and_miner_utils import get_all_pairs_indices as all_pairs
 from torch import Tensor, nn
 
@@ -272,6 +274,27 @@ def test_b16_packaged_triplets_are_of_the_batch(ours: Callable) -> None:
 
     assert wrong_triplets(CrossBatchMemory) > 0
     assert wrong_triplets(ours) == 0
+
+
+@pytest.mark.skipif(
+    "embeddings" not in signature(DistributedLossWrapper.forward).parameters,
+    reason="before PML 2.6 the wrapper itself needs a process group",
+)
+@pytest.mark.filterwarnings("ignore:DistributedLossWrapper is being used in a non-distributed setting")
+def test_b17_the_distributed_wrapper_works_without_a_process_group(ours: Callable) -> None:
+    with pytest.raises(TypeError, match="positional arguments"):
+        DistributedLossWrapper(CrossBatchMemory(ContrastiveLoss(), D, 12))(*batch())
+    memory, alone = ours(ContrastiveLoss(), D, 12), ours(ContrastiveLoss(), D, 12)
+    wrapped = DistributedLossWrapper(memory)
+    for first_label in range(4):
+        embeddings, labels = batch(first_label=first_label)
+        pairs = all_pairs(labels)
+        assert torch.equal(wrapped(embeddings, labels, pairs), alone(embeddings, labels, pairs))
+    assert str(memory.state_dict()) == str(alone.state_dict())
+    for refs in (batch(), (None, batch()[1])):
+        with pytest.raises(ValueError, match="ref_emb and ref_labels with a memory"):
+            wrapped(*batch(), None, *refs)
+    assert str(memory.state_dict()) == str(alone.state_dict())
 
 
 def test_packaged_triplets_of_a_batch_that_is_not_stored_are_none() -> None:

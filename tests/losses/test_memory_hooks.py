@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
+import every_memory
 import pytest
 import torch
-from every_memory import are_equal, state
+from every_memory import EVERY, are_equal, assert_same_runs, state
 from pytorch_metric_learning.losses import ContrastiveLoss
 from torch import Tensor, nn
 
-from pml_xbn import XBNWrapper
+from pml_xbn import TwoTowerMemory, XBNWrapper
 from pml_xbn.adapters import MomentMatching
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 
@@ -243,3 +246,179 @@ def test_a_buffer_that_a_failed_step_made_is_gone(memory: AdaptiveCrossBatchMemo
     with pytest.raises(OSError, match="disk on fire"):
         step(memory)
     assert hook.centre is None
+
+
+Act = Callable[[AdaptiveCrossBatchMemory], object]
+
+
+def write_rows(memory: AdaptiveCrossBatchMemory) -> None:
+    memory.embedding_memory.mul_(2.0)
+
+
+def write_labels(memory: AdaptiveCrossBatchMemory) -> None:
+    memory.label_memory.add_(1)
+
+
+def assign_rows(memory: AdaptiveCrossBatchMemory) -> None:
+    memory.embedding_memory = memory.embedding_memory * 2
+
+
+def assign_labels(memory: AdaptiveCrossBatchMemory) -> None:
+    memory.label_memory = memory.label_memory + 1
+
+
+# What code of others may do to a memory in the middle of its step.
+CHANGES: dict[str, Act] = {
+    "writes to rows": write_rows,
+    "writes to labels": write_labels,
+    "assigns rows": assign_rows,
+    "assigns labels": assign_labels,
+    "loads a state": lambda memory: memory.load_state_dict(copy.deepcopy(memory.state_dict())),
+    "loads a model's state": lambda memory: nn.ModuleList([memory]).load_state_dict(
+        nn.ModuleList([memory]).state_dict()
+    ),
+    "moves": lambda memory: memory.to("meta"),
+}
+
+
+def hook_that(act: Act, memory: AdaptiveCrossBatchMemory) -> Callable[..., None]:
+    """A hook of a memory, or of a module, that leaves what it is given as it is."""
+
+    def hook(*_: Any) -> None:
+        act(memory)
+
+    return hook
+
+
+@pytest.mark.parametrize("kind", ["plain", "momentum", "per class"])
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_a_hook_does_to_its_memory_is_refused_as_it_would_be_lost(name: str, kind: str) -> None:
+    memory, twin = EVERY[kind](), EVERY[kind]()
+    for number in range(4):
+        for which in (memory, twin):
+            every_memory.step(which, number)
+    with memory.register_memory_hook(hook_that(CHANGES[name], memory)):
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="within a step of the memory would be lost"):
+                memory(*every_memory.batch(20))
+            assert are_equal(state(memory), state(twin))
+    assert_same_runs(memory, twin)
+
+
+@pytest.mark.parametrize("name", [name for name in CHANGES if name != "writes to labels"])
+def test_so_is_what_the_wrapped_loss_does(name: str) -> None:
+    memory, twin = EVERY["xbn"](), EVERY["xbn"]()
+    for which in (memory, twin):
+        every_memory.step(which, 0)
+    handle = memory.loss.register_forward_hook(hook_that(CHANGES[name], memory))
+    with pytest.raises(RuntimeError, match="within a step of the memory would be lost"):
+        memory(*every_memory.batch(20))
+    handle.remove()
+    assert are_equal(state(memory), state(twin))
+    assert_same_runs(memory, twin)
+
+
+def test_labels_that_were_taken_before_the_step_and_are_written_to_in_it_are_given_back(
+    memory: AdaptiveCrossBatchMemory,
+) -> None:
+    step(memory)
+    taken, before = memory.label_memory, state(memory)
+    with (
+        memory.register_memory_hook(hook_that(lambda _: taken.fill_(7), memory)),
+        pytest.raises(RuntimeError, match="what was written to label_memory within a step"),
+    ):
+        step(memory)
+    assert are_equal(state(memory), before)
+    taken[0] = 5  # between steps it counts
+    assert memory.state_dict()["queue.labels"][0] == 5
+
+
+@pytest.mark.parametrize("changed", ["document_memory", "query_memory"])
+@pytest.mark.parametrize("hooked", ["document_memory", "query_memory"])
+def test_a_hook_of_one_tower_that_writes_to_a_memory_changes_neither(hooked: str, changed: str) -> None:
+    memories = {name: EVERY["xbn"]() for name in ("document_memory", "query_memory")}
+    towers = TwoTowerMemory(**memories)
+    queries, documents, labels = torch.randn(3, 4), torch.randn(3, 4), torch.arange(3)
+    towers(queries, documents, labels)
+    before = state(towers)
+    memories[hooked].register_memory_hook(hook_that(write_rows, memories[changed]))
+    with pytest.raises(RuntimeError, match="within a step of the memory would be lost"):
+        towers(queries, documents, labels)
+    assert are_equal(state(towers), before)
+
+
+def test_rows_that_a_hook_writes_to_and_does_not_return_are_not_lost_in_silence(
+    memory: AdaptiveCrossBatchMemory,
+) -> None:
+    step(memory)
+    before = state(memory)
+    with (
+        memory.register_memory_hook(lambda rows, *_: [rows.add_(1)].clear()),
+        pytest.raises(RuntimeError, match="return the rows that it has made"),
+    ):
+        step(memory)
+    assert are_equal(state(memory), before)
+    memory.register_memory_hook(lambda rows, *_: rows.add_(1))
+    expected = memory.embedding_memory[:4] + 1
+    step(memory)
+    assert torch.equal(memory.embedding_memory[:4], expected)
+
+
+class Counting(nn.Module):
+    """A hook with every kind of buffer, and things that it makes in its first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("saved", torch.zeros(2))
+        self.register_buffer("unsaved", torch.zeros(2), persistent=False)
+        self.register_buffer("none_yet", None, persistent=False)
+        self.inner = nn.Module()
+        self.inner.register_buffer("deep", torch.zeros(()), persistent=False)
+        self.error: Exception | None = None
+
+    def forward(self, *_: Tensor) -> None:
+        for values in (self.saved, self.unsaved, self.inner.deep):
+            values += 1
+        self.none_yet = torch.ones(()) if self.none_yet is None else self.none_yet + 1
+        if self.error is not None:
+            self.register_buffer("late", torch.ones(()), persistent=False)
+            self.register_buffer("late_and_saved", torch.ones(()))
+            self.attribute = 1
+            raise self.error
+
+    def held(self) -> dict[str, Tensor | None]:
+        buffers = {name: values.clone() for name, values in self.named_buffers()}
+        return {"none_yet": None, **buffers, "attribute": getattr(self, "attribute", None)}
+
+
+@pytest.mark.parametrize("num_steps", [0, 2])
+def test_all_buffers_of_a_hook_are_given_back(memory: AdaptiveCrossBatchMemory, num_steps: int) -> None:
+    hook = Counting()
+    memory.register_memory_hook(hook)
+    for _ in range(num_steps):
+        step(memory)
+    before, unsaved = str(hook.held()), hook.unsaved
+    hook.error = OSError("disk on fire")
+    with pytest.raises(OSError, match="disk on fire"):
+        step(memory)
+    hook.error = None
+    assert str(hook.held()) == before
+    assert hook.unsaved is unsaved
+    step(memory)
+    assert hook.unsaved.tolist() == [num_steps + 1] * 2
+
+
+def test_a_refused_state_gives_back_all_buffers_of_a_hook(memory: AdaptiveCrossBatchMemory) -> None:
+    class Scaled(Counting):
+        def _load_from_state_dict(self, *args: Any) -> None:
+            super()._load_from_state_dict(*args)
+            self.unsaved.copy_(2 * self.saved)  # made of what is loaded
+
+    hook = Scaled()
+    memory.register_memory_hook(hook)
+    step(memory)
+    before = str(hook.held())
+    given = {**memory.state_dict(), "memory_hook_0.saved": torch.full((2,), 9.0), "more": torch.zeros(1)}
+    with pytest.raises(RuntimeError, match="more"):
+        memory.load_state_dict(given)
+    assert str(hook.held()) == before

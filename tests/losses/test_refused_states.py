@@ -68,6 +68,8 @@ REFUSED: dict[str, Callable[[State], State]] = {
     "no map": without("queue.map"),
     "no β": without("loss.beta"),
     "β of three classes": changed("loss.beta", lambda x: x.expand(3)),
+    "rows without numbers": lambda given: {name: values.to("meta") for name, values in given.items()},
+    "only the rows without numbers": changed("queue.rows", lambda x: x.to("meta")),
     "something else": lambda given: {**given, "queue.more": torch.zeros(1)},
 }
 
