@@ -13,10 +13,9 @@ from ..memory._placement import Placement, average_rows, placement_of
 from ..memory._queue import Contents
 from ..memory._rows import Rows
 from ..pairwise._batch_loss import loss_of_batch, loss_without_pairs
-from ..pairwise._comparison import Comparison
 from ..pairwise._finite import nan_unless_zero, zero_if_finite
-from ..pairwise._index_tensors import IndicesTuple, drop_own_rows, mapped
-from ..pairwise._loss import loss_against
+from ..pairwise._index_tensors import IndicesTuple, drop_self_pairs, mapped
+from ..pairwise._loss import Comparison, loss_against
 from ._memory import Memory
 from ._settings import weighted_sum
 
@@ -114,7 +113,7 @@ def _pairs_with_rows(batch: Batch, own_rows: Tensor) -> IndicesTuple | None:
     user_pairs = mapped(batch.user_pairs, own_rows)
     if batch.ids is None:
         return user_pairs
-    return drop_own_rows(user_pairs, own_rows)  # as rows of one sample share a place
+    return drop_self_pairs(user_pairs, own_rows)  # as rows of one sample share a place
 
 
 def read_contents(memory: Memory, batch: Batch) -> Contents | None:

@@ -9,8 +9,8 @@ from pytorch_metric_learning import reducers
 from torch import Tensor
 
 from .._arithmetic import widest
+from ._ranges import Ranges
 from ._reductions import sum_over_rows, total
-from ._runs import Runs
 
 # Of which the result follows from a sum and a count.
 REDUCERS = (
@@ -25,13 +25,13 @@ REDUCERS = (
 class Elements(NamedTuple):
     """The terms that a loss hands its reducer."""
 
-    # Of anchors (a,), of pairs (a, n), or of listed ones (k,); without dimensions a result, whatever reduces.
+    # Of anchors (a,), of pairs (a, n), or of listed ones (k,); a 0-d value is already reduced.
     values: Tensor
     counts: Tensor | None = None  # how often each counts, bool or integers; None: once
     divisor: Tensor | None = None  # that of PML's DivisorReducer
 
     def totals(self, reducer: Any) -> tuple[Tensor, Tensor]:
-        """Returns what the reducer sums, with a number per anchor or listed one, and what divides the sum."""
+        """Returns values to sum, per anchor or listed pair, and the number that the reducer divides by."""
         values, counts = self.values, self.counts
         for name, is_beyond in (("low", torch.gt), ("high", torch.lt)):
             bound = getattr(reducer, name, None)
@@ -40,24 +40,24 @@ class Elements(NamedTuple):
                 counts = is_within if counts is None else counts * is_within
         if counts is None:
             return values, torch.full((), values.numel(), device=values.device)  # torch.tensor would wait
+        if values.ndim == 2:
+            return sum_over_rows(values, counts), total(counts)
         is_mask = counts.dtype == torch.bool
         # What does not count may be NaN.
         values = values.masked_fill(~counts if is_mask else counts == 0, 0)
-        if values.ndim == 2:
-            return sum_over_rows(values, counts), total(counts)
         return values if is_mask else values * counts, counts.sum()
 
 
 class TripletTerms(NamedTuple):
     """Of every triplet the positive part of x_p + y_n, where x grows with the distance, and y falls.
 
-    Sorted by distance, the triplets whose terms lie between two numbers are a run of neighbours too. So a sum
-    over triplets follows from how many of them each pair is in.
+    Sorted by distance, the positives whose terms with a negative lie between two bounds are a range too. So a
+    sum over triplets follows from how many of them each pair is in.
     """
 
     x: Tensor  # (a, n), with gradient
     y: Tensor
-    triplets: Runs
+    triplets: Ranges
     is_positive: bool  # x_p + y_n is never less than 0
     divisor: Tensor | None = None  # that of PML's DivisorReducer
 
@@ -72,7 +72,7 @@ class TripletTerms(NamedTuple):
         return totals, counted.sum()
 
     @torch.no_grad()
-    def _between(self, low: float | None, high: float | None) -> Runs:
+    def _between(self, low: float | None, high: float | None) -> Ranges:
         """Returns the triplets with low < x_p + y_n < high."""
         start, end = self.triplets.start, self.triplets.end
         if low is not None:
