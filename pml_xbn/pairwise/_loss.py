@@ -24,7 +24,7 @@ from ._miners import mine, mine_by_pml
 from ._observers import show
 from ._pairs import Pairs, anchors_at_once
 from ._ranges import Ranges
-from ._reductions import AllRows, added, gradients_of_values, total
+from ._reductions import AllRows, GivenResults, added, gradients_of_values, total
 from ._supported import FusedLoss, draws_by_distance, fused_loss_of, is_fused_miner
 from ._terms import Elements
 
@@ -156,30 +156,67 @@ class PartSum(NamedTuple):
 
 def _terms_of(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learning: bool) -> list[PartSum]:
     """Returns the sums of the terms of anchors, for each part of the loss, with gradients at the matrix."""
+    if torch.compiler.is_compiling():
+        return _terms_within_compile(fused, mat, pairs, is_learning)
     assert fused.fused.terms is not None
     over_rows = AllRows(has_gradient=is_learning)
     leaf = mat.detach().requires_grad_(is_learning)
     with torch.set_grad_enabled(is_learning):
         terms = fused.fused.terms(fused.loss, leaf, pairs, over_rows)
-        totals = [(terms[name], *terms[name].totals(reducer)) for name, reducer in fused.reducers.items()]
-    found = []
+        totals = [terms[name].totals(reducer) for name, reducer in fused.reducers.items()]
+    found, num_inputs = [], 1 + len(fused.learned)
     inputs = [leaf, *fused.learned, *over_rows.results]
-    for number, ((_, values, count), (name, reducer)) in enumerate(
+    for number, ((values, count), (name, reducer)) in enumerate(
         zip(totals, fused.reducers.items(), strict=True)
     ):
-        divisor = terms[name].divisor if type(reducer) is DivisorReducer else None
         value, gradients = values.sum(), []
         if is_learning:
-            is_last = number == len(totals) - 1
             at: Sequence[Tensor | None] = [None] * len(inputs)
             if value.requires_grad:
+                is_last = number == len(totals) - 1
                 at = torch.autograd.grad(value, inputs, retain_graph=not is_last, allow_unused=True)
-            num = 1 + len(fused.learned)
-            of_reductions = gradients_of_values(
-                over_rows.reductions, at[num:], [None] * len(over_rows.results), inputs[:num]
-            )
-            gradients = _with_zeros(added(of_reductions, at[:num]), inputs[:num])
+            of_results, wholes = at[num_inputs:], [None] * len(over_rows.results)
+            gradients = gradients_of_values(over_rows.reductions, of_results, wholes, inputs[:num_inputs])
+            gradients = _with_zeros(added(gradients, at[:num_inputs]), inputs[:num_inputs])
+        divisor = terms[name].divisor if type(reducer) is DivisorReducer else None
         found.append(PartSum(value.detach(), count if divisor is None else divisor, gradients))
+    return found
+
+
+def _terms_within_compile(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learning: bool) -> list[PartSum]:
+    """Does what ``_terms_of`` does, by ``torch.func``: ``torch.compile`` takes no ``torch.autograd.grad``."""
+    if fused.learned:
+        raise RuntimeError(f"{type(fused.loss).__name__} with learned settings cannot be compiled")
+    compute, loss, over_rows = fused.fused.terms, fused.loss, AllRows()
+    assert compute is not None
+    terms, num_parts = compute(loss, mat, pairs, over_rows), len(fused.reducers)
+    divisors = []
+    for name, reducer in fused.reducers.items():
+        divisor = terms[name].divisor if type(reducer) is DivisorReducer else None
+        divisors.append(terms[name].totals(reducer)[1] if divisor is None else divisor)
+
+    def value_of_parts(leaf: Tensor, *results: Tensor) -> tuple[Tensor, ...]:
+        terms = compute(loss, leaf, pairs, GivenResults(results))
+        return tuple(terms[name].totals(reducer)[0].sum() for name, reducer in fused.reducers.items())
+
+    def values_of_reductions(leaf: Tensor) -> tuple[Tensor, ...]:
+        given = GivenResults(over_rows.results)
+        compute(loss, leaf, pairs, given)
+        return tuple(x.values * 1 for x in given.reductions)
+
+    values, pull_back = torch.func.vjp(value_of_parts, mat, *over_rows.results)
+    found = []
+    for number in range(num_parts):
+        gradients: list[Tensor] = []
+        if is_learning:
+            weights = tuple(torch.full_like(x, float(k == number)) for k, x in enumerate(values))
+            at_matrix, *of_results = pull_back(weights)
+            if over_rows.reductions:
+                _, pull_back_values = torch.func.vjp(values_of_reductions, mat)
+                both = zip(over_rows.reductions, of_results, strict=True)
+                at_matrix = at_matrix + pull_back_values(tuple(x.gradient(w, None, None) for x, w in both))[0]
+            gradients = [at_matrix]
+        found.append(PartSum(values[number], divisors[number], gradients))
     return found
 
 

@@ -257,11 +257,25 @@ class AllRows:
     def __call__(self, *reductions: Reduction) -> Sequence[Tensor]:
         with torch.no_grad():
             results = [reduction.result() for reduction in reductions]
+        with_gradient = [(x, y) for x, y in zip(reductions, results, strict=True) if x.has_gradient]
+        self.reductions, self.results = [x for x, _ in with_gradient], [y for _, y in with_gradient]
         if self._has_gradient:
-            pairs = zip(reductions, results, strict=True)
-            with_gradient = [(x, result.requires_grad_()) for x, result in pairs if x.has_gradient]
-            self.reductions, self.results = [x for x, _ in with_gradient], [x for _, x in with_gradient]
+            for result in self.results:
+                result.requires_grad_()
         return results
+
+
+class GivenResults:
+    """Reductions over rows whose results are given, of those that have a gradient."""
+
+    def __init__(self, results: Sequence[Tensor]) -> None:
+        self._results = results
+        self.reductions: list[Reduction] = []  # of the last call, those that have a gradient
+
+    def __call__(self, *reductions: Reduction) -> Sequence[Tensor]:
+        self.reductions = [x for x in reductions if x.has_gradient]
+        given = iter(self._results)
+        return [next(given) if x.has_gradient else x.result() for x in reductions]
 
 
 def gradients_of_values(

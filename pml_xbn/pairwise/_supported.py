@@ -77,9 +77,7 @@ def fused_loss_of(loss: Any) -> FusedLoss | None:
     kind = unchanged_class(type(loss), FUSED_LOSSES)
     if kind is None or type(loss.distance) not in DISTANCES:
         return None
-    is_pair_loss = isinstance(loss, losses.GenericPairLoss)
-    has_own_method = is_pair_loss and loss.loss_method not in (loss.mat_based_loss, loss.pair_based_loss)
-    if loss.embedding_regularizer or has_own_method or not is_unchanged(loss):
+    if loss.embedding_regularizer or _has_own_method(loss) or not is_unchanged(loss):
         return None
     fused, by_part = FUSED_LOSSES[kind], {}
     for name in fused.parts:
@@ -97,6 +95,15 @@ def fused_loss_of(loss: Any) -> FusedLoss | None:
                 learned[id(x)] = x
     is_by_anchor = fused.is_by_anchor and not getattr(loss, "learn_beta", False)
     return FusedLoss(loss, fused, by_part, list(learned.values()), is_by_anchor)
+
+
+def _has_own_method(loss: Any) -> bool:
+    """Returns whether a loss of pairs calls another method than PML's two."""
+    if not isinstance(loss, losses.GenericPairLoss):
+        return False
+    # torch.compile finds no two bound methods equal.
+    methods, method = (type(loss).mat_based_loss, type(loss).pair_based_loss), loss.loss_method
+    return getattr(method, "__func__", None) not in methods or method.__self__ is not loss
 
 
 def is_fused_miner(miner: Any) -> bool:

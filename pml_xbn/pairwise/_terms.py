@@ -71,12 +71,12 @@ class TripletTerms(NamedTuple):
         totals = sum_over_rows(widest(self.x), positive) + sum_over_rows(widest(self.y), negative)
         return totals, counted.sum()
 
-    @torch.no_grad()
     def _between(self, low: float | None, high: float | None) -> Ranges:
         """Returns the triplets with low < x_p + y_n < high."""
+        x, y = self.x.detach(), self.y.detach()
         start, end = self.triplets.start, self.triplets.end
         if low is not None:
-            start = torch.maximum(start, self.triplets.first(self.x, low - self.y, is_above=True))
+            start = torch.maximum(start, self.triplets.first(x, low - y, is_above=True))
         if high is not None:
-            end = torch.minimum(end, self.triplets.first(self.x, high - self.y)) if high > 0 else end * 0
+            end = torch.minimum(end, self.triplets.first(x, high - y)) if high > 0 else end * 0
         return self.triplets._replace(start=start, end=end)
