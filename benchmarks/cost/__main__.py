@@ -5,6 +5,7 @@
     torchrun --nproc_per_node=2 -m benchmarks.cost ranks    (on many ranks)
     python -m benchmarks.cost shards             (with rows that are spread over ranks, six minutes)
     python -m benchmarks.cost scale              (as the memory grows to four million rows)
+    python -m benchmarks.cost room               (memory and time of every miner and loss, ten minutes)
     python -m benchmarks.cost operations         (of what a step consists)
 
 Tables are CSV files with a page beside them, in ``benchmarks/results``. Every row names device, versions and
@@ -17,7 +18,7 @@ from collections.abc import Callable
 
 import tyro
 
-from benchmarks.cost import losses, operations, ranks, scale, shards, steps
+from benchmarks.cost import losses, operations, ranks, room, scale, shards, steps
 from benchmarks.engine.command_line import errors_in_one_line
 
 TABLES: dict[str, Callable[..., None]] = {
@@ -26,6 +27,7 @@ TABLES: dict[str, Callable[..., None]] = {
     "ranks": ranks.main,
     "shards": shards.main,
     "scale": scale.main,
+    "room": room.main,
     "operations": operations.main,
 }
 

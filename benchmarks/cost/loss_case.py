@@ -22,7 +22,11 @@ BATCH = 64
 OURS, PML = "XBNWrapper", "CrossBatchMemory"
 MEMORIES = {OURS: XBNWrapper, PML: losses.CrossBatchMemory}
 LOSSES: list[str] = losses.CrossBatchMemory.supported_losses()
-NUM_CLASSES: dict[str, Callable[[int], int]] = {"n/10": lambda rows: rows // 10, "10": lambda rows: 10}
+NUM_CLASSES: dict[str, Callable[[int], int]] = {
+    "n/10": lambda rows: rows // 10,
+    "10": lambda rows: 10,
+    "1000": lambda rows: 1000,
+}
 USUAL_MINERS = dict.fromkeys(LOSSES, "PairMarginMiner") | {
     "AngularLoss": "AngularMiner",
     "MarginLoss": "DistanceWeightedMiner",
