@@ -169,15 +169,15 @@ def _terms_of(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learning: bool) ->
     for number, ((values, count), (name, reducer)) in enumerate(
         zip(totals, fused.reducers.items(), strict=True)
     ):
-        value, gradients = values.sum(), []
+        value, gradients = values.sum(), list[Tensor]()
         if is_learning:
             at: Sequence[Tensor | None] = [None] * len(inputs)
             if value.requires_grad:
                 is_last = number == len(totals) - 1
                 at = torch.autograd.grad(value, inputs, retain_graph=not is_last, allow_unused=True)
             of_results, wholes = at[num_inputs:], [None] * len(over_rows.results)
-            gradients = gradients_of_values(over_rows.reductions, of_results, wholes, inputs[:num_inputs])
-            gradients = _with_zeros(added(gradients, at[:num_inputs]), inputs[:num_inputs])
+            by_results = gradients_of_values(over_rows.reductions, of_results, wholes, inputs[:num_inputs])
+            gradients = _with_zeros(added(by_results, at[:num_inputs]), inputs[:num_inputs])
         divisor = terms[name].divisor if type(reducer) is DivisorReducer else None
         found.append(PartSum(value.detach(), count if divisor is None else divisor, gradients))
     return found
@@ -204,7 +204,7 @@ def _terms_within_compile(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learni
         compute(loss, leaf, pairs, given)
         return tuple(x.values * 1 for x in given.reductions)
 
-    values, pull_back = torch.func.vjp(value_of_parts, mat, *over_rows.results)
+    values, pull_back, *_ = torch.func.vjp(value_of_parts, mat, *over_rows.results)
     found = []
     for number in range(num_parts):
         gradients: list[Tensor] = []
@@ -212,7 +212,7 @@ def _terms_within_compile(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learni
             weights = tuple(torch.full_like(x, float(k == number)) for k, x in enumerate(values))
             at_matrix, *of_results = pull_back(weights)
             if over_rows.reductions:
-                _, pull_back_values = torch.func.vjp(values_of_reductions, mat)
+                _, pull_back_values, *_ = torch.func.vjp(values_of_reductions, mat)
                 both = zip(over_rows.reductions, of_results, strict=True)
                 at_matrix = at_matrix + pull_back_values(tuple(x.gradient(w, None, None) for x, w in both))[0]
             gradients = [at_matrix]
