@@ -76,6 +76,8 @@ class Distances:
         """
         if not self.may_overwrite(distance):
             return gradient  # ``at_anchors`` does all
+        if distance.power == 1 and not isinstance(distance, LpDistance):
+            return gradient
         mat = self._measure_without_power(distance)[anchors]
         if distance.power != 1:
             gradient = gradient * (distance.power * mat ** (distance.power - 1))
@@ -151,13 +153,13 @@ class Distances:
     def _products_and_lengths(self, vectors: Tensor, has_lengths: bool) -> tuple[Tensor, Tensor | None]:
         """Returns products of vectors with rows, ``(a, n)``, and lengths of the rows ``(n,)`` on request."""
         num_rows = self.rows.num_rows_here
-        mat, lengths = vectors.new_empty(0), vectors.new_empty(0)
+        mat = lengths = None
         for indices, part in self.rows.parts(vectors.dtype):
             if len(part) == num_rows:
                 mat = vectors @ part.t()
-                lengths = torch.linalg.vector_norm(part, dim=1) if has_lengths else lengths
+                lengths = torch.linalg.vector_norm(part, dim=1) if has_lengths else None
                 break
-            if indices.start == 0:
+            if mat is None or lengths is None:
                 mat, lengths = vectors.new_empty(len(vectors), num_rows), vectors.new_empty(num_rows)
             if is_tracing():  # torch.compile knows no ``out`` with strides
                 mat[:, indices] = vectors @ part.t()
@@ -166,11 +168,13 @@ class Distances:
             torch.mm(vectors, part.t(), out=mat[:, indices])
             if has_lengths:
                 torch.linalg.vector_norm(part, dim=1, out=lengths[indices])
-        if num_rows == 0:
-            mat = vectors.new_empty(len(vectors), 0)
-        if self._zero is None:
+        if mat is None:
+            mat, lengths = vectors.new_empty(len(vectors), 0), vectors.new_empty(0)
+        if self._zero is None and not has_lengths:
             # A vector that is not finite has no finite product, so one row and one column tell of all.
             self._zero = zero_if_finite(mat[:1], mat[:, :1])
+        elif self._zero is None and lengths is not None:
+            self._zero = (lengths.sum() + self._scaled_anchors()[1].sum()) * 0
         return mat, lengths if has_lengths else None
 
     def _inverse_lengths(self, lengths: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch.nn.functional import relu, softplus
 from .._arithmetic import widest
 from ._pairs import Pairs, similarities
 from ._ranges import Ranges
-from ._reductions import LOG_SUM_OF_NONE, Count, LogSumExp, OverRows, Sum, is_of_none
+from ._reductions import LOG_SUM_OF_NONE, Count, LogSumExp, OverRows, Sum, as_numbers, is_of_none
 from ._terms import Elements, TripletTerms
 
 Terms = dict[str, Elements | TripletTerms]  # by the names of the parts of a loss
@@ -105,11 +105,11 @@ def nt_xent(loss: losses.NTXentLoss, mat: Tensor, pairs: Pairs, over_rows: OverR
 def supcon(loss: losses.SupConLoss, mat: Tensor, pairs: Pairs, over_rows: OverRows) -> Terms:
     """https://arxiv.org/abs/2004.11362, Eq. 2"""
     scale = _as_similarity(loss, 1 / loss.temperature)
-    positive, negative = pairs.masks()
+    is_positive = as_numbers(pairs.positive.bool(), mat.dtype)
     num_positive, positive_sum, log_sum = over_rows(
-        Count(positive), Sum(mat, positive), LogSumExp(mat, positive | negative, scale)
+        Count(is_positive), Sum(mat, is_positive), LogSumExp(mat, pairs.of_both(), scale)
     )
-    positive_mean = scale * positive_sum / num_positive.clamp_min(1)
+    positive_mean = positive_sum / (num_positive.clamp_min(1) / scale)
     return {"loss": Elements((log_sum - positive_mean).masked_fill(num_positive == 0, 0))}
 
 

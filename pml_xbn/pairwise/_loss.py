@@ -107,7 +107,8 @@ def sum_terms(compared: Comparison, fused: FusedLoss) -> LossSums:
     distances = Distances(compared.anchors.detach(), compared.rows)
     pairs = compared.choose_pairs(distances)
     show(lambda: _arguments(compared, pairs))
-    sums.num_pairs = pairs.num_pairs or [total(counts) for counts in pairs[:2]]
+    if isinstance(fused.loss, GenericPairLoss):
+        sums.num_pairs = pairs.num_pairs or [total(counts) for counts in pairs[:2]]
     if fused.fused.terms is None:
         _add_angular_terms_(sums, compared, pairs)
     else:
@@ -169,17 +170,19 @@ def _terms_of(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learning: bool) ->
     for number, ((values, count), (name, reducer)) in enumerate(
         zip(totals, fused.reducers.items(), strict=True)
     ):
-        value, gradients = values.sum(), list[Tensor]()
+        gradients: list[Tensor] = []
         if is_learning:
             at: Sequence[Tensor | None] = [None] * len(inputs)
-            if value.requires_grad:
-                is_last = number == len(totals) - 1
-                at = torch.autograd.grad(value, inputs, retain_graph=not is_last, allow_unused=True)
+            if values.requires_grad:
+                options = {"retain_graph": number < len(totals) - 1, "allow_unused": True}
+                at = torch.autograd.grad(values, inputs, torch.ones_like(values), **options)
             of_results, wholes = at[num_inputs:], [None] * len(over_rows.results)
             by_results = gradients_of_values(over_rows.reductions, of_results, wholes, inputs[:num_inputs])
             gradients = _with_zeros(added(by_results, at[:num_inputs]), inputs[:num_inputs])
         divisor = terms[name].divisor if type(reducer) is DivisorReducer else None
-        found.append(PartSum(value.detach(), count if divisor is None else divisor, gradients))
+        with torch.no_grad():
+            value = values.sum()
+        found.append(PartSum(value, count if divisor is None else divisor, gradients))
     return found
 
 
@@ -301,7 +304,7 @@ class LossSums:
         # Makes the first gradient of the parts that at the anchors.
         self.at_anchors: Callable[[Tensor], Tensor] = lambda gradient: gradient
         self.num_pairs: Sequence[Tensor | int] = [0, 0]  # positive and negative ones
-        self.zero = anchors.new_zeros(())  # NaN if what is compared is not finite
+        self.zero: Tensor | float = 0.0  # NaN if what is compared is not finite
 
     def add_(self, parts: list[PartSum]) -> None:
         """Adds the terms of other anchors; gradients at the same matrix are the same tensor."""
@@ -372,7 +375,7 @@ def reducing_factors(
     fused: FusedLoss,
     divisors: Sequence[Tensor],
     num_pairs: Sequence[Tensor | int],
-    zero: Tensor,
+    zero: Tensor | float,
     like: Tensor,
 ) -> list[Tensor]:
     """Returns by what the reducers multiply the sums of the terms, for each part of the loss.
@@ -384,13 +387,13 @@ def reducing_factors(
         zero: 0, or NaN to make the loss and all its gradients NaN.
         like: a tensor of the loss's dtype and device.
     """
-    has_terms = zero + 1
+    has_terms = zero + 1.0
     if isinstance(fused.loss, GenericPairLoss):  # PML's are zero for one pair of each kind, or fewer
         positive, negative = num_pairs
         needs_both = fused.fused.needs_both
         is_enough = positive * negative > 1 if needs_both else (positive > 1) | (negative > 1)
-        has_terms = has_terms * is_enough
-    has_terms = has_terms.to(like)
+        has_terms = is_enough + zero
+    has_terms = torch.as_tensor(has_terms, dtype=like.dtype, device=like.device)
     factors = []
     for reducer, divisor in zip(fused.reducers.values(), divisors, strict=True):
         factor = has_terms if type(reducer) is SumReducer else has_terms / divisor.clamp_min(1)

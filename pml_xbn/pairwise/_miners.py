@@ -72,7 +72,7 @@ def pair_margin(miner: miners.PairMarginMiner, mat: Tensor, pairs: Pairs, over_r
     if miner.collect_stats:
         miner.set_stats(mat[pairs.positive], mat[pairs.negative])
     is_far, is_near = (torch.lt, torch.gt) if miner.distance.is_inverted else (torch.gt, torch.lt)
-    return pairs._replace(
+    return pairs.choose(
         positive=pairs.positive & is_far(mat, miner.pos_margin),
         negative=pairs.negative & is_near(mat, miner.neg_margin),
     )
@@ -84,7 +84,7 @@ def multi_similarity(
     """Returns pairs beyond the hardest of the other kind (https://arxiv.org/abs/1904.06627)."""
     mat = similarities(miner.distance, mat)
     nearest_negative, farthest_positive = over_rows(Max(mat, pairs.negative), Max(-mat, pairs.positive))
-    return pairs._replace(
+    return pairs.choose(
         positive=pairs.positive & (mat - miner.epsilon < nearest_negative.unsqueeze(1)),
         negative=pairs.negative & (mat + miner.epsilon > -farthest_positive.unsqueeze(1)),
     )
@@ -125,7 +125,7 @@ def batch_easy_hard(
         chosen_negative = pairs.negative
     if miner.collect_stats:
         miner.set_stats(mat[chosen_positive], mat[chosen_negative])
-    return pairs._replace(positive=chosen_positive, negative=chosen_negative)
+    return pairs.choose(chosen_positive, chosen_negative)
 
 
 def triplet_margin(miner: miners.TripletMarginMiner, mat: Tensor, pairs: Pairs, over_rows: OverRows) -> Pairs:
@@ -141,7 +141,7 @@ def triplet_margin(miner: miners.TripletMarginMiner, mat: Tensor, pairs: Pairs, 
     end = every.end if low == -inf else every.first(mat, mat - low)
     triplets = every._replace(start=start, end=end)
     positive, negative = triplets.num_of_pairs()
-    return pairs._replace(positive=positive, negative=negative, triplets=triplets)
+    return pairs.choose(positive, negative, triplets)
 
 
 FusedMiner = Callable[[Any, Tensor, Pairs, OverRows], Pairs]

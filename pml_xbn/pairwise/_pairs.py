@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ._index_tensors import IndicesTuple, appended, listed
 from ._ranges import Ranges
+from ._reductions import AllPairs
 
 # Several matrices of that size are to fit into a CPU's cache.
 _PAIRS_AT_ONCE = {"cpu": 2**19, "gpu": 2**24}
@@ -28,6 +29,7 @@ class Pairs(NamedTuple):
     first_row: int = 0  # the index of the first row, where these are a part of all rows
     triplets: Ranges | IndicesTuple | None = None  # ranges, or index tensors; None: pairs, all combined
     num_pairs: Sequence[Tensor | int] | None = None  # how many are positive and negative; None: not counted
+    are_all: bool = False  # whether these are all pairs with all rows
 
     @classmethod
     def all(
@@ -55,7 +57,21 @@ class Pairs(NamedTuple):
             positive = positive & is_row
         if self_pairs is not None:
             positive = drop_self_pairs_(positive, self_pairs, first_row)
-        return cls(positive, negative, labels, row_labels, self_pairs, is_row, first_row or 0)
+        are_all = first_row is None
+        return cls(
+            positive, negative, labels, row_labels, self_pairs, is_row, first_row or 0, are_all=are_all
+        )
+
+    def of_both(self) -> Tensor | AllPairs:
+        """Returns which pairs are positive or negative."""
+        if self.are_all:
+            return AllPairs(self.self_pairs, self.is_row)
+        positive, negative = self.masks()
+        return positive | negative
+
+    def choose(self, positive: Tensor, negative: Tensor, triplets: Ranges | None = None) -> Pairs:
+        """Returns some of these pairs."""
+        return self._replace(positive=positive, negative=negative, triplets=triplets, are_all=False)
 
     def of_same_label(self) -> Tensor:
         """Returns which anchors and rows have the same label, ``(a, n)`` bool, with own copies."""
@@ -71,7 +87,9 @@ class Pairs(NamedTuple):
             counts.append(count.index_put_(indices, count.new_ones(()), accumulate=True))
         positive, negative = counts
         triplets = lists if is_of_triplets else None
-        return self._replace(positive=positive, negative=negative, triplets=triplets, num_pairs=None)
+        return self._replace(
+            positive=positive, negative=negative, triplets=triplets, num_pairs=None, are_all=False
+        )
 
     def lists(self) -> IndicesTuple:
         """Returns index tensors as PML's miners do, four of pairs or three of triplets."""

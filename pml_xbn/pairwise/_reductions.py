@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,12 +25,19 @@ from .._arithmetic import widest
 LOG_SUM_OF_NONE = -1e30
 
 
+class AllPairs(NamedTuple):
+    """All pairs of anchors and occupied rows but self-pairs, which count once each."""
+
+    self_pairs: Tensor | None  # (a,), the indices of the anchors' own copies
+    is_row: Tensor | None  # (n,), which rows are occupied; None: all
+
+
 class Reduction(ABC):
     """A reduction of ``(a, n)`` to ``(a,)``, over those pairs that count.
 
     Args:
         values: ``(a, n)``; the loss's matrix, or what follows from it by differentiable functions.
-        counts: how often each pair counts, ``(a, n)``, bool or, for sums and counts, integers.
+        counts: how often each pair counts, ``(a, n)``: bool, integers, or these in a floating dtype.
     """
 
     has_gradient = True
@@ -77,22 +85,21 @@ class Sum(Reduction):
 
     def result(self) -> Tensor:
         self._numbers = as_numbers(self.counts, self.values.dtype)
-        return (self.values.detach() * self._numbers).sum(dim=1)
+        return (self.values * self._numbers).sum(dim=1)
 
     @staticmethod
     def merged(one: Tensor, other: Tensor) -> Tensor:
         return one + other
 
     def gradient(self, weights: Tensor, whole: Tensor | None, total: Tensor | None) -> Tensor:
-        numbers, self._numbers = self._numbers, None
-        if numbers is None or numbers is self.counts:
-            numbers = as_numbers(self.counts.clone(), self.values.dtype)
-        weights = weights.unsqueeze(1)
-        return numbers.mul_(weights) if total is None else total.addcmul_(numbers, weights)
+        numbers, weights = self._numbers, weights.unsqueeze(1)
+        if numbers is None:
+            numbers = as_numbers(self.counts, self.values.dtype)
+        return numbers * weights if total is None else total.addcmul_(numbers, weights)
 
 
 class Count(Reduction):
-    """How many pairs count, an integer."""
+    """How many pairs count."""
 
     has_gradient = False
 
@@ -109,7 +116,7 @@ class Count(Reduction):
         return one + other
 
     def as_result(self, whole: Tensor) -> Tensor:
-        return whole.long()
+        return whole if self.counts.is_floating_point() else whole.long()
 
 
 class Max(Reduction):
@@ -118,10 +125,9 @@ class Max(Reduction):
     has_gradient = False
 
     def result(self) -> Tensor:
-        values = self.values.detach()
-        if values.shape[1] == 0:
-            return values.new_full((len(values),), -torch.inf)
-        return torch.where(self.counts, values, -torch.inf).amax(dim=1)
+        if self.values.shape[1] == 0:
+            return self.values.new_full((len(self.values),), -torch.inf)
+        return torch.where(self.counts, self.values, -torch.inf).amax(dim=1)
 
     @staticmethod
     def merged(one: Tensor, other: Tensor) -> Tensor:
@@ -148,7 +154,7 @@ class Largest(Reduction):
         if self.values.shape[1] == 0:
             return widest(self.values.new_full((2, len(self.values)), -torch.inf))
         rows = self.result()
-        values = self.values.detach().gather(1, rows.clamp_min(0).unsqueeze(1)).squeeze(1)
+        values = self.values.gather(1, rows.clamp_min(0).unsqueeze(1)).squeeze(1)
         return torch.stack([widest(values.masked_fill(rows < 0, -torch.inf)), widest(rows + self.first_row)])
 
     @staticmethod
@@ -169,42 +175,52 @@ class LogSumExp(Reduction):
     """
 
     _exponentials: Tensor | None = None  # (a, n), divided by the largest of the anchor
-    _total: Tensor  # (a, 1), of these
+    _total: Tensor  # (a,), of these
     _own: Tensor  # (a,), the result
 
-    def __init__(self, values: Tensor, counts: Tensor, scale: Tensor | float = 1.0) -> None:
+    def __init__(self, values: Tensor, counts: Tensor | AllPairs, scale: Tensor | float = 1.0) -> None:
         # A large scale is applied to differences with the largest value, in place.
         self.scale = 1.0
         if isinstance(scale, Tensor) or abs(scale) < 1:
             values = values * scale
         else:
             self.scale = float(scale)
-        super().__init__(values, counts)
+        self.values, self._counts = values, counts
 
     def result(self) -> Tensor:
-        values, counts, scale = self.values.detach(), self.counts, self.scale
+        values, scale = self.values, self.scale
         if values.shape[1] == 0:
-            self._exponentials, self._total = values.clone(), values.new_ones(len(values), 1)
+            self._exponentials, self._total = values.clone(), values.new_ones(len(values))
             self._own = values.new_full((len(values),), LOG_SUM_OF_NONE)
             return self._own
-        is_mask = counts.dtype == torch.bool
-        # Adding numbers takes a CPU a fifth of the time of a choice by a mask.
-        unseen = as_numbers(~counts if is_mask else counts == 0, values.dtype)
-        sign = 1.0 if scale > 0 else -1.0
-        numbers = torch.add(values, unseen, alpha=sign * LOG_SUM_OF_NONE)
+        numbers = self._without_others(LOG_SUM_OF_NONE if scale > 0 else -LOG_SUM_OF_NONE)
         largest = (numbers.amax if scale > 0 else numbers.amin)(dim=1, keepdim=True)
         numbers.sub_(largest)
         if scale != 1:
             numbers.mul_(scale)
         # Numbers that are nearly zero would take a CPU ten to thirty times as long.
         exponentials = numbers.clamp_(min=math.log(torch.finfo(values.dtype).tiny) / 2).exp_()
-        if not is_mask:
-            exponentials.mul_(counts)
-        self._exponentials, self._total = exponentials, exponentials.sum(dim=1, keepdim=True)
-        if not is_mask:
+        counts_once = isinstance(self._counts, AllPairs) or self._counts.dtype == torch.bool
+        if not counts_once:
+            exponentials.mul_(self._counts)
+        self._exponentials, self._total = exponentials, exponentials.sum(dim=1)
+        if not counts_once:
             self._total.clamp_min_(torch.finfo(values.dtype).tiny)
-        self._own = torch.add(self._total.log(), largest, alpha=scale).squeeze(1)
+        self._own = torch.add(self._total.log(), largest.squeeze(1), alpha=scale)
         return self._own
+
+    def _without_others(self, far_away: float) -> Tensor:
+        """Returns a copy of the values, of which those that do not count are far away."""
+        values, counts = self.values, self._counts
+        if isinstance(counts, AllPairs):
+            if counts.is_row is not None:
+                values = torch.add(values, as_numbers(~counts.is_row, values.dtype), alpha=far_away)
+            if counts.self_pairs is None:
+                return values.clone()
+            return values.scatter(1, counts.self_pairs.unsqueeze(1), far_away)
+        # Adding numbers takes a CPU a fifth of the time of a choice by a mask.
+        others = as_numbers(~counts if counts.dtype == torch.bool else counts == 0, values.dtype)
+        return torch.add(values, others, alpha=far_away)
 
     @staticmethod
     def merged(one: Tensor, other: Tensor) -> Tensor:
@@ -213,14 +229,15 @@ class LogSumExp(Reduction):
     def gradient(self, weights: Tensor, whole: Tensor | None, total: Tensor | None) -> Tensor:
         if whole is not None:
             if self._exponentials is None:
-                self.result()
+                with torch.no_grad():
+                    self.result()
             weights = weights * (self._own - whole).exp()
         assert self._exponentials is not None
         exponentials, self._exponentials = self._exponentials, None
-        weights = weights.unsqueeze(1) / self._total
-        if self.scale != 1:
-            weights = weights * self.scale
-        return exponentials.mul_(weights) if total is None else total.addcmul_(exponentials, weights)
+        weights = (weights / self._total).unsqueeze(1)
+        if total is not None:
+            return total.addcmul_(exponentials, weights, value=self.scale)
+        return exponentials.mul_(weights if self.scale == 1 else weights * self.scale)
 
 
 def is_of_none(log_sums: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from pytorch_metric_learning import reducers
 from torch import Tensor
+from torch.nn.functional import threshold
 
 from .._arithmetic import widest
 from ._ranges import Ranges
@@ -33,6 +34,9 @@ class Elements(NamedTuple):
     def totals(self, reducer: Any) -> tuple[Tensor, Tensor]:
         """Returns values to sum, per anchor or listed pair, and the number that the reducer divides by."""
         values, counts = self.values, self.counts
+        low, high = getattr(reducer, "low", None), getattr(reducer, "high", None)
+        if counts is None and low is not None and high is None and values.ndim > 0:
+            return threshold(values, low, 0.0), (values > low).sum()
         for name, is_beyond in (("low", torch.gt), ("high", torch.lt)):
             bound = getattr(reducer, name, None)
             if bound is not None and values.ndim > 0:
