@@ -32,24 +32,3 @@ def slices(num_rows: int, at_a_time: int) -> Iterator[slice]:
     """Yields the parts of so many rows."""
     for first in range(0, num_rows, at_a_time):
         yield slice(first, min(first + at_a_time, num_rows))
-
-
-def can_read(values: Tensor) -> bool:
-    """Returns whether numbers of a tensor can be read without waiting: on a CPU, and not while it is traced.
-
-    Where they cannot, a step computes with 0-d tensors instead, so that ``torch.compile`` and ``make_fx`` take
-    it whole, and a GPU does not wait.
-    """
-    return values.device.type == "cpu" and not is_traced()
-
-
-def is_traced() -> bool:
-    """Returns whether operations are recorded: by ``torch.compile``, ``make_fx`` or a CUDA graph."""
-    if torch.compiler.is_compiling():
-        return True
-    return _proxy_mode() is not None or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
-
-
-def _proxy_mode() -> object:
-    """The mode of ``make_fx``; None where it does not trace."""
-    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)

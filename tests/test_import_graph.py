@@ -13,7 +13,7 @@ LAYERS = [
     "memory",
     "adapters",
     {"_buffers", "_eager", "_keywords", "_number_checks", "_tensor_checks"},
-    "_arithmetic",
+    {"_arithmetic", "_tracing"},
 ]
 
 

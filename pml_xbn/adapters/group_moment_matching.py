@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._arithmetic import can_read
+from .._tracing import can_read
 from .affine import Affine
 from .base_adapter import BaseAdapter, Refusal
 from .moments import GroupMoments, Moments, group_moments

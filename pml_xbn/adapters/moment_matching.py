@@ -83,7 +83,9 @@ class MomentMatching(BaseAdapter):
 
     def estimate(self, batch: Moments, batch_size: int) -> Moments:
         """Moves the estimate towards the moments of the batch by the gain, and returns it."""
-        if len(self.estimated.mean) == 0 or self.estimated.mean.is_meta:  # of a size or a device not known yet
+        if (
+            len(self.estimated.mean) == 0 or self.estimated.mean.is_meta
+        ):  # of a size or a device not known yet
             self.estimated = Moments(*torch.zeros_like(torch.stack(batch)).unbind())
         if self._numbers.is_meta:
             self._numbers = self._first_numbers()

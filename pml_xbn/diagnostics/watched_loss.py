@@ -13,7 +13,8 @@ from torch.utils.hooks import RemovableHandle
 
 from .._arithmetic import at_least_float32
 from ..losses.adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
-from ..pairwise._recipes import only_looks
+from ..pairwise._observers import observers
+from ..pairwise._supported import fused_loss_of
 from .common_mode_push import CommonModePush, common_mode_push
 from .memory_rows import StoredSince, num_occupied
 from .valid_pairs import ValidPairs, valid_pairs
@@ -89,18 +90,34 @@ class WatchedLoss:
         self._handles = [
             memory.register_forward_pre_hook(self._before_call, with_kwargs=True),
             memory.register_forward_hook(self._after_call),
-            memory.loss.register_forward_pre_hook(self._before_loss, with_kwargs=True),
-            memory.loss.register_forward_hook(self._after_loss),
         ]
-        if isinstance(getattr(memory.loss, "distance", None), torch.nn.Module):
-            self._handles.append(memory.loss.distance.register_forward_hook(self._after_distance))
+        # A hook would make a memory of this package call the loss that it computes without a call.
+        self._is_shown = (
+            isinstance(memory, AdaptiveCrossBatchMemory) and fused_loss_of(memory.loss) is not None
+        )
+        if self._is_shown:
+            observers.append(self._compute_loss)
+        else:
+            self._handles += self._hook_loss()
         return self
+
+    def _hook_loss(self) -> list[RemovableHandle]:
+        loss = self._memory.loss
+        handles = [
+            loss.register_forward_pre_hook(self._before_loss, with_kwargs=True),
+            loss.register_forward_hook(self._after_loss),
+        ]
+        if isinstance(getattr(loss, "distance", None), torch.nn.Module):
+            handles.append(loss.distance.register_forward_hook(self._after_distance))
+        return handles
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for handle in self._handles:
             handle.remove()
+        if self._is_shown:
+            observers.remove(self._compute_loss)
         if kind is None and not hasattr(self, "gradient"):
             raise ValueError("the memory was not called while it was watched: call it within the context")
 
@@ -116,7 +133,18 @@ class WatchedLoss:
             return (_alias(args[0]), *args[1:]), kwargs
         return args, kwargs | {name: _alias(kwargs[name]) for name in ("embeddings",) if name in kwargs}
 
-    @only_looks
+    def _compute_loss(self, *arguments: Any) -> None:
+        """Computes the loss by PML's code, too."""
+        if self._arguments is not None or not self._is_in_call:
+            return
+        device, handles = arguments[0].device, self._hook_loss()
+        try:
+            with torch.random.fork_rng([device] if device.type == "cuda" else []):
+                self._memory.loss(*arguments)
+        finally:
+            for handle in handles:
+                handle.remove()
+
     def _before_loss(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._arguments is not None or not self._is_in_call:
             return  # the memory computes the loss of the batch alone, too; and others may share the loss
@@ -125,12 +153,10 @@ class WatchedLoss:
         self._arguments = tuple(given[name] for name in ("embeddings", "labels", "ref_emb", "ref_labels"))
         self._is_in_loss = True
 
-    @only_looks
     def _after_distance(self, _: Any, __: Any, distances: Tensor) -> None:
         if self._is_in_loss and self._distances is None and distances.requires_grad:
             self._distances = distances
 
-    @only_looks
     def _after_loss(self, _: Any, __: Any, loss: Tensor) -> None:
         if self._is_in_loss:
             self._memory_loss, self._is_in_loss = loss, False

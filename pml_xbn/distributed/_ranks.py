@@ -139,7 +139,9 @@ def check_maps_alike(group: Group, contents: Contents) -> None:
 
 def _sketch(rows: Rows) -> Tensor:
     """Returns a number for each row ``(n,)``, by which rows can be told apart; 0 for rows of NaN."""
-    weights = torch.linspace(1, 2, rows.stored.shape[1], dtype=rows.affine.scale.dtype, device=rows.stored.device)
+    weights = torch.linspace(
+        1, 2, rows.stored.shape[1], dtype=rows.affine.scale.dtype, device=rows.stored.device
+    )
     parts = [part.to(weights) @ weights for _, part in rows.parts(rows.dtype)]
     return torch.cat(parts).nan_to_num_(0.0, 0.0, 0.0)
 

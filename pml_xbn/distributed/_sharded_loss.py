@@ -16,24 +16,23 @@ import torch
 from torch import Tensor
 
 from .._arithmetic import slices, widest
-from ..pairwise._comparison import Comparison
 from ..pairwise._distances import Distances
-from ..pairwise._forms import Terms
-from ..pairwise._loss_sums import reducing_factors
-from ..pairwise._miners import MINERS, tell_numbers
-from ..pairwise._recipes import Recipe
+from ..pairwise._fused_losses import Terms
+from ..pairwise._loss import Comparison, reducing_factors
+from ..pairwise._miners import fused_miner_of, record_num_pairs
+from ..pairwise._pairs import Pairs
 from ..pairwise._reductions import (
     Count,
     Largest,
     LogSumExp,
     Max,
-    Reducing,
     Reduction,
-    Reductions,
     Sum,
+    added,
+    gradients_of_values,
     total,
-    with_reductions,
 )
+from ..pairwise._supported import FusedLoss
 from ..pairwise._terms import Elements
 from ._group import Group
 from ._shards import ShardedRows
@@ -62,99 +61,117 @@ _LEAST_ROWS = 512
 _Known = Sequence[Sequence[Tensor]]  # results of reductions over all rows, in the order they were asked for
 
 
-def sharded_loss(compared: Comparison, recipe: Recipe) -> tuple[Tensor, list[Tensor]]:
+def sharded_loss(compared: Comparison, fused: FusedLoss) -> tuple[Tensor, list[Tensor]]:
     """Returns the loss of all anchors against the rows of all ranks, and its gradients, if any.
 
     The first gradient is that of the anchors. Summed over ranks it is what one process would have, times the
     number of ranks, by which DDP divides. The others are of what is learned, and the mean of these over ranks
     is what one process would have.
     """
-    return _ShardedLoss(compared, recipe).value()
+    return _ShardedLoss(compared, fused).value()
 
 
-class _PartialLoss:
-    """A loss that is being computed from a part of the rows."""
+class _NotKnownError(Exception):
+    """A loss or miner has asked for reductions over all rows that are not known yet."""
 
-    def __init__(self, reducing: Reducing[Terms]) -> None:
-        self._reducing = reducing
-        self._num_told = -1  # how many results it knows; it has not begun
-        self.reductions: Reductions = []  # which it asked for last
-        self._parts: dict[int, Tensor] = {}  # of the results of these
-        self.terms: Terms | None = None  # from when it has asked for all that it needs
-        self.totals: list[tuple[Tensor, Tensor]] | None = None  # of these terms, by the parts of the loss
 
-    def go_on(self, known: _Known) -> None:
-        """Goes on to where it needs what is not known."""
-        try:
-            while self._num_told < len(known):
-                if self._num_told < 0:
-                    self.reductions = next(self._reducing)
-                else:
-                    self.reductions = self._reducing.send(known[self._num_told])
-                self._num_told += 1
-                self._parts = {}
-        except StopIteration as end:
-            self._num_told, self.terms = len(known), end.value
+class _KnownResults:
+    """Reductions over the rows of all ranks: it returns the results that are known, and then raises."""
 
-    def part(self, number: int) -> Tensor:
-        """Returns what these rows add to the result of a reduction."""
-        if number not in self._parts:
-            self._parts[number] = self.reductions[number].part()
-        return self._parts[number]
+    def __init__(self, known: _Known) -> None:
+        self._known, self._num_told = known, 0
+        self.reductions: Sequence[Reduction] = []  # which were asked for last, over a part of the rows
+
+    def __call__(self, *reductions: Reduction) -> Sequence[Tensor]:
+        self.reductions = reductions
+        if self._num_told == len(self._known):
+            raise _NotKnownError
+        self._num_told += 1
+        return self._known[self._num_told - 1]
+
+
+class _Run(NamedTuple):
+    """The loss as it is computed from a part of the rows, once the results over all rows are known."""
+
+    inputs: list[Tensor]  # the matrix, and what is learned
+    distances: Distances
+    reductions: Sequence[Reduction]  # the last ones
+    terms: Terms
+    totals: list[tuple[Tensor, Tensor]]  # of these terms, by the parts of the loss: values, and their number
 
 
 class PartOfRows:
     """A part of this rank's rows, with what is kept of it."""
 
-    def __init__(self, compared: Comparison, recipe: Recipe, keeps_graph: bool, keeps_matrix: bool) -> None:
-        self.keeps_graph, self._keeps_matrix = keeps_graph, keeps_matrix
-        self._compared, self._recipe = compared, recipe
-        self._run: _PartialLoss | None = None
+    def __init__(self, compared: Comparison, fused: FusedLoss, keeps_graph: bool, keeps_matrix: bool) -> None:
+        self._keeps_graph, self._keeps_matrix = keeps_graph, keeps_matrix
+        self._compared, self._fused = compared, fused
         self._distances: Distances | None = None
+        self._pairs: Pairs | None = None
+        self._run: _Run | None = None
         # How many chosen pairs are positive and negative; written in place, as what is allocated between the
         # large tensors of two parts, and kept, would leave gaps that these do not fit in.
         self.num_pairs = torch.zeros(2, dtype=torch.int64, device=compared.anchors.device)
         self.zero = compared.anchors.detach().new_zeros(())  # NaN if anchors or these rows are not finite
 
-    def run(self, known: _Known) -> _PartialLoss:
-        """Returns the computation of the loss, up to where it needs what is not known."""
-        run = self._run or _PartialLoss(self._terms())
-        run.go_on(known)
-        self._run = run if self.keeps_graph else None
+    def ask(self, known: _Known) -> Sequence[Reduction] | None:
+        """Returns the reductions that the loss needs next, over these rows; None if it knows all it needs."""
+        over_rows = _KnownResults(known)
+        try:
+            with torch.no_grad():
+                self._compute(over_rows)
+        except _NotKnownError:
+            return over_rows.reductions
+        return None
+
+    def run(self, known: _Known, is_learning: bool) -> _Run:
+        """Returns the loss as it is computed once all is known."""
+        if self._run is not None:
+            return self._run
+        over_rows = _KnownResults(known)
+        with torch.set_grad_enabled(is_learning):
+            distances, leaf, terms = self._compute(over_rows, is_learning)
+            totals = [terms[name].totals(reducer) for name, reducer in self._fused.reducers.items()]
+        run = _Run([leaf, *self._fused.learned], distances, over_rows.reductions, terms, totals)
+        self._run = run if self._keeps_graph else None
         return run
 
     def forget(self) -> None:
         """Frees what is kept."""
-        self._run = self._distances = None
+        self._run = self._distances = self._pairs = None
 
-    def _terms(self) -> Reducing[Terms]:
+    def _compute(
+        self, over_rows: _KnownResults, is_learning: bool = False
+    ) -> tuple[Distances, Tensor, Terms]:
+        """Returns distances, their matrix and the terms, or raises where a result is not known."""
         compared, rows = self._compared, self._compared.rows
         assert isinstance(rows, ShardedRows)
-        loss, miner = compared.loss, compared.miner
-        distances = self._distances or Distances(compared.anchors, rows)
-        self._distances = distances if self._keeps_matrix else None
-        pairs = compared.all_pairs(rows.first)
-        if miner is not None:
+        distances = self._distances or Distances(compared.anchors.detach(), rows)
+        self._distances = distances if self._keeps_graph or self._keeps_matrix else None
+        pairs = self._pairs or compared.all_pairs(rows.first)
+        if compared.miner is not None:
+            fused_miner = fused_miner_of(compared.miner)
+            assert fused_miner is not None
             with torch.no_grad():
-                mat = distances.measured(miner.distance).detach()
-            pairs = yield from with_reductions(MINERS[type(miner)](miner, mat, pairs))
+                mat = distances.measure(compared.miner.distance)
+                pairs = fused_miner(compared.miner, mat, compared.all_pairs(rows.first), over_rows)
         self.num_pairs.copy_(torch.stack([total(pairs.positive), total(pairs.negative)]))
-        form, mat = self._recipe.form, distances.measured(loss.distance)
+        leaf = distances.measure(self._fused.loss.distance).detach().requires_grad_(is_learning)
         self.zero.copy_(distances.zero_if_finite())
-        assert form.terms is not None
-        return (yield from with_reductions(form.terms(loss, mat, pairs)))
+        assert self._fused.fused.terms is not None
+        return distances, leaf, self._fused.fused.terms(self._fused.loss, leaf, pairs, over_rows)
 
 
 class _ShardedLoss:
     """A loss of all anchors against the rows of all ranks, as one rank computes it."""
 
-    def __init__(self, compared: Comparison, recipe: Recipe) -> None:
+    def __init__(self, compared: Comparison, fused: FusedLoss) -> None:
         rows, anchors = compared.rows, compared.anchors
         assert isinstance(rows, ShardedRows)
-        self._group, self._loss, self._miner, self._recipe = rows.group, compared.loss, compared.miner, recipe
-        self._is_learning = torch.is_grad_enabled() and (anchors.requires_grad or bool(recipe.learned))
-        self._anchors = anchors.detach().requires_grad_(self._is_learning)
-        self._parts = list(_parts_of_rows(compared._replace(anchors=self._anchors), rows, recipe))
+        self._group, self._miner, self._fused = rows.group, compared.miner, fused
+        self._is_learning = torch.is_grad_enabled() and (anchors.requires_grad or bool(fused.learned))
+        self._anchors = anchors.detach()
+        self._parts = list(_parts_of_rows(compared._replace(anchors=self._anchors), rows, fused))
         self._known: list[list[Tensor]] = []
         self._differentiated: list[int] = []  # numbers of the last reductions that have a gradient
         # Terms of pairs are of the rows of a part; those of anchors are the same of all parts, on all ranks.
@@ -167,26 +184,27 @@ class _ShardedLoss:
         while self._reduce():
             pass
         sums, counts, num_pairs, zero, gradients = self._sum_terms()
-        if self._miner is not None:
-            tell_numbers(self._miner, num_pairs.tolist())
-        factors = reducing_factors(self._loss, self._recipe, counts.unbind(), num_pairs.unbind(), zero, sums)
+        if self._miner is not None and (num_pairs.device.type == "cpu" or self._miner.collect_stats):
+            record_num_pairs(self._miner, *num_pairs.tolist())
+        factors = reducing_factors(self._fused, counts.unbind(), num_pairs.unbind(), zero, sums)
         value = (torch.stack(factors) * sums).sum().to(self._anchors)
         return value, self._gradients(factors, gradients) if self._is_learning else []
 
     def _reduce(self) -> bool:
         """Computes over all rows what the loss needs next; returns whether it needed anything."""
         merged: list[Tensor] = []
+        reductions: Sequence[Reduction] = []
         for part in self._parts:
-            with torch.set_grad_enabled(self._is_learning and part.keeps_graph):
-                run = part.run(self._known)
-                if run.terms is not None:
-                    return False
-                found = [widest(run.part(number).detach()) for number in range(len(run.reductions))]
-            if merged:
-                found = [x.merged(*both) for x, *both in zip(run.reductions, merged, found, strict=True)]
-            merged = found
-        self._differentiated = [number for number, x in enumerate(run.reductions) if x.has_gradient]
-        results = _merged_over_ranks(self._group, run.reductions, merged)
+            asked = part.ask(self._known)
+            if asked is None:
+                return False
+            with torch.no_grad():
+                found = [widest(reduction.part()) for reduction in asked]
+                if merged:
+                    found = [x.merged(*both) for x, *both in zip(asked, merged, found, strict=True)]
+            merged, reductions = found, asked
+        self._differentiated = [number for number, x in enumerate(reductions) if x.has_gradient]
+        results = _merged_over_ranks(self._group, reductions, merged)
         for number in self._differentiated:
             results[number].requires_grad_(self._is_learning)
         self._known.append(results)
@@ -200,10 +218,13 @@ class _ShardedLoss:
         results of the r reductions that have one.
         """
         at = [self._known[-1][number] for number in self._differentiated]
-        sums = widest(self._anchors.new_zeros(len(self._recipe.reducers)))
+        sums = widest(self._anchors.new_zeros(len(self._fused.reducers)))
         counts, gradients = torch.zeros_like(sums), sums.new_zeros(len(sums), len(at), len(self._anchors))
         for part in self._parts:
-            for number, (values, count) in enumerate(self._totals(part.run(self._known))):
+            run = part.run(self._known, self._is_learning)
+            terms = (run.terms[name] for name in self._fused.reducers)
+            self._has_terms_of_pairs = any(isinstance(x, Elements) and x.values.ndim == 2 for x in terms)
+            for number, (values, count) in enumerate(run.totals):
                 sums[number] += values.detach().sum()
                 counts[number] += count
                 if at and values.requires_grad:
@@ -220,41 +241,40 @@ class _ShardedLoss:
         of_all = self._group.sum(torch.cat(numbers)).split([len(x) for x in numbers])
         return of_all[0], of_all[1], of_all[2].long(), of_all[3].squeeze(0), of_all[4].view_as(gradients)
 
-    def _totals(self, run: _PartialLoss) -> list[tuple[Tensor, Tensor]]:
-        """Returns for each part of the loss what its reducer sums, and how many terms these are."""
-        assert run.terms is not None
-        if run.totals is None:
-            elements = [run.terms[name] for name in self._recipe.reducers]
-            self._has_terms_of_pairs = any(isinstance(x, Elements) and x.values.ndim == 2 for x in elements)
-            reducers = self._recipe.reducers.values()
-            run.totals = [x.totals(reducer) for x, reducer in zip(elements, reducers, strict=True)]
-        return run.totals
-
     def _gradients(self, factors: Sequence[Tensor], of_sums: Tensor) -> list[Tensor]:
         """Returns the gradients of the loss, given those of the sums at the results of reductions."""
-        inputs = [self._anchors, *self._recipe.learned]
-        gradients = [torch.zeros_like(x, device=self._anchors.device) for x in inputs]
-        of_loss = (torch.stack([*factors]).view(-1, 1, 1) * of_sums).sum(dim=0)
+        inputs = [self._anchors, *self._fused.learned]
+        gradients = [torch.zeros_like(x, device=self._anchors.device).detach() for x in inputs]
+        weights = [x.to(self._anchors) for x in (torch.stack([*factors]).view(-1, 1, 1) * of_sums).sum(dim=0)]
+        wholes = [self._known[-1][number].detach() for number in self._differentiated] if weights else []
         for part in self._parts:
-            run, outputs = part.run(self._known), []
-            for number, gradient in zip(self._differentiated, of_loss, strict=True):
-                x, whole = run.part(number), self._known[-1][number].detach()
-                outputs.append((x, gradient.to(x) * run.reductions[number].derivative(x.detach(), whole)))
+            run = part.run(self._known, self._is_learning)
             is_first = part is self._parts[0] and self._group.rank == 0
+            of_terms: Sequence[Tensor | None] = [None] * len(inputs)
             if self._has_terms_of_pairs or is_first:
-                for (values, _), factor in zip(self._totals(run), factors, strict=True):
-                    outputs.append((values, factor.to(values).expand_as(values)))
-            outputs = [(x, gradient) for x, gradient in outputs if x.requires_grad]
-            if outputs:
-                ends, of_ends = zip(*outputs, strict=True)
-                found = torch.autograd.grad(ends, inputs, of_ends, allow_unused=True)
-                for summed, x in zip(gradients, found, strict=True):
-                    summed += 0 if x is None else x.to(summed.device)
+                outputs = [
+                    (values, factor.to(values).expand_as(values))
+                    for (values, _), factor in zip(run.totals, factors, strict=True)
+                    if values.requires_grad
+                ]
+                if outputs:
+                    ends, of_ends = zip(*outputs, strict=True)
+                    options = {"allow_unused": True, "retain_graph": True}
+                    of_terms = torch.autograd.grad(ends, run.inputs, of_ends, **options)
+            reductions = [run.reductions[number] for number in self._differentiated]
+            of_reductions = gradients_of_values(reductions, weights, wholes, run.inputs)
+            at_matrix, *of_learned = added(of_reductions, of_terms)
+            distance = self._fused.loss.distance
+            if at_matrix is not None:
+                at_matrix = run.distances.at_products(distance, at_matrix)
+                gradients[0] += run.distances.at_anchors(distance, at_matrix)
+            for summed, x in zip(gradients[1:], of_learned, strict=True):
+                summed += 0 if x is None else x.to(summed.device)
             part.forget()
         return [gradient.mul_(self._group.size) for gradient in gradients]
 
 
-def _parts_of_rows(compared: Comparison, rows: ShardedRows, recipe: Recipe) -> Iterator[PartOfRows]:
+def _parts_of_rows(compared: Comparison, rows: ShardedRows, fused: FusedLoss) -> Iterator[PartOfRows]:
     """Yields the parts of this rank's rows, of which there is at least one, and the first ones are kept."""
     anchors = compared.anchors
     budget = BUDGETS["cpu" if anchors.device.type == "cpu" else "gpu"]
@@ -269,10 +289,12 @@ def _parts_of_rows(compared: Comparison, rows: ShardedRows, recipe: Recipe) -> I
     for number, (places, part) in enumerate(parts):
         of_part = compared._replace(rows=part, row_labels=compared.row_labels[places])
         keeps_graph = number < max(1, graphs)
-        yield PartOfRows(of_part, recipe, keeps_graph, not keeps_graph and number < graphs + matrices)
+        yield PartOfRows(of_part, fused, keeps_graph, not keeps_graph and number < graphs + matrices)
 
 
-def _merged_over_ranks(group: Group, reductions: Reductions, parts: Sequence[Tensor]) -> list[Tensor]:
+def _merged_over_ranks(
+    group: Group, reductions: Sequence[Reduction], parts: Sequence[Tensor]
+) -> list[Tensor]:
     """Returns the results of reductions over the rows of all ranks, given what this rank's add to them.
 
     Whatever the number of reductions, ranks send each other three tensors of them at most.

@@ -173,7 +173,9 @@ class ShardedQueue(Queue):
             whole: Any = DTensor.from_local(
                 own, mesh, [ShardOfTensor(0)], run_check=False, shape=shape, stride=own.stride()
             )
-            whole.first = self.holding.indices.start  # which torch.save keeps, and torch.load gives every rank
+            whole.first = (
+                self.holding.indices.start
+            )  # which torch.save keeps, and torch.load gives every rank
             destination[prefix + name] = whole
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:

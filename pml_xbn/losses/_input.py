@@ -14,7 +14,7 @@ from ..memory._batch import Batch, split
 from ..memory._callers import check_caller, check_capture
 from ..memory._queue import Queue
 from ..pairwise._index_tensors import IndicesTuple
-from ..pairwise._recipes import can_be_sharded, recipe_to_share
+from ..pairwise._supported import can_be_sharded, can_share
 from ._memory import Memory
 from ._settings import check_queue
 
@@ -145,7 +145,7 @@ def _check_input_on_ranks(
         group,
         f"{type(memory).__name__}.{call}",
         check_own,
-        can_share=recipe_to_share(memory.loss, memory.miner) is not None,
+        can_share=can_share(memory.loss, memory.miner),
         is_alike=is_alike,
         memory_size=queue.num_places,
         num_rows=queue.num_rows,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .._number_checks import check_integer, check_non_negative, check_one_of
 from ..memory._placement import check_update
 from ..memory._queue import Queue
-from ..pairwise._recipes import check_supported
+from ..pairwise._supported import check_supported
 
 _CHOICES: dict[str, tuple[object, ...]] = {
     "memory_dtype": (torch.float16, torch.bfloat16, torch.float32, torch.float64),

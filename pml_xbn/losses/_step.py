@@ -13,16 +13,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from .._arithmetic import can_read
+from .._tracing import can_read
 from ..memory._batch import Batch
 from ..memory._placement import Placement, average_rows, placement_of
 from ..memory._queue import Contents
 from ..memory._rows import rows_of
 from ..pairwise._batch_loss import loss_of_batch, loss_without_pairs
-from ..pairwise._comparison import Comparison
 from ..pairwise._finite import nan_unless_zero, zero_if_finite
-from ..pairwise._index_tensors import IndicesTuple, drop_own_rows, mapped
-from ..pairwise._loss import loss_against
+from ..pairwise._index_tensors import IndicesTuple, drop_self_pairs, mapped
+from ..pairwise._loss import Comparison, loss_against
 from ._memory import Memory
 from ._settings import weighted_sum
 
@@ -81,7 +80,9 @@ def adapt_rows(memory: Memory, batch: Batch, contents: Contents, placement: Plac
     hooks, is_waiting = memory._hooks, is_delayed(memory, contents)
     if is_waiting is True:
         return contents
-    adapts = None if batch.is_storable is None and is_waiting is False else _adapts(batch.is_storable, is_waiting)
+    adapts = (
+        None if batch.is_storable is None and is_waiting is False else _adapts(batch.is_storable, is_waiting)
+    )
     refs = batch.refs.detach().to(contents.rows.dtype)
     hooks.returning = () if placement is None else (placement.stored_at, placement.returning)
     allow_nonfinite = memory.nonfinite == "ignore"
@@ -108,9 +109,7 @@ def store_batch(memory: Memory, batch: Batch, contents: Contents, placement: Pla
     queue.check_writes()  # of the hooks
     if placement is None:
         indices = queue.next_indices(contents, len(rows))
-        contents = queue.store(
-            contents, indices, rows, batch.ref_labels, None, len(rows), batch.is_storable
-        )
+        contents = queue.store(contents, indices, rows, batch.ref_labels, None, len(rows), batch.is_storable)
     else:
         contents = _store_samples(memory, batch, contents, placement, rows)
     queue.hold(contents)
@@ -166,7 +165,9 @@ def comparison(memory: Memory, batch: Batch, contents: Contents | None) -> Compa
         user_pairs = _pairs_with_rows(batch, own_rows)
     anchors, labels = batch.anchors, batch.anchor_labels
     rows, row_labels = contents.rows, contents.row_labels
-    return Comparison(memory.loss, memory.miner, anchors, labels, rows, row_labels, own_rows, user_pairs)
+    return Comparison(
+        memory.loss, memory.miner, anchors, labels, rows, row_labels, own_rows, user_pairs, rows.is_row
+    )
 
 
 def _pairs_with_rows(batch: Batch, own_rows: Tensor) -> IndicesTuple | None:
@@ -176,7 +177,7 @@ def _pairs_with_rows(batch: Batch, own_rows: Tensor) -> IndicesTuple | None:
     user_pairs = mapped(batch.user_pairs, own_rows)
     if batch.ids is None:
         return user_pairs
-    return drop_own_rows(user_pairs, own_rows)  # as rows of one sample share a place
+    return drop_self_pairs(user_pairs, own_rows)  # as rows of one sample share a place
 
 
 def read_contents(memory: Memory, batch: Batch) -> Contents | None:

@@ -14,10 +14,8 @@ from ..memory._batch import Batch, zero_loss
 from ..memory._placement import placement_of
 from ..memory._queue import Contents
 from ..pairwise._finite import nan_unless_zero
-from ..pairwise._known_gradients import KnownGradients
-from ..pairwise._loss import sum_terms
-from ..pairwise._loss_sums import LossSums
-from ..pairwise._recipes import Recipe, recipe_of
+from ..pairwise._loss import LossSums, sum_terms, with_known_gradients
+from ..pairwise._supported import FusedLoss, fused_loss_of
 from ._memory import Memory
 from ._step import (
     adapt_rows,
@@ -36,12 +34,12 @@ from ._step import (
 
 def loss_on_ranks(memory: Memory, batch: Batch, reports: list[ranks.Report]) -> Tensor:
     """Returns the loss of the batch of all ranks, with this rank's part of its gradient."""
-    recipe = recipe_of(memory.loss)
-    if recipe is not None and memory._is_sharded:
-        return _loss_sharded(memory, batch, reports, recipe)
+    fused = fused_loss_of(memory.loss)
+    if fused is not None and memory._is_sharded:
+        return _loss_sharded(memory, batch, reports, fused)
     is_warm = not is_warming_up(memory, count_call(memory.queue.contents))
-    if recipe is not None and is_warm and all(report.can_share for report in reports):
-        return _loss_gathered(memory, batch, reports, recipe)
+    if fused is not None and is_warm and all(report.can_share for report in reports):
+        return _loss_gathered(memory, batch, reports, fused)
     whole = ranks.with_all_anchors(memory._group, batch, reports)
     with ranks.Exchange(memory._group):
         contents = _adapt_and_store(memory, whole)
@@ -67,29 +65,25 @@ def fill_on_ranks(memory: Memory, batch: Batch) -> None:
             raise error
 
 
-def _loss_gathered(memory: Memory, batch: Batch, reports: list[ranks.Report], recipe: Recipe) -> Tensor:
-    """Returns the loss, of which every rank computes the terms of its own anchors."""
+def _loss_gathered(memory: Memory, batch: Batch, reports: list[ranks.Report], fused: FusedLoss) -> Tensor:
+    """Returns the loss, each rank computes its own anchors' terms."""
     group = memory._group
     whole = ranks.with_all_anchors(group, batch, reports) if memory.batch_loss_weight else batch
-    loss, sums = batch.anchors.new_zeros(()), LossSums(memory.loss, recipe, batch.anchors)
+    loss, sums = batch.anchors.new_zeros(()), LossSums(fused, batch.anchors)
     with ranks.Exchange(group, len(sums.totals)) as exchange:
         compared = comparison(memory, batch, _adapt_and_store(memory, batch))
         if compared is not None:
-            sums = sum_terms(compared, recipe)
+            sums = sum_terms(compared, fused)
             exchange.values = sums.totals
         if memory.batch_loss_weight:
             with ranks.same_draws(reports[0].seed, batch.refs.device):
                 loss = memory.batch_loss_weight * loss_of_batch_alone(memory, whole)
         memory.queue.check_writes()  # here, so that all ranks raise
     sums.totals = exchange.by_rank.sum(dim=0)
-    value, gradients = sums.value()
-    # Times the number of ranks, as DDP takes the mean of the ranks' gradients.
-    known = value, [len(reports) * gradient for gradient in gradients]
-    of_memory: Tensor = KnownGradients.apply(known, *sums.inputs)
-    return loss + of_memory
+    return loss + sums.with_graph(num_ranks=len(reports))
 
 
-def _loss_sharded(memory: Memory, batch: Batch, reports: list[ranks.Report], recipe: Recipe) -> Tensor:
+def _loss_sharded(memory: Memory, batch: Batch, reports: list[ranks.Report], fused: FusedLoss) -> Tensor:
     """Returns the loss of all anchors against rows that are spread; nothing is sent in the backward pass."""
     group = memory._group
     whole = ranks.with_all_anchors(group, batch, reports)
@@ -104,7 +98,7 @@ def _loss_sharded(memory: Memory, batch: Batch, reports: list[ranks.Report], rec
         compared, value, of_batch = comparison(memory, detached, contents), None, None
         gradients: list[Tensor] = []
         if compared is not None:
-            value, gradients = sharded_loss(compared, recipe)
+            value, gradients = sharded_loss(compared, fused)
         weight = memory.batch_loss_weight if batch.is_stored else 0.0
         if contents is None:  # in the warm-up, where the loss is the batch's own
             weight = 1.0
@@ -123,7 +117,7 @@ def _loss_sharded(memory: Memory, batch: Batch, reports: list[ranks.Report], rec
             raise error
     loss = zero_loss(batch)
     if value is not None:
-        loss = KnownGradients.apply((value, gradients), batch.anchors, *recipe.learned)
+        loss = with_known_gradients(value, gradients, [batch.anchors, *fused.learned])
     if value is None or not batch.is_stored:  # so that not all of the batch has been compared
         loss = nan_unless_zero(loss, zero_if_batch_is_finite(whole))
     return loss if of_batch is None else loss + of_batch

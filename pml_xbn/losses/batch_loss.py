@@ -14,7 +14,7 @@ from ..memory._batch import Batch, split
 from ..pairwise._batch_loss import loss_of_batch
 from ..pairwise._index_tensors import IndicesTuple
 from ..pairwise._miners import Miner
-from ..pairwise._recipes import check_divisors
+from ..pairwise._supported import check_divisors
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

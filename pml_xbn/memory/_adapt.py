@@ -74,9 +74,7 @@ def adapt(
     return rows.mapped_in_groups_(maps, groups.of_memory, affine, undo)
 
 
-def take_part(
-    adapter: BaseAdapter, rows: Rows, labels: Tensor, batch: Tensor, batch_labels: Tensor
-) -> Rows:
+def take_part(adapter: BaseAdapter, rows: Rows, labels: Tensor, batch: Tensor, batch_labels: Tensor) -> Rows:
     """Takes part in the sums over ranks that :func:`adapt` computes, and adapts no rows.
 
     A rank that has failed calls it, so that the other ranks do not wait for its part of the sums.

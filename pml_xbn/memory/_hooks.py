@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
-from .._arithmetic import can_read, is_traced
+from .._tracing import can_read, is_tracing
 from ..adapters.base_adapter import BaseAdapter, Refusal
 from ._adapt import adapt, settle_, take_part, tensors_of
 from ._queue import Contents, Queue
@@ -96,9 +96,11 @@ class MemoryHooks:
         rows, labels = contents.rows, contents.row_labels
         for hook in tuple(self._hooks.values()):  # one may remove itself
             if isinstance(hook, BaseAdapter):
-                before, is_checked = rows, not (allow_nonfinite or is_traced())
+                before, is_checked = rows, not (allow_nonfinite or is_tracing())
                 is_checked = is_checked and (can_read(batch) or not _is_ours(hook))
-                rows = adapt(hook, rows, labels, batch, batch_labels, undo, adapts=adapts, is_checked=is_checked)
+                rows = adapt(
+                    hook, rows, labels, batch, batch_labels, undo, adapts=adapts, is_checked=is_checked
+                )
                 if rows is not before and (allow_nonfinite or not (is_checked or _is_ours(hook))):
                     # A row of NaN leaves its dimensions as they are.
                     rows = rows.replaced(affine=rows.affine.where_finite(before.affine))

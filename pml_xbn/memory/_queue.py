@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .._arithmetic import at_least_float32, can_read, is_traced, widest
+from .._arithmetic import at_least_float32, widest
 from .._tensor_checks import INTEGERS
+from .._tracing import can_read, is_tracing
 from ..adapters.affine import Affine
 from ._rows import Holding, Rows, Undo, rows_of, sums_of
 
@@ -27,7 +28,9 @@ class Contents(NamedTuple):
     ids: Tensor  # samples of the rows, (M,) int64, -1 where there is none
     num_calls: int | Tensor
     position: int | Tensor  # where the next row goes; as all numbers, 0-d where the host cannot read it
-    num_replaced: int | Tensor  # rows that took the place of their sample's old row, since the last wrap-around
+    num_replaced: (
+        int | Tensor
+    )  # rows that took the place of their sample's old row, since the last wrap-around
     newest: Tensor | None = None  # indices of the rows stored last, (b,)
     wraps_around: bool = False  # whether the queue has gone round once with this step
     is_alike: bool = False  # whether all ranks are known to hold the same
@@ -145,7 +148,7 @@ class Queue(nn.Module):
             num_rows_here = self.holding.num_rows_here(num_rows)
         else:
             num_calls, num_rows, position, _, num_replaced = self.numbers.unbind()
-            num_rows_here = len(self.rows) if is_traced() else min(self._most_rows, len(self.rows))
+            num_rows_here = len(self.rows) if is_tracing() else min(self._most_rows, len(self.rows))
         affine = Affine(*self.map.unbind())
         sums = self.sums if self.is_measured else None
         rows = self.kind(self.rows, affine, sums, num_rows, num_rows_here, self.holding)
@@ -194,7 +197,9 @@ class Queue(nn.Module):
             labels = torch.where(is_stored, labels, self.labels.index_select(0, own))
             num_rows = torch.where(is_stored, num_rows, before.num_rows)
             end = torch.where(is_stored, end, contents.position)
-            affine = (torch.where(is_stored, x, y) for x, y in zip(after.affine, contents.rows.affine, strict=True))
+            affine = (
+                torch.where(is_stored, x, y) for x, y in zip(after.affine, contents.rows.affine, strict=True)
+            )
             after = after.replaced(affine=Affine(*affine))
         undo.write_(self.labels, own, labels)
         self._num_own_writes = _num_writes(self.labels)
@@ -206,7 +211,7 @@ class Queue(nn.Module):
         if isinstance(num_rows, int):
             here = self.holding.num_rows_here(num_rows)
         else:
-            here = len(self.rows) if is_traced() else min(before.num_rows_here + num_queued, len(self.rows))
+            here = len(self.rows) if is_tracing() else min(before.num_rows_here + num_queued, len(self.rows))
         wraps_around = False
         if isinstance(end, int) and isinstance(num_replaced, int):
             wraps_around = max(end, num_replaced) >= size
@@ -538,7 +543,9 @@ def prepare_state(state: dict[str, Any], prefix: str, memory: nn.Module, queue: 
         "labels": labels,
         "ids": torch.full_like(labels, -1),
         "map": torch.stack(tuple(stored.affine)),
-        "sums": stored.sums if stored.sums is not None else torch.zeros_like(torch.stack(tuple(stored.affine))),
+        "sums": stored.sums
+        if stored.sums is not None
+        else torch.zeros_like(torch.stack(tuple(stored.affine))),
         "numbers": torch.tensor(numbers),
     }
     state.update({f"{prefix}queue.{name}": values for name, values in found.items()})

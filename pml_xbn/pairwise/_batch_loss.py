@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..memory._batch import Batch, zero_loss
 from ._index_tensors import appended, mapped
 from ._miners import Miner
+from ._observers import show
 from ._terms import REDUCERS
 
 
@@ -29,6 +30,7 @@ def loss_of_batch(
         if batch.user_pairs is not None:
             batch_rows = torch.arange(len(batch.refs), device=batch.refs.device)
             indices = appended(indices, mapped(batch.user_pairs, batch_rows), batch.anchor_labels)
+    show(lambda: (*arguments, indices, *refs))
     value: Tensor = loss(*arguments, indices, *refs)
     return value
 

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from .._arithmetic import slices, widest
 from ._distances import Distances
-from ._index_tensors import IndicesTuple, drop_own_rows
+from ._index_tensors import IndicesTuple, drop_self_pairs
 from ._pairs import Pairs, anchors_at_once
 
 
-def mined_by_distance(miner: Any, distances: Distances, pairs: Pairs) -> Pairs:
+def mine_by_distance(miner: Any, distances: Distances, pairs: Pairs) -> Pairs:
     """Returns triplets drawn as by PML's code, which are those without own copies.
 
     Every anchor is in as many as there are rows of its class, its own copy included. Every positive
@@ -24,8 +24,8 @@ def mined_by_distance(miner: Any, distances: Distances, pairs: Pairs) -> Pairs:
     miner.reset_stats()
     with torch.no_grad():
         lists = _triplets(miner, distances, pairs)
-        if pairs.own_rows is not None:
-            lists = drop_own_rows(lists, pairs.own_rows)
+        if pairs.self_pairs is not None:
+            lists = drop_self_pairs(lists, pairs.self_pairs)
     miners.BaseMiner.output_assertion(miner, lists)
     return pairs.listed(lists)
 
@@ -36,11 +36,11 @@ def _triplets(miner: miners.DistanceWeightedMiner, distances: Distances, pairs: 
     num_positives = is_positive.sum(dim=1, keepdim=True)
     numbers = torch.arange(int(num_positives.max()), device=weights.device)
     parts = []
-    for places in slices(len(weights), anchors_at_once(weights.shape[1], weights.device)):
-        positives = _draw(is_positive[places], len(numbers))
-        negatives = _draw(weights[places], len(numbers))
-        is_drawn = (numbers < num_positives[places]) & (positives >= 0) & (negatives >= 0)
-        anchors = is_drawn.nonzero()[:, 0] + places.start
+    for indices in slices(len(weights), anchors_at_once(weights.shape[1], weights.device)):
+        positives = _draw(is_positive[indices], len(numbers))
+        negatives = _draw(weights[indices], len(numbers))
+        is_drawn = (numbers < num_positives[indices]) & (positives >= 0) & (negatives >= 0)
+        anchors = is_drawn.nonzero()[:, 0] + indices.start
         parts.append((anchors, positives[is_drawn], negatives[is_drawn]))
     return tuple(torch.cat(lists) for lists in zip(*parts, strict=True))
 
@@ -50,7 +50,7 @@ def _weights_of_negatives(
 ) -> Tensor:
     """Returns weights ``(a, n)``, 0 of positives (https://arxiv.org/abs/1706.07567, section 4)."""
     num_dimensions = distances.anchors.shape[1]
-    mat = distances.measured(miner.distance).detach().clamp(min=miner.cutoff)
+    mat = distances.measure(miner.distance).clamp(min=miner.cutoff)
     is_left_out = is_positive | ~(mat < miner.nonzero_loss_cutoff)
     logs = mat.square().mul_(-0.25).add_(1).log_().mul_((3 - num_dimensions) / 2)
     logs += mat.log_().mul_(2 - num_dimensions)

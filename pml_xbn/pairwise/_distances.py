@@ -1,9 +1,9 @@
-"""What PML's distances measure between anchors and rows, read off one matrix of products."""
+"""What PML's distances measure between anchors and rows, from one matrix of products, and its derivative."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from pytorch_metric_learning.distances import (
@@ -14,8 +14,9 @@ from pytorch_metric_learning.distances import (
     SNRDistance,
 )
 from torch import Tensor
-from torch.nn.functional import normalize, threshold
+from torch.nn.functional import threshold
 
+from .._tracing import is_tracing
 from ..memory._rows import Rows
 from ._finite import zero_if_finite
 
@@ -25,33 +26,81 @@ _SMALLEST_NORM = 1e-12  # what torch.nn.functional.normalize divides by at least
 _ROUNDING = 16  # a squared distance of that many eps is that of equal vectors
 
 
+class _Products(NamedTuple):
+    mat: Tensor  # (a, n), products or cosines
+    factors: Tensor | None  # (n,), by which rows were multiplied; None: products
+
+
+class _NoiseToSignal(NamedTuple):
+    mat: Tensor  # (a, n)
+    vectors: Tensor  # (a, d), anchors without their mean
+    signal: Tensor  # (a, 1), their squared length
+    factors: Tensor | None  # (n,), by which rows were multiplied; None: by none
+
+
 @dataclass
 class Distances:
-    """Distances of anchors ``(a, d)`` to rows.
+    """Distances of anchors to rows.
 
     Each of PML's distances would scale a copy of all rows to unit length, and multiply it with the anchors.
     Here the rows are read once, multiplied as they are, and the products divided by their lengths.
+
+    A loss takes ``measure``, and returns the gradient at what was measured: ``at_products`` for all pairs or
+    some anchors' pairs, and then ``at_anchors`` for all.
     """
 
-    anchors: Tensor
-    rows: Rows
-    _products: dict[bool, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False)
+    anchors: Tensor  # (a, d), without a graph
+    rows: Rows  # (n, d)
+    _products: dict[bool, _Products] = field(default_factory=dict, init=False)
+    _noise: dict[bool, _NoiseToSignal] = field(default_factory=dict, init=False)
+    _by_pml: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False)
+    _euclidean: Tensor | None = field(default=None, init=False)
+    _unit_anchors: tuple[Tensor, Tensor] | None = field(default=None, init=False)
     _zero: Tensor | None = field(default=None, init=False)  # see zero_if_finite
 
-    def measured(self, distance: BaseDistance) -> Tensor:
-        """Returns what a plain distance measures, ``(a, n)``, with gradient; not to be written to."""
-        is_of_pml = type(distance) in DISTANCES and distance.p == 2
-        is_of_lengths = type(distance) is LpDistance and not distance.normalize_embeddings
-        if is_of_lengths or not is_of_pml or distance.collect_stats:
-            mat: Tensor = distance(self.anchors, self.rows.read(self.anchors.dtype))
-            return mat
-        if isinstance(distance, LpDistance):
-            mat = self._euclidean()
-        elif isinstance(distance, SNRDistance):
-            mat = self._noise_to_signal(distance.normalize_embeddings)
-        else:
-            mat, _ = self._multiplied(distance.normalize_embeddings)
+    def measure(self, distance: BaseDistance) -> Tensor:
+        """Returns what a distance measures, ``(a, n)``, without a graph."""
+        if not is_read_off(distance):
+            return self._measure_by_pml(distance)
+        mat = self._measure_without_power(distance)
         return mat if distance.power == 1 else mat**distance.power
+
+    def may_overwrite(self, distance: BaseDistance) -> bool:
+        """Returns whether a loss may write the gradient into the matrix, once no miner needs it."""
+        return is_read_off(distance) and not isinstance(distance, SNRDistance)
+
+    def at_products(self, distance: BaseDistance, gradient: Tensor, anchors: slice = slice(None)) -> Tensor:
+        """Returns the gradient at the products, given that at what was measured, of some anchors, ``(k, n)``.
+
+        The given gradient may be overwritten.
+        """
+        if not self.may_overwrite(distance):
+            return gradient  # ``at_anchors`` does all
+        if distance.power == 1 and not isinstance(distance, LpDistance):
+            return gradient
+        mat = self._measure_without_power(distance)[anchors]
+        if distance.power != 1:
+            gradient = gradient * (distance.power * mat ** (distance.power - 1))
+        if not isinstance(distance, LpDistance):
+            return gradient
+        # The square is 2 - 2 v·r, so the derivative is -1 over the distance, and taken for 0 at 0.
+        least = 0.5 * (_ROUNDING * torch.finfo(mat.dtype).eps) ** 0.5
+        return gradient.div(mat.clamp_min(least).neg_()).mul_(mat.sign())
+
+    def at_anchors(self, distance: BaseDistance, gradient: Tensor) -> Tensor:
+        """Returns the gradient at the anchors, ``(a, d)``, given that at the products."""
+        if not is_read_off(distance):
+            leaf, mat = self._by_pml[id(distance)]
+            (gradient,) = torch.autograd.grad(mat, leaf, gradient)
+            return gradient
+        is_normalized = distance.normalize_embeddings
+        if isinstance(distance, SNRDistance):
+            gradient = self._noise_at_vectors(is_normalized, gradient)
+        elif is_normalized:
+            gradient = self.rows.weighted_sum(gradient, self._products[True].factors)
+        else:
+            gradient = self.rows.weighted_sum(gradient)
+        return self._before_scaling(gradient) if is_normalized else gradient
 
     def zero_if_finite(self) -> Tensor:
         """Returns zero, a 0-d tensor, and NaN if an anchor or a row holds NaN or inf."""
@@ -61,85 +110,120 @@ class Distances:
                 self._zero += zero_if_finite(part)
         return self._zero
 
-    def _product(self, vectors: Tensor, is_normalized: bool) -> tuple[Tensor, Tensor]:
-        mat, factors = _Products.apply(vectors, self.rows, is_normalized)
-        if self._zero is None:
-            # A vector that is not finite has no finite product, so one row and one column tell of all.
-            self._zero = zero_if_finite(mat[:1], mat[:, :1])
-        return mat, factors
+    def _measure_without_power(self, distance: BaseDistance) -> Tensor:
+        if isinstance(distance, LpDistance):
+            return self._measure_euclidean()
+        if isinstance(distance, SNRDistance):
+            return self._measure_noise(distance.normalize_embeddings)
+        return self._multiply(distance.normalize_embeddings).mat
 
-    def _multiplied(self, is_normalized: bool) -> tuple[Tensor, Tensor]:
-        """Returns products with rows or cosines, ``(a, n)``, and what the rows were multiplied by."""
-        if is_normalized not in self._products:
-            with torch.enable_grad():  # a miner may ask first, which takes no gradients; the loss asks next
-                self._products[is_normalized] = self._product(self.anchors, is_normalized)
-        return self._products[is_normalized]
+    def _measure_by_pml(self, distance: BaseDistance) -> Tensor:
+        if id(distance) not in self._by_pml:
+            with torch.enable_grad():
+                leaf = self.anchors.detach().requires_grad_()
+                self._by_pml[id(distance)] = leaf, distance(leaf, self.rows.read(leaf.dtype))
+        mat = self._by_pml[id(distance)][1]
+        return mat.detach()
 
-    def _euclidean(self) -> Tensor:
-        """Returns |v - r| of unit vectors, whose square is 2 - 2 v·r."""
-        cosines, factors = self._multiplied(is_normalized=True)
-        # The squared length after scaling is 1, or 0 for a vector of zeros.
-        squared = torch.add(factors > 0, cosines, alpha=-2)
-        squared += self.anchors.any(dim=1, keepdim=True)
-        equal = _ROUNDING * torch.finfo(squared.dtype).eps
-        if not squared.requires_grad:
-            return threshold(squared, equal, 0.0, inplace=True).sqrt_()
-        # The root has no gradient at 0.
-        return squared.clamp_min(equal).sqrt().masked_fill(squared <= equal, 0.0)
+    def _scaled_anchors(self) -> tuple[Tensor, Tensor]:
+        """Returns anchors of unit length, and their lengths ``(a, 1)``."""
+        if self._unit_anchors is None:
+            norms = torch.linalg.vector_norm(self.anchors, dim=1, keepdim=True).clamp_min_(_SMALLEST_NORM)
+            self._unit_anchors = self.anchors / norms, norms
+        return self._unit_anchors
 
-    def _noise_to_signal(self, is_normalized: bool) -> Tensor:
-        """Returns the variance of the difference over that of the anchor."""
-        vectors = normalize(self.anchors) if is_normalized else self.anchors
-        vectors = vectors - vectors.mean(dim=1, keepdim=True)  # so that means of rows make no difference
-        products, _ = self._product(vectors, is_normalized=False)
-        lengths = products.new_ones(self.rows.num_rows_here)
-        row_signal = torch.empty_like(lengths)
-        for places, part in self.rows.parts(vectors.dtype):
-            row_signal[places] = (part - part.mean(dim=1, keepdim=True)).square().sum(dim=1)
-            if is_normalized:
-                torch.linalg.vector_norm(part, dim=1, out=lengths[places])
-        if is_normalized:
-            lengths.masked_fill_(lengths <= self.rows.least_length(lengths.dtype), torch.inf)
-        signal = vectors.square().sum(dim=1, keepdim=True)
-        noise = signal + row_signal / lengths.square() - 2 * products / lengths
-        is_rounding = noise < signal * _ROUNDING * torch.finfo(noise.dtype).eps
-        mat: Tensor = (noise / signal).masked_fill(is_rounding, 0.0)
-        return mat
-
-
-class _Products(torch.autograd.Function):
-    """Products ``(a, n)`` of vectors ``(a, d)`` with rows, or cosines, and factors of the rows ``(n,)``."""
-
-    @staticmethod
-    def forward(ctx: Any, vectors: Tensor, rows: Rows, is_normalized: bool) -> tuple[Tensor, Tensor]:
-        norms = None
-        if is_normalized:
-            norms = torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_min_(_SMALLEST_NORM)
-            vectors = vectors / norms
-        mat, factors = (
-            vectors.new_empty(len(vectors), rows.num_rows_here),
-            vectors.new_ones(rows.num_rows_here),
-        )
-        for places, part in rows.parts(vectors.dtype):
-            torch.mm(vectors, part.t(), out=mat[:, places])
-            if is_normalized:
-                torch.linalg.vector_norm(part, dim=1, out=factors[places])
-        if is_normalized:  # a row of zeros has no direction, and stays zero
-            factors.masked_fill_(factors <= rows.least_length(factors.dtype), torch.inf).reciprocal_()
-            mat *= factors
-        ctx.rows, ctx.is_normalized = rows, is_normalized
-        ctx.save_for_backward(vectors, norms, factors)
-        ctx.mark_non_differentiable(factors)
-        ctx.set_materialize_grads(False)
-        return mat, factors
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, mat_gradient: Tensor, _: None) -> tuple[Tensor | None, ...]:
-        vectors, norms, factors = ctx.saved_tensors
-        if not ctx.is_normalized:
-            return ctx.rows.weighted_sum(mat_gradient), None, None
-        gradient = ctx.rows.weighted_sum(mat_gradient, factors)
+    def _before_scaling(self, gradient: Tensor) -> Tensor:
+        """Returns the gradient at the anchors, given that at anchors of unit length."""
+        vectors, norms = self._scaled_anchors()
         # A change of length changes nothing.
         along = (gradient * vectors).sum(dim=1, keepdim=True)
-        return torch.addcmul(gradient, vectors, along, value=-1).div_(norms), None, None
+        return torch.addcmul(gradient, vectors, along, value=-1).div_(norms)
+
+    def _multiply(self, is_normalized: bool) -> _Products:
+        """Returns the products of anchors and rows, or the cosines between them."""
+        if is_normalized not in self._products:
+            vectors = self._scaled_anchors()[0] if is_normalized else self.anchors
+            mat, lengths = self._products_and_lengths(vectors, is_normalized)
+            factors = None if lengths is None else self._inverse_lengths(lengths)
+            if factors is not None:
+                mat *= factors
+            self._products[is_normalized] = _Products(mat, factors)
+        return self._products[is_normalized]
+
+    def _products_and_lengths(self, vectors: Tensor, has_lengths: bool) -> tuple[Tensor, Tensor | None]:
+        """Returns products of vectors with rows, ``(a, n)``, and lengths of the rows ``(n,)`` on request."""
+        num_rows = self.rows.num_rows_here
+        mat = lengths = None
+        for indices, part in self.rows.parts(vectors.dtype):
+            if len(part) == num_rows:
+                mat = vectors @ part.t()
+                lengths = torch.linalg.vector_norm(part, dim=1) if has_lengths else None
+                break
+            if mat is None or lengths is None:
+                mat, lengths = vectors.new_empty(len(vectors), num_rows), vectors.new_empty(num_rows)
+            if is_tracing():  # torch.compile knows no ``out`` with strides
+                mat[:, indices] = vectors @ part.t()
+                lengths[indices] = torch.linalg.vector_norm(part, dim=1)
+                continue
+            torch.mm(vectors, part.t(), out=mat[:, indices])
+            if has_lengths:
+                torch.linalg.vector_norm(part, dim=1, out=lengths[indices])
+        if mat is None:
+            mat, lengths = vectors.new_empty(len(vectors), 0), vectors.new_empty(0)
+        if self._zero is None and not has_lengths:
+            # A vector that is not finite has no finite product, so one row and one column tell of all.
+            self._zero = zero_if_finite(mat[:1], mat[:, :1])
+        elif self._zero is None and lengths is not None:
+            self._zero = (lengths.sum() + self._scaled_anchors()[1].sum()) * 0
+        return mat, lengths if has_lengths else None
+
+    def _inverse_lengths(self, lengths: Tensor) -> Tensor:
+        """Returns 1 over lengths, in place; 0 for a row of zeros, which has no direction."""
+        is_zero = lengths <= self.rows.least_length(lengths.dtype)
+        return lengths.masked_fill_(is_zero, torch.inf).reciprocal_()
+
+    def _measure_euclidean(self) -> Tensor:
+        """Returns |v - r| of unit vectors, whose square is 2 - 2 v·r."""
+        if self._euclidean is None:
+            cosines, factors = self._multiply(is_normalized=True)
+            assert factors is not None
+            # The squared length after scaling is 1, or 0 for a vector of zeros.
+            squared = torch.add(factors > 0, cosines, alpha=-2)
+            squared += self.anchors.any(dim=1, keepdim=True)
+            equal = _ROUNDING * torch.finfo(squared.dtype).eps
+            self._euclidean = threshold(squared, equal, 0.0, inplace=True).sqrt_()
+        return self._euclidean
+
+    def _measure_noise(self, is_normalized: bool) -> Tensor:
+        """Returns the variance of the difference over that of the anchor."""
+        if is_normalized not in self._noise:
+            vectors = self._scaled_anchors()[0] if is_normalized else self.anchors
+            vectors = vectors - vectors.mean(dim=1, keepdim=True)  # so that means of rows make no difference
+            products, lengths = self._products_and_lengths(vectors, is_normalized)
+            row_signal = vectors.new_empty(self.rows.num_rows_here)
+            for indices, part in self.rows.parts(vectors.dtype):
+                row_signal[indices] = (part - part.mean(dim=1, keepdim=True)).square().sum(dim=1)
+            factors = None if lengths is None else self._inverse_lengths(lengths)
+            if factors is not None:
+                products, row_signal = products * factors, row_signal * factors.square()
+            signal = vectors.square().sum(dim=1, keepdim=True)
+            noise = signal + row_signal - 2 * products
+            is_rounding = noise < signal * _ROUNDING * torch.finfo(noise.dtype).eps
+            mat = (noise / signal).masked_fill_(is_rounding, 0.0)
+            self._noise[is_normalized] = _NoiseToSignal(mat, vectors, signal, factors)
+        return self._noise[is_normalized].mat
+
+    def _noise_at_vectors(self, is_normalized: bool, gradient: Tensor) -> Tensor:
+        """Returns the gradient at (unit) anchors of noise over signal."""
+        mat, vectors, signal, factors = self._noise[is_normalized]
+        gradient = (gradient / signal).masked_fill_(mat == 0, 0.0)
+        by_signal = (gradient * (1 - mat)).sum(dim=1, keepdim=True)
+        found = self.rows.weighted_sum(-2 * gradient, factors).addcmul_(vectors, 2 * by_signal)
+        return found - found.mean(dim=1, keepdim=True)
+
+
+def is_read_off(distance: BaseDistance) -> bool:
+    """Returns whether a distance follows from products and lengths; PML's code measures others."""
+    is_of_pml = type(distance) in DISTANCES and distance.p == 2
+    is_of_lengths = type(distance) is LpDistance and not distance.normalize_embeddings
+    return is_of_pml and not is_of_lengths and not distance.collect_stats

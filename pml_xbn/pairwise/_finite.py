@@ -1,4 +1,4 @@
-"""A loss of numbers that are not finite is NaN, whatever its masks and its miner leave out."""
+"""The loss is NaN if an anchor or a row is not finite, even if masks or miners leave it out."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def zero_if_finite(*tensors: Tensor) -> Tensor:
 
 
 def nan_unless_zero(value: Any, zero: Tensor | float) -> Any:
-    """Returns a loss as it is, and where ``zero`` is NaN one that is NaN and whose gradient is.
+    """Returns the loss, or NaN with a gradient of NaN if ``zero`` is NaN.
 
-    A result of a reducer that is no tensor is returned as it is.
+    A reducer's result that is no tensor is returned unchanged.
     """
     if not isinstance(value, Tensor):
         return value

@@ -1,104 +1,465 @@
-"""The loss of anchors against stored rows: by its form, a part at a time, or by PML's own code."""
+"""The loss of anchors against stored rows, from top to bottom.
+
+A fused loss is computed from one matrix of anchors × rows together with its gradient, which is all that the
+graph keeps. Any other loss runs PML's own code.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
+from pytorch_metric_learning.losses import AngularLoss, GenericPairLoss
+from pytorch_metric_learning.reducers import DivisorReducer, SumReducer
 from torch import Tensor
 
 from .._arithmetic import slices
-from ._angular import angular_terms
-from ._comparison import Comparison
+from ..memory._rows import Rows, rows_of
+from ._distance_weighted import mine_by_distance
 from ._distances import Distances
 from ._finite import nan_unless_zero
-from ._known_gradients import KnownGradients
-from ._loss_sums import LossSums
+from ._index_tensors import IndicesTuple, listed
+from ._miners import mine, mine_by_pml
+from ._observers import show
 from ._pairs import Pairs, anchors_at_once
-from ._recipes import Recipe, recipe_of
-from ._reductions import of_all_rows, total
-from ._runs import Runs
+from ._ranges import Ranges
+from ._reductions import AllRows, GivenResults, added, gradients_of_values, total
+from ._supported import FusedLoss, draws_by_distance, fused_loss_of, is_fused_miner
+from ._terms import Elements
+
+
+class Comparison(NamedTuple):
+    """Anchors and rows, at least one of each, and the loss of them."""
+
+    loss: Any  # that a memory supports
+    miner: Any  # chooses among the pairs; None: all
+    anchors: Tensor  # (a, d), with gradient
+    anchor_labels: Tensor  # (a,)
+    rows: Rows  # (n, d)
+    row_labels: Tensor  # (n,)
+    self_pairs: Tensor | None = None  # (a,), rows of the anchors' own copies, with which they form no pairs
+    user_pairs: IndicesTuple | None = None  # pairs or triplets of anchors and rows besides
+    is_row: Tensor | None = None  # (n,) bool, which rows are occupied; None: all
+
+    def all_pairs(self, first_row: int | None = None) -> Pairs:
+        """Returns all pairs but self-pairs.
+
+        Args:
+            first_row: the index of the first row, if the rows are a part of all.
+        """
+        return Pairs.all(self.anchor_labels, self.row_labels, self.self_pairs, self.is_row, first_row)
+
+    def choose_pairs(self, distances: Distances) -> Pairs:
+        """Returns the pairs that the miner chooses, by default all, and the caller's pairs."""
+        pairs = self.all_pairs()
+        if self.miner is not None:
+            if is_fused_miner(self.miner):
+                pairs = mine(self.miner, distances, pairs)
+            elif draws_by_distance(self.miner):
+                pairs = mine_by_distance(self.miner, distances, pairs)
+            else:
+                pairs = mine_by_pml(self.miner, distances, pairs)
+        return pairs if self.user_pairs is None else pairs.and_user_pairs(self.user_pairs)
+
+    def without_empty_rows(self) -> Comparison:
+        """Returns the same comparison with a copy of the occupied rows alone, whose number the host reads."""
+        if self.is_row is None:
+            return self
+        indices = self.is_row.nonzero().squeeze(1)
+        new_index = self.is_row.cumsum(0) - 1
+        values = self.rows.read(self.anchors.dtype)[indices]
+        return self._replace(
+            rows=rows_of(values, self.rows, len(values), values.dtype),
+            row_labels=self.row_labels[indices],
+            self_pairs=None if self.self_pairs is None else new_index[self.self_pairs],
+            user_pairs=None if self.user_pairs is None else _with_rows(self.user_pairs, new_index),
+            is_row=None,
+        )
 
 
 def loss_against(compared: Comparison) -> Tensor:
     """Returns the loss of the anchors against the rows, a scalar if the loss's reducer returns one."""
-    recipe = recipe_of(compared.loss)
-    if recipe is None:
-        return _compute_by_pml(compared)
-    if compared.loss._forward_hooks:  # which only look, at what is computed of the same pairs
-        leaf = compared.anchors.detach().requires_grad_(compared.anchors.requires_grad)
-        distances = Distances(leaf, compared.rows)
-        compared = compared._replace(chosen=compared.choose_pairs(distances))
-    sums = sum_terms(compared, recipe)
-    if compared.loss._forward_hooks:
-        device = compared.anchors.device
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            _compute_by_pml(compared)
-    return KnownGradients.apply(sums.value(), *sums.inputs)  # type: ignore[no-any-return]
+    fused = fused_loss_of(compared.loss)
+    can_leave_out = fused is not None and (compared.miner is None or is_fused_miner(compared.miner))
+    if not can_leave_out or fused is None or fused.fused.terms is None:
+        compared = compared.without_empty_rows()
+    if fused is None:
+        return _loss_by_pml(compared)
+    return sum_terms(compared, fused).with_graph()
 
 
-def sum_terms(compared: Comparison, recipe: Recipe) -> LossSums:
-    """Returns the sums of the anchors' terms of a loss, by its recipe."""
-    loss, form = compared.loss, recipe.form
-    sums = LossSums(loss, recipe, compared.anchors)
-    distances = Distances(sums.leaf, compared.rows)
+def _loss_by_pml(compared: Comparison) -> Tensor:
+    """Returns the loss by its own code, which gets index tensors and a tensor of rows."""
+    distances = Distances(compared.anchors.detach(), compared.rows)
+    lists = compared.choose_pairs(distances).lists()
+    rows = compared.rows.read(compared.anchors.dtype)
+    value: Tensor = compared.loss(compared.anchors, compared.anchor_labels, lists, rows, compared.row_labels)
+    return nan_unless_zero(value, distances.zero_if_finite())  # type: ignore[no-any-return]
+
+
+# -- the sums of a fused loss's terms ----------------------------------------------------------------------
+
+
+def sum_terms(compared: Comparison, fused: FusedLoss) -> LossSums:
+    """Returns the sums of a fused loss's terms, with their gradients."""
+    sums = LossSums(fused, compared.anchors)
+    distances = Distances(compared.anchors.detach(), compared.rows)
     pairs = compared.choose_pairs(distances)
-    sums.num_pairs = pairs.num_pairs or [total(counts) for counts in pairs[:2]]
-    if form.terms is None:
-        _add_angular_terms(sums, compared, pairs)
-        sums.zero = distances.zero_if_finite()
-        return sums
-    mat = distances.measured(loss.distance)
+    show(lambda: _arguments(compared, pairs))
+    if isinstance(fused.loss, GenericPairLoss):
+        sums.num_pairs = pairs.num_pairs or [total(counts) for counts in pairs[:2]]
+    if fused.fused.terms is None:
+        _add_angular_terms_(sums, compared, pairs)
+    else:
+        _check_listed_pairs(fused.loss, pairs)
+        _add_terms_(sums, distances, pairs)
     sums.zero = distances.zero_if_finite()
-    _check_kinds(loss, pairs)
-    at_once = _anchors_at_once(loss, recipe, pairs, mat)
-    if at_once >= len(mat) and len(recipe.reducers) == 1:
-        sums.add(of_all_rows(form.terms(loss, mat, pairs)), sums.leaf)
-        return sums
-    _add_in_parts(sums, compared, recipe, pairs, mat, at_once)
     return sums
 
 
-def _add_in_parts(
-    sums: LossSums, compared: Comparison, recipe: Recipe, pairs: Pairs, mat: Tensor, at_once: int
-) -> None:
-    """Adds the terms of some anchors after the other, from their part of the matrix."""
-    assert recipe.form.terms is not None
-    sums.whole = mat  # to which the gradients of many parts are added, before one goes on
-    for places in slices(len(mat), at_once):
-        part, chosen = (mat, pairs) if at_once >= len(mat) else (mat[places], pairs.at(places))
-        leaf = part.detach().requires_grad_(mat.requires_grad)
-        sums.add(of_all_rows(recipe.form.terms(compared.loss, leaf, chosen)), leaf, places)
+def _add_terms_(sums: LossSums, distances: Distances, pairs: Pairs) -> None:
+    """Adds the terms of all anchors, some after the other where their matrices would leave the cache."""
+    fused, distance = sums.fused, sums.fused.loss.distance
+    mat = distances.measure(distance)
+    sums.at_anchors = lambda gradient: distances.at_anchors(distance, gradient)
+    at_once = _anchors_at_once(fused, pairs, mat)
+    if at_once >= len(mat):
+        for found in _terms_of(fused, mat, pairs, sums.is_learning):
+            gradients = found.gradients
+            if gradients:
+                gradients = [distances.at_products(distance, gradients[0]), *gradients[1:]]
+            sums.parts.append(found._replace(gradients=gradients))
+        return
+    matrices: list[Tensor] = []  # the gradients, for each part of the loss
+    if sums.is_learning:
+        matrices = [torch.empty_like(mat) for _ in fused.reducers]
+        if distances.may_overwrite(distance):
+            matrices[-1] = mat
+    for anchors in slices(len(mat), at_once):
+        parts = _terms_of(fused, mat[anchors], pairs.at(anchors), sums.is_learning)
+        for found in parts:
+            if found.gradients:
+                found.gradients[0] = distances.at_products(distance, found.gradients[0], anchors)
+        for found, matrix in zip(parts, matrices, strict=False):
+            matrix[anchors] = found.gradients[0]
+            found.gradients[0] = matrix
+        sums.add_(parts)
 
 
-def _add_angular_terms(sums: LossSums, compared: Comparison, pairs: Pairs) -> None:
-    sums.begin()
-    for elements in angular_terms(compared.loss, sums.leaf, compared.rows, pairs):
-        sums.add({"loss": elements}, sums.leaf)
+class PartSum(NamedTuple):
+    """The sum of the terms of a part of a loss, such as that of its positive pairs."""
+
+    value: Tensor  # 0-d
+    divisor: Tensor  # how many terms there are, or what their reducer divides by
+    gradients: list[Tensor]  # at the matrix (or the anchors) and at what is learned; none without gradients
 
 
-def _check_kinds(loss: Any, pairs: Pairs) -> None:
-    """Lets PML refuse lists of pairs of one kind alone, as it has done since 2.9."""
+def _terms_of(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learning: bool) -> list[PartSum]:
+    """Returns the sums of the terms of anchors, for each part of the loss, with gradients at the matrix."""
+    if torch.compiler.is_compiling():
+        return _terms_within_compile(fused, mat, pairs, is_learning)
+    assert fused.fused.terms is not None
+    over_rows = AllRows(has_gradient=is_learning)
+    leaf = mat.detach().requires_grad_(is_learning)
+    with torch.set_grad_enabled(is_learning):
+        terms = fused.fused.terms(fused.loss, leaf, pairs, over_rows)
+        totals = [terms[name].totals(reducer) for name, reducer in fused.reducers.items()]
+    found, num_inputs = [], 1 + len(fused.learned)
+    inputs = [leaf, *fused.learned, *over_rows.results]
+    for number, ((values, count), (name, reducer)) in enumerate(
+        zip(totals, fused.reducers.items(), strict=True)
+    ):
+        gradients: list[Tensor] = []
+        if is_learning:
+            at: Sequence[Tensor | None] = [None] * len(inputs)
+            if values.requires_grad:
+                options = {"retain_graph": number < len(totals) - 1, "allow_unused": True}
+                at = torch.autograd.grad(values, inputs, torch.ones_like(values), **options)
+            of_results, wholes = at[num_inputs:], [None] * len(over_rows.results)
+            by_results = gradients_of_values(over_rows.reductions, of_results, wholes, inputs[:num_inputs])
+            gradients = _with_zeros(added(by_results, at[:num_inputs]), inputs[:num_inputs])
+        divisor = terms[name].divisor if type(reducer) is DivisorReducer else None
+        with torch.no_grad():
+            value = values.sum()
+        found.append(PartSum(value, count if divisor is None else divisor, gradients))
+    return found
+
+
+def _terms_within_compile(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learning: bool) -> list[PartSum]:
+    """Does what ``_terms_of`` does, by ``torch.func``: ``torch.compile`` takes no ``torch.autograd.grad``."""
+    if fused.learned:
+        raise RuntimeError(f"{type(fused.loss).__name__} with learned settings cannot be compiled")
+    compute, loss, over_rows = fused.fused.terms, fused.loss, AllRows()
+    assert compute is not None
+    terms, num_parts = compute(loss, mat, pairs, over_rows), len(fused.reducers)
+    divisors = []
+    for name, reducer in fused.reducers.items():
+        divisor = terms[name].divisor if type(reducer) is DivisorReducer else None
+        divisors.append(terms[name].totals(reducer)[1] if divisor is None else divisor)
+
+    def value_of_parts(leaf: Tensor, *results: Tensor) -> tuple[Tensor, ...]:
+        terms = compute(loss, leaf, pairs, GivenResults(results))
+        return tuple(terms[name].totals(reducer)[0].sum() for name, reducer in fused.reducers.items())
+
+    def values_of_reductions(leaf: Tensor) -> tuple[Tensor, ...]:
+        given = GivenResults(over_rows.results)
+        compute(loss, leaf, pairs, given)
+        return tuple(x.values * 1 for x in given.reductions)
+
+    values, pull_back, *_ = torch.func.vjp(value_of_parts, mat, *over_rows.results)
+    found = []
+    for number in range(num_parts):
+        gradients: list[Tensor] = []
+        if is_learning:
+            weights = tuple(torch.full_like(x, float(k == number)) for k, x in enumerate(values))
+            at_matrix, *of_results = pull_back(weights)
+            if over_rows.reductions:
+                _, pull_back_values, *_ = torch.func.vjp(values_of_reductions, mat)
+                both = zip(over_rows.reductions, of_results, strict=True)
+                at_matrix = at_matrix + pull_back_values(tuple(x.gradient(w, None, None) for x, w in both))[0]
+            gradients = [at_matrix]
+        found.append(PartSum(values[number], divisors[number], gradients))
+    return found
+
+
+def _with_zeros(gradients: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Returns the gradients on the device of the first input, with zeros in place of None."""
+    both = zip(gradients, inputs, strict=True)
+    return [
+        (torch.zeros_like(x) if gradient is None else gradient).to(inputs[0].device) for gradient, x in both
+    ]
+
+
+def _check_listed_pairs(loss: Any, pairs: Pairs) -> None:
+    """Lets PML refuse pairs that are listed as positive and as negative, as it has done since 2.9."""
     is_listed = pairs.num_pairs is None and pairs.positive.dtype != torch.bool
     is_checked = hasattr(loss, "_assert_either_pos_or_neg")
     if is_listed and is_checked and loss.loss_method == loss.mat_based_loss:
         loss._assert_either_pos_or_neg(*pairs[:2])
 
 
-def _anchors_at_once(loss: Any, recipe: Recipe, pairs: Pairs, mat: Tensor) -> int:
-    """Returns for how many anchors the terms are computed at once: all, if they cannot be cut."""
-    if not (recipe.is_by_anchor and (pairs.triplets is None or isinstance(pairs.triplets, Runs))):
+def _anchors_at_once(fused: FusedLoss, pairs: Pairs, mat: Tensor) -> int:
+    """Returns for how many anchors the terms are computed at once: all, if they depend on each other."""
+    if not (fused.is_by_anchor and (pairs.triplets is None or isinstance(pairs.triplets, Ranges))):
         return len(mat)
     num_listed = mat.shape[1]
-    if getattr(loss, "smooth_loss", False):  # lists triplets
+    if getattr(fused.loss, "smooth_loss", False):  # lists triplets
         num_listed *= int(pairs.masks()[0].sum(dim=1).max())
     return anchors_at_once(num_listed, mat.device)
 
 
-def _compute_by_pml(compared: Comparison) -> Tensor:
-    """Returns the loss by its own code, which gets index tensors and a tensor of rows."""
-    distances = Distances(compared.anchors, compared.rows)
-    lists = compared.choose_pairs(distances).lists()
+def _add_angular_terms_(sums: LossSums, compared: Comparison, pairs: Pairs) -> None:
+    """Adds the terms of PML's AngularLoss by its own code, some positive pairs at a time."""
+    loss: AngularLoss = compared.loss
+    (reducer,) = sums.fused.reducers.values()
+    leaf = compared.anchors.detach().requires_grad_(sums.is_learning)
+    for elements in _angular_terms(loss, leaf, compared.rows, pairs):
+        values, count = elements.totals(reducer)
+        value, gradients = values.sum(), []
+        if sums.is_learning:
+            gradients = list(torch.autograd.grad(value, [leaf]))
+        sums.add_([PartSum(value.detach(), count, gradients)])
+
+
+def _angular_terms(loss: AngularLoss, anchors: Tensor, stored: Rows, pairs: Pairs) -> Iterator[Elements]:
+    a1, p = listed(pairs.positive > 0)  # once each, as triplets hold a pair with every negative
+    if len(a1) == 0 or not pairs.negative.any():
+        return
+    rows = stored.read(anchors.dtype)
+    at_once = 8 * anchors_at_once(len(rows), rows.device)  # for each part all rows are read
+    for anchors_of_pairs, indices in zip(a1.split(at_once), p.split(at_once), strict=True):
+        # All rows of other classes are its negatives, whatever is listed, but something has to be listed.
+        lists = anchors_of_pairs, indices, a1[:1], p[:1]
+        found = loss.compute_loss(anchors, pairs.labels, lists, rows, pairs.row_labels)  # no hook sees it
+        yield Elements(found["loss"]["losses"].flatten(), pairs.positive[anchors_of_pairs, indices])
+
+
+def _arguments(compared: Comparison, pairs: Pairs) -> tuple[Any, ...]:
+    """Returns what PML's loss would be called with."""
     rows = compared.rows.read(compared.anchors.dtype)
-    value: Tensor = compared.loss(compared.anchors, compared.anchor_labels, lists, rows, compared.row_labels)
-    return nan_unless_zero(value, distances.zero_if_finite())  # type: ignore[no-any-return]
+    return compared.anchors, compared.anchor_labels, pairs.lists(), rows, compared.row_labels
+
+
+def _with_rows(user_pairs: IndicesTuple, new_index: Tensor) -> IndicesTuple:
+    """Returns pairs or triplets of anchors and rows with new indices of the rows."""
+    is_anchor = (True, False, False) if len(user_pairs) == 3 else (True, False, True, False)
+    return tuple(x if anchor else new_index[x] for x, anchor in zip(user_pairs, is_anchor, strict=True))
+
+
+# -- from sums to the loss ---------------------------------------------------------------------------------
+
+
+class LossSums:
+    """The sums, divisors and gradients of some anchors' terms, from which the loss follows.
+
+    Ranks that share the anchors of a batch add up their ``totals`` before the loss is computed.
+    """
+
+    def __init__(self, fused: FusedLoss, anchors: Tensor) -> None:
+        self.fused = fused
+        self.inputs = [anchors, *fused.learned]
+        self.is_learning = torch.is_grad_enabled() and (anchors.requires_grad or bool(fused.learned))
+        self.parts: list[PartSum] = []
+        # Makes the first gradient of the parts that at the anchors.
+        self.at_anchors: Callable[[Tensor], Tensor] = lambda gradient: gradient
+        self.num_pairs: Sequence[Tensor | int] = [0, 0]  # positive and negative ones
+        self.zero: Tensor | float = 0.0  # NaN if what is compared is not finite
+
+    def add_(self, parts: list[PartSum]) -> None:
+        """Adds the terms of other anchors; gradients at the same matrix are the same tensor."""
+        if not self.parts:
+            self.parts = parts
+            return
+        for number, (before, new) in enumerate(zip(self.parts, parts, strict=True)):
+            gradients = [x if x is y else x + y for x, y in zip(before.gradients, new.gradients, strict=True)]
+            self.parts[number] = PartSum(before.value + new.value, before.divisor + new.divisor, gradients)
+
+    def _begin(self) -> None:
+        """Begins with zeros, if there are no terms."""
+        if not self.parts:
+            like = self.inputs[0].detach()
+            inputs = self.inputs if self.is_learning else []
+            for _ in self.fused.reducers:
+                zeros = [torch.zeros_like(x, device=like.device).detach() for x in inputs]
+                self.parts.append(PartSum(like.new_zeros(()), like.new_zeros(()), zeros))
+
+    @property
+    def totals(self) -> Tensor:
+        """k sums, k divisors, the 2 numbers of pairs, and zero or NaN, all float64.
+
+        They may be set to those of all ranks.
+        """
+        self._begin()
+        values, divisors, _ = zip(*self.parts, strict=True)
+        numbers, device = (*values, *divisors, *self.num_pairs, self.zero), self.inputs[0].device
+        return torch.stack([torch.as_tensor(x, device=device).double() for x in numbers])
+
+    @totals.setter
+    def totals(self, totals: Tensor) -> None:
+        k, numbers = len(self.parts), totals.to(self.inputs[0].device).unbind()
+        for number, part in enumerate(self.parts):
+            self.parts[number] = part._replace(value=numbers[number], divisor=numbers[k + number])
+        self.num_pairs, self.zero = list(numbers[2 * k : -1]), numbers[-1]
+
+    def value_and_gradients(self) -> tuple[Tensor, list[Tensor]]:
+        """Returns the loss, and its gradients with respect to the inputs, if any."""
+        self._begin()
+        divisors, like = [part.divisor for part in self.parts], self.inputs[0]
+        factors = reducing_factors(self.fused, divisors, self.num_pairs, self.zero, like)
+        value = _weighted([part.value for part in self.parts], factors).to(like)
+        if not self.is_learning:
+            return value, []
+        at_matrix, *of_learned = zip(*(part.gradients for part in self.parts), strict=True)
+        if len(factors) == 1:  # of which the product with the rows is smaller than the matrix
+            at_anchors = self.at_anchors(at_matrix[0]) * factors[0]
+        else:
+            at_anchors = self.at_anchors(_weighted(at_matrix, factors))
+        return value, [at_anchors, *(_weighted(gradients, factors) for gradients in of_learned)]
+
+    def with_graph(self, num_ranks: int = 1) -> Tensor:
+        """Returns the loss, whose backward pass returns the gradients, times the number of ranks."""
+        value, gradients = self.value_and_gradients()
+        return with_known_gradients(value, gradients, self.inputs, num_ranks)
+
+
+def _weighted(values: Sequence[Tensor], factors: Sequence[Tensor]) -> Tensor:
+    """Returns the sum of values times factors."""
+    weighted = values[0] * factors[0]
+    for value, factor in zip(values[1:], factors[1:], strict=True):
+        weighted = torch.addcmul(weighted, value, factor.to(value.dtype))
+    return weighted
+
+
+def reducing_factors(
+    fused: FusedLoss,
+    divisors: Sequence[Tensor],
+    num_pairs: Sequence[Tensor | int],
+    zero: Tensor | float,
+    like: Tensor,
+) -> list[Tensor]:
+    """Returns by what the reducers multiply the sums of the terms, for each part of the loss.
+
+    Args:
+        fused: the loss.
+        divisors: for each part the number of terms, or what its reducer divides by instead.
+        num_pairs: how many pairs are positive, and how many are negative.
+        zero: 0, or NaN to make the loss and all its gradients NaN.
+        like: a tensor of the loss's dtype and device.
+    """
+    has_terms = zero + 1.0
+    if isinstance(fused.loss, GenericPairLoss):  # PML's are zero for one pair of each kind, or fewer
+        positive, negative = num_pairs
+        needs_both = fused.fused.needs_both
+        is_enough = positive * negative > 1 if needs_both else (positive > 1) | (negative > 1)
+        has_terms = is_enough + zero
+    has_terms = torch.as_tensor(has_terms, dtype=like.dtype, device=like.device)
+    factors = []
+    for reducer, divisor in zip(fused.reducers.values(), divisors, strict=True):
+        factor = has_terms if type(reducer) is SumReducer else has_terms / divisor.clamp_min(1)
+        if type(reducer) is DivisorReducer:  # PML's result is 0 for a divisor of 0, whatever the sum
+            factor = factor * (divisor > 0)
+        factors.append(factor)
+    return factors
+
+
+# -- the graph ---------------------------------------------------------------------------------------------
+
+
+def with_known_gradients(
+    value: Tensor, gradients: Sequence[Tensor], inputs: Sequence[Tensor], num_ranks: int = 1
+) -> Tensor:
+    """Returns a loss whose graph holds its gradients, and nothing else of what computed it.
+
+    Args:
+        value: the loss.
+        gradients: its gradients at the inputs; none if it has no gradient.
+        inputs: the anchors, and what is learned.
+        num_ranks: what the gradients are multiplied with, as DDP takes the mean of the ranks' gradients.
+    """
+    if not gradients:
+        return value
+    if num_ranks != 1:
+        gradients = [num_ranks * gradient for gradient in gradients]
+    loss: Tensor = _KnownGradients.apply(value, *gradients, *inputs)
+    return loss
+
+
+class _KnownGradients(torch.autograd.Function):
+    """Its gradients cannot be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, *gradients_and_inputs: Tensor) -> Tensor:
+        half = len(gradients_and_inputs) // 2
+        gradients, inputs = gradients_and_inputs[:half], gradients_and_inputs[half:]
+        ctx.save_for_backward(*gradients)
+        ctx.devices = [x.device for x in inputs]
+        ctx.sums = []
+        if not torch.compiler.is_compiling():
+            with torch.enable_grad():
+                # Numbers whose graphs lead to the inputs, and which do not keep these in memory as the inputs
+                # themselves would be.
+                ctx.sums = list(map(torch.sum, inputs))
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, loss_gradient: Tensor) -> tuple[Tensor | None, ...]:
+        both = zip(ctx.saved_tensors, ctx.devices, strict=True)
+        gradients = [(loss_gradient * gradient).to(device) for gradient, device in both]
+        if ctx.sums and torch.is_grad_enabled():  # create_graph=True; a penalty would count as constant
+            gradients = [x + _Unknown.apply(y) for x, y in zip(gradients, ctx.sums, strict=True)]
+        return None, *[None] * len(gradients), *gradients
+
+
+class _Unknown(torch.autograd.Function):
+    """Zero, which raises when it is differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return torch.zeros_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> None:
+        raise RuntimeError(
+            "the loss of a memory has no second derivative: compute it with PML's code on embedding_memory"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -9,7 +10,8 @@ from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor
 
 from ._index_tensors import IndicesTuple, appended, listed
-from ._runs import Runs
+from ._ranges import Ranges
+from ._reductions import AllPairs
 
 # Several matrices of that size are to fit into a CPU's cache.
 _PAIRS_AT_ONCE = {"cpu": 2**19, "gpu": 2**24}
@@ -22,25 +24,76 @@ class Pairs(NamedTuple):
     negative: Tensor
     labels: Tensor  # (a,), of the anchors
     row_labels: Tensor  # (n,)
-    own_rows: Tensor | None  # (a,), rows of the anchors' own copies
-    first: int = 0  # the number of the first row
-    triplets: Runs | IndicesTuple | None = None  # index tensors, or runs; None: pairs, all combined
-    num_pairs: list[int] | None = None  # how many are positive and negative; None: not counted
+    self_pairs: Tensor | None = None  # (a,), rows of the anchors' own copies
+    is_row: Tensor | None = None  # (n,), bool, which rows are occupied; None: all
+    first_row: int = 0  # the index of the first row, where these are a part of all rows
+    triplets: Ranges | IndicesTuple | None = None  # ranges, or index tensors; None: pairs, all combined
+    num_pairs: Sequence[Tensor | int] | None = None  # how many are positive and negative; None: not counted
+    are_all: bool = False  # whether these are all pairs with all rows
+
+    @classmethod
+    def all(
+        cls,
+        labels: Tensor,
+        row_labels: Tensor,
+        self_pairs: Tensor | None = None,
+        is_row: Tensor | None = None,
+        first_row: int | None = None,
+    ) -> Pairs:
+        """Returns all pairs of anchors and occupied rows but those of an anchor and its own copy.
+
+        Args:
+            labels: ``(a,)``.
+            row_labels: ``(n,)``.
+            self_pairs: ``(a,)``, the indices of the anchors' own copies.
+            is_row: ``(n,)``, which rows are occupied.
+            first_row: the index of the first of the n rows, if they are a part of all.
+        """
+        positive = labels.unsqueeze(1) == row_labels
+        if is_row is None:
+            negative = ~positive
+        else:
+            negative = torch.gt(is_row, positive)
+            positive = positive & is_row
+        if self_pairs is not None:
+            positive = drop_self_pairs_(positive, self_pairs, first_row)
+        are_all = first_row is None
+        return cls(
+            positive, negative, labels, row_labels, self_pairs, is_row, first_row or 0, are_all=are_all
+        )
+
+    def of_both(self) -> Tensor | AllPairs:
+        """Returns which pairs are positive or negative."""
+        if self.are_all:
+            return AllPairs(self.self_pairs, self.is_row)
+        positive, negative = self.masks()
+        return positive | negative
+
+    def choose(self, positive: Tensor, negative: Tensor, triplets: Ranges | None = None) -> Pairs:
+        """Returns some of these pairs."""
+        return self._replace(positive=positive, negative=negative, triplets=triplets, are_all=False)
+
+    def of_same_label(self) -> Tensor:
+        """Returns which anchors and rows have the same label, ``(a, n)`` bool, with own copies."""
+        same = self.labels.unsqueeze(1) == self.row_labels
+        return same if self.is_row is None else same & self.is_row
 
     def listed(self, lists: IndicesTuple) -> Pairs:
-        """Returns the pairs, four index tensors, or triplets, three of them, in the place of these."""
+        """Returns listed pairs, four index tensors, or triplets, three of them, in place of these."""
         is_of_triplets = len(lists) == 3
         counts = []
-        for places in (lists[:2], lists[::2] if is_of_triplets else lists[2:]):
+        for indices in (lists[:2], lists[::2] if is_of_triplets else lists[2:]):
             count = torch.zeros_like(self.positive, dtype=torch.int32)
-            counts.append(count.index_put_(places, count.new_ones(()), accumulate=True))
+            counts.append(count.index_put_(indices, count.new_ones(()), accumulate=True))
         positive, negative = counts
         triplets = lists if is_of_triplets else None
-        return self._replace(positive=positive, negative=negative, triplets=triplets, num_pairs=None)
+        return self._replace(
+            positive=positive, negative=negative, triplets=triplets, num_pairs=None, are_all=False
+        )
 
     def lists(self) -> IndicesTuple:
         """Returns index tensors as PML's miners do, four of pairs or three of triplets."""
-        if isinstance(self.triplets, Runs):
+        if isinstance(self.triplets, Ranges):
             return self.triplets.lists()
         return self.triplets or (*listed(self.positive), *listed(self.negative))
 
@@ -62,42 +115,48 @@ class Pairs(NamedTuple):
             positive=self.positive[anchors],
             negative=self.negative[anchors],
             labels=self.labels[anchors],
-            own_rows=None if self.own_rows is None else self.own_rows[anchors],
-            triplets=None if self.triplets is None else Runs(*(x[anchors] for x in self.triplets)),
+            self_pairs=None if self.self_pairs is None else self.self_pairs[anchors],
+            triplets=self.triplets.at(anchors) if isinstance(self.triplets, Ranges) else None,
         )
 
 
-def leave_out(mask: Tensor, own_rows: Tensor, first: int | None = None) -> Tensor:
-    """Returns the mask ``(a, n)``, in place, without the pairs of anchors and their own rows ``(a,)``.
+def drop_self_pairs_(mask: Tensor, self_pairs: Tensor, first_row: int | None = None) -> Tensor:
+    """Sets a mask of pairs ``(a, n)`` to False, in place, where an anchor meets its own copy; returns it.
 
     Args:
         mask: of pairs.
-        own_rows: numbers of rows.
-        first: the number of the first of the n rows, where they are a part of all.
+        self_pairs: the indices of the anchors' own copies, ``(a,)``.
+        first_row: the index of the first of the n rows, where they are a part of all.
     """
-    if first is None:
-        return mask.scatter_(1, own_rows.unsqueeze(1), False)
+    if first_row is None:
+        return mask.scatter_(1, self_pairs.unsqueeze(1), False)
     if mask.shape[1] == 0:
         return mask
-    columns, is_here = _columns_of(own_rows, first, mask)
+    columns, is_here = _columns_of(self_pairs, first_row, mask)
     return mask.scatter_(1, columns, mask.gather(1, columns) & ~is_here)
 
 
-def only(rows: Tensor, first: int, like: Tensor) -> Tensor:
-    """Returns a mask like another ``(a, n)`` of every anchor's row ``(a,)``, -1 for none, if it is here."""
+def only(rows: Tensor, first_row: int, like: Tensor) -> Tensor:
+    """Returns a mask ``(a, n)`` of one row per anchor, if it is among these rows.
+
+    Args:
+        rows: the index of each anchor's row, ``(a,)``; -1: none.
+        first_row: the index of the first of the n rows.
+        like: another mask, of the same shape.
+    """
     mask = torch.zeros_like(like)
-    return mask if like.shape[1] == 0 else mask.scatter_(1, *_columns_of(rows, first, like))
+    return mask if like.shape[1] == 0 else mask.scatter_(1, *_columns_of(rows, first_row, like))
 
 
-def _columns_of(rows: Tensor, first: int, mask: Tensor) -> tuple[Tensor, Tensor]:
+def _columns_of(rows: Tensor, first_row: int, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the columns of rows in a mask ``(a, n)``, and whether they are among these, both ``(a, 1)``."""
-    columns = (rows - first).unsqueeze(1)
+    columns = (rows - first_row).unsqueeze(1)
     within = columns.clamp(0, mask.shape[1] - 1)
     return within, within == columns
 
 
 def similarities(distance: Any, mat: Tensor) -> Tensor:
-    """Returns what the distance measured, with a sign by which it grows where vectors become alike."""
+    """Returns the matrix with a sign by which it is larger for closer vectors."""
     return mat if distance.is_inverted else -mat
 
 

@@ -1,39 +1,56 @@
-"""Reductions of pairs to one number an anchor, through which alone a loss or miner sees more than one pair.
+"""Row-wise reductions; a loss or miner combines an anchor's pairs only through these.
 
-A loss or miner that needs some is a generator: it yields them together and goes on with their results. So its
-caller may compute them from all rows, or from parts of the rows, on one process or many, and merge these.
+A fused loss or miner asks ``over_rows`` for them, and gets one number per anchor for each:
+
+    num_positive, log_sum = over_rows(Count(positive), LogSumExp(mat, positive))
+
+``AllRows`` computes them from all rows. Where rows are spread over ranks, reductions are computed from parts
+of rows, and the results are merged. Each reduction computes its own derivative, so that autograd sees one
+number per anchor, and no pairs.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._arithmetic import widest
 
-Result = TypeVar("Result")
+# The log-sum-exp of no values; it is also added to values that do not count, before the largest is found.
+LOG_SUM_OF_NONE = -1e30
+
+
+class AllPairs(NamedTuple):
+    """All pairs of anchors and occupied rows but self-pairs, which count once each."""
+
+    self_pairs: Tensor | None  # (a,), the indices of the anchors' own copies
+    is_row: Tensor | None  # (n,), which rows are occupied; None: all
 
 
 class Reduction(ABC):
-    """A reduction of ``(a, n)`` to ``(a,)``, over those pairs that count."""
+    """A reduction of ``(a, n)`` to ``(a,)``, over those pairs that count.
+
+    Args:
+        values: ``(a, n)``; the loss's matrix, or what follows from it by differentiable functions.
+        counts: how often each pair counts, ``(a, n)``: bool, integers, or these in a floating dtype.
+    """
 
     has_gradient = True
 
     def __init__(self, values: Tensor, counts: Tensor) -> None:
-        self.values = values  # (a, n)
-        self.counts = counts  # how often each pair counts, (a, n), bool or, for sums and counts, integers
+        self.values, self.counts = values, counts
 
     @abstractmethod
     def result(self) -> Tensor:
-        """Returns what these rows give, ``(a,)``."""
+        """Returns what these rows give, ``(a,)``, without a graph."""
 
     def part(self) -> Tensor:
-        """Returns what these rows add to the result of many, with gradient if it has one."""
+        """Returns what these rows add to the result of many."""
         return self.result()
 
     @staticmethod
@@ -41,34 +58,48 @@ class Reduction(ABC):
     def merged(one: Tensor, other: Tensor) -> Tensor:
         """Returns what two parts of the rows, in order, add together."""
 
-    @staticmethod
-    def derivative(part: Tensor, whole: Tensor) -> Tensor:
-        """Returns by how much the result of all rows changes with that of a part."""
-        return torch.ones_like(part)
+    def gradient(self, weights: Tensor, whole: Tensor | None, total: Tensor | None) -> Tensor:
+        """Returns the gradient at the values ``(a, n)``, given that at the result of all rows ``(a,)``.
+
+        It may be asked for once.
+
+        Args:
+            weights: the gradient at the result.
+            whole: the result of all rows; None where these rows are all.
+            total: a gradient to add this one to, in place.
+        """
+        raise NotImplementedError
 
     def as_result(self, whole: Tensor) -> Tensor:
         """Returns what parts were merged to in the dtype of a result."""
         return whole.to(self.values.dtype)
 
 
-Reductions = Sequence[Reduction]
-# A function that needs reductions: it yields them, is sent their results, and returns its own.
-Reducing = Generator[Reductions, Sequence[Tensor], Result]
+OverRows = Callable[..., Sequence[Tensor]]
 
 
 class Sum(Reduction):
     """The sum of the values, each as often as it counts."""
 
+    _numbers: Tensor | None = None  # how often each pair counts, in the dtype of the values
+
     def result(self) -> Tensor:
-        return sum_over_rows(self.values, self.counts)
+        self._numbers = as_numbers(self.counts, self.values.dtype)
+        return (self.values * self._numbers).sum(dim=1)
 
     @staticmethod
     def merged(one: Tensor, other: Tensor) -> Tensor:
         return one + other
 
+    def gradient(self, weights: Tensor, whole: Tensor | None, total: Tensor | None) -> Tensor:
+        numbers, weights = self._numbers, weights.unsqueeze(1)
+        if numbers is None:
+            numbers = as_numbers(self.counts, self.values.dtype)
+        return numbers * weights if total is None else total.addcmul_(numbers, weights)
+
 
 class Count(Reduction):
-    """How many pairs count, int64."""
+    """How many pairs count."""
 
     has_gradient = False
 
@@ -76,6 +107,8 @@ class Count(Reduction):
         super().__init__(counts, counts)
 
     def result(self) -> Tensor:
+        if self.counts.dtype == torch.bool:  # whose sum would make int64 of all of it
+            return self.counts.view(torch.uint8).sum(dim=1, dtype=torch.int32)
         return self.counts.sum(dim=1)
 
     @staticmethod
@@ -83,7 +116,7 @@ class Count(Reduction):
         return one + other
 
     def as_result(self, whole: Tensor) -> Tensor:
-        return whole.long()
+        return whole if self.counts.is_floating_point() else whole.long()
 
 
 class Max(Reduction):
@@ -92,10 +125,9 @@ class Max(Reduction):
     has_gradient = False
 
     def result(self) -> Tensor:
-        values = self.values.detach()
-        if values.shape[1] == 0:
-            return values.new_full((len(values),), -torch.inf)
-        return torch.where(self.counts, values, -torch.inf).amax(dim=1)
+        if self.values.shape[1] == 0:
+            return self.values.new_full((len(self.values),), -torch.inf)
+        return torch.where(self.counts, self.values, -torch.inf).amax(dim=1)
 
     @staticmethod
     def merged(one: Tensor, other: Tensor) -> Tensor:
@@ -103,16 +135,16 @@ class Max(Reduction):
 
 
 class Largest(Reduction):
-    """The number of the row with the largest of the values that count, the first of equal ones; -1: none.
+    """The index of the row with the largest of the values that count, the first of equal ones; -1: none.
 
-    Its part is ``(2, a)``: the largest value, -inf where none counts, and the number of its row.
+    Its part is ``(2, a)``: the largest value, -inf where none counts, and the index of its row.
     """
 
     has_gradient = False
 
-    def __init__(self, values: Tensor, counts: Tensor, first: int = 0) -> None:
+    def __init__(self, values: Tensor, counts: Tensor, first_row: int = 0) -> None:
         super().__init__(values, counts)
-        self.first = first  # the number of the first of these rows
+        self.first_row = first_row  # the index of the first of these rows
 
     def result(self) -> Tensor:
         rows = torch.where(self.counts, self.values, -torch.inf).argmax(dim=1, keepdim=True)
@@ -122,8 +154,8 @@ class Largest(Reduction):
         if self.values.shape[1] == 0:
             return widest(self.values.new_full((2, len(self.values)), -torch.inf))
         rows = self.result()
-        values = self.values.detach().gather(1, rows.clamp_min(0).unsqueeze(1)).squeeze(1)
-        return torch.stack([widest(values.masked_fill(rows < 0, -torch.inf)), widest(rows + self.first)])
+        values = self.values.gather(1, rows.clamp_min(0).unsqueeze(1)).squeeze(1)
+        return torch.stack([widest(values.masked_fill(rows < 0, -torch.inf)), widest(rows + self.first_row)])
 
     @staticmethod
     def merged(one: Tensor, other: Tensor) -> Tensor:
@@ -134,70 +166,164 @@ class Largest(Reduction):
 
 
 class LogSumExp(Reduction):
-    """log Σ exp(values), the smallest finite number where none counts."""
+    """log Σ exp(scale · values); where none counts, a number for which ``is_of_none`` is true.
+
+    Args:
+        values: as of every reduction.
+        counts: as of every reduction.
+        scale: a number, or a tensor without dimensions that may be learned.
+    """
+
+    _exponentials: Tensor | None = None  # (a, n), divided by the largest of the anchor
+    _total: Tensor  # (a,), of these
+    _own: Tensor  # (a,), the result
+
+    def __init__(self, values: Tensor, counts: Tensor | AllPairs, scale: Tensor | float = 1.0) -> None:
+        # A large scale is applied to differences with the largest value, in place.
+        self.scale = 1.0
+        if isinstance(scale, Tensor) or abs(scale) < 1:
+            values = values * scale
+        else:
+            self.scale = float(scale)
+        self.values, self._counts = values, counts
 
     def result(self) -> Tensor:
-        values, counts = self.values, self.counts
+        values, scale = self.values, self.scale
         if values.shape[1] == 0:
-            return values.new_full((len(values),), torch.finfo(values.dtype).min)
-        if counts.dtype != torch.bool:
-            values, counts = values + counts.to(values.dtype).clamp_min(1).log(), counts > 0
-        return _LogSumExp.apply(values, counts)  # type: ignore[no-any-return]
+            self._exponentials, self._total = values.clone(), values.new_ones(len(values))
+            self._own = values.new_full((len(values),), LOG_SUM_OF_NONE)
+            return self._own
+        numbers = self._without_others(LOG_SUM_OF_NONE if scale > 0 else -LOG_SUM_OF_NONE)
+        largest = (numbers.amax if scale > 0 else numbers.amin)(dim=1, keepdim=True)
+        numbers.sub_(largest)
+        if scale != 1:
+            numbers.mul_(scale)
+        # Numbers that are nearly zero would take a CPU ten to thirty times as long.
+        exponentials = numbers.clamp_(min=math.log(torch.finfo(values.dtype).tiny) / 2).exp_()
+        counts_once = isinstance(self._counts, AllPairs) or self._counts.dtype == torch.bool
+        if not counts_once:
+            exponentials.mul_(self._counts)
+        self._exponentials, self._total = exponentials, exponentials.sum(dim=1)
+        if not counts_once:
+            self._total.clamp_min_(torch.finfo(values.dtype).tiny)
+        self._own = torch.add(self._total.log(), largest.squeeze(1), alpha=scale)
+        return self._own
+
+    def _without_others(self, far_away: float) -> Tensor:
+        """Returns a copy of the values, of which those that do not count are far away."""
+        values, counts = self.values, self._counts
+        if isinstance(counts, AllPairs):
+            if counts.is_row is not None:
+                values = torch.add(values, as_numbers(~counts.is_row, values.dtype), alpha=far_away)
+            if counts.self_pairs is None:
+                return values.clone()
+            return values.scatter(1, counts.self_pairs.unsqueeze(1), far_away)
+        # Adding numbers takes a CPU a fifth of the time of a choice by a mask.
+        others = as_numbers(~counts if counts.dtype == torch.bool else counts == 0, values.dtype)
+        return torch.add(values, others, alpha=far_away)
 
     @staticmethod
     def merged(one: Tensor, other: Tensor) -> Tensor:
         return torch.logaddexp(one, other)
 
-    @staticmethod
-    def derivative(part: Tensor, whole: Tensor) -> Tensor:
-        return (part - whole).exp()
+    def gradient(self, weights: Tensor, whole: Tensor | None, total: Tensor | None) -> Tensor:
+        if whole is not None:
+            if self._exponentials is None:
+                with torch.no_grad():
+                    self.result()
+            weights = weights * (self._own - whole).exp()
+        assert self._exponentials is not None
+        exponentials, self._exponentials = self._exponentials, None
+        weights = (weights / self._total).unsqueeze(1)
+        if total is not None:
+            return total.addcmul_(exponentials, weights, value=self.scale)
+        return exponentials.mul_(weights if self.scale == 1 else weights * self.scale)
 
 
-class _LogSumExp(torch.autograd.Function):
-    """log Σ exp(values) over rows, whose gradient is a softmax."""
+def is_of_none(log_sums: Tensor) -> Tensor:
+    """Returns which results of ``LogSumExp`` are those of no values."""
+    return log_sums < LOG_SUM_OF_NONE / 10
 
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, mask: Tensor) -> Tensor:
-        limits = torch.finfo(values.dtype)
-        values = torch.where(mask, values, limits.min)
-        largest = values.amax(dim=1, keepdim=True)
-        # Numbers that are nearly zero would take a CPU ten to thirty times as long.
-        shares = values.sub_(largest).clamp_(min=math.log(limits.tiny) / 2).exp_()
-        total = shares.sum(dim=1, keepdim=True)
-        ctx.save_for_backward(shares, total)
-        return (largest + total.log()).squeeze(1)
 
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        shares, total = ctx.saved_tensors  # where none counts all do, but the result is not used
-        return (gradient.unsqueeze(1) / total) * shares, None
+def as_numbers(counts: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns how often each pair counts in a floating dtype."""
+    # A mask itself takes a CPU six times as long as its bytes.
+    return (counts.view(torch.uint8) if counts.dtype == torch.bool else counts).to(dtype)
 
 
 def sum_over_rows(values: Tensor, counts: Tensor) -> Tensor:
-    """Returns the sum of the values of every anchor, each as often as it counts, ``(a,)``."""
-    # Times a mask takes a CPU six times as long as times numbers, which its bytes become in no time.
-    numbers = counts.view(torch.uint8) if counts.dtype == torch.bool else counts
-    return (values * numbers.to(values.dtype)).sum(dim=1)
+    """Returns the sum of the values of every anchor, each as often as it counts, ``(a,)``, with its graph."""
+    return (values * as_numbers(counts, values.dtype)).sum(dim=1)
 
 
 def total(counts: Tensor) -> Tensor:
-    """Returns how many pairs of all anchors count, a 0-d int64 tensor."""
+    """Returns how many pairs of all anchors count, a 0-d integer tensor."""
     # On a CPU, the sum of a mask would make int64 of all of it.
     return counts.count_nonzero() if counts.dtype == torch.bool else counts.sum()
 
 
-def with_reductions(found: Result | Reducing[Result]) -> Reducing[Result]:
-    """Returns what a function returned that may need reductions, as one that does."""
-    return (yield from found) if isinstance(found, Generator) else found
+class AllRows:
+    """Reductions over rows that are all here: each has its result."""
+
+    def __init__(self, *, has_gradient: bool = False) -> None:
+        self._has_gradient = has_gradient
+        # Of the last call, those that have a gradient, and their results, at which it is taken.
+        self.reductions: list[Reduction] = []
+        self.results: list[Tensor] = []
+
+    def __call__(self, *reductions: Reduction) -> Sequence[Tensor]:
+        with torch.no_grad():
+            results = [reduction.result() for reduction in reductions]
+        with_gradient = [(x, y) for x, y in zip(reductions, results, strict=True) if x.has_gradient]
+        self.reductions, self.results = [x for x, _ in with_gradient], [y for _, y in with_gradient]
+        if self._has_gradient:
+            for result in self.results:
+                result.requires_grad_()
+        return results
 
 
-def of_all_rows(found: Result | Reducing[Result]) -> Result:
-    """Returns the result of a function that may need reductions, computed of all its rows at once."""
-    reducing = with_reductions(found)
-    try:
-        reductions = next(reducing)
-        while True:
-            reductions = reducing.send([reduction.result() for reduction in reductions])
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
+class GivenResults:
+    """Reductions over rows whose results are given, of those that have a gradient."""
+
+    def __init__(self, results: Sequence[Tensor]) -> None:
+        self._results = results
+        self.reductions: list[Reduction] = []  # of the last call, those that have a gradient
+
+    def __call__(self, *reductions: Reduction) -> Sequence[Tensor]:
+        self.reductions = [x for x in reductions if x.has_gradient]
+        given = iter(self._results)
+        return [next(given) if x.has_gradient else x.result() for x in reductions]
+
+
+def gradients_of_values(
+    reductions: Sequence[Reduction],
+    weights: Sequence[Tensor | None],
+    wholes: Sequence[Tensor | None],
+    inputs: Sequence[Tensor],
+) -> list[Tensor | None]:
+    """Returns the gradients at a matrix and at what is learned, given those at the results of reductions.
+
+    Args:
+        reductions: that have a gradient.
+        weights: the gradients at their results, ``(a,)``; None: zero.
+        wholes: their results over all rows; None where they are of all rows.
+        inputs: the matrix, of which the values of the reductions are functions, and what is learned.
+    """
+    gradients: list[Tensor | None] = [None] * len(inputs)
+    for reduction, weight, whole in zip(reductions, weights, wholes, strict=True):
+        if weight is None:
+            continue
+        if reduction.values is inputs[0]:
+            gradients[0] = reduction.gradient(weight, whole, gradients[0])
+        elif reduction.values.requires_grad:
+            at_values = reduction.gradient(weight, whole, None)
+            options = {"retain_graph": True, "allow_unused": True}
+            found = torch.autograd.grad(reduction.values, inputs, at_values, **options)
+            gradients = added(found, gradients)
+    return gradients
+
+
+def added(ones: Sequence[Tensor | None], others: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Returns sums of gradients, of which None stands for zero."""
+    both = zip(ones, others, strict=True)
+    return [x if y is None else y if x is None else x + y for x, y in both]

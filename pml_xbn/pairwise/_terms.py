@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from pytorch_metric_learning import reducers
 from torch import Tensor
+from torch.nn.functional import threshold
 
 from .._arithmetic import widest
+from ._ranges import Ranges
 from ._reductions import sum_over_rows, total
-from ._runs import Runs
 
 # Of which the result follows from a sum and a count.
 REDUCERS = (
@@ -25,14 +26,17 @@ REDUCERS = (
 class Elements(NamedTuple):
     """The terms that a loss hands its reducer."""
 
-    # Of anchors (a,), of pairs (a, n), or of listed ones (k,); without dimensions a result, whatever reduces.
+    # Of anchors (a,), of pairs (a, n), or of listed ones (k,); a 0-d value is already reduced.
     values: Tensor
     counts: Tensor | None = None  # how often each counts, bool or integers; None: once
     divisor: Tensor | None = None  # that of PML's DivisorReducer
 
     def totals(self, reducer: Any) -> tuple[Tensor, Tensor]:
-        """Returns what the reducer sums, with a number per anchor or listed one, and what divides the sum."""
+        """Returns values to sum, per anchor or listed pair, and the number that the reducer divides by."""
         values, counts = self.values, self.counts
+        low, high = getattr(reducer, "low", None), getattr(reducer, "high", None)
+        if counts is None and low is not None and high is None and values.ndim > 0:
+            return threshold(values, low, 0.0), (values > low).sum()
         for name, is_beyond in (("low", torch.gt), ("high", torch.lt)):
             bound = getattr(reducer, name, None)
             if bound is not None and values.ndim > 0:
@@ -40,24 +44,24 @@ class Elements(NamedTuple):
                 counts = is_within if counts is None else counts * is_within
         if counts is None:
             return values, torch.full((), values.numel(), device=values.device)  # torch.tensor would wait
+        if values.ndim == 2:
+            return sum_over_rows(values, counts), total(counts)
         is_mask = counts.dtype == torch.bool
         # What does not count may be NaN.
         values = values.masked_fill(~counts if is_mask else counts == 0, 0)
-        if values.ndim == 2:
-            return sum_over_rows(values, counts), total(counts)
         return values if is_mask else values * counts, counts.sum()
 
 
 class TripletTerms(NamedTuple):
     """Of every triplet the positive part of x_p + y_n, where x grows with the distance, and y falls.
 
-    Sorted by distance, the triplets whose terms lie between two numbers are a run of neighbours too. So a sum
-    over triplets follows from how many of them each pair is in.
+    Sorted by distance, the positives whose terms with a negative lie between two bounds are a range too. So a
+    sum over triplets follows from how many of them each pair is in.
     """
 
     x: Tensor  # (a, n), with gradient
     y: Tensor
-    triplets: Runs
+    triplets: Ranges
     is_positive: bool  # x_p + y_n is never less than 0
     divisor: Tensor | None = None  # that of PML's DivisorReducer
 
@@ -71,12 +75,12 @@ class TripletTerms(NamedTuple):
         totals = sum_over_rows(widest(self.x), positive) + sum_over_rows(widest(self.y), negative)
         return totals, counted.sum()
 
-    @torch.no_grad()
-    def _between(self, low: float | None, high: float | None) -> Runs:
+    def _between(self, low: float | None, high: float | None) -> Ranges:
         """Returns the triplets with low < x_p + y_n < high."""
+        x, y = self.x.detach(), self.y.detach()
         start, end = self.triplets.start, self.triplets.end
         if low is not None:
-            start = torch.maximum(start, self.triplets.first(self.x, low - self.y, is_above=True))
+            start = torch.maximum(start, self.triplets.first(x, low - y, is_above=True))
         if high is not None:
-            end = torch.minimum(end, self.triplets.first(self.x, high - self.y)) if high > 0 else end * 0
+            end = torch.minimum(end, self.triplets.first(x, high - y)) if high > 0 else end * 0
         return self.triplets._replace(start=start, end=end)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pml_xbn import XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 from pml_xbn.pairwise import _pairs
-from pml_xbn.pairwise._runs import Runs
+from pml_xbn.pairwise._ranges import Ranges
 
 D, M = 4, 20
 LOSSES = losses.CrossBatchMemory.supported_losses()
@@ -407,13 +407,13 @@ def test_a_setting_that_follows_from_a_parameter_of_the_loss_is_learned(function
 
 def test_triplets_are_listed_of_few_anchors_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(_pairs._PAIRS_AT_ONCE, "cpu", 300)
-    sizes, lists = [], Runs.lists
+    sizes, lists = [], Ranges.lists
 
-    def counted(runs: Runs) -> tuple[Tensor, ...]:
-        sizes.append(len(lists(runs)[0]))
-        return lists(runs)
+    def counted(ranges: Ranges) -> tuple[Tensor, ...]:
+        sizes.append(len(lists(ranges)[0]))
+        return lists(ranges)
 
-    monkeypatch.setattr(Runs, "lists", counted)
+    monkeypatch.setattr(Ranges, "lists", counted)
     results = []
     for cls in (losses.CrossBatchMemory, AdaptiveCrossBatchMemory):
         loss_fn = cls(losses.TripletMarginLoss(smooth_loss=True), D, M)

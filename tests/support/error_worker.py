@@ -27,7 +27,7 @@ from pml_xbn.adapters import BaseAdapter, GroupMomentMatching, MomentMatching
 from pml_xbn.diagnostics import WatchedLoss
 from pml_xbn.losses import BatchLoss
 from pml_xbn.memory._rows import Rows
-from pml_xbn.pairwise import _comparison
+from pml_xbn.pairwise import _pairs
 from pml_xbn.pairwise._distances import Distances
 from pml_xbn.pairwise._reductions import Count, Largest, LogSumExp, Max, Sum
 from pml_xbn.pairwise._terms import Elements
@@ -231,11 +231,11 @@ class FailsAt:
     """Raises at one of the places that a rank passes where it computes something with its own rows."""
 
     PLACES = (
-        (Distances, "measured"),
+        (Distances, "measure"),
         (Rows, "weighted_sum"),
         (Rows, "written_"),
         *((kind, "result") for kind in (Count, Largest, LogSumExp, Max, Sum)),
-        (_comparison, "leave_out"),
+        (_pairs, "drop_self_pairs_"),
         (Elements, "totals"),
         (BaseAdapter, "estimate"),
         (MomentMatching, "map"),

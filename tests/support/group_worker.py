@@ -18,7 +18,7 @@ from torch import Tensor, distributed, nn
 
 from pml_xbn import AXBNWrapper, TwoTowerMemory, XBNWrapper
 from pml_xbn.losses import BatchLoss
-from pml_xbn.pairwise._recipes import SHARDED_LOSSES
+from pml_xbn.pairwise._supported import SHARDED_LOSSES
 from pml_xbn.training import ClassBatches
 
 D, M, STEPS = 4, 17, 20

@@ -22,7 +22,7 @@ from torch.distributed import checkpoint
 from pml_xbn import XBNWrapper
 from pml_xbn.distributed import _sharded_loss
 from pml_xbn.losses import AdaptiveCrossBatchMemory
-from pml_xbn.pairwise._recipes import SHARDED_LOSSES
+from pml_xbn.pairwise._supported import SHARDED_LOSSES
 
 D = 4
 MINERS: dict[str, Callable[[], nn.Module | None]] = {

@@ -1,0 +1,26 @@
+"""Whether the host may read numbers of tensors.
+
+Where it may not, a step computes with 0-d tensors. So ``torch.compile``, ``make_fx`` and a CUDA graph take it whole,
+and a GPU does not wait.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_PROXY = torch._C._TorchDispatchModeKey.PROXY
+
+
+def is_tracing() -> bool:
+    """Returns whether a graph is made of the operations: by ``torch.compile``, ``make_fx`` or a CUDA graph."""
+    if torch.compiler.is_compiling():
+        return True
+    if torch._C._get_dispatch_mode(_PROXY) is not None:
+        return True
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def can_read(values: Tensor) -> bool:
+    """Returns whether the host reads numbers of this tensor without waiting for a device."""
+    return values.device.type == "cpu" and not is_tracing()

@@ -1,0 +1,139 @@
+"""Which of PML's losses and miners work with a memory, on one process and on many, and which are fused."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from pytorch_metric_learning import losses, miners, reducers
+from torch import Tensor, nn
+
+from ._distances import DISTANCES
+from ._fused_losses import FUSED_LOSSES, Fused
+from ._miners import SHARDED_MINERS, fused_miner_of
+from ._observers import observers
+from ._terms import REDUCERS
+from ._unchanged import is_unchanged, unchanged_class
+
+SHARDED_LOSSES = tuple(kind for kind, fused in FUSED_LOSSES.items() if fused.is_reduced)
+
+
+def check_supported(loss: nn.Module) -> None:
+    """Raises a ValueError for a loss that cannot be computed between a batch and a memory of another size."""
+    name = type(loss).__name__
+    refusal = f"{name} cannot be used with a cross-batch memory"
+    fused = next((FUSED_LOSSES[kind] for kind in type(loss).__mro__ if kind in FUSED_LOSSES), None)
+    if isinstance(loss, losses.MultipleLosses):
+        raise ValueError(f"{refusal}: build a memory for each of its losses, and add what they return")
+    if fused is None:
+        supported = ", ".join(losses.CrossBatchMemory.supported_losses())
+        raise ValueError(f"{refusal}: pass one of {supported}, or a subclass")
+    if getattr(loss, "swap", False):
+        raise ValueError(f"{name}(swap=True) compares rows of a memory with each other: pass swap=False")
+    check_divisors(loss)
+    per_anchor = any(isinstance(module, reducers.PerAnchorReducer) for module in loss.modules())
+    if per_anchor and not fused.is_per_anchor:
+        raise ValueError(
+            f"{name} with PerAnchorReducer assumes as many references as anchors, which a memory does "
+            "not have: pass another reducer, such as MeanReducer or AvgNonZeroReducer"
+        )
+
+
+def check_divisors(loss: Any) -> None:
+    """Raises a ValueError for a loss of PML's whose reducer divides by a number that the loss does not give.
+
+    PML's error is a KeyError at the first call. Losses of a user's own may give the number.
+    """
+    fused = FUSED_LOSSES.get(type(loss))
+    if fused is None or fused.has_divisor:
+        return
+    for name in fused.parts:
+        if isinstance(_reducer_of_part(loss, name), reducers.DivisorReducer):
+            raise ValueError(
+                f"{type(loss).__name__} with DivisorReducer, which divides by a number that this loss does "
+                "not give: pass another reducer, such as MeanReducer, or MarginLoss, which gives one"
+            )
+
+
+def _reducer_of_part(loss: Any, name: str) -> Any:
+    """Returns the reducer of a part of a loss."""
+    reducer = loss.reducer
+    if type(reducer) is reducers.MultipleReducers:
+        return reducer.reducers._modules.get(name, reducer.default_reducer)
+    return reducer
+
+
+class FusedLoss(NamedTuple):
+    """A loss that is computed from one matrix, without calling it."""
+
+    loss: Any
+    fused: Fused
+    reducers: dict[str, Any]  # of its parts, by name
+    learned: list[Tensor]  # what gets a gradient besides the anchors
+    is_by_anchor: bool  # an anchor's terms depend on no other anchor
+
+
+def fused_loss_of(loss: Any) -> FusedLoss | None:
+    """Returns how to compute a loss without a call; None if skipping the call has a visible effect."""
+    kind = unchanged_class(type(loss), FUSED_LOSSES)
+    if kind is None or type(loss.distance) not in DISTANCES:
+        return None
+    if loss.embedding_regularizer or _has_own_method(loss) or not is_unchanged(loss):
+        return None
+    fused, by_part = FUSED_LOSSES[kind], {}
+    for name in fused.parts:
+        by_part[name] = reducer = _reducer_of_part(loss, name)
+        if type(reducer) not in REDUCERS:
+            return None
+        if type(reducer) is reducers.DivisorReducer:
+            check_divisors(loss)  # it may have been set after the loss was checked
+    learned = {}
+    for part in loss.modules():
+        for x in (*vars(part).values(), *part._parameters.values()):
+            if isinstance(x, Tensor) and x.requires_grad:
+                if x._backward_hooks or not x.is_leaf:  # which would run, or be gone through, twice
+                    return None
+                learned[id(x)] = x
+    is_by_anchor = fused.is_by_anchor and not getattr(loss, "learn_beta", False)
+    return FusedLoss(loss, fused, by_part, list(learned.values()), is_by_anchor)
+
+
+def _has_own_method(loss: Any) -> bool:
+    """Returns whether a loss of pairs calls another method than PML's two."""
+    if not isinstance(loss, losses.GenericPairLoss):
+        return False
+    # torch.compile finds no two bound methods equal.
+    methods, method = (type(loss).mat_based_loss, type(loss).pair_based_loss), loss.loss_method
+    return getattr(method, "__func__", None) not in methods or method.__self__ is not loss
+
+
+def is_fused_miner(miner: Any) -> bool:
+    """Returns whether the miner is one of the five, unchanged; skipping its call has no visible effect."""
+    if fused_miner_of(miner) is None:
+        return False
+    keeps_none = isinstance(miner, miners.TripletMarginMiner)  # of the statistics that it has
+    return is_unchanged(miner, allow_stats=not keeps_none)
+
+
+def draws_by_distance(miner: Any) -> bool:
+    """Returns whether the miner is PML's DistanceWeightedMiner, unchanged, and skipping its call is not seen.
+
+    It is none of the five: ranks cannot draw each for its own anchors.
+    """
+    is_of_pml = unchanged_class(type(miner), (miners.DistanceWeightedMiner,)) is not None
+    return is_of_pml and is_unchanged(miner, allow_stats=True)
+
+
+def can_share(loss: Any, miner: Any) -> bool:
+    """Returns whether every rank can compute the terms of its own anchors, without the others'."""
+    fused = fused_loss_of(loss)
+    is_seen = bool(observers)  # by somebody who is to see all anchors
+    return (
+        (miner is None or is_fused_miner(miner)) and fused is not None and fused.is_by_anchor and not is_seen
+    )
+
+
+def can_be_sharded(loss: Any, miner: Any) -> bool:
+    """Returns whether the rows may be spread over ranks, all of which have all anchors."""
+    fused = fused_loss_of(loss)
+    can_mine = miner is None or (unchanged_class(type(miner), SHARDED_MINERS) and is_unchanged(miner))
+    return bool(can_mine) and fused is not None and fused.fused.is_reduced and not observers
