@@ -13,6 +13,7 @@ from ..distributed import _ranks as ranks
 from ..memory._batch import Batch, split
 from ..memory._callers import check_caller, check_capture
 from ..memory._queue import Queue
+from ..memory._rows import read_dtype
 from ..pairwise._index_tensors import IndicesTuple
 from ..pairwise._supported import can_be_sharded, can_share
 from ._memory import Memory
@@ -84,7 +85,7 @@ def _check_own_input(
     check_numbers("embeddings", embeddings)
     embeddings = plain(embeddings)
     if embeddings.dtype != torch.float64:
-        embeddings = embeddings.to(torch.promote_types(memory.queue.dtype, torch.float32))
+        embeddings = embeddings.to(read_dtype(memory.queue.dtype))
     batch = split(embeddings, labels, user_pairs, mask, ids)
     if is_stored:
         check_capture(memory, embeddings.device)
@@ -125,13 +126,23 @@ def _check_numbers(memory: Memory, embeddings: Tensor, batch: Batch) -> Batch:
     )
 
 
+def is_storable(memory: Memory, embeddings: Tensor, labels: Tensor) -> Tensor | None:
+    """Returns whether a batch may be stored, a 0-d bool tensor; None where nobody asks."""
+    flags = [~is_refused for is_refused, _ in memory._hooks.refusals(labels)]
+    if memory.nonfinite != "ignore" and len(embeddings) > 0:
+        limit = largest_storable(memory.queue)
+        least, largest = embeddings.aminmax()
+        flags.append((least >= -limit) & (largest <= limit))  # which is False where there is NaN
+    return torch.stack(flags).all() if flags else None
+
+
 def largest_storable(queue: Queue) -> float:
     """Returns the largest magnitude of a number that can be stored.
 
     Moments are computed from sums of squares, so a number has to have a square. Room for 2¹⁶ is left, as a
     single row among n may be n times as far from the mean as the standard deviation by which it is divided.
     """
-    largest_read = torch.finfo(torch.promote_types(queue.dtype, torch.float32)).max
+    largest_read = torch.finfo(read_dtype(queue.dtype)).max
     return float(min(largest_read, torch.finfo(queue.map.dtype).max ** 0.5) * 2.0**-16)
 
 

@@ -25,6 +25,7 @@ class Memory(Protocol):
     gather_distributed: bool
     shard_distributed: bool
     nonfinite: str
+    collect_stats: bool
     update: str
     update_momentum: float
 

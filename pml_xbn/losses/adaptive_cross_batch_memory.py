@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .._eager import eager
 from .._keywords import refuse_keywords
+from .._tracing import is_tracing
 from ..adapters.base_adapter import BaseAdapter
 from ..distributed._group import Group
 from ..distributed._shards import ShardedQueue
@@ -30,6 +31,7 @@ from ._input import check_input, check_sharded
 from ._settings import check_setting
 from ._step import compare, find_indices, read_contents, step, store_batch
 from ._step_on_ranks import fill_on_ranks, loss_on_ranks
+from ._traced_step import step_traced, why_not_traced
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -161,7 +163,6 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     def check_loss_support(cls, loss_name: str) -> None:
         """Passes every name: the loss itself is checked as it is set."""
 
-    @eager
     def forward(
         self,
         embeddings: Tensor,
@@ -196,6 +197,34 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
                 "ref_emb and ref_labels with a memory, which is the reference itself: pass embeddings and "
                 "labels alone"
             )
+        if not is_tracing():
+            return self._call(embeddings, labels, indices_tuple, enqueue_mask, sample_ids)
+        is_training = self.training and torch.is_grad_enabled()
+        has_more = not (indices_tuple is None and enqueue_mask is None and sample_ids is None)
+        reason = why_not_traced(self, is_training, has_more)
+        if reason is None:
+            return step_traced(self, embeddings, labels)
+        if not torch.compiler.is_compiling():
+            raise RuntimeError(
+                f"a {type(self).__name__} {reason} cannot be part of a graph: capture the model alone, and "
+                "compute the loss outside"
+            )
+        return self._call_eagerly(embeddings, labels, indices_tuple, enqueue_mask, sample_ids)
+
+    @eager
+    def _call_eagerly(self, *arguments: Any) -> Tensor:
+        """Does what ``_call`` does, outside of what ``torch.compile`` compiles."""
+        return self._call(*arguments)
+
+    def _call(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: IndicesTuple | None,
+        enqueue_mask: Tensor | None,
+        sample_ids: Tensor | None,
+    ) -> Tensor:
+        """Returns the loss of a call that is not traced."""
         is_training = self.training and torch.is_grad_enabled()
         with self._one_thread:
             if self.collect_stats:

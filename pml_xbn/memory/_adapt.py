@@ -64,6 +64,8 @@ def adapt(
             adapter.check_finite("map", mapped.affine_in(rows.dtype))
         return mapped
     groups = adapter.groups_of(labels, batch_labels)
+    if (is_row := rows.is_row) is not None:  # places without a row are of no group
+        groups = groups._replace(of_memory=torch.where(is_row, groups.of_memory, groups.number))
     in_batch = group_moments(widest(batch), groups.of_batch, groups.number)
     in_memory = rows.group_moments(groups.of_memory, groups.number)
     maps = adapter.maps_of_groups(affine, in_memory, in_batch, target, rows.num_rows)

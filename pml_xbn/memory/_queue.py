@@ -93,6 +93,8 @@ class Queue(nn.Module):
         device, num_calls = (None, 0) if before is None else (before.labels.device, before.num_calls)
         self._take(self._empty(embedding_size, device))
         self.numbers[0] = num_calls
+        # Whether a batch was not stored since somebody looked, (1,) bool, where the host cannot see it at once.
+        self.refused_ = torch.zeros_like(self.numbers[:1], dtype=torch.bool)
 
     def _empty(self, embedding_size: int, device: torch.device | None) -> dict[str, Tensor]:
         """Returns the state of a memory without rows."""
@@ -506,6 +508,8 @@ _STATE = ("rows", "labels", "ids", "map", "sums", "numbers")
 
 def _num_writes(values: Tensor) -> int:
     """Returns torch's count of writes to a tensor in place, which it keeps of no tensor of inference mode."""
+    if is_tracing():  # where nobody else writes
+        return 0
     return 0 if values.is_inference() else values._version
 
 

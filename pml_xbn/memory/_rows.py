@@ -115,7 +115,7 @@ class Rows:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype in which rows are read, float32 or float64."""
-        return torch.promote_types(self.stored.dtype, torch.float32)
+        return read_dtype(self.stored.dtype)
 
     @property
     def has_two(self) -> bool | Tensor:
@@ -138,7 +138,7 @@ class Rows:
         self, *, affine: Affine | None = None, sums: Tensor | None = None, stored: Tensor | None = None
     ) -> Rows:
         """Returns rows with another map, other sums or other stored rows."""
-        return type(self)(
+        rows = type(self)(
             self.stored if stored is None else stored,
             self.affine if affine is None else affine,
             self.sums if sums is None else sums,
@@ -146,10 +146,15 @@ class Rows:
             self.num_rows_here,
             self.holding,
         )
+        if affine is None:
+            rows._rounded_affine = self._rounded_affine
+        return rows
 
     def counted(self, num_rows: int | Tensor, num_rows_here: int) -> Rows:
         """Returns the rows, of which so many are occupied."""
-        return type(self)(self.stored, self.affine, self.sums, num_rows, num_rows_here, self.holding)
+        rows = type(self)(self.stored, self.affine, self.sums, num_rows, num_rows_here, self.holding)
+        rows._rounded_affine = self._rounded_affine
+        return rows
 
     # Reading.
 
@@ -435,6 +440,11 @@ class Rows:
         scale = torch.where(found.std > 0, scale, torch.where(equal > _LEAST_SCALE, equal, 1.0))
         # A row of NaN leaves the map of its dimensions as it is.
         return Affine(scale, found.mean).where_finite(self.affine)
+
+
+def read_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Returns the dtype in which rows of another are read: float32, or float64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def rows_of(values: Tensor, like: Rows, num_places: int, dtype: torch.dtype) -> Rows:

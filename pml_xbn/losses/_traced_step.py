@@ -1,0 +1,72 @@
+"""The step while a graph is made of it: by ``torch.compile``, ``make_fx`` or a CUDA graph.
+
+It is the step of :mod:`._step`, whose numbers stay on the device: where the next row goes, how many there are, and
+whether a batch can be stored. What cannot be computed so is refused in words.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .._tensor_checks import check_integers, check_rows
+from ..memory._adapt import settle_, tensors_of
+from ..memory._batch import Batch
+from ..memory._rows import read_dtype
+from ..pairwise._supported import fused_loss_of, is_fused_miner
+from ._input import is_storable
+from ._memory import Memory
+from ._step import step
+
+
+def step_traced(memory: Memory, embeddings: Tensor, labels: Tensor) -> Tensor:
+    """Returns the loss of a batch against the memory, which then holds the batch.
+
+    Args:
+        memory: as :func:`why_not_traced` lets it be.
+        embeddings: ``(b, d)``, on the memory's device.
+        labels: ``(b,)``.
+    """
+    queue, held = memory.queue, [x for adapter in memory._hooks.adapters for x in tensors_of(adapter)]
+    check_rows("embeddings", embeddings, width=queue.rows.shape[1])
+    check_integers("labels", labels, len(embeddings), "one label per embedding")
+    if embeddings.dtype != torch.float64:
+        embeddings = embeddings.to(read_dtype(queue.dtype))
+    labels = labels.to(torch.int64)
+    batch = Batch(embeddings, labels, embeddings, labels, slice(0, len(labels)))
+    batch = batch._replace(is_storable=is_storable(memory, embeddings.detach(), labels))
+    loss = step(memory, batch)
+    if batch.is_storable is not None:
+        queue.refused_.logical_or_(~batch.is_storable)
+    queue.commit_()
+    settle_(held)
+    return loss
+
+
+def why_not_traced(memory: Memory, is_training: bool, has_more_input: bool) -> str | None:
+    """Returns what keeps a call from being traced, for a message; None if nothing does.
+
+    Args:
+        memory: whose call it is.
+        is_training: whether the call stores its batch.
+        has_more_input: whether it has pairs, a mask or samples beside embeddings and labels.
+    """
+    if not is_training:
+        return "in eval() or without gradients"
+    if has_more_input:
+        return "with an indices_tuple, an enqueue_mask or sample_ids"
+    if memory._is_sharded or (memory.gather_distributed and memory._group.has_others):
+        return "whose rows are shared by ranks"
+    if memory.warmup or memory.batch_loss_weight or memory.normalize_memory or memory.update != "queue":
+        return "with warmup, batch_loss_weight, normalize_memory or update"
+    if not memory._hooks.are_adapters:
+        return "with a hook that is no adapter"
+    if memory.collect_stats:
+        return "that collects statistics"
+    if fused_loss_of(memory.loss) is None:
+        return f"with a {type(memory.loss).__name__} that runs PML's own code"
+    if memory.miner is not None and not is_fused_miner(memory.miner):
+        return f"with a {type(memory.miner).__name__} that runs PML's own code"
+    if memory._hooks.adapters and not memory.queue.is_measured:
+        return "that has adapted no rows yet: make two steps first"
+    return None
