@@ -75,7 +75,7 @@ class MomentMatching(BaseAdapter):
             len(self.estimated.mean) != embedding_size
         ):  # an adapter that is registered again keeps its estimate
             zeros = self.estimated.mean.new_zeros(embedding_size)
-            self.estimated, self._numbers = Moments(zeros, zeros), self._first_numbers()
+            self.estimated, self._numbers = Moments(zeros, zeros.clone()), self._first_numbers()
 
     def gain(self, batch_size: int) -> float | Tensor:
         """Returns the weight of a new batch of this size, from 0 to 1."""

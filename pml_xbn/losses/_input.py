@@ -8,14 +8,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from .._tracing import can_read
 from .._tensor_checks import check_numbers, check_rows, plain
 from ..distributed import _ranks as ranks
 from ..memory._batch import Batch, split
-from ..memory._callers import check_caller, check_capture
+from ..memory._callers import check_caller
 from ..memory._queue import Queue
 from ..memory._rows import read_dtype
 from ..pairwise._index_tensors import IndicesTuple
-from ..pairwise._supported import can_be_sharded, can_share
+from ..pairwise._supported import can_be_sharded, can_share, fused_loss_of, is_fused_miner
 from ._memory import Memory
 from ._settings import check_queue
 
@@ -48,7 +49,8 @@ def check_input(
     """
 
     def check_own() -> Batch:
-        return _check_own_input(memory, embeddings, labels, user_pairs, mask, ids, is_stored)
+        is_shared = is_gathered or memory._is_sharded
+        return _check_own_input(memory, embeddings, labels, user_pairs, mask, ids, is_stored, is_shared)
 
     if memory.shard_distributed and not memory._is_sharded and memory._group.has_others:
         raise RuntimeError(
@@ -69,6 +71,7 @@ def _check_own_input(
     mask: Tensor | None,
     ids: Tensor | None,
     is_stored: bool,
+    is_shared: bool,
 ) -> Batch:
     """Returns the batch of this process."""
     check_caller(memory, is_stored=is_stored)
@@ -88,11 +91,15 @@ def _check_own_input(
         embeddings = embeddings.to(read_dtype(memory.queue.dtype))
     batch = split(embeddings, labels, user_pairs, mask, ids)
     if is_stored:
-        check_capture(memory, embeddings.device)
         _check_size(len(batch.refs), memory.queue.num_places)
-        batch = _check_numbers(memory, embeddings, batch)
+        if is_shared or not can_be_checked_later(memory, batch):
+            batch = _check_numbers(memory, embeddings, batch)
     memory.queue.move_to(embeddings.device)  # which may be out of memory
-    return batch if is_stored else batch._replace(is_stored=False)
+    if not is_stored:
+        return batch._replace(is_stored=False)
+    if not is_shared and can_be_checked_later(memory, batch):
+        return check_on_device(memory, batch)
+    return batch
 
 
 def _check_size(num_rows: int, num_places: int) -> None:
@@ -126,14 +133,55 @@ def _check_numbers(memory: Memory, embeddings: Tensor, batch: Batch) -> Batch:
     )
 
 
-def is_storable(memory: Memory, embeddings: Tensor, labels: Tensor) -> Tensor | None:
-    """Returns whether a batch may be stored, a 0-d bool tensor; None where nobody asks."""
-    flags = [~is_refused for is_refused, _ in memory._hooks.refusals(labels)]
-    if memory.nonfinite != "ignore" and len(embeddings) > 0:
+@torch.no_grad()
+def check_on_device(memory: Memory, batch: Batch) -> Batch:
+    """Returns the batch, with whether it may be stored as a tensor, which the host does not read.
+
+    The memory remembers a refusal, and raises it when the host looks.
+    """
+    embeddings = [x for x in (batch.refs, batch.anchors) if len(x) > 0][: 1 if batch.own is not None else 2]
+    refused = [is_refused for is_refused, _ in memory._hooks.refusals(batch.ref_labels)]
+    if memory.nonfinite == "ignore" and not refused:
+        return batch
+    none = torch.zeros((), dtype=torch.bool, device=batch.refs.device)
+    is_bad, is_refused = none, torch.stack(refused).any() if refused else none
+    if memory.nonfinite != "ignore":
         limit = largest_storable(memory.queue)
-        least, largest = embeddings.aminmax()
-        flags.append((least >= -limit) & (largest <= limit))  # which is False where there is NaN
-    return torch.stack(flags).all() if flags else None
+        for x in embeddings:
+            least, largest = x.detach().aminmax()
+            is_bad = is_bad | ~((least >= -limit) & (largest <= limit))  # which is True where there is NaN
+    memory.queue.findings.add_(torch.stack([is_bad, is_refused, none]))
+    return batch._replace(is_storable=~(is_bad | is_refused))
+
+
+def can_be_checked_later(memory: Memory, batch: Batch) -> bool:
+    """Returns whether a batch is checked on its device, so that a GPU need not wait.
+
+    What needs numbers of the host waits anyway, and is checked before it: samples, hooks that are plain functions,
+    losses and miners that run PML's code.
+    """
+    is_on_device = not can_read(batch.refs) and memory.nonfinite != "raise_at_once"
+    is_fused = fused_loss_of(memory.loss) is not None
+    is_fused = is_fused and (memory.miner is None or is_fused_miner(memory.miner))
+    is_queued = batch.ids is None and batch.user_pairs is None and not memory.normalize_memory
+    return is_on_device and is_fused and is_queued and memory._hooks.are_adapters
+
+
+def raise_refused(memory: Memory, *, waits: bool) -> None:
+    """Raises a ``ValueError`` for earlier batches that were refused on their device, where errors are raised."""
+    found = memory.queue.findings.take_(waits=waits)
+    memory.queue.needs_standardizing |= found.is_out_of_range
+    if found.labels:
+        raise ValueError(
+            "an earlier batch had labels without a superclass, and was not stored: add them to superclasses, or "
+            "pass nonfinite='raise_at_once' to see them in the call itself"
+        )
+    if found.numbers and memory.nonfinite == "raise":
+        raise ValueError(
+            f"an earlier batch had NaN or inf, or numbers beyond {largest_storable(memory.queue):.1e}, and was not "
+            "stored: lower the learning rate or mend the data, pass nonfinite='raise_at_once' to see it in the "
+            "call itself, or nonfinite='skip' to leave such batches out of the memory"
+        )
 
 
 def largest_storable(queue: Queue) -> float:

@@ -16,7 +16,7 @@ from ..pairwise._supported import check_supported
 
 _CHOICES: dict[str, tuple[object, ...]] = {
     "memory_dtype": (torch.float16, torch.bfloat16, torch.float32, torch.float64),
-    "nonfinite": ("raise", "skip", "ignore"),
+    "nonfinite": ("raise", "raise_at_once", "skip", "ignore"),
 }
 _LEAST = {"embedding_size": 1, "memory_size": 1, "warmup": 0, "delay": 0}
 _FIXED = ("embedding_size", "shard_distributed")

@@ -14,7 +14,7 @@ from ..memory._adapt import settle_, tensors_of
 from ..memory._batch import Batch
 from ..memory._rows import read_dtype
 from ..pairwise._supported import fused_loss_of, is_fused_miner
-from ._input import is_storable
+from ._input import check_on_device
 from ._memory import Memory
 from ._step import step
 
@@ -34,10 +34,7 @@ def step_traced(memory: Memory, embeddings: Tensor, labels: Tensor) -> Tensor:
         embeddings = embeddings.to(read_dtype(queue.dtype))
     labels = labels.to(torch.int64)
     batch = Batch(embeddings, labels, embeddings, labels, slice(0, len(labels)))
-    batch = batch._replace(is_storable=is_storable(memory, embeddings.detach(), labels))
-    loss = step(memory, batch)
-    if batch.is_storable is not None:
-        queue.refused_.logical_or_(~batch.is_storable)
+    loss = step(memory, check_on_device(memory, batch))
     queue.commit_()
     settle_(held)
     return loss
@@ -67,6 +64,7 @@ def why_not_traced(memory: Memory, is_training: bool, has_more_input: bool) -> s
         return f"with a {type(memory.loss).__name__} that runs PML's own code"
     if memory.miner is not None and not is_fused_miner(memory.miner):
         return f"with a {type(memory.miner).__name__} that runs PML's own code"
-    if memory._hooks.adapters and not memory.queue.is_measured:
+    is_measured = memory.queue.is_measured or torch.compiler.is_compiling()  # which compiles again after it
+    if memory._hooks.adapters and not is_measured:
         return "that has adapted no rows yet: make two steps first"
     return None

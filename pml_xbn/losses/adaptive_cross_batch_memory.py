@@ -27,7 +27,7 @@ from ..memory._loading import all_or_nothing, check_states_of_adapters
 from ..memory._queue import Queue, prepare_state
 from ..pairwise._index_tensors import IndicesTuple
 from ..pairwise._miners import Miner
-from ._input import check_input, check_sharded
+from ._input import check_input, check_sharded, raise_refused
 from ._settings import check_setting
 from ._step import compare, find_indices, read_contents, step, store_batch
 from ._step_on_ranks import fill_on_ranks, loss_on_ranks
@@ -73,10 +73,11 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             holds a part. Not by default. Some losses and miners cannot be computed so, and are refused.
         process_group: the ranks that share a batch and a memory, as a ``ProcessGroup`` or a mesh of one
             dimension such as ``mesh["dp"]``. By default they are all ranks.
-        nonfinite: what happens to a batch with NaN or inf. ``"raise"``, the default, raises a ValueError.
-            ``"skip"`` computes the loss and does not store the batch. ``"ignore"`` does not look, so that the
-            host need not wait for the GPU: docs/benchmarks.md has what that saves, and
-            docs/mixed_precision.md what it costs.
+        nonfinite: what happens to a batch with NaN or inf. ``"raise"``, the default, does not store it and
+            raises a ValueError: on a CPU in the call itself; on a GPU, which need not wait so, in the next
+            call that knows of it, or when the memory is read or saved. ``"raise_at_once"`` raises in the call
+            itself everywhere. ``"skip"`` computes the loss and does not store the batch. ``"ignore"`` does
+            not look: docs/mixed_precision.md says what that costs.
         memory_dtype: dtype of the stored rows, float32 by default. ``torch.bfloat16`` and ``torch.float16``
             take half the room. Losses are computed in the most precise of it, float32 and the batch's dtype.
         update: what happens to the row of a sample that returns, as ``sample_ids`` tells. With ``"queue"``,
@@ -227,6 +228,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         """Returns the loss of a call that is not traced."""
         is_training = self.training and torch.is_grad_enabled()
         with self._one_thread:
+            raise_refused(self, waits=False)
             if self.collect_stats:
                 self.reset_stats()
             batch, reports = check_input(
@@ -334,6 +336,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     @property
     def embedding_memory(self) -> Tensor:
         """The rows as they are now, ``(memory_size, d)``, zeros behind them; what is written in it counts."""
+        raise_refused(self, waits=True)
         return self.queue.read()
 
     @embedding_memory.setter
@@ -385,6 +388,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             return super().load_state_dict(state_dict, *args, **kwargs)
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        raise_refused(self, waits=True)
         self._hooks.name_modules(self)
         super()._save_to_state_dict(*args, **kwargs)
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from .._arithmetic import widest
+from .._tracing import is_tracing
 from ..adapters.affine import Affine
 from ..adapters.base_adapter import BaseAdapter
 from ..adapters.group_moment_matching import GroupMomentMatching
@@ -50,7 +51,7 @@ def adapt(
     if rows.has_two is False:
         return rows
     is_precise = isinstance(adapter, GroupMomentMatching) or rows.stored.dtype == torch.float64
-    if rows.sums is None and is_precise:
+    if rows.sums is None and is_precise and not is_tracing():
         # Sums of rows as they came lose digits where the mean is large. In a tensor of their own, as the step may
         # still fail; with one map of float32 rows this can wait until it has succeeded.
         rows = rows.measured().standardized_(torch.zeros_like(rows.stored))

@@ -1,4 +1,4 @@
-"""Who may call a memory: one thread at a time, no replica of it, no backward pass and no CUDA graph."""
+"""Who may call a memory: one thread at a time, no replica of it and no backward pass."""
 
 from __future__ import annotations
 
@@ -28,16 +28,6 @@ def check_caller(memory: object, *, is_stored: bool) -> None:
             f"{name} is called within a backward pass, as torch.utils.checkpoint calls a function for the "
             "second time: it would find other rows in memory than the first time, so that value and gradient "
             "do not belong together. Checkpoint the model alone, and compute the loss of what it returns"
-        )
-
-
-def check_capture(memory: object, device: torch.device) -> None:
-    """Refuses a batch on this device that is to be stored while a CUDA graph is captured (RuntimeError)."""
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(
-            f"{type(memory).__name__} is called while a CUDA graph is captured: every replay would store its "
-            "batch in the same places, and adapt the rows from where they were then. Capture the model "
-            "alone, for example by torch.cuda.make_graphed_callables, and compute the loss outside"
         )
 
 

@@ -13,11 +13,16 @@ from .._arithmetic import at_least_float32, widest
 from .._tensor_checks import INTEGERS
 from .._tracing import can_read, is_tracing
 from ..adapters.affine import Affine
+from ._findings import Findings
 from ._rows import Holding, Rows, Undo, rows_of, sums_of
 
 # What `numbers` says of the sums: they are not kept, or of all rows, or of those of one rank, so that they have
 # to be measured anew where a state is loaded on other ranks.
 NO_SUMS, SUMS, SUMS_OF_A_SHARD = 0, 1, 2
+
+
+# On a GPU the range of rows is looked at once in so many steps, as it takes a few launches.
+_STORES_BETWEEN_LOOKS = 16
 
 
 class Contents(NamedTuple):
@@ -85,7 +90,7 @@ class Queue(nn.Module):
         # The same of labels within a step.
         self._read_labels: tuple[Tensor, int] | None = None
         self._labels_before: Tensor | None = None
-        self._num_own_writes = 0
+        self._num_own_writes = self._num_stores = 0
         self._newest: Tensor | None = None
         # Whether all ranks are known to hold the same, unless somebody has written to the labels since.
         self._is_alike, self._num_label_writes = False, 0
@@ -93,8 +98,6 @@ class Queue(nn.Module):
         device, num_calls = (None, 0) if before is None else (before.labels.device, before.num_calls)
         self._take(self._empty(embedding_size, device))
         self.numbers[0] = num_calls
-        # Whether a batch was not stored since somebody looked, (1,) bool, where the host cannot see it at once.
-        self.refused_ = torch.zeros_like(self.numbers[:1], dtype=torch.bool)
 
     def _empty(self, embedding_size: int, device: torch.device | None) -> dict[str, Tensor]:
         """Returns the state of a memory without rows."""
@@ -199,6 +202,8 @@ class Queue(nn.Module):
             labels = torch.where(is_stored, labels, self.labels.index_select(0, own))
             num_rows = torch.where(is_stored, num_rows, before.num_rows)
             end = torch.where(is_stored, end, contents.position)
+            num_calls = torch.where(is_stored, contents.num_calls, contents.num_calls - 1)
+            contents = contents._replace(num_calls=num_calls)
             affine = (
                 torch.where(is_stored, x, y) for x, y in zip(after.affine, contents.rows.affine, strict=True)
             )
@@ -214,6 +219,11 @@ class Queue(nn.Module):
             here = self.holding.num_rows_here(num_rows)
         else:
             here = len(self.rows) if is_tracing() else min(before.num_rows_here + num_queued, len(self.rows))
+        self._num_stores += 1
+        if not (can_read(self.numbers) or is_tracing()) and self._num_stores % _STORES_BETWEEN_LOOKS == 0:
+            is_out = after.counted(num_rows, here).is_out_of_range()
+            if is_out is not None:
+                self.findings.add_(torch.stack([is_out & False, is_out & False, is_out]))
         wraps_around = False
         if isinstance(end, int) and isinstance(num_replaced, int):
             wraps_around = max(end, num_replaced) >= size
@@ -230,11 +240,13 @@ class Queue(nn.Module):
     def standardize_(self) -> None:
         """Stores rows anew, in place, after a step that was the first to measure them, or ended a wrap-around."""
         contents = self._pending
-        if contents is None or contents.rows.sums is None or not can_read(self.numbers):
+        if contents is None or contents.rows.sums is None or is_tracing():
             return
-        rows, is_first = contents.rows, not self.is_measured and int(self.numbers[1]) > 0
-        has_drifted = contents.wraps_around and bool(rows.have_drifted())
-        if rows.has_two and (is_first or has_drifted or self.needs_standardizing):
+        rows, is_first = contents.rows, not self.is_measured and self._most_rows > 0
+        is_needed = is_first or self.needs_standardizing
+        if can_read(self.numbers):
+            is_needed = rows.has_two and (is_needed or (contents.wraps_around and rows.have_drifted()))
+        if is_needed:
             rows = rows.standardized_(rows.stored)
             if is_first and contents.stored_last is not None:
                 # It was stored in the coordinates of rows as they came, in which it may have lost digits.
@@ -412,6 +424,7 @@ class Queue(nn.Module):
         """Takes the tensors of a state."""
         for name, values in state.items():
             setattr(self, name, values)
+        self.findings = Findings(self.labels.device)
         self._pending = self._read = self._newest = None
         self.is_alike = False
         self.is_measured = self._has_ids = False

@@ -84,16 +84,10 @@ def test_so_it_is_of_other_losses_and_with_a_miner(loss: type[nn.Module]) -> Non
         torch.testing.assert_close(a, b)
 
 
-def test_the_memory_is_compiled_in_no_step() -> None:
-    """A graph for every step, of which there is one for every number of rows, would take seconds each."""
-    graphs = []
-
-    def count(graph: torch.fx.GraphModule, _: list) -> Callable:
-        graphs.append(graph)
-        return graph.forward
-
-    trained(XBNWrapper(SupConLoss(), D, M), lambda network: torch.compile(network, backend=count))
-    assert 1 <= len(graphs) <= 2  # the layer, and what comes after the loss
+def test_what_cannot_be_compiled_runs_as_it_is_written_and_says_why() -> None:
+    memory = XBNWrapper(SupConLoss(), D, M, batch_loss_weight=0.5)
+    with pytest.raises(Exception, match="outside of the graph"):
+        torch.compile(memory, fullgraph=True, backend="eager")(torch.randn(4, D), torch.arange(4) % 2)
 
 
 def test_importing_the_package_does_not_import_dynamo() -> None:
