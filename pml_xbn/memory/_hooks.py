@@ -79,12 +79,12 @@ class MemoryHooks:
             if isinstance(hook, BaseAdapter):
                 # Below two rows there are no moments, so nobody adapts them. They need no whitening then.
                 before = rows.measured() if len(rows) > 1 and len(batch) > 1 else rows
-                is_checked = not allow_nonfinite and (batch.device.type == "cpu" or not _is_ours(hook))
+                is_checked = not (allow_nonfinite or _is_ours(hook))
                 after = hook.adapt(before, labels, batch, batch_labels, is_map_checked=is_checked)
                 if after is not before:
                     if is_checked:
                         hook.check_finite("map", after.map_as_read)
-                    # A row of NaN leaves its dimensions as they are.
+                    # A row of NaN leaves its dimensions as they are, and no other row is spoilt.
                     rows = after if is_checked else after.where_finite(before)
                 continue
             values = rows.read(batch.dtype)
@@ -134,9 +134,9 @@ class MemoryHooks:
 
 
 def _is_ours(adapter: BaseAdapter) -> bool:
-    """Returns whether an adapter's maps are finite wherever rows and batch are, as those of the package are.
+    """Returns whether an adapter is the package's: its maps are finite wherever rows and batch are.
 
-    On a GPU they are not looked at, as it would have to wait.
+    They are not looked at, as a GPU would have to wait for that.
     """
     return type(adapter).__module__.startswith("pml_xbn.adapters.")
 
