@@ -143,8 +143,8 @@ class BaseAdapter(nn.Module):
             dimensions = is_bad.nonzero()[:, -1].unique().tolist()
             raise ValueError(
                 f"{type(self).__name__}.{method} gave NaN or inf in dimensions {dimensions}: return finite "
-                "numbers, also where a standard deviation is 0. If it is rows of the memory that hold NaN, "
-                "build the memory with nonfinite='ignore', which leaves such dimensions as they are"
+                "numbers, also where a standard deviation is 0 and where rows hold NaN, or build the memory "
+                "with nonfinite='ignore', which leaves such dimensions as they are"
             )
 
     def checked_map(self, memory: Moments, batch: Moments, target: Moments) -> Affine:

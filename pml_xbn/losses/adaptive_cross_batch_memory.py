@@ -205,11 +205,13 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         reason = why_not_traced(self, is_training, has_more)
         if reason is None:
             return step_traced(self, embeddings, labels)
+        message = (
+            f"a {type(self).__name__} {reason} cannot be part of a graph: capture or compile the model alone, and "
+            "compute the loss outside of the graph"
+        )
         if not torch.compiler.is_compiling():
-            raise RuntimeError(
-                f"a {type(self).__name__} {reason} cannot be part of a graph: capture the model alone, and "
-                "compute the loss outside"
-            )
+            raise RuntimeError(message)
+        torch._dynamo.graph_break(msg=message)
         return self._call_eagerly(embeddings, labels, indices_tuple, enqueue_mask, sample_ids)
 
     @eager

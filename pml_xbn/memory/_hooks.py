@@ -96,14 +96,13 @@ class MemoryHooks:
         rows, labels = contents.rows, contents.row_labels
         for hook in tuple(self._hooks.values()):  # one may remove itself
             if isinstance(hook, BaseAdapter):
-                before, is_checked = rows, not (allow_nonfinite or is_tracing())
-                is_checked = is_checked and (can_read(batch) or not _is_ours(hook))
+                before, is_checked = rows, not (allow_nonfinite or is_tracing() or _is_ours(hook))
                 rows = adapt(
                     hook, rows, labels, batch, batch_labels, undo, adapts=adapts, is_checked=is_checked
                 )
-                if rows is not before and (allow_nonfinite or not (is_checked or _is_ours(hook))):
-                    # A row of NaN leaves its dimensions as they are.
-                    rows = rows.replaced(affine=rows.affine.where_finite(before.affine))
+                if rows is not before and not is_checked:
+                    # A row of NaN leaves its dimensions as they are, and no other row is spoilt.
+                    rows = rows.where_finite(before)
                 continue
             values = rows.read(batch.dtype)
             num_writes = values._version
@@ -151,9 +150,9 @@ class MemoryHooks:
 
 
 def _is_ours(adapter: BaseAdapter) -> bool:
-    """Returns whether an adapter's maps are finite wherever rows and batch are, as those of the package are.
+    """Returns whether an adapter is the package's: its maps are finite wherever rows and batch are.
 
-    On a GPU they are not looked at, as it would have to wait.
+    They are not looked at, as a GPU would have to wait for that.
     """
     return type(adapter).__module__.startswith("pml_xbn.adapters.")
 

@@ -291,6 +291,14 @@ class Rows:
         scale = scale.masked_fill_(scale.abs() < _LEAST_SCALE, _LEAST_SCALE)
         return self.replaced(affine=Affine(scale, shift))
 
+    def where_finite(self, before: Rows) -> Rows:
+        """Returns these rows, in dimensions in which their map holds NaN or inf with that of ``before``."""
+        if can_read(self.affine.scale):  # where a look costs less than the choice
+            scale, shift = self.affine
+            if math.isfinite((scale + shift).sum().item()):
+                return self
+        return self.replaced(affine=self.affine.where_finite(before.affine))
+
     def mapped_in_groups_(self, maps: Affine, group_ids: Tensor, other_map: Affine, undo: Undo) -> Rows:
         """Returns the rows after the maps of their groups, which are written in place.
 

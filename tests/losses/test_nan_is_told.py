@@ -105,8 +105,7 @@ def assert_told(memory: AdaptiveCrossBatchMemory, mode: str, place: str, bad: fl
     if "stored" in place:
         wanted, memory.nonfinite = memory.nonfinite, "ignore"
         memory.fill_memory(*spoilt(place, bad))
-        if not hasattr(memory, "adapter"):  # whose map of such rows is refused otherwise
-            memory.nonfinite = wanted
+        memory.nonfinite = wanted
         embeddings, labels = batch(10)
     else:
         embeddings, labels = spoilt(place, bad)
