@@ -72,9 +72,9 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         process_group: the ranks that share a batch and a memory, as a ``ProcessGroup`` or a mesh of one
             dimension such as ``mesh["dp"]``. By default they are all ranks.
         nonfinite: what happens to a batch with NaN or inf. ``"raise"``, the default, raises a ValueError.
-            ``"skip"`` computes the loss and does not store the batch. ``"ignore"`` does not look, so that the
-            host need not wait for the GPU: docs/benchmarks.md has what that saves, and
-            docs/mixed_precision.md what it costs.
+            ``"skip"`` does not store the batch, and returns a loss of NaN with a gradient of NaN.
+            ``"ignore"`` does not look, and stores it too, so that the host need not wait for the GPU:
+            docs/benchmarks.md has what that saves, and docs/mixed_precision.md what each does to a step.
         memory_dtype: dtype of the stored rows, float32 by default. ``torch.bfloat16`` and ``torch.float16``
             take half the room. Losses are computed in the most precise of it, float32 and the batch's dtype.
         update: what happens to the row of a sample that returns, as ``sample_ids`` tells. With ``"queue"``,

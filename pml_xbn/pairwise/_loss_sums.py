@@ -27,7 +27,7 @@ class LossSums:
         # Of each part the sum of its terms, its divisor, and its gradients at the whole and what is learned.
         self.parts: list[list[Tensor]] = []
         self.num_pairs: Sequence[Tensor | int] = [0, 0]  # positive and negative ones
-        self.zero = anchors.new_zeros(())  # NaN if what is compared is not finite
+        self.zero: Tensor | float = 0.0  # NaN if what is compared is not finite
 
     def add(self, terms: Terms, leaf: Tensor, places: slice = slice(None)) -> None:
         """Adds terms, and forgets how they were computed from some places of the whole."""
@@ -103,7 +103,7 @@ def reducing_factors(
     recipe: Recipe,
     counts: Sequence[Tensor],
     num_pairs: Sequence[Tensor | int],
-    zero: Tensor,
+    zero: Tensor | float,
     like: Tensor,
 ) -> list[Tensor]:
     """Returns by what the reducers multiply the sums of the terms, for each part of the loss.
