@@ -94,7 +94,7 @@ def page(outcomes: list[dict[str, Any]]) -> str:
         f"XBN, a full memory of {int(first['rows']):,} rows of 512, batch {BATCH}, forward and backward. "
         "*Peak* is what the process takes at most beyond the libraries, the rows included. *Time* is that of "
         "one thread over that of SupConLoss without a miner (about 0.1 s on a CPU that has nothing else to "
-        "do), whose steps are taken in turn: the median of a few ratios, rounded to one digit, as the machine "
+        "do), whose steps are taken in turn: the median of a few ratios, rounded to one digit, as the CPU "
         "did other work besides. "
         f"Measured on: {name_machines(outcomes)}. Written by `benchmarks.cost room`.",
         f"✗: takes more than {float(first['memory_limit_gb']):g} GB. >: a step takes longer than that.",
