@@ -76,8 +76,9 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         nonfinite: what happens to a batch with NaN or inf. ``"raise"``, the default, does not store it and
             raises a ValueError: on a CPU in the call itself; on a GPU, which need not wait so, in the next
             call that knows of it, or when the memory is read or saved. ``"raise_at_once"`` raises in the call
-            itself everywhere. ``"skip"`` computes the loss and does not store the batch. ``"ignore"`` does
-            not look: docs/mixed_precision.md says what that costs.
+            itself everywhere. ``"skip"`` does not store the batch, and returns a loss of NaN with a gradient
+            of NaN. ``"ignore"`` does not look, and stores it too: docs/mixed_precision.md says what each does
+            to a step.
         memory_dtype: dtype of the stored rows, float32 by default. ``torch.bfloat16`` and ``torch.float16``
             take half the room. Losses are computed in the most precise of it, float32 and the batch's dtype.
         update: what happens to the row of a sample that returns, as ``sample_ids`` tells. With ``"queue"``,

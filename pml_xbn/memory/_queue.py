@@ -219,11 +219,8 @@ class Queue(nn.Module):
             here = self.holding.num_rows_here(num_rows)
         else:
             here = len(self.rows) if is_tracing() else min(before.num_rows_here + num_queued, len(self.rows))
-        self._num_stores += 1
-        if not (can_read(self.numbers) or is_tracing()) and self._num_stores % _STORES_BETWEEN_LOOKS == 0:
-            is_out = after.counted(num_rows, here).is_out_of_range()
-            if is_out is not None:
-                self.findings.add_(torch.stack([is_out & False, is_out & False, is_out]))
+        if not (can_read(self.numbers) or is_tracing()):
+            self._look_at_range(after.counted(num_rows, here))
         wraps_around = False
         if isinstance(end, int) and isinstance(num_replaced, int):
             wraps_around = max(end, num_replaced) >= size
@@ -236,6 +233,13 @@ class Queue(nn.Module):
             wraps_around=contents.wraps_around or wraps_around,
             stored_last=(own, rows),
         )
+
+    def _look_at_range(self, rows: Rows) -> None:
+        """Remembers, once in so many steps, whether stored rows are out of range."""
+        self._num_stores += 1
+        if self._num_stores % _STORES_BETWEEN_LOOKS == 0 and (is_out := rows.is_out_of_range()) is not None:
+            nothing = torch.zeros_like(is_out)
+            self.findings.add_(torch.stack([nothing, nothing, is_out]))
 
     def standardize_(self) -> None:
         """Stores rows anew, in place, after a step that was the first to measure them, or ended a wrap-around."""

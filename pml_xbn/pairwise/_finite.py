@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
+@torch.no_grad()
 def zero_if_finite(*tensors: Tensor) -> Tensor:
     """Returns zero, a 0-d tensor, and NaN if one of the numbers is NaN or inf."""
-    first, *others = (x.detach().mul(0).sum() for x in tensors)
-    for other in others:
-        first += other
-    return first
+    # Times zero before they are summed, as a sum of finite numbers may be inf.
+    return torch.cat([x.reshape(-1) for x in tensors]).mul_(0).sum()
 
 
 def nan_unless_zero(value: Any, zero: Tensor | float) -> Any:

@@ -11,7 +11,7 @@ import pytest
 import torch
 import tyro
 
-from benchmarks.cost import loss_case, losses
+from benchmarks.cost import loss_case, losses, room
 from benchmarks.cost.embeddings import Embeddings
 from benchmarks.engine.results import read_csv
 
@@ -121,6 +121,28 @@ def test_all_supported_losses_have_a_usual_miner_and_are_planned_once() -> None:
     planned = list(losses.planned(losses.Settings()))
     assert len(set(planned)) == len(planned) == 14 * 2 * 4 * 2
     assert {case.miner for case in planned if case.loss == "AngularLoss"} == {"none", "AngularMiner"}
+
+
+@needs_limits
+def test_the_room_of_a_miner_that_fits_and_of_one_that_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "MINERS", ("AngularMiner", "PairMarginMiner"))
+    monkeypatch.setattr(room, "LOSSES", [])
+    monkeypatch.setattr(room, "CLASSES", ("10",))
+    room.main(rows=2_000, repeats=1, memory_limit=1.0, device="cpu", output=tmp_path)
+    assert [row["outcome"] for row in read_csv(tmp_path / "room_cpu.csv")] == ["does not fit", "fits"]
+    lines = (tmp_path / "room_cpu.md").read_text().splitlines()
+    assert "| AngularMiner | ✗ | ✗ |" in lines
+    (fits,) = (line for line in lines if line.startswith("| PairMarginMiner |"))
+    _, _, peak, time, _ = fits.split("|")
+    assert float(peak) >= 2_000 * 512 * 4 / 1e6
+    assert float(time) == float(f"{float(time):.1g}")
+
+
+def test_all_miners_and_losses_have_a_line_of_room() -> None:
+    planned = list(room.planned(100))
+    assert len(set(planned)) == len(planned) == 2 * (9 + 14)
 
 
 def test_classes_are_nearer_to_themselves_than_to_others() -> None:
