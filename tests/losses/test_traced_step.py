@@ -100,7 +100,9 @@ def test_a_thousand_replays_are_a_thousand_steps(dtype: torch.dtype) -> None:
     for step in range(3, 1003):
         found, expected = replay(*batch(step)), value_and_gradient(twin, *batch(step))
         for a, b in zip(found, expected, strict=True):
-            torch.testing.assert_close(a, b, rtol=2e-2 if dtype == torch.bfloat16 else 1e-4, atol=1e-3)
+            torch.testing.assert_close(a, b, rtol=2e-2, atol=1e-2)
+            if dtype == torch.float32:
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
     assert memory.queue_idx == twin.queue_idx
 
 
