@@ -36,6 +36,9 @@ parser.add_argument("--backbone", default="tf_efficientnet_lite0", help="a netwo
 parser.add_argument(
     "--weights", default="timm", help="timm: fetch them; none: random; else a file (%(default)s)"
 )
+parser.add_argument(
+    "--weights-by-order", action="store_true", help="of a file that has other names for the same layers"
+)
 parser.add_argument("--stages", type=int, help="that train, from the last of the network (all)")
 parser.add_argument("--size", type=int, default=224, help="of the images in pixels (%(default)s)")
 parser.add_argument("--batch-norm", choices=("frozen", "trains"), help="frozen, of random weights trains")
@@ -71,12 +74,58 @@ def build_network(args: argparse.Namespace) -> Any:
         network: Any = timm.create_model(args.backbone, pretrained=args.weights == "timm")
     except Exception as error:  # of whatever library fetches them
         raise SystemExit(f"no weights of {args.backbone} ({error}): pass --weights and a file") from error
-    if args.weights not in ("timm", "none"):
-        weights = torch.load(args.weights, map_location="cpu", weights_only=True)
-        # Some files have other names for the same layers, in the same order.
-        network.load_state_dict(dict(zip(network.state_dict(), weights.values(), strict=True)))
     network.reset_classifier(128)
+    if args.weights not in ("timm", "none"):
+        load_weights(network, Path(args.weights), args.weights_by_order)
     return network
+
+
+def load_weights(network: Any, path: Path, by_order: bool) -> None:
+    """Loads a file of weights by name, without its last layer where that is of another size.
+
+    Raises:
+        ValueError: the file holds no weights, or those of another network; it says which names do not match.
+    """
+    if not path.is_file():
+        raise ValueError(f"--weights {path}: there is no such file; pass a file, timm or none")
+    try:  # also of {"state_dict": ...}, {"model": ...}, safetensors, and names with the prefix of a wrapper
+        found = dict(timm.models.load_state_dict(str(path)))
+    except Exception as error:  # of whatever library reads it
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"--weights {path} cannot be read as a file of weights: {reason}") from error
+    if not found or not all(isinstance(value, torch.Tensor) for value in found.values()):
+        raise ValueError(f"--weights {path} holds no weights, but {', '.join(map(str, list(found)[:5]))}")
+    own = network.state_dict()
+    last = network.pretrained_cfg.get("classifier") or ()
+    lasts = tuple(f"{name}." for name in ([last] if isinstance(last, str) else last))
+    if by_order:  # without the counters of batch normalization, which old files do not have
+        own_names, found_names = ([x for x in names if not x.endswith("tracked")] for names in (own, found))
+        if len(own_names) != len(found_names):
+            raise ValueError(
+                f"--weights-by-order: {path} holds {len(found_names)} tensors and the network "
+                f"{len(own_names)}; pass the --backbone that the file is of"
+            )
+        found = dict(zip(own_names, (found[name] for name in found_names), strict=True))
+    found = {
+        name: value
+        for name, value in found.items()
+        if not name.startswith(lasts) or (name in own and own[name].shape == value.shape)
+    }
+    missing = [x for x in own if x not in found and not x.startswith(lasts) and not x.endswith("tracked")]
+    unknown = [name for name in found if name not in own]
+    shapes = [name for name in found if name in own and found[name].shape != own[name].shape]
+    problems = {"missing": missing, "not in the network": unknown, "of another shape": shapes}
+    if any(problems.values()):
+        listed = "; ".join(
+            f"{len(names)} {problem} ({', '.join(names[:2])}{', …' if names[2:] else ''})"
+            for problem, names in problems.items()
+            if names
+        )
+        raise ValueError(
+            f"--weights {path} does not match by name: {listed}. Pass the --backbone that it is of, or "
+            "--weights-by-order if it lists the same layers in the same order"
+        )
+    network.load_state_dict(found, strict=False)
 
 
 def freeze_first_stages(network: Any, num_trained: int) -> None:
@@ -199,4 +248,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main(args)
+    try:
+        main(args)
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from error
