@@ -108,8 +108,8 @@ class ClassBatches(Sampler[list[int]]):
         if cover == "images":
             if num_batches is not None:
                 raise ValueError(
-                    f'num_batches={num_batches} with cover="images", whose epochs have as many batches as all '
-                    'images take: leave it out, or pass cover="classes"'
+                    f'num_batches={num_batches} with cover="images", whose epochs have as many batches as '
+                    'all images take: leave it out, or pass cover="classes"'
                 )
             num_groups = sum(-(-len(images) // m) for images in self.classes)
             num_batches = -(-num_groups // (batch_size // m))
