@@ -139,7 +139,7 @@ class Encoder(nn.Module):
         self.eval()
         try:
             loader = DataLoader(_Prepared(self, images), batch_size=batch_size, num_workers=workers)
-            bar = tqdm(loader, title, leave=False, disable=not title)
+            bar = tqdm(loader, title, leave=False, disable=None if title else True)
             return torch.cat([unit_length(self.network(batch.to(device))).cpu() for batch in bar])
         finally:
             self.train(was_training)
