@@ -156,15 +156,19 @@ def begin(settings: Settings) -> Settings:
         if name in named and (others := sorted(named - {name, "workers"})):
             flags = ", ".join(f"--{other.replace('_', '-')}" for other in others)
             raise ValueError(f"--{name} takes its settings from the run before: leave out {flags}")
+    given: dict[str, Any] = {"workers": settings.workers} if "workers" in named else {}
     if settings.resume:
-        return replace(settings_of(settings.resume), resume=settings.resume, workers=settings.workers)
+        return replace(settings_of(settings.resume), resume=settings.resume, **given)
     if settings.all:
         before, best = settings_of(settings.all), read_state(settings.all / "best.pt")["epoch"]
         if before.all:
             raise ValueError(f"--all {settings.all}: that run has trained on all classes already")
         if best == 0:
             raise ValueError(f"--all {settings.all}: its best epoch is 0, so training made nothing better")
-        return replace(before, all=settings.all, epochs=best, patience=None, workers=settings.workers)
+        pictures = pictures_of(settings.all)  # of which a memory holds the same share
+        num_trained = sum(picture.part == "train" for picture in pictures)
+        rows = (before.memory_size or 0) * len(pictures) // num_trained
+        return replace(before, all=settings.all, epochs=best, patience=None, memory_size=rows, **given)
     if settings.glyphs:
         small: dict[str, Any] = {
             "data": Path("data/glyphs"),
@@ -174,7 +178,12 @@ def begin(settings: Settings) -> Settings:
         }
         settings = replace(settings, **{k: v for k, v in small.items() if getattr(settings, k) is None})
     weights, backbone = settings.weights or "timm", settings.backbone or "tf_efficientnet_lite0"
-    return replace(settings, weights=weights, backbone=backbone)
+    if weights not in ("timm", "none"):
+        weights = str(Path(weights).resolve())  # for --all, which may be called from another folder
+    folders: dict[str, Any] = {
+        name: path and path.resolve() for name, path in (("data", settings.data), ("val", settings.val))
+    }
+    return replace(settings, weights=weights, backbone=backbone, **folders)
 
 
 # -- Data ----------------------------------------------------------------------------------------------------
@@ -483,6 +492,8 @@ def suit(settings: Settings, network: Any, pictures: Sequence[Picture]) -> Plan:
         rate, source = 1e-3, "for random weights"
     if settings.rate is not None:
         rate, source = settings.rate, "as asked for"
+    if settings.resume or settings.all:
+        why = source = "as in the run before"
 
     parts = {part: [x.name for x in pictures if x.part == part] for part in ("train", "choose", "measure")}
     counts = [f"{len(set(names))} {part} ({len(names)} images)" for part, names in parts.items() if names]
@@ -529,6 +540,11 @@ def measure(
     calculator = AccuracyCalculator(include=tuple(FIGURES), k="max_bin_count", device=torch.device("cpu"))
     found = calculator.get_accuracy(rows, labels)
     return rows, {ours: 100 * found[theirs] for theirs, ours in FIGURES.items()}
+
+
+def merit(one: Mapping[str, Any]) -> tuple[float, float]:
+    """Returns by what epochs are compared: Recall@1, then MAP@R; of --all, the number of the epoch."""
+    return one.get("recall_at_1", one["epoch"]), one.get("map_at_r", 0.0)
 
 
 def words(figures: Mapping[str, float]) -> str:
@@ -656,8 +672,10 @@ def main(settings: Settings) -> None:
         optimizer.load_state_dict(state["optimizer"])
         loss_fn.load_state_dict(state["loss_fn"])
         history, before = state["history"], state["before"]
+        begun.append(run)
     else:
         run = new_run(settings)
+        begun.append(run)
         write_csv([picture._asdict() for picture in pictures], run / "images.csv")
         text = {name: str(x) if isinstance(x, Path) else x for name, x in asdict(settings).items()}
         (run / "settings.json").write_text(json.dumps(text, indent=1), encoding="utf-8")
@@ -671,8 +689,7 @@ def main(settings: Settings) -> None:
         one |= {"seconds": round(seconds, 1), "rows": getattr(loss_fn, "num_rows", 0)}
         if parts["choose"]:
             one |= measure(encoder, parts["choose"], settings, f"epoch {epoch}: embedding")[1]
-        figure = one.get("recall_at_1", epoch)  # of --all the last epoch is the best
-        is_best = all(figure > other.get("recall_at_1", other["epoch"]) for other in history)
+        is_best = all(merit(one) > merit(other) for other in history)
         history.append(one)
         said = words(one) if parts["choose"] else "every class trains, so none measures"
         said = said if loss is None else f"loss {loss:.3f}, {said}"
@@ -688,11 +705,11 @@ def main(settings: Settings) -> None:
         before = measure(encoder, parts["measure"], settings, "embedding")[1] if parts["measure"] else {}
         end_epoch(0, None, 0.0)
     for epoch in range(history[-1]["epoch"] + 1, settings.epochs + 1):
-        best = max(history, key=lambda one: one.get("recall_at_1", one["epoch"]))["epoch"]
+        best = max(history, key=merit)["epoch"]
         if settings.patience and epoch > best + settings.patience:
             print(f"epoch {best} is the best for {settings.patience} epochs: training ends")
             break
-        begun, total = time.perf_counter(), torch.zeros((), device=device)
+        start, total = time.perf_counter(), torch.zeros((), device=device)
         batches.set_epoch(epoch)
         torch.manual_seed(settings.seed * 100_003 + epoch)  # the seeds of the workers are drawn from it
         random.seed(settings.seed * 100_003 + epoch)  # by which timm augments where there are no workers
@@ -715,7 +732,7 @@ def main(settings: Settings) -> None:
             )
         if epoch == 1 and settings.batch_norm == "trains" and len(last) == len(images) >= 4:
             say_noise(network, last[: settings.part_size], images[: settings.part_size], settings)
-        end_epoch(epoch, float(total) / steps, time.perf_counter() - begun)
+        end_epoch(epoch, float(total) / steps, time.perf_counter() - start)
 
     draw_curve(history, run / "curve.png")
     epoch = read_state(run / "best.pt")["epoch"]
@@ -749,12 +766,13 @@ def stop(number: int, frame: Any) -> NoReturn:
 
 if __name__ == "__main__":
     stopped: list[int] = []
+    begun: list[Path] = []  # the folder of the run
     signal.signal(signal.SIGTERM, stop)
     try:
         main(settings)
     except (ValueError, OSError, ImportError, RuntimeError, KeyboardInterrupt) as error:
         if stopped or isinstance(error, KeyboardInterrupt):
-            print("stopped: --resume and the folder of the run goes on after its last epoch", file=sys.stderr)
+            print("stopped" + "".join(f"; --resume {run} goes on" for run in begun), file=sys.stderr)
             raise SystemExit(128 + (stopped or [signal.SIGINT])[0]) from None
         if isinstance(error, torch.cuda.OutOfMemoryError):
             error = ValueError(

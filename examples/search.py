@@ -99,7 +99,7 @@ def search(encoder: Encoder, args: argparse.Namespace) -> None:
 
 
 def draw(query: Path, found: Sequence[tuple[float, str]], picture: Path) -> None:
-    figure = Figure((2 * (len(found) + 1), 2.4), layout="constrained")
+    figure = Figure((2 * (len(found) + 1), 3), layout="constrained")
     shown = [("query", str(query)), *((f"{similarity:.2f}", path) for similarity, path in found)]
     for axes, (title, path) in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
         axes.imshow(ImageOps.contain(open_image(path), (320, 320)))
