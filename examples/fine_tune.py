@@ -203,7 +203,8 @@ def draw_glyphs(folder: Path) -> None:
     for number, label in enumerate(
         tqdm(glyphs.labels.tolist(), f"drawing {folder}", leave=False, disable=None)
     ):
-        file = folder / glyphs.label_names[label].replace(" ", "_") / f"{number}.png"
+        first = int((glyphs.labels < label).sum())  # of the images of this character
+        file = folder / glyphs.label_names[label].replace(" ", "_") / f"{number - first}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(glyphs.images[number].numpy()).save(file)
 
