@@ -244,7 +244,10 @@ def scan(folder: Path, flag: str, settings: Settings) -> dict[str, list[Path]]:
             more = f" and {len(names) - 20} more" if len(names) > 20 else ""
             print(f"left out, {reason}: {', '.join(names[:20])}{more}")
     if loose := [path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")]:
-        print(f"left out, in no subfolder: {len(loose)} files")
+        print(
+            f"left out, in no subfolder: {', '.join(path.name for path in loose[:5])}"
+            + (", …" if loose[5:] else "")
+        )
     return {name: paths for name, paths in classes.items() if len(paths) > 1}
 
 
@@ -334,6 +337,7 @@ def build_network(settings: Settings) -> Any:
         return network
     if not any(network.pretrained_cfg.get(source) for source in ("file", "hf_hub_id", "url")):
         raise ValueError(f"timm has no weights of {name}: pass --weights and a file, or --weights none")
+    print(f"fetching the weights of {name}", flush=True)
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of every try
     try:
         return timm.create_model(name, num_classes=128, pretrained=True)
@@ -479,7 +483,7 @@ def suit(settings: Settings, network: Any, pictures: Sequence[Picture]) -> Plan:
     if memory_size is None:
         is_used = batch_size <= 64 and (is_part or not is_pretrained)
         memory_size = max(batch_size, len(trained) // 2) if is_used else 0
-        why = "half of the training images" if is_used else "none was better here"
+        why = "half of the training images" if is_used else "docs/fine_tuning.md: better without one"
     if 0 < memory_size < batch_size:
         raise ValueError(
             f"--memory-size {memory_size} is less than a batch of {batch_size}: pass 0 for none, or "
@@ -510,7 +514,8 @@ def suit(settings: Settings, network: Any, pictures: Sequence[Picture]) -> Plan:
         "batch": f"{batch_size} images, {m} of each of {batch_size // m} classes"
         + (f", {cached} in the network at a time" if cached else ""),
         "rate": f"{rate:g} ({source}), warm-up and cosine over {settings.epochs} epochs",
-        "memory": f"{memory_size} rows ({why})" + (f" {dict(memory)}" if memory else ""),
+        "memory": f"{f'{memory_size} rows' if memory_size else 'none'} ({why})"
+        + "".join(f", {name}={value}" for name, value in memory.items()),
     }
     resolved = replace(
         settings,
@@ -562,7 +567,7 @@ def draw_neighbours(pictures: Sequence[Picture], rows: torch.Tensor, path: Path)
         for axes in line:
             axes.axis("off")
         for axes, index in zip(line, similarity.topk(min(6, len(rows))).indices.tolist(), strict=False):
-            axes.imshow(ImageOps.contain(open_image(pictures[index].path), (160, 160)))
+            axes.imshow(ImageOps.pad(open_image(pictures[index].path), (160, 160), color="white"))
             if pictures[index].name != pictures[query].name:
                 axes.plot([0, 1], [0, 1], color="red", transform=axes.transAxes)
     figure.savefig(path)
@@ -740,6 +745,8 @@ def main(settings: Settings) -> None:
     if not parts["measure"]:
         print(f"best.pt is epoch {epoch} of {settings.epochs}, of all {len(classes['train'])} classes")
         return
+    if epoch == 0:
+        print("no epoch was better than the weights before training: pass more --epochs, or another --rate")
     embeddings, figures = measure(load_encoder(run).to(device), parts["measure"], settings, "embedding")
     draw_neighbours(parts["measure"], embeddings, run / "neighbours.png")
     print(

@@ -102,7 +102,7 @@ def draw(query: Path, found: Sequence[tuple[float, str]], picture: Path) -> None
     figure = Figure((2 * (len(found) + 1), 3), layout="constrained")
     shown = [("query", str(query)), *((f"{similarity:.2f}", path) for similarity, path in found)]
     for axes, (title, path) in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
-        axes.imshow(ImageOps.contain(open_image(path), (320, 320)))
+        axes.imshow(ImageOps.pad(open_image(path), (320, 320), color="white"))
         axes.set(
             title=title,
             xlabel=f"{Path(path).parent.name[:18]}/\n{Path(path).name[:18]}",
