@@ -98,12 +98,14 @@ def read_flags() -> Settings:
     parser = Parser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
+    metavars = {Path: "FOLDER", int: "N", float: "X", str: "NAME"}
     for one in fields(Settings):
         meaning, *choices = one.type.__metadata__  # type: ignore[union-attr]
         options: Any = {"action": "store_true", "help": meaning}
         if kind_of(one) is not bool:
             default = "" if one.default is None else " (%(default)s)"
             options = {"type": kind_of(one), "choices": choices or None, "help": meaning + default}
+            options["metavar"] = None if choices else metavars[kind_of(one)]
         parser.add_argument(f"--{one.name.replace('_', '-')}", default=one.default, **options)
     return Settings(**vars(parser.parse_args()))
 
@@ -198,8 +200,13 @@ class Picture(NamedTuple):
 def draw_glyphs(folder: Path) -> None:
     """Writes characters as image files, one subfolder a character, unless they are there."""
     glyphs = Glyphs("train")
-    if folder.is_dir() and len(find_images(folder)) == len(glyphs):
+    count = len(find_images(folder)) if folder.is_dir() else 0
+    if count == len(glyphs):
         return
+    if count:
+        raise ValueError(
+            f"--glyphs draws into {folder}, which holds {count} other images: pass another --data"
+        )
     for number, label in enumerate(
         tqdm(glyphs.labels.tolist(), f"drawing {folder}", leave=False, disable=None)
     ):
@@ -270,7 +277,9 @@ def divide(settings: Settings) -> list[Picture]:
     held_out = other_names if settings.val else names[: 2 * max(2, len(names) // 4)]
     trained = names if settings.val else names[len(held_out) :]
     if len(trained) < 2 or len(held_out) < 4:
-        nested = [path for path in settings.data.iterdir() if any(x.is_dir() for x in path.glob("*/"))]
+        nested = [
+            path for path in sorted(settings.data.iterdir()) if any(x.is_dir() for x in path.glob("*/"))
+        ]
         hint = f"; {nested[0]} has subfolders: is it the folder to pass?" if nested else ""
         needed = "--data 2 and --val 4" if settings.val else "6, as 2 train, 2 choose and 2 measure"
         found = f"{len(names)} in {settings.data}" + (f", {len(others)} in {settings.val}" if others else "")

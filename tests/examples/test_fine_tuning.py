@@ -243,14 +243,16 @@ def test_every_class_trains_for_production(products: Path, whole: SimpleNamespac
 def test_another_folder_chooses_and_measures(products: Path, tmp_path: Path) -> None:
     write_products(tmp_path / "val")
     flags = ["--data", str(products), "--val", str(tmp_path / "val"), "--output", str(tmp_path / "runs")]
-    frozen = ["--batch-norm", "frozen", "--part-size", "8"]
+    frozen = ["--batch-norm", "frozen", "--part-size", "8", "--rate", "1e-12"]
     ended = fine_tune(
-        *flags, "--skip-bad", *SMALL, "--epochs", "1", "--cover", "images", "--patience", "1", *frozen
+        *flags, "--skip-bad", *SMALL, "--epochs", "3", "--cover", "images", "--patience", "1", *frozen
     )
     assert ended.returncode == 0, ended.stderr
     assert "40 classes of --val are in --data too" in ended.stdout
     assert "noise of the batch" not in ended.stdout  # where batch normalization is frozen there is none
     assert re.search(r"^batch norm +\d+ layers frozen$", ended.stdout, re.M)
+    assert len(history_of(run_of(tmp_path / "runs"))) == 2  # the rate is too low to be better after an epoch
+    assert "epoch 0 is the best for 1 epochs: training ends" in ended.stdout
     assert "4 of each of 8 classes, 8 in the network at a time" in ended.stdout
     pictures = pictures_of(run_of(tmp_path / "runs"))
     for part, folder, count in (
@@ -302,6 +304,10 @@ def wrong(
         (
             ["fine_tune", "--data", str(folder / "nested")],
             "nested/train has subfolders: is it the folder to pass",
+        ),
+        (
+            ["fine_tune", "--glyphs", "--data", str(products)],
+            "which holds 480 other images: pass another --data",
         ),
         (["fine_tune", "--epochs", "many"], "argument --epochs: invalid int value: 'many'"),
         (["fine_tune", "--epoch", "3"], "unrecognized arguments: --epoch 3"),
