@@ -304,13 +304,16 @@ def pictures_of(run: Path) -> list[Picture]:
     return pictures
 
 
+def labels_of(pictures: Sequence[Picture]) -> list[int]:
+    numbers = {name: number for number, name in enumerate(sorted({picture.name for picture in pictures}))}
+    return [numbers[picture.name] for picture in pictures]
+
+
 class TrainImages(data.Dataset[Any]):
     """Images, labels, and the numbers of the images, by which a memory knows them."""
 
     def __init__(self, pictures: Sequence[Picture], augment: Any) -> None:
-        names = sorted({picture.name for picture in pictures})
-        self.labels = [names.index(picture.name) for picture in pictures]
-        self.pictures, self.augment = pictures, augment
+        self.pictures, self.labels, self.augment = pictures, labels_of(pictures), augment
 
     def __len__(self) -> int:
         return len(self.pictures)
@@ -550,10 +553,8 @@ def measure(
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """Returns embeddings, and how well images find those of their class among all others, in per cent."""
     rows = encoder.embed([picture.path for picture in pictures], workers=settings.workers, title=title)
-    names = sorted({picture.name for picture in pictures})
-    labels = torch.tensor([names.index(picture.name) for picture in pictures])
     calculator = AccuracyCalculator(include=tuple(FIGURES), k="max_bin_count", device=torch.device("cpu"))
-    found = calculator.get_accuracy(rows, labels)
+    found = calculator.get_accuracy(rows, torch.tensor(labels_of(pictures)))
     return rows, {ours: 100 * found[theirs] for theirs, ours in FIGURES.items()}
 
 

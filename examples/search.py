@@ -65,12 +65,12 @@ def build_index(encoder: Encoder, args: argparse.Namespace) -> None:
     np.savez(args.run / "vectors.npz", vectors=vectors.numpy(), paths=[str(path) for path in paths])
     print(f"{len(paths)} images of {args.index} in {args.run}/index.faiss and vectors.npz")
 
-    classes = encoder.classes.get("measure", [])
+    classes = {name: label for label, name in enumerate(encoder.classes.get("measure", []))}
     root = args.index.resolve()
     names = [path.relative_to(root).parts[0] for path in paths]
     measured = [number for number, name in enumerate(names) if name in classes]
     if measured:
-        labels = torch.tensor([classes.index(names[number]) for number in measured])
+        labels = torch.tensor([classes[names[number]] for number in measured])
         calculator = AccuracyCalculator(include=("precision_at_1",), k=1, device=torch.device("cpu"))
         recall_at_1 = calculator.get_accuracy(vectors[measured], labels)["precision_at_1"]
         print(
