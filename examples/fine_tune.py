@@ -183,7 +183,8 @@ def begin(settings: Settings) -> Settings:
     if weights not in ("timm", "none"):
         weights = str(Path(weights).resolve())  # for --all, which may be called from another folder
     folders: dict[str, Any] = {
-        name: path and path.resolve() for name, path in (("data", settings.data), ("val", settings.val))
+        name: path and Path(os.path.abspath(path))
+        for name, path in (("data", settings.data), ("val", settings.val))
     }
     return replace(settings, weights=weights, backbone=backbone, **folders)
 
@@ -273,7 +274,7 @@ def divide(settings: Settings) -> list[Picture]:
     names, other_names = shuffled(sorted(classes), settings.seed), shuffled(sorted(others), settings.seed)
     if settings.all:
         every = [*classes.items(), *others.items()]
-        return [Picture(str(path.resolve()), name, "train") for name, paths in every for path in paths]
+        return [Picture(os.path.abspath(path), name, "train") for name, paths in every for path in paths]
     held_out = other_names if settings.val else names[: 2 * max(2, len(names) // 4)]
     trained = names if settings.val else names[len(held_out) :]
     if len(trained) < 2 or len(held_out) < 4:
@@ -289,7 +290,7 @@ def divide(settings: Settings) -> list[Picture]:
     half = len(held_out) // 2
     parts = {"train": trained, "choose": held_out[:half], "measure": held_out[half:]}
     return [
-        Picture(str(path.resolve()), name, part)
+        Picture(os.path.abspath(path), name, part)
         for part, members in parts.items()
         for name in sorted(members)
         for path in (classes if part == "train" or not settings.val else others)[name]
@@ -638,6 +639,10 @@ def write_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 # -- The run -------------------------------------------------------------------------------------------------
 
 
+stopped: list[int] = []  # the signals that came
+begun: list[Path] = []  # the folder of the run
+
+
 def main(settings: Settings) -> None:
     settings = begin(settings)
     check(settings)
@@ -720,6 +725,7 @@ def main(settings: Settings) -> None:
     if not history:
         before = measure(encoder, parts["measure"], settings, "embedding")[1] if parts["measure"] else {}
         end_epoch(0, None, 0.0)
+    signal.signal(signal.SIGTERM, stop_soon)
     for epoch in range(history[-1]["epoch"] + 1, settings.epochs + 1):
         best = max(history, key=merit)["epoch"]
         if settings.patience and epoch > best + settings.patience:
@@ -742,6 +748,8 @@ def main(settings: Settings) -> None:
             loss.backward()
             optimizer.step()
             total += loss.detach()
+            if stopped:
+                raise KeyboardInterrupt
         if not torch.isfinite(total):
             raise ValueError(
                 f"the loss of epoch {epoch} is {float(total)}: pass a --rate below {settings.rate:g}"
@@ -777,15 +785,14 @@ def say_noise(network: Any, images: torch.Tensor, others: torch.Tensor, settings
     print(f"{share}: {advice}" if noise.is_large else share)
 
 
-def stop(number: int, frame: Any) -> NoReturn:
+def stop_soon(number: int, frame: Any) -> None:
+    """Ends training after this step. An exception from here could fall into a destructor and get lost."""
     stopped.append(number)
-    raise KeyboardInterrupt
+    if hasattr(signal, "SIGCHLD"):  # who stops all processes of a run also stops those that load images,
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # for each of which torch would raise an error
 
 
 if __name__ == "__main__":
-    stopped: list[int] = []
-    begun: list[Path] = []  # the folder of the run
-    signal.signal(signal.SIGTERM, stop)
     try:
         main(settings)
     except (ValueError, OSError, ImportError, RuntimeError, KeyboardInterrupt) as error:

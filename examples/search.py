@@ -9,6 +9,7 @@ their Recall@1, which is that of the run. --query lists and draws the images tha
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -54,7 +55,7 @@ def build_index(encoder: Encoder, args: argparse.Namespace) -> None:
             f"{len(bad)} of {len(paths)} images cannot be read, mend them or pass --skip-bad: "
             + "; ".join(reason.splitlines()[0] for reason in list(bad.values())[:10])
         )
-    paths = [path.resolve() for path in paths if path not in bad]
+    paths = [Path(os.path.abspath(path)) for path in paths if path not in bad]
     if not paths:
         raise ValueError(f"--index {args.index} holds no image that can be read")
     vectors = encoder.embed(paths, workers=args.workers, title="embedding")
@@ -66,7 +67,7 @@ def build_index(encoder: Encoder, args: argparse.Namespace) -> None:
     print(f"{len(paths)} images of {args.index} in {args.run}/index.faiss and vectors.npz")
 
     classes = {name: label for label, name in enumerate(encoder.classes.get("measure", []))}
-    root = args.index.resolve()
+    root = os.path.abspath(args.index)
     names = [path.relative_to(root).parts[0] for path in paths]
     measured = [number for number, name in enumerate(names) if name in classes]
     if measured:
@@ -89,7 +90,7 @@ def search(encoder: Encoder, args: argparse.Namespace) -> None:
     found = [
         (similarity, paths[number])
         for similarity, number in zip(similarities, numbers, strict=True)
-        if number >= 0 and paths[number] != str(args.query.resolve())
+        if number >= 0 and paths[number] != os.path.abspath(args.query)
     ][: args.k]
     for similarity, path in found:
         print(f"{similarity:.3f} {path}")

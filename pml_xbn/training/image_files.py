@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +17,7 @@ _SUFFIXES = {".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", "
 
 
 def find_images(folder: str | Path) -> list[Path]:
-    """Returns the image files in a folder and all folders below, sorted, without hidden ones.
+    """Returns the image files in a folder and all folders below and linked to, sorted, without hidden ones.
 
     A file is taken for an image by the end of its name; :func:`unreadable_images` opens them.
 
@@ -26,13 +27,12 @@ def find_images(folder: str | Path) -> list[Path]:
     root = Path(folder)
     if not root.is_dir():
         raise FileNotFoundError(f"{root} is no folder: pass one with images")
-    return sorted(
-        path
-        for path in root.rglob("*")
-        if path.suffix.lower() in _SUFFIXES
-        and not any(part.startswith(".") for part in path.relative_to(root).parts)
-        and path.is_file()
-    )
+    found = []
+    for parent, folders, files in os.walk(root, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        paths = (Path(parent, name) for name in files if not name.startswith("."))
+        found += [path for path in paths if path.suffix.lower() in _SUFFIXES]
+    return sorted(found)
 
 
 def open_image(path: str | Path) -> Image:

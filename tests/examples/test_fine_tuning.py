@@ -204,7 +204,7 @@ def test_the_search_finds_what_is_nearest(searched: str, products: Path, whole: 
     found = re.findall(r"^(-?\d\.\d{3}) (.*)$", searched, re.M)
     paths = [x["path"] for x in pictures_of(whole.run)]
     rows = load_encoder(whole.run).embed(paths).double()
-    query = paths.index(str((products / "product 03" / "01.png").resolve()))
+    query = paths.index(str(products / "product 03" / "01.png"))
     similarity = rows @ rows[query]
     similarity[query] = -2
     expected = similarity.topk(5)
@@ -262,7 +262,7 @@ def test_another_folder_chooses_and_measures(products: Path, tmp_path: Path) -> 
     ):
         members = [x for x in pictures if x["part"] == part]
         assert len({x["name"] for x in members}) == count
-        assert all(Path(x["path"]).is_relative_to(folder.resolve()) for x in members)
+        assert all(Path(x["path"]).is_relative_to(folder) for x in members)
     assert re.search(
         r"^epoch +15 steps, every image", ended.stdout, re.M
     )  # 40 classes of 3 groups, in batches of 8

@@ -21,6 +21,10 @@ def write_products(folder: Path) -> Path:
             pixels = pattern * generator.uniform(0.3, 1) + generator.normal(0, 60, pattern.shape)
             image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
             image.save(folder / f"product {number:02}" / f"{copy:02}.{'png' if copy % 2 else 'jpg'}")
+    # One class lies elsewhere, and is linked to.
+    elsewhere = folder.parent / f"elsewhere of {folder.name}"
+    (folder / "product 11").rename(elsewhere)
+    (folder / "product 11").symlink_to(elsewhere)
     truncated = folder / "product 07" / "00.jpg"
     truncated.write_bytes(truncated.read_bytes()[:300])
     (folder / "empty").mkdir()

@@ -22,6 +22,12 @@ def test_images_are_found_in_all_folders_but_hidden_ones(folder: Path) -> None:
     assert find_images(folder) == [folder / name for name in ("a/1.png", "b/2.PNG", "b/deep/1.jpg")]
 
 
+def test_linked_folders_are_searched_too(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "c").symlink_to(folder / "a")
+    assert find_images(tmp_path / "linked") == [tmp_path / "linked" / "c" / "1.png"]
+
+
 def test_a_hidden_folder_above_hides_nothing(folder: Path) -> None:
     assert find_images(folder / ".hidden") == [folder / ".hidden" / "1.png"]
 
