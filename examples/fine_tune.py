@@ -1,21 +1,37 @@
-"""Fine-tunes a pretrained network on a folder of images, one subfolder a class, and measures Recall@1.
+"""Fine-tunes a pretrained network on a folder of images, one subfolder a class, to find like images.
 
-Half of the classes train and half are held out to measure with. What the study of docs/fine_tuning.md found
-is the default: batch normalization that is frozen, a low rate that suits the batch size, and a memory of
-half of the images (--memory-size 0: none). Writes best.pt, curve.png and neighbours.png to --output.
+Half of the classes train. A quarter chooses the epoch that best.pt is of, and the last line gives the figures
+of the quarter that chose nothing. Defaults are what the study of docs/fine_tuning.md found. Every run has a
+folder below --output: settings.json, images.csv, history.csv, best.pt, last.pt, curve.png, neighbours.png.
 
     python examples/fine_tune.py --glyphs --epochs 2
     python examples/fine_tune.py --data data/products
-    python examples/fine_tune.py --data data/products --batch-size 256 --part-size 32 --memory-size 0
+    python examples/fine_tune.py --data data/products --batch-size 256 --part-size 32
+    python examples/fine_tune.py --resume runs/fine_tune/RUN
+    python examples/fine_tune.py --all runs/fine_tune/RUN
+
+After that: python examples/search.py runs/fine_tune/RUN --index data/products --query IMAGE
 """
 
 import argparse
+import csv
+import difflib
+import json
+import logging
+import math
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple, NoReturn, get_args
 
 import torch
-from pytorch_metric_learning import losses, testers
+from pytorch_metric_learning import losses
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from torch.utils import data
 from tqdm import tqdm
@@ -24,179 +40,772 @@ from pml_xbn import XBNWrapper
 from pml_xbn.datasets import Glyphs
 from pml_xbn.diagnostics import batch_noise
 from pml_xbn.losses import BatchLoss
-from pml_xbn.training import ClassBatches, GradCache, freeze_batch_norm
+from pml_xbn.training import (
+    ClassBatches,
+    Encoder,
+    GradCache,
+    find_images,
+    freeze_batch_norm,
+    load_encoder,
+    open_image,
+    unreadable_images,
+)
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-parser.add_argument("--data", type=Path, help="folder with one subfolder of images a class")
-parser.add_argument(
-    "--glyphs", action="store_true", help="small images and a network of random weights instead"
-)
-parser.add_argument("--output", type=Path, default=Path("runs/fine_tune"))
-parser.add_argument("--backbone", default="tf_efficientnet_lite0", help="a network of timm (%(default)s)")
-parser.add_argument(
-    "--weights", default="timm", help="timm: fetch them; none: random; else a file (%(default)s)"
-)
-parser.add_argument("--stages", type=int, help="that train, from the last of the network (all)")
-parser.add_argument("--size", type=int, default=224, help="of the images in pixels (%(default)s)")
-parser.add_argument("--batch-norm", choices=("frozen", "trains"), help="frozen, of random weights trains")
-parser.add_argument(
-    "--rate", type=float, help="of learning (the study's for batch size and memory; of random weights 1e-3)"
-)
-parser.add_argument("--batch-size", type=int, default=16, help="(%(default)s)")
-parser.add_argument("--images-per-class", type=int, default=4, help="in a batch (%(default)s)")
-parser.add_argument("--part-size", type=int, help="images that are in the network at a time (all)")
-parser.add_argument("--memory-size", type=int, help="rows (half of the training images); 0: no memory")
-parser.add_argument("--epochs", type=int, default=16, help="(%(default)s)")
-parser.add_argument("--workers", type=int, default=2, help="that load images (%(default)s)")
-args = parser.parse_args()
+# -- Settings ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run is made of; None is replaced by what suits the data and the network."""
+
+    data: Annotated[Path | None, "folder with one subfolder of images a class"] = None
+    val: Annotated[Path | None, "such a folder, to choose and measure with; all of --data trains"] = None
+    glyphs: Annotated[bool, "draw small images into --data, for a small network of random weights"] = False
+    output: Annotated[Path, "folder of the runs' folders"] = Path("runs/fine_tune")
+    resume: Annotated[Path | None, "folder of a run that was stopped, which goes on"] = None
+    all: Annotated[Path | None, "folder of a run, to train every class as long as was best there"] = None
+    backbone: Annotated[str | None, "a network of timm (tf_efficientnet_lite0)"] = None
+    weights: Annotated[str | None, "timm: fetch them; none: random; else a file (timm)"] = None
+    weights_by_order: Annotated[bool, "of a file that has other names for the same layers"] = False
+    stages: Annotated[int | None, "of the network that train, from the last (all)"] = None
+    size: Annotated[int | None, "of the images in pixels (that of the network)"] = None
+    batch_norm: Annotated[str | None, "(frozen; of random weights trains)", "frozen", "trains"] = None
+    rate: Annotated[float | None, "of learning, at its highest (the study's; of random weights 1e-3)"] = None
+    batch_size: Annotated[int | None, "(64, or as many as the training classes allow)"] = None
+    images_per_class: Annotated[int, "in a batch"] = 4
+    part_size: Annotated[int | None, "images that are in the network at a time (all of the batch)"] = None
+    memory_size: Annotated[int | None, "rows; 0: no memory (the study's)"] = None
+    cover: Annotated[str, "what an epoch goes through equally", "classes", "images"] = "classes"
+    epochs: Annotated[int, "that train"] = 16
+    patience: Annotated[int | None, "epochs without a better figure, after which training ends"] = None
+    seed: Annotated[int, "of classes, weights, batches and augmentation"] = 0
+    workers: Annotated[int, "processes that load images"] = 2
+    skip_bad: Annotated[bool, "leave out images that cannot be read"] = False
+
+
+def kind_of(one: Any) -> Any:
+    """Returns the type of a setting, without None."""
+    kind = get_args(one.type)[0]
+    return (get_args(kind) or (kind,))[0]
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}\n")  # one line, without the usage
+
+
+def read_flags() -> Settings:
+    parser = Parser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    metavars = {Path: "FOLDER", int: "N", float: "X", str: "NAME"}
+    for one in fields(Settings):
+        meaning, *choices = one.type.__metadata__  # type: ignore[union-attr]
+        options: Any = {"action": "store_true", "help": meaning}
+        if kind_of(one) is not bool:
+            default = "" if one.default is None else " (%(default)s)"
+            options = {"type": kind_of(one), "choices": choices or None, "help": meaning + default}
+            options["metavar"] = None if choices else metavars[kind_of(one)]
+        parser.add_argument(f"--{one.name.replace('_', '-')}", default=one.default, **options)
+    return Settings(**vars(parser.parse_args()))
+
+
+settings = read_flags()
 # Behind the flags, so that --help needs none of them.
-for package in ("faiss", "matplotlib", "timm", "torchvision"):
+for package in ("faiss", "matplotlib", "PIL", "timm", "torchvision"):
     if find_spec(package) is None:
         raise SystemExit(f'{package} is missing: pip install ".[examples]"')
-if not args.glyphs and not (args.data and args.data.is_dir()):
-    raise SystemExit(
-        f"--data {args.data}: pass a folder with one subfolder of images a class, or try --glyphs"
-    )
 
 import timm
+import timm.scheduler
 from matplotlib.figure import Figure
-from torchvision import datasets, transforms
+from PIL import Image, ImageOps
 
 
-def build_network(args: argparse.Namespace) -> Any:
-    """Returns the network, whose last layer makes embeddings of 128 numbers."""
-    if args.glyphs:
-        return timm.create_model("test_resnet", in_chans=1, num_classes=128)
+def check(settings: Settings) -> None:
+    """Raises ValueError for a number that makes no sense whatever the data are."""
+    least = {"epochs": 1, "images_per_class": 2, "workers": 0, "seed": 0, "patience": 1, "batch_size": 1}
+    least |= {"part_size": 1, "memory_size": 0, "stages": 0, "size": 1}
+    for name, bound in least.items():
+        value = getattr(settings, name)
+        if value is not None and value < bound:
+            raise ValueError(f"--{name.replace('_', '-')} {value}: pass {bound} or more")
+    if settings.rate is not None and not 0 < settings.rate < math.inf:
+        raise ValueError(f"--rate {settings.rate}: pass a number above 0, such as 1e-4")
+    if settings.data is None and not settings.glyphs:
+        raise ValueError("--data is missing: pass a folder with one subfolder of images a class, or --glyphs")
+
+
+def settings_of(run: Path) -> Settings:
+    """Returns the settings of a run that was begun before."""
+    path = run / "settings.json"
+    if not path.is_file():
+        raise ValueError(f"there is no {path}: pass the folder of a run, such as runs/fine_tune/RUN")
     try:
-        network: Any = timm.create_model(args.backbone, pretrained=args.weights == "timm")
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        for one in fields(Settings):
+            if kind_of(one) is Path and saved[one.name] is not None:
+                saved[one.name] = Path(saved[one.name])
+        return Settings(**saved)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} has no settings of this version of the script ({error})") from error
+
+
+def begin(settings: Settings) -> Settings:
+    """Returns the settings of the run to be made, which may be those of a run before it."""
+    named = {one.name for one in fields(Settings) if getattr(settings, one.name) != one.default}
+    for name in ("resume", "all"):
+        if name in named and (others := sorted(named - {name, "workers"})):
+            flags = ", ".join(f"--{other.replace('_', '-')}" for other in others)
+            raise ValueError(f"--{name} takes its settings from the run before: leave out {flags}")
+    given: dict[str, Any] = {"workers": settings.workers} if "workers" in named else {}
+    if settings.resume:
+        return replace(settings_of(settings.resume), resume=settings.resume, **given)
+    if settings.all:
+        before, best = settings_of(settings.all), read_state(settings.all / "best.pt")["epoch"]
+        if before.all:
+            raise ValueError(f"--all {settings.all}: that run has trained on all classes already")
+        if best == 0:
+            raise ValueError(f"--all {settings.all}: its best epoch is 0, so training made nothing better")
+        pictures = pictures_of(settings.all)  # of which a memory holds the same share
+        num_trained = sum(picture.part == "train" for picture in pictures)
+        rows = (before.memory_size or 0) * len(pictures) // num_trained
+        return replace(before, all=settings.all, epochs=best, patience=None, memory_size=rows, **given)
+    if settings.glyphs:
+        small: dict[str, Any] = {
+            "data": Path("data/glyphs"),
+            "backbone": "test_resnet",
+            "weights": "none",
+            "size": 32,
+        }
+        settings = replace(settings, **{k: v for k, v in small.items() if getattr(settings, k) is None})
+    weights, backbone = settings.weights or "timm", settings.backbone or "tf_efficientnet_lite0"
+    if weights not in ("timm", "none"):
+        weights = str(Path(weights).resolve())  # for --all, which may be called from another folder
+    folders: dict[str, Any] = {
+        name: path and Path(os.path.abspath(path))
+        for name, path in (("data", settings.data), ("val", settings.val))
+    }
+    return replace(settings, weights=weights, backbone=backbone, **folders)
+
+
+# -- Data ----------------------------------------------------------------------------------------------------
+
+
+class Picture(NamedTuple):
+    path: str
+    name: str  # of its class
+    part: str  # train, choose or measure
+
+
+def draw_glyphs(folder: Path) -> None:
+    """Writes characters as image files, one subfolder a character, unless they are there."""
+    glyphs = Glyphs("train")
+    count = len(find_images(folder)) if folder.is_dir() else 0
+    if count == len(glyphs):
+        return
+    if count:
+        raise ValueError(
+            f"--glyphs draws into {folder}, which holds {count} other images: pass another --data"
+        )
+    for number, label in enumerate(
+        tqdm(glyphs.labels.tolist(), f"drawing {folder}", leave=False, disable=None)
+    ):
+        first = int((glyphs.labels < label).sum())  # of the images of this character
+        file = folder / glyphs.label_names[label].replace(" ", "_") / f"{number - first}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(glyphs.images[number].numpy()).save(file)
+
+
+def scan(folder: Path, flag: str, settings: Settings) -> dict[str, list[Path]]:
+    """Returns the images of every class that can be used, and says what is left out."""
+    if not folder.is_dir():
+        raise ValueError(f"{flag} {folder} is no folder: pass one with one subfolder of images a class")
+    subfolders = sorted(path for path in folder.iterdir() if path.is_dir())
+    hidden = [path.name for path in subfolders if path.name.startswith(".")]
+    classes = {path.name: find_images(path) for path in subfolders if path.name not in hidden}
+    images = [path for paths in classes.values() for path in paths]
+    if not images:
+        count = len(find_images(folder))
+        raise ValueError(
+            f"{flag} {folder} holds {f'{count} images, but ' if count else ''}no subfolder with images: put "
+            "the images of each class into a subfolder of its own"
+        )
+    if unreadable := unreadable_images(images, settings.workers):
+        reasons = list(unreadable.values())
+        if not settings.skip_bad:
+            more = f"; and {len(reasons) - 10} more" if len(reasons) > 10 else ""
+            raise ValueError(
+                f"{len(reasons)} of {len(images)} images cannot be read, mend them or pass --skip-bad: "
+                + "; ".join(reason.splitlines()[0] for reason in reasons[:10])
+                + more
+            )
+        print("left out, as they cannot be read:", *reasons, sep="\n    ")
+        classes = {name: [x for x in paths if x not in unreadable] for name, paths in classes.items()}
+    few = {
+        "hidden": hidden,
+        "empty": [name for name, paths in classes.items() if not paths],
+        "of one image": [name for name, paths in classes.items() if len(paths) == 1],
+    }
+    for reason, names in few.items():
+        if names:
+            more = f" and {len(names) - 20} more" if len(names) > 20 else ""
+            print(f"left out, {reason}: {', '.join(names[:20])}{more}")
+    if loose := [path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")]:
+        print(
+            f"left out, in no subfolder: {', '.join(path.name for path in loose[:5])}"
+            + (", …" if loose[5:] else "")
+        )
+    return {name: paths for name, paths in classes.items() if len(paths) > 1}
+
+
+def shuffled(names: Sequence[str], seed: int) -> list[str]:
+    order = torch.randperm(len(names), generator=torch.Generator().manual_seed(seed))
+    return [names[number] for number in order.tolist()]
+
+
+def divide(settings: Settings) -> list[Picture]:
+    """Returns all images, with the part of the data that their class is in."""
+    assert settings.data is not None
+    if settings.glyphs:
+        draw_glyphs(settings.data)
+    classes = scan(settings.data, "--data", settings)
+    others = scan(settings.val, "--val", settings) if settings.val else {}
+    names, other_names = shuffled(sorted(classes), settings.seed), shuffled(sorted(others), settings.seed)
+    if settings.all:
+        every = [*classes.items(), *others.items()]
+        return [Picture(os.path.abspath(path), name, "train") for name, paths in every for path in paths]
+    held_out = other_names if settings.val else names[: 2 * max(2, len(names) // 4)]
+    trained = names if settings.val else names[len(held_out) :]
+    if len(trained) < 2 or len(held_out) < 4:
+        nested = [
+            path for path in sorted(settings.data.iterdir()) if any(x.is_dir() for x in path.glob("*/"))
+        ]
+        hint = f"; {nested[0]} has subfolders: is it the folder to pass?" if nested else ""
+        needed = "--data 2 and --val 4" if settings.val else "6, as 2 train, 2 choose and 2 measure"
+        found = f"{len(names)} in {settings.data}" + (f", {len(others)} in {settings.val}" if others else "")
+        raise ValueError(f"too few classes with two images or more: {found}; it takes {needed}{hint}")
+    if both := sorted(set(trained) & set(held_out)):
+        print(f"{len(both)} classes of --val are in --data too: the figures are not of unseen classes alone")
+    half = len(held_out) // 2
+    parts = {"train": trained, "choose": held_out[:half], "measure": held_out[half:]}
+    return [
+        Picture(os.path.abspath(path), name, part)
+        for part, members in parts.items()
+        for name in sorted(members)
+        for path in (classes if part == "train" or not settings.val else others)[name]
+    ]
+
+
+def pictures_of(run: Path) -> list[Picture]:
+    with (run / "images.csv").open(newline="", encoding="utf-8") as file:
+        pictures = [Picture(**row) for row in csv.DictReader(file)]
+    if missing := [picture.path for picture in pictures if not Path(picture.path).is_file()]:
+        raise ValueError(f"{len(missing)} images of {run} are not there any more, such as {missing[0]}")
+    return pictures
+
+
+def labels_of(pictures: Sequence[Picture]) -> list[int]:
+    numbers = {name: number for number, name in enumerate(sorted({picture.name for picture in pictures}))}
+    return [numbers[picture.name] for picture in pictures]
+
+
+class TrainImages(data.Dataset[Any]):
+    """Images, labels, and the numbers of the images, by which a memory knows them."""
+
+    def __init__(self, pictures: Sequence[Picture], augment: Any) -> None:
+        self.pictures, self.labels, self.augment = pictures, labels_of(pictures), augment
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int, int]:
+        return self.augment(open_image(self.pictures[index].path)), self.labels[index], index
+
+
+# -- Network -------------------------------------------------------------------------------------------------
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def build_network(settings: Settings) -> Any:
+    """Returns the network, whose last layer makes embeddings of 128 numbers."""
+    name, weights = str(settings.backbone), str(settings.weights)
+    if ":" not in name and not timm.is_model(name):
+        near = difflib.get_close_matches(name, timm.list_models(), 3)
+        raise ValueError(
+            f"--backbone {name}: timm has no such network; "
+            + (f"the nearest names are {', '.join(near)}" if near else "timm.list_models() lists them")
+        )
+    try:
+        network: Any = timm.create_model(name, num_classes=128)
+    except Exception as error:  # such as an unknown tag
+        raise ValueError(f"--backbone {name} cannot be built: {first_line(error)}") from error
+    if settings.resume or weights == "none":
+        return network
+    if weights != "timm":
+        load_weights(network, Path(weights), settings.weights_by_order)
+        return network
+    if not any(network.pretrained_cfg.get(source) for source in ("file", "hf_hub_id", "url")):
+        raise ValueError(f"timm has no weights of {name}: pass --weights and a file, or --weights none")
+    print(f"fetching the weights of {name}", flush=True)
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of every try
+    try:
+        return timm.create_model(name, num_classes=128, pretrained=True)
     except Exception as error:  # of whatever library fetches them
-        raise SystemExit(f"no weights of {args.backbone} ({error}): pass --weights and a file") from error
-    if args.weights not in ("timm", "none"):
-        weights = torch.load(args.weights, map_location="cpu", weights_only=True)
-        # Some files have other names for the same layers, in the same order.
-        network.load_state_dict(dict(zip(network.state_dict(), weights.values(), strict=True)))
-    network.reset_classifier(128)
-    return network
+        raise ValueError(
+            f"the weights of {name} cannot be fetched: pass --weights and a file, or --weights none "
+            f"({first_line(error)})"
+        ) from error
 
 
-def freeze_first_stages(network: Any, num_trained: int) -> None:
-    """Leaves the last stages to train, and the layer that makes the embeddings."""
-    stages = timm.models.group_modules(network, network.group_matcher(coarse=True), return_values=True)
-    for number in sorted(stages)[: -num_trained - 1]:
-        for layer in stages[number]:
-            layer.requires_grad_(False)
+def load_weights(network: Any, path: Path, by_order: bool) -> None:
+    """Loads a file of weights by name, without its last layer where that is of another size.
+
+    Raises:
+        ValueError: the file holds no weights, or those of another network; it says which names do not match.
+    """
+    if not path.is_file():
+        raise ValueError(f"--weights {path}: there is no such file; pass a file, timm or none")
+    try:  # also of {"state_dict": ...}, {"model": ...}, safetensors, and names with the prefix of a wrapper
+        found = dict(timm.models.load_state_dict(str(path)))
+    except Exception as error:  # of whatever library reads it
+        raise ValueError(f"--weights {path} cannot be read as weights: {first_line(error)}") from error
+    if not found or not all(isinstance(value, torch.Tensor) for value in found.values()):
+        raise ValueError(f"--weights {path} holds no weights, but {', '.join(map(str, list(found)[:5]))}")
+    # Without the counters of batch normalization, which old files do not have.
+    found = {name: value for name, value in found.items() if not name.endswith("num_batches_tracked")}
+    own = {k: v for k, v in network.state_dict().items() if not k.endswith("num_batches_tracked")}
+    last = network.pretrained_cfg.get("classifier") or ()
+    lasts = tuple(f"{name}." for name in ([last] if isinstance(last, str) else last))
+    if by_order:
+        if len(own) != len(found):
+            raise ValueError(
+                f"--weights-by-order: {path} holds {len(found)} tensors and the network {len(own)}; pass the "
+                "--backbone that the file is of"
+            )
+        found = dict(zip(own, found.values(), strict=True))
+    found = {
+        name: value
+        for name, value in found.items()
+        if not name.startswith(lasts) or (name in own and own[name].shape == value.shape)
+    }
+    problems = {
+        "missing": [name for name in own if name not in found and not name.startswith(lasts)],
+        "not in the network": [name for name in found if name not in own],
+        "of another shape": [name for name in found if name in own and found[name].shape != own[name].shape],
+    }
+    if any(problems.values()):
+        listed = "; ".join(
+            f"{len(names)} {problem} ({', '.join(names[:2])}{', …' if names[2:] else ''})"
+            for problem, names in problems.items()
+            if names
+        )
+        raise ValueError(
+            f"--weights {path} does not match by name: {listed}. Pass the --backbone that it is of, or "
+            "--weights-by-order if it lists the same layers in the same order"
+        )
+    network.load_state_dict(found, strict=False)
+
+
+def set_size(network: Any, settings: Settings) -> int:
+    """Makes the network take images of the size that is wished, and returns it."""
+    own = network.pretrained_cfg["input_size"][-1]
+    size = settings.size or own
+    try:
+        if size != own and hasattr(network, "set_input_size"):  # transformers: a parameter for every patch
+            network.set_input_size(img_size=size)
+        with torch.no_grad():
+            network.eval()(torch.zeros(1, 3, size, size))
+    except Exception as error:  # of whichever layer
+        raise ValueError(
+            f"--size {size}: {settings.backbone} cannot take such images; its own size is {own} "
+            f"({first_line(error)})"
+        ) from error
+    return int(size)
+
+
+def freeze_first_stages(network: Any, settings: Settings) -> int:
+    """Leaves the last stages and the layer that makes the embeddings to train; returns how many do."""
+    groups = timm.models.group_parameters(network, network.group_matcher(coarse=True))
+    numbers, num_stages = sorted(groups), len(groups) - 1
+    num_trained = num_stages if settings.stages is None else settings.stages
+    if num_trained > num_stages:
+        raise ValueError(
+            f"--stages {num_trained}: {settings.backbone} has {num_stages}, of which the first is its stem: "
+            f"pass {num_stages} or less"
+        )
+    for number in numbers[: num_stages - num_trained]:
+        for name in groups[number]:
+            network.get_parameter(name).requires_grad_(False)
+    for layer in network.modules():
+        parameters = list(layer.parameters())
+        if parameters and not any(parameter.requires_grad for parameter in parameters):
             freeze_batch_norm(layer)
+    return num_trained
 
 
-def build_data(args: argparse.Namespace, network: Any) -> tuple[Any, Any, torch.Tensor]:
-    """Returns the training images, those of the other classes, and the labels of the former."""
-    if args.glyphs:
-        scale = transforms.ConvertImageDtype(torch.float32)
-        augment = transforms.Compose([transforms.RandomAffine(15, (0.1, 0.1), (0.8, 1.2)), scale])
-        glyphs = Glyphs("train", augment)
-        return glyphs, Glyphs("test", scale), glyphs.labels
-    config = timm.data.resolve_model_data_config(network) | {"input_size": (3, args.size, args.size)}
-    augment = timm.data.create_transform(**config, is_training=True, scale=(0.3, 1.0))
-    folder = datasets.ImageFolder(str(args.data), timm.data.create_transform(**config | {"crop_pct": 1.0}))
-    labels = torch.tensor(folder.targets)
-    order = torch.randperm(len(folder.classes), generator=torch.Generator().manual_seed(0))
-    is_trained = torch.isin(labels, order[: len(order) // 2])
-    train_set = data.Subset(
-        datasets.ImageFolder(str(args.data), augment), is_trained.nonzero().flatten().tolist()
-    )
-    return train_set, data.Subset(folder, (~is_trained).nonzero().flatten().tolist()), labels[is_trained]
-
-
-def draw_neighbours(test_set: Any, rows: torch.Tensor, labels: torch.Tensor, path: Path) -> None:
-    """Draws six queries, and the five nearest images of each, crossed out if of another class."""
-    figure = Figure((9, 9), layout="constrained")
-    queries = torch.linspace(0, len(rows) - 1, 6).long().tolist()
-    for row, query in zip(figure.subplots(6, 6), queries, strict=True):
-        similarity = rows @ rows[query]
-        similarity[query] = torch.inf
-        for axes, index in zip(row, similarity.topk(6).indices.tolist(), strict=True):
-            image = test_set[index][0].permute(1, 2, 0).numpy()
-            axes.imshow((image - image.min()) / max(1e-6, image.max() - image.min()), cmap="gray")
-            axes.axis("off")
-            if labels[index] != labels[query]:
-                axes.plot([0, 1], [0, 1], color="red", transform=axes.transAxes)
-    figure.savefig(path)
-
+# -- What suits the data and the network ---------------------------------------------------------------------
 
 CENTRED = {"match_std": False, "batch_loss_weight": 1.0}
-# Batch size -> rate without a memory, rate with one, and its settings: what was best in the study with frozen
-# batch normalization and AdamW, where the last stage of the network trained.
-BEST: dict[int, tuple[float, float, dict[str, Any]]] = {
+# Batch size -> rate without a memory, rate with one, and its settings: what was best in docs/fine_tuning.md
+# with frozen batch normalization and AdamW, where the last stage of the network trains, and where more does.
+LAST_STAGE: dict[int, tuple[float, float, dict[str, Any]]] = {
     8: (1e-4, 3e-5, {}),
     16: (1e-4, 1e-4, {}),
     32: (3e-4, 1e-4, {}),
     64: (3e-4, 3e-4, CENTRED),
     256: (1e-3, 3e-4, {}),
 }
+MORE_STAGES: dict[int, tuple[float, float, dict[str, Any]]] = {
+    16: (1e-4, 1e-4, {}),
+    64: (3e-4, 1e-4, {}),
+    256: (3e-4, 1e-4, {}),
+}
 
 
-def main(args: argparse.Namespace) -> None:
-    torch.manual_seed(0)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    network = build_network(args)
-    train_set, test_set, labels = build_data(args, network)
-    is_pretrained = not args.glyphs and args.weights != "none"
-    if (args.batch_norm or ("frozen" if is_pretrained else "trains")) == "frozen":
-        print(f"{freeze_batch_norm(network)} layers of batch normalization are frozen")
-    if args.stages is not None:
-        freeze_first_stages(network, args.stages)
-    network.to(device).train()
-    model = GradCache(network, args.part_size or args.batch_size)
-    loss: Any = losses.SupConLoss(temperature=0.1)
-    memory_size = args.memory_size
+class Plan(NamedTuple):
+    settings: Settings
+    lines: dict[str, str]  # what is said at the start
+    memory: Mapping[str, Any]  # the settings of the memory
+
+
+def suit(settings: Settings, network: Any, pictures: Sequence[Picture]) -> Plan:
+    """Freezes what is to be frozen, and decides what was left open."""
+    trained = [picture for picture in pictures if picture.part == "train"]
+    num_classes, m = len({picture.name for picture in trained}), settings.images_per_class
+    batch_size = settings.batch_size or min(64, m * num_classes)
+    if batch_size % m:
+        raise ValueError(f"--batch-size {batch_size} is no multiple of --images-per-class {m}")
+    if batch_size // m > num_classes:
+        raise ValueError(
+            f"--batch-size {batch_size} takes {batch_size // m} classes with --images-per-class {m}, and "
+            f"{num_classes} train: pass --batch-size {m * num_classes} or less"
+        )
+    size = set_size(network, settings)
+    is_pretrained = settings.weights != "none"
+    norm = settings.batch_norm or ("frozen" if is_pretrained else "trains")
+    num_frozen = freeze_batch_norm(network) if norm == "frozen" else 0
+    num_stages = len(timm.models.group_parameters(network, network.group_matcher(coarse=True))) - 1
+    stages = freeze_first_stages(network, settings)
+    is_part = stages <= 3 and stages < num_stages
+
+    memory_size, why = settings.memory_size, "as asked for"
     if memory_size is None:
-        memory_size = max(args.batch_size, len(labels) // 2)
-    size = next((size for size in BEST if size >= args.batch_size), max(BEST))
-    rate, rate_with_memory, settings = BEST[size]
-    loss_fn = XBNWrapper(loss, 128, memory_size, **settings) if memory_size else BatchLoss(loss)
-    if memory_size:
-        rate = rate_with_memory
+        is_used = batch_size <= 64 and (is_part or not is_pretrained)
+        memory_size = max(batch_size, len(trained) // 2) if is_used else 0
+        why = "half of the training images" if is_used else "docs/fine_tuning.md: better without one"
+    if 0 < memory_size < batch_size:
+        raise ValueError(
+            f"--memory-size {memory_size} is less than a batch of {batch_size}: pass 0 for none, or "
+            f"{batch_size} or more"
+        )
+    table = LAST_STAGE if stages <= 1 else MORE_STAGES
+    row = next((size for size in table if size >= batch_size), max(table))
+    rates, memory = table[row][:2], table[row][2] if memory_size and is_pretrained else {}
+    rate, source = rates[bool(memory_size)], f"docs/fine_tuning.md, batch {row}"
     if not is_pretrained:
-        rate = 1e-3
-    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, args.rate or rate)
-    falls = [int(0.6 * args.epochs), int(0.85 * args.epochs)]
-    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, falls, gamma=0.2)
-    batches = ClassBatches(labels, args.images_per_class, args.batch_size)
-    loader = data.DataLoader(train_set, batch_sampler=batches, num_workers=args.workers)
-    tester = testers.BaseTester(batch_size=64, dataloader_num_workers=args.workers, data_device=device)
-    names = {"precision_at_1": "Recall@1", "mean_average_precision_at_r": "MAP@R"}
-    calculator = AccuracyCalculator(include=tuple(names), k="max_bin_count", device=torch.device("cpu"))
-    args.output.mkdir(parents=True, exist_ok=True)
-    history: list[dict[str, float]] = []
-    for epoch in range(args.epochs + 1):  # the first measures what training begins with
+        rate, source = 1e-3, "for random weights"
+    if settings.rate is not None:
+        rate, source = settings.rate, "as asked for"
+    if settings.resume or settings.all:
+        why = source = "as in the run before"
+
+    parts = {part: [x.name for x in pictures if x.part == part] for part in ("train", "choose", "measure")}
+    counts = [f"{len(set(names))} {part} ({len(names)} images)" for part, names in parts.items() if names]
+    parameters = [(x.numel(), x.requires_grad) for x in network.parameters()]
+    moving, num_parameters = sum(count for count, moves in parameters if moves), sum(n for n, _ in parameters)
+    has_norm = any(isinstance(x, torch.nn.modules.batchnorm._BatchNorm) for x in network.modules())
+    cached = settings.part_size if settings.part_size and settings.part_size < batch_size else None
+    lines = {
+        "classes": ", ".join(counts),
+        "network": f"{settings.backbone}, weights: {settings.weights}, images of {size} pixels",
+        "trains": f"{stages} of {num_stages} stages, {moving:,} of {num_parameters:,} parameters",
+        "batch norm": f"{num_frozen} layers frozen" if num_frozen else norm if has_norm else "there is none",
+        "batch": f"{batch_size} images, {m} of each of {batch_size // m} classes"
+        + (f", {cached} in the network at a time" if cached else ""),
+        "rate": f"{rate:g} ({source}), warm-up and cosine over {settings.epochs} epochs",
+        "memory": f"{f'{memory_size} rows' if memory_size else 'none'} ({why})"
+        + "".join(f", {name}={value}" for name, value in memory.items()),
+    }
+    resolved = replace(
+        settings,
+        batch_norm=norm,
+        batch_size=batch_size,
+        memory_size=memory_size,
+        part_size=cached,
+        rate=rate,
+        size=size,
+        stages=stages,
+    )
+    return Plan(resolved, lines, memory)
+
+
+# -- Measuring -----------------------------------------------------------------------------------------------
+
+FIGURES = {"precision_at_1": "recall_at_1", "mean_average_precision_at_r": "map_at_r"}
+NAMES = {"recall_at_1": "Recall@1", "map_at_r": "MAP@R"}
+
+
+def measure(
+    encoder: Encoder, pictures: Sequence[Picture], settings: Settings, title: str
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """Returns embeddings, and how well images find those of their class among all others, in per cent."""
+    rows = encoder.embed([picture.path for picture in pictures], workers=settings.workers, title=title)
+    calculator = AccuracyCalculator(include=tuple(FIGURES), k="max_bin_count", device=torch.device("cpu"))
+    found = calculator.get_accuracy(rows, torch.tensor(labels_of(pictures)))
+    return rows, {ours: 100 * found[theirs] for theirs, ours in FIGURES.items()}
+
+
+def merit(one: Mapping[str, Any]) -> tuple[float, float]:
+    """Returns by what epochs are compared: Recall@1, then MAP@R; of --all, the number of the epoch."""
+    return one.get("recall_at_1", one["epoch"]), one.get("map_at_r", 0.0)
+
+
+def words(figures: Mapping[str, float]) -> str:
+    return ", ".join(f"{title} {figures[name]:.1f}" for name, title in NAMES.items())
+
+
+def draw_neighbours(pictures: Sequence[Picture], rows: torch.Tensor, path: Path) -> None:
+    """Draws six queries, and the five nearest images of each, crossed out if of another class."""
+    figure = Figure((9, 9), layout="constrained")
+    queries = torch.linspace(0, len(rows) - 1, 6).long().tolist()
+    for line, query in zip(figure.subplots(6, 6), queries, strict=True):
+        similarity = rows @ rows[query]
+        similarity[query] = torch.inf
+        for axes in line:
+            axes.axis("off")
+        for axes, index in zip(line, similarity.topk(min(6, len(rows))).indices.tolist(), strict=False):
+            axes.imshow(ImageOps.pad(open_image(pictures[index].path), (160, 160), color="white"))
+            if pictures[index].name != pictures[query].name:
+                axes.plot([0, 1], [0, 1], color="red", transform=axes.transAxes)
+    figure.savefig(path)
+
+
+def draw_curve(history: Sequence[Mapping[str, float]], path: Path) -> None:
+    figure = Figure(layout="constrained")
+    axes = figure.subplots()
+    shown = NAMES if "recall_at_1" in history[0] else {"loss": "loss"}
+    for name, title in shown.items():
+        drawn = [one for one in history if one[name] is not None]
+        axes.plot([one["epoch"] for one in drawn], [one[name] for one in drawn], label=title)
+    axes.set(xlabel="epoch", ylabel="per cent, classes that choose" if shown is NAMES else "")
+    axes.legend()
+    figure.savefig(path)
+
+
+# -- Files of a run ------------------------------------------------------------------------------------------
+
+
+def new_run(settings: Settings) -> Path:
+    name = f"{time.strftime('%Y-%m-%d_%H%M%S')}_{settings.backbone}_b{settings.batch_size}".replace("/", "-")
+    name += "_all" if settings.all else ""
+    for number in range(2, 1000):
+        run = settings.output / name
+        try:
+            run.mkdir(parents=True)
+            return run
+        except FileExistsError:  # another run began in the same second
+            name = f"{name.partition('.')[0]}.{number}"
+    raise ValueError(f"--output {settings.output} has no free name for a run")
+
+
+def save(state: Any, path: Path) -> None:
+    """Writes a file that is whole at all times."""
+    torch.save(state, path.with_suffix(".unfinished"))
+    os.replace(path.with_suffix(".unfinished"), path)
+
+
+def read_state(path: Path) -> Any:
+    if not path.is_file():
+        raise ValueError(f"there is no {path}: the run was stopped before its first epoch, begin it anew")
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of pickle, zipfile or torch
+        raise ValueError(f"{path} cannot be read: {first_line(error)}") from error
+
+
+def write_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    unfinished = path.with_suffix(".unfinished")
+    with unfinished.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    os.replace(unfinished, path)
+
+
+# -- The run -------------------------------------------------------------------------------------------------
+
+
+stopped: list[int] = []  # the signals that came
+begun: list[Path] = []  # the folder of the run
+
+
+def main(settings: Settings) -> None:
+    settings = begin(settings)
+    check(settings)
+    torch.manual_seed(settings.seed)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if settings.glyphs:
+        torch.set_num_threads(1)  # which is fastest for images as small as these
+    pictures = pictures_of(settings.resume) if settings.resume else divide(settings)
+    network = build_network(settings)
+    settings, lines, memory = suit(settings, network, pictures)
+    assert settings.size is not None
+    assert settings.batch_size is not None
+    assert settings.memory_size is not None
+    assert settings.rate is not None
+    parts = {part: [x for x in pictures if x.part == part] for part in ("train", "choose", "measure")}
+    classes = {part: sorted({x.name for x in members}) for part, members in parts.items()}
+    config = timm.data.resolve_model_data_config(network) | {"input_size": (3, settings.size, settings.size)}
+    prepared = {"size": settings.size, **{k: config[k] for k in ("mean", "std", "interpolation")}}
+    encoder = Encoder(network.to(device), classes=classes, **prepared)
+    saved = {"backbone": settings.backbone, "embedding_size": 128, "classes": classes, **prepared}
+
+    loss: Any = losses.SupConLoss(temperature=0.1)
+    size, m, rows = settings.batch_size, settings.images_per_class, settings.memory_size
+    loss_fn: Any = XBNWrapper(loss, 128, rows, **memory) if rows else BatchLoss(loss)
+    loss_fn.to(device)
+    model: Any = GradCache(network, settings.part_size) if settings.part_size else network
+    optimizer = torch.optim.AdamW([x for x in network.parameters() if x.requires_grad], settings.rate)
+    flips = {"hflip": 0.0, "scale": (0.6, 1.0)} if settings.glyphs else {"scale": (0.3, 1.0)}
+    train_set = TrainImages(parts["train"], timm.data.create_transform(**config, is_training=True, **flips))
+    cover: Any = settings.cover
+    batches = ClassBatches(train_set.labels, m, size, cover=cover, seed=settings.seed)
+    loader = data.DataLoader(train_set, batch_sampler=batches, num_workers=settings.workers)
+    steps = len(batches)
+    schedule = timm.scheduler.CosineLRScheduler(
+        optimizer,
+        t_initial=settings.epochs * steps - (warm_up := settings.epochs * steps // 20),
+        warmup_t=warm_up,
+        warmup_lr_init=settings.rate / 10,
+        warmup_prefix=True,
+        t_in_epochs=False,
+    )
+
+    history: list[dict[str, Any]] = []
+    if settings.resume:
+        run = settings.resume
+        state = read_state(run / "last.pt")
+        network.load_state_dict(state["network"])
+        optimizer.load_state_dict(state["optimizer"])
+        loss_fn.load_state_dict(state["loss_fn"])
+        history, before = state["history"], state["before"]
+        begun.append(run)
+    else:
+        run = new_run(settings)
+        begun.append(run)
+        write_csv([picture._asdict() for picture in pictures], run / "images.csv")
+        text = {name: str(x) if isinstance(x, Path) else x for name, x in asdict(settings).items()}
+        (run / "settings.json").write_text(json.dumps(text, indent=1), encoding="utf-8")
+    share = "every image" if settings.cover == "images" else "as many images as there are, but not each"
+    lines["epoch"] = f"{steps} steps, {share} (--cover {settings.cover}); {device}"
+    print(f"run         {run}", *(f"{name:<12}{line}" for name, line in lines.items()), sep="\n", flush=True)
+
+    def end_epoch(epoch: int, loss: float | None, seconds: float) -> None:
+        """Measures the classes that choose, and writes the files of the run."""
+        one: dict[str, Any] = {"epoch": epoch, "loss": loss, "rate": optimizer.param_groups[0]["lr"]}
+        one |= {"seconds": round(seconds, 1), "rows": getattr(loss_fn, "num_rows", 0)}
+        if parts["choose"]:
+            one |= measure(encoder, parts["choose"], settings, f"epoch {epoch}: embedding")[1]
+        is_best = all(merit(one) > merit(other) for other in history)
+        history.append(one)
+        said = words(one) if parts["choose"] else "every class trains, so none measures"
+        said = said if loss is None else f"loss {loss:.3f}, {said}"
+        print(f"epoch {epoch}: {said}{', the best so far' if is_best else ''}", flush=True)
+        write_csv(history, run / "history.csv")
+        if is_best:
+            save({"state_dict": network.state_dict(), "encoder": saved, "epoch": epoch}, run / "best.pt")
+        states = {"network": network, "optimizer": optimizer, "loss_fn": loss_fn}
+        state = {name: part.state_dict() for name, part in states.items()}
+        save({**state, "epoch": epoch, "history": history, "before": before}, run / "last.pt")
+
+    if not history:
+        before = measure(encoder, parts["measure"], settings, "embedding")[1] if parts["measure"] else {}
+        end_epoch(0, None, 0.0)
+    signal.signal(signal.SIGTERM, stop_soon)
+    for epoch in range(history[-1]["epoch"] + 1, settings.epochs + 1):
+        best = max(history, key=merit)["epoch"]
+        if settings.patience and epoch > best + settings.patience:
+            print(f"epoch {best} is the best for {settings.patience} epochs: training ends")
+            break
+        start, total = time.perf_counter(), torch.zeros((), device=device)
         batches.set_epoch(epoch)
-        images, noise = torch.empty(0), ""
-        for images_now, labels_now in tqdm(loader, f"epoch {epoch}", leave=False) if epoch else ():
-            before, images = images, images_now.to(device)
-            loss = loss_fn(model(images), labels_now.to(device))
+        torch.manual_seed(settings.seed * 100_003 + epoch)  # the seeds of the workers are drawn from it
+        random.seed(settings.seed * 100_003 + epoch)  # by which timm augments where there are no workers
+        network.train()
+        images = torch.empty(0)
+        for step, batch in enumerate(
+            tqdm(loader, f"epoch {epoch} of {settings.epochs}", leave=False, disable=None)
+        ):
+            schedule.step_update((epoch - 1) * steps + step)
+            last, (images, labels, numbers) = images, (tensor.to(device) for tensor in batch)
+            embeddings = model(images)
+            loss = loss_fn(embeddings, labels, sample_ids=numbers) if rows else loss_fn(embeddings, labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        if epoch:
-            scheduler.step()
-            if len(before) == len(images):
-                noise = f"; {batch_noise(network, before, images)}"
-        rows, found = tester.get_all_embeddings(test_set, network)
-        network.train()
-        history.append(calculator.get_accuracy(rows, found.squeeze(1)))
-        print(f"epoch {epoch}: " + ", ".join(f"{names[x]} {100 * history[-1][x]:.1f}" for x in names) + noise)
-        if history[-1]["precision_at_1"] == max(one["precision_at_1"] for one in history):
-            torch.save(network.state_dict(), args.output / "best.pt")
-            draw_neighbours(test_set, rows.cpu(), found.squeeze(1).cpu(), args.output / "neighbours.png")
-    figure = Figure(layout="constrained")
-    axes = figure.subplots()
-    for name, title in names.items():
-        axes.plot([100 * one[name] for one in history], label=title)
-    axes.set(xlabel="epoch", ylabel="per cent, held-out classes")
-    axes.legend()
-    figure.savefig(args.output / "curve.png")
+            total += loss.detach()
+            if stopped:
+                raise KeyboardInterrupt
+        if not torch.isfinite(total):
+            raise ValueError(
+                f"the loss of epoch {epoch} is {float(total)}: pass a --rate below {settings.rate:g}"
+            )
+        if epoch == 1 and settings.batch_norm == "trains" and len(last) == len(images) >= 4:
+            say_noise(network, last[: settings.part_size], images[: settings.part_size], settings)
+        end_epoch(epoch, float(total) / steps, time.perf_counter() - start)
+
+    draw_curve(history, run / "curve.png")
+    epoch = read_state(run / "best.pt")["epoch"]
+    if not parts["measure"]:
+        print(f"best.pt is epoch {epoch} of {settings.epochs}, of all {len(classes['train'])} classes")
+        return
+    if epoch == 0:
+        print("no epoch was better than the weights before training: pass more --epochs, or another --rate")
+    embeddings, figures = measure(load_encoder(run).to(device), parts["measure"], settings, "embedding")
+    draw_neighbours(parts["measure"], embeddings, run / "neighbours.png")
+    print(
+        f"{words(figures)} on the {len(classes['measure'])} classes that chose nothing (before training "
+        f"{words(before)}); best.pt is epoch {epoch} of {settings.epochs}, in {run}"
+    )
+
+
+def say_noise(network: Any, images: torch.Tensor, others: torch.Tensor, settings: Settings) -> None:
+    """Says once how much batch normalization that trains disturbs, and what to do."""
+    if not any(
+        isinstance(x, torch.nn.modules.batchnorm._BatchNorm) and x.training for x in network.modules()
+    ):
+        return
+    noise = batch_noise(network, images, others)
+    advice = "pass --batch-norm frozen" if settings.weights != "none" else "a larger --batch-size has less"
+    share = f"{100 * float(noise.share):.0f} % of the spread of embeddings is noise of the batch"
+    print(f"{share}: {advice}" if noise.is_large else share)
+
+
+def stop_soon(number: int, frame: Any) -> None:
+    """Ends training after this step. An exception from here could fall into a destructor and get lost."""
+    stopped.append(number)
+    if hasattr(signal, "SIGCHLD"):  # who stops all processes of a run also stops those that load images,
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # for each of which torch would raise an error
 
 
 if __name__ == "__main__":
-    main(args)
+    try:
+        main(settings)
+    except (ValueError, OSError, ImportError, RuntimeError, KeyboardInterrupt) as error:
+        if stopped or isinstance(error, KeyboardInterrupt):
+            print("stopped" + "".join(f"; --resume {run} goes on" for run in begun), file=sys.stderr)
+            raise SystemExit(128 + (stopped or [signal.SIGINT])[0]) from None
+        if isinstance(error, torch.cuda.OutOfMemoryError):
+            error = ValueError(
+                "the GPU's memory is too small: pass --part-size 16, or a smaller --batch-size"
+            )
+        elif isinstance(error, RuntimeError):
+            raise
+        # An error of a process that loads images has its traceback in its text.
+        message = str(error).strip().splitlines()[-1].removeprefix("ValueError: ")
+        print(f"error: {message}", file=sys.stderr)
+        raise SystemExit(2) from error

@@ -12,7 +12,7 @@ LAYERS = [
     "pairwise",
     "memory",
     "adapters",
-    {"_buffers", "_eager", "_keywords", "_number_checks", "_tensor_checks"},
+    {"_buffers", "_eager", "_keywords", "_number_checks", "_pillow", "_tensor_checks"},
     {"_arithmetic", "_tracing"},
 ]
 

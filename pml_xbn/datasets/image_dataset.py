@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from .._pillow import import_pillow
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
@@ -191,18 +193,3 @@ def _exists(path: Path) -> bool:
         if error.errno != errno.ENAMETOOLONG:
             raise
         return False  # no file has such a name
-
-
-def import_pillow() -> Any:
-    """Returns the module `PIL.Image`.
-
-    Raises:
-        ImportError: Pillow is not installed; the message names the extra.
-    """
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise ImportError(
-            f'images are opened with Pillow ({error}); install it with: pip install "pml_xbn[examples]"'
-        ) from error
-    return Image

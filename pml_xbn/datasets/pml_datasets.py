@@ -9,7 +9,7 @@ from typing import Any
 
 import pytorch_metric_learning
 
-from .image_dataset import import_pillow
+from .._pillow import import_pillow
 
 
 def import_pml_datasets(title: str) -> Any:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .image_dataset import Annotation, ImageDataset, import_pillow
+from .._pillow import import_pillow
+from .image_dataset import Annotation, ImageDataset
 
 if TYPE_CHECKING:
     from PIL.Image import Image

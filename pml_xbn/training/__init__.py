@@ -1,9 +1,22 @@
-"""What training with a memory takes beside it: batches, frozen batch normalization, large batches, resume."""
+"""What training with a memory takes beside it, from batches to the encoder that a run leaves for a search."""
 
 from .class_batches import ClassBatches
+from .encoder import Encoder, load_encoder
 from .freeze_batch_norm import freeze_batch_norm
 from .frozen_batch_norm import FrozenBatchNorm
 from .grad_cache import GradCache
+from .image_files import find_images, open_image, unreadable_images
 from .keep_loss import keep_loss
 
-__all__ = ["ClassBatches", "FrozenBatchNorm", "GradCache", "freeze_batch_norm", "keep_loss"]
+__all__ = [
+    "ClassBatches",
+    "Encoder",
+    "FrozenBatchNorm",
+    "GradCache",
+    "find_images",
+    "freeze_batch_norm",
+    "keep_loss",
+    "load_encoder",
+    "open_image",
+    "unreadable_images",
+]

@@ -27,13 +27,13 @@ FRAMEWORKS = {  # of the examples that tests/integrations runs
     "sentence_transformers_loss": {"datasets", "sentence_transformers", "tokenizers", "transformers"},
 }
 SHORT = (
-    *("swap", "train_sop", "fine_tune", "moco", "distributed", "sharded", "fully_sharded", "diagnose"),
-    "own_adapter",
+    *("swap", "train_sop", "fine_tune", "search", "moco", "distributed", "sharded", "fully_sharded"),
+    *("diagnose", "own_adapter"),
     *FRAMEWORKS,
 )
 LIBRARIES = {
     *("pml_xbn", "pytorch_metric_learning", "torch", "torchvision", "timm", "numpy", "tqdm"),
-    "matplotlib",
+    *("faiss", "matplotlib", "PIL"),
     *sys.stdlib_module_names,
 }
 
@@ -126,60 +126,6 @@ def test_moco_trains_on_glyphs(
     accuracies = [float(x) for x in re.findall(r"kNN accuracy (\d+\.\d)", printed)]
     assert len(accuracies) == 2
     assert all(100 / 24 < accuracy <= 100 for accuracy in accuracies)
-
-
-FINE_TUNED = {"best.pt", "curve.png", "neighbours.png"}
-
-
-@pytest.mark.skipif(not has_timm(), reason="timm cannot be imported")
-def test_fine_tuning_takes_a_folder_with_a_subfolder_of_images_a_class(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    image = pytest.importorskip("PIL.Image")
-    for name in "abcdefgh":
-        (tmp_path / "images" / name).mkdir(parents=True)
-        for number in range(4):
-            pixels = torch.randint(256, (40, 40, 3), dtype=torch.uint8).numpy()
-            image.fromarray(pixels).save(tmp_path / "images" / name / f"{number}.png")
-    network = [
-        "--backbone",
-        "test_efficientnet",
-        "--weights",
-        "none",
-        "--batch-norm",
-        "frozen",
-        "--size",
-        "32",
-    ]
-    options = ["--batch-size", "16", "--part-size", "8", "--stages", "1", "--epochs", "1", "--workers", "0"]
-    folders = ["--data", str(tmp_path / "images"), "--output", str(tmp_path / "run")]
-    for memory in ([], ["--memory-size", "0"]):
-        run(monkeypatch, "fine_tune", *folders, *network, *options, *memory)
-        printed = capsys.readouterr().out
-        assert re.search(r"^\d+ layers of batch normalization are frozen$", printed, re.M)
-        assert len(re.findall(r"^epoch [01]: Recall@1 \d+\.\d, MAP@R \d", printed, re.M)) == 2
-        assert {path.name for path in (tmp_path / "run").iterdir()} == FINE_TUNED
-
-
-@pytest.mark.skipif(not has_timm(), reason="timm cannot be imported")
-def test_fine_tuning_says_how_much_is_noise_of_the_batch(
-    monkeypatch: pytest.MonkeyPatch, few_glyphs: None, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    noise = {}
-    for norm in ("trains", "frozen"):
-        options = ["--glyphs", "--epochs", "1", "--workers", "0", "--batch-norm", norm]
-        run(monkeypatch, "fine_tune", *options, "--output", str(tmp_path))
-        (found,) = re.findall(r"^epoch 1: .*; (\d+) % of the spread", capsys.readouterr().out, re.M)
-        noise[norm] = int(found)
-    assert noise["trains"] > 10 > noise["frozen"]
-
-
-@pytest.mark.skipif(not has_timm(), reason="timm cannot be imported")
-def test_fine_tuning_without_a_folder_says_which_is_needed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    with pytest.raises(SystemExit, match=r"none: pass a folder with one subfolder of images a class"):
-        run(monkeypatch, "fine_tune", "--data", str(tmp_path / "none"))
 
 
 @pytest.mark.parametrize("memory", ["xbm", "xbn"])

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 import torch
 
@@ -67,3 +69,65 @@ def test_ranks_divide_the_batches_of_one_process() -> None:
 def test_batches_that_do_not_fit_are_refused(m: int, batch_size: int, num_ranks: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ClassBatches(LABELS, m, batch_size, num_ranks=num_ranks)
+
+
+UNEQUAL = torch.tensor([0] * 200 + [1 + k // 4 for k in range(160)] + [41] * 2 + [42] * 7)
+
+
+def times_seen(batches: ClassBatches) -> torch.Tensor:
+    return torch.bincount(torch.tensor(list(chain(*batches))), minlength=len(UNEQUAL))
+
+
+def test_an_epoch_that_covers_images_sees_every_image() -> None:
+    batches = ClassBatches(UNEQUAL, 4, 32, cover="images")
+    for epoch in range(5):
+        batches.set_epoch(epoch)
+        assert len(list(batches)) == len(batches) == 12  # 50 + 40 + 1 + 2 groups of 4 in batches of 8
+        seen = times_seen(batches)
+        assert seen.min() == 1
+        assert seen.sum() == 12 * 32
+        assert all(len(batch) == 32 for batch in batches)
+        # What is seen again fills up: 2 of a class of 2, 1 of 7, and 3 groups of the last batch.
+        assert seen.sum() - len(UNEQUAL) == 2 + 1 + 3 * 4
+
+
+def test_an_epoch_that_covers_classes_sees_hardly_any_of_a_large_one() -> None:
+    seen = times_seen(ClassBatches(UNEQUAL, 4, 32)) > 0
+    assert seen[:200].float().mean() < 0.2 < 0.5 < seen[200:].float().mean()
+
+
+def test_of_equal_classes_an_epoch_that_covers_classes_sees_63_per_cent() -> None:
+    labels = torch.arange(200).repeat(20)
+    seen = len(set(chain(*ClassBatches(labels, 4, 64)))) / len(labels)
+    assert abs(seen - (1 - torch.exp(torch.tensor(-1.0)))) < 0.02
+
+
+def test_groups_of_a_class_are_spread_over_the_batches_of_an_epoch() -> None:
+    batches = list(ClassBatches(UNEQUAL, 4, 32, cover="images"))
+    of_large = [sum(index < 200 for index in batch) for batch in batches]
+    assert max(of_large) - min(of_large) <= 4
+    orders = [[batch[0] for batch in batches]]
+    again = ClassBatches(UNEQUAL, 4, 32, cover="images")
+    again.set_epoch(1)
+    orders.append([batch[0] for batch in again])
+    assert orders[0] != orders[1]
+
+
+def test_no_image_is_twice_in_a_batch_of_all_images() -> None:
+    labels = torch.arange(40).repeat(6)
+    for batch in ClassBatches(labels, 4, 32, cover="images"):
+        assert len(set(batch)) == 32
+        assert labels[batch].unique(return_counts=True)[1].tolist() == [4] * 8
+
+
+def test_ranks_divide_the_batches_of_all_images() -> None:
+    whole = list(ClassBatches(UNEQUAL, 4, 32, cover="images"))
+    parts = [list(ClassBatches(UNEQUAL, 4, 32, cover="images", num_ranks=2, rank=rank)) for rank in (0, 1)]
+    assert [first + second for first, second in zip(*parts, strict=True)] == whole
+
+
+def test_a_number_of_batches_with_all_images_is_refused() -> None:
+    with pytest.raises(ValueError, match='num_batches=3 with cover="images"'):
+        ClassBatches(LABELS, 4, 32, cover="images", num_batches=3)
+    with pytest.raises(ValueError, match="cover='both': pass"):
+        ClassBatches(LABELS, 4, 32, cover="both")  # type: ignore[arg-type]

@@ -1,0 +1,520 @@
+"""examples/fine_tune.py and examples/search.py, from a folder of images to the images that are found."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+import runpy
+import signal
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from forked import Ended, run_script
+from training_script import assert_equal, has_timm
+
+if not has_timm():
+    pytest.skip("timm cannot be imported", allow_module_level=True)
+
+import timm
+from product_images import CLASSES, IMAGES, write_products
+
+from pml_xbn.training import load_encoder
+
+SUPPORT = Path(__file__).parents[1] / "support"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+GUIDE = Path(__file__).parents[2] / "docs" / "after_training.md"
+SMALL = ["--backbone", "test_resnet", "--weights", "none", "--size", "32", "--batch-size", "32"]
+SMALL += ["--epochs", "2", "--workers", "0"]
+
+
+def fine_tune(*flags: str, **environment: str) -> Ended:
+    ended = run_script(
+        SUPPORT / "script_on_few_glyphs.py", str(EXAMPLES / "fine_tune.py"), *flags, **environment
+    )
+    assert "Traceback" not in ended.stderr, ended.stderr
+    return ended
+
+
+def run_of(output: Path) -> Path:
+    (run,) = (path for path in output.iterdir() if path.is_dir())
+    return run
+
+
+def history_of(run: Path) -> list[dict[str, str]]:
+    with (run / "history.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def pictures_of(run: Path) -> list[dict[str, str]]:
+    with (run / "images.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def products(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data") / "products"
+    write_products(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(products: Path, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """A run of two epochs, and what it printed."""
+    output = tmp_path_factory.mktemp("whole")
+    ended = fine_tune("--data", str(products), "--output", str(output), "--skip-bad", *SMALL)
+    assert ended.returncode == 0, ended.stderr
+    return SimpleNamespace(run=run_of(output), printed=ended.stdout, last=ended.stdout.splitlines()[-1])
+
+
+# -- A run ---------------------------------------------------------------------------------------------------
+
+
+def test_a_run_says_what_it_does_and_what_it_leaves_out(whole: SimpleNamespace) -> None:
+    said = whole.printed
+    assert re.search(r"cannot be read:\n +\S+product 07/00\.jpg is no whole image", said)
+    assert "left out, hidden: .hidden\n" in said
+    assert "left out, empty: empty\n" in said
+    assert re.search(
+        r"^classes +20 train \(2(39|40) images\), 10 choose \(1(19|20) images\), 10 measure", said, re.M
+    )
+    network = timm.create_model("test_resnet", num_classes=128)
+    count = sum(parameter.numel() for parameter in network.parameters())
+    assert re.search(rf"^trains +5 of 5 stages, {count:,} of {count:,} parameters$", said, re.M)
+    assert re.search(r"^batch norm +trains$", said, re.M)
+    assert re.search(r"^rate +0\.001 \(for random weights\)", said, re.M)
+    assert re.search(r"^memory +(119|120) rows \(half of the training images\)$", said, re.M)
+    assert len(re.findall(r"noise of the batch", said)) == 1
+
+
+def test_the_files_of_a_run_are_there(whole: SimpleNamespace) -> None:
+    names = {
+        "settings.json",
+        "images.csv",
+        "history.csv",
+        "best.pt",
+        "last.pt",
+        "curve.png",
+        "neighbours.png",
+    }
+    assert {path.name for path in whole.run.iterdir()} >= names
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d{6}_test_resnet_b32", whole.run.name)
+    assert json.loads((whole.run / "settings.json").read_text())["batch_size"] == 32
+    history = history_of(whole.run)
+    assert [row["epoch"] for row in history] == ["0", "1", "2"]
+    assert list(history[0]) == ["epoch", "loss", "rate", "seconds", "rows", "recall_at_1", "map_at_r"]
+    assert [row["rows"] for row in history] in (["0", "119", "119"], ["0", "120", "120"])
+
+
+def test_three_parts_share_no_class_and_hold_every_good_image(whole: SimpleNamespace) -> None:
+    pictures = pictures_of(whole.run)
+    assert len(pictures) == CLASSES * IMAGES - 1
+    classes = {
+        part: {x["name"] for x in pictures if x["part"] == part} for part in ("train", "choose", "measure")
+    }
+    assert [len(names) for names in classes.values()] == [20, 10, 10]
+    assert len(set.union(*classes.values())) == CLASSES
+    assert not any("empty" in x["path"] or ".hidden" in x["path"] for x in pictures)
+
+
+def test_training_helps(whole: SimpleNamespace) -> None:
+    figures = [float(x) for x in re.findall(r"Recall@1 (\d+\.\d)", whole.last)]
+    assert len(figures) == 2
+    after, before = figures
+    assert after > before + 5
+
+
+def test_the_rate_falls_as_a_cosine_over_all_steps_however_short_the_run(whole: SimpleNamespace) -> None:
+    rates = [float(row["rate"]) for row in history_of(whole.run)]
+    ends = [6, 13]  # the last steps of two epochs of 7
+    assert rates[1:] == pytest.approx([1e-3 * (1 + math.cos(math.pi * step / 14)) / 2 for step in ends])
+
+
+def test_drawn_images_need_no_data(tmp_path: Path) -> None:
+    flags = ["--data", str(tmp_path / "glyphs"), "--output", str(tmp_path / "runs"), "--workers", "1"]
+    ended = fine_tune("--glyphs", *flags, "--epochs", "1")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[-1].startswith("Recall@1 ")
+    assert (tmp_path / "glyphs" / "EXCLAMATION_MARK" / "0.png").is_file()
+
+
+def test_the_last_line_is_of_the_classes_that_chose_nothing(whole: SimpleNamespace) -> None:
+    """An independent computation in float64: the nearest of the images of the measuring classes."""
+    pictures = [x for x in pictures_of(whole.run) if x["part"] == "measure"]
+    rows = load_encoder(whole.run).embed([x["path"] for x in pictures]).double()
+    names = [x["name"] for x in pictures]
+    similarity = rows @ rows.T
+    similarity.fill_diagonal_(-2)
+    hits = [names[i] == names[j] for i, j in enumerate(similarity.argmax(1).tolist())]
+    assert whole.last.startswith(f"Recall@1 {100 * sum(hits) / len(hits):.1f}, MAP@R ")
+    best = torch.load(whole.run / "best.pt", weights_only=True)["epoch"]
+    assert f"best.pt is epoch {best} of 2" in whole.last
+    recalls = [(float(x["recall_at_1"]), float(x["map_at_r"])) for x in history_of(whole.run)]
+    assert recalls.index(max(recalls)) == best
+
+
+# -- Stopped and resumed -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sent", ["SIGTERM", "SIGKILL"])
+def test_a_run_that_is_killed_and_resumed_ends_as_a_whole_one(
+    sent: str, products: Path, whole: SimpleNamespace, tmp_path: Path
+) -> None:
+    flags = ["--data", str(products), "--output", str(tmp_path), "--skip-bad", *SMALL]
+    killed = fine_tune(*flags, SIGNAL_AT=f"{sent}:ALL:11")  # an epoch has 7 steps
+    run = run_of(tmp_path)
+    assert len(history_of(run)) == 2
+    if sent == "SIGTERM":
+        assert killed.returncode == 128 + signal.SIGTERM
+        assert killed.stderr.splitlines()[-1] == f"stopped; --resume {run} goes on"
+    resumed = fine_tune("--resume", str(run))
+    assert resumed.returncode == 0, resumed.stderr
+    for name in ("last.pt", "best.pt"):
+        ours, theirs = (torch.load(one / name, weights_only=True) for one in (run, whole.run))
+        for state in (ours, theirs):
+            for row in state.get("history", ()):
+                row["seconds"] = None
+        assert_equal(ours, theirs)
+    assert resumed.stdout.splitlines()[-1].replace(str(run), "") == whole.last.replace(str(whole.run), "")
+
+
+# -- Used ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def searched(products: Path, whole: SimpleNamespace) -> str:
+    query = products / "product 03" / "01.png"
+    flags = [str(whole.run), "--index", str(products), "--query", str(query), "--skip-bad", "--workers", "0"]
+    ended = run_script(EXAMPLES / "search.py", *flags)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_the_search_has_the_figure_of_the_training(searched: str, whole: SimpleNamespace) -> None:
+    (figure,) = re.findall(r"^Recall@1 (\d+\.\d) on the 10 classes that chose nothing$", searched, re.M)
+    assert whole.last.startswith(f"Recall@1 {figure},")
+
+
+def test_the_search_finds_what_is_nearest(searched: str, products: Path, whole: SimpleNamespace) -> None:
+    found = re.findall(r"^(-?\d\.\d{3}) (.*)$", searched, re.M)
+    paths = [x["path"] for x in pictures_of(whole.run)]
+    rows = load_encoder(whole.run).embed(paths).double()
+    query = paths.index(str(products / "product 03" / "01.png"))
+    similarity = rows @ rows[query]
+    similarity[query] = -2
+    expected = similarity.topk(5)
+    assert [path for _, path in found] == [paths[number] for number in expected.indices.tolist()]
+    assert [float(value) for value, _ in found] == pytest.approx(expected.values.tolist(), abs=6e-4)
+    assert (whole.run / "neighbours_of_01.png").is_file()
+
+
+def test_the_guide_has_the_figure_of_the_training(
+    products: Path, whole: SimpleNamespace, tmp_path: Path
+) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(encoding="utf-8"), re.M | re.S)
+    names: dict[str, Any] = {"encoder": load_encoder(whole.run), "folder": products, "run": tmp_path}
+    for block in blocks:
+        exec(compile(block, GUIDE.name, "exec"), names)
+    for figure in ("recall_at_1", "recall_with_faiss"):
+        assert whole.last.startswith(f"Recall@1 {100 * names[figure]:.1f},")
+
+
+def test_every_class_trains_for_production(products: Path, whole: SimpleNamespace, tmp_path: Path) -> None:
+    ended = fine_tune("--all", str(whole.run))
+    assert ended.returncode == 0, ended.stderr
+    (run,) = whole.run.parent.glob("*_all")
+    best = torch.load(whole.run / "best.pt", weights_only=True)["epoch"]
+    assert ended.stdout.splitlines()[-1] == f"best.pt is epoch {best} of {best}, of all {CLASSES} classes"
+    assert re.search(rf"^classes +{CLASSES} train \({CLASSES * IMAGES - 1} images\)$", ended.stdout, re.M)
+    rows = int(history_of(run)[-1]["rows"])
+    assert abs(rows - (CLASSES * IMAGES - 1) / 2) < 2
+    assert load_encoder(run).classes == {
+        "train": sorted({x["name"] for x in pictures_of(run)}),
+        "choose": [],
+        "measure": [],
+    }
+
+
+def test_another_folder_chooses_and_measures(products: Path, tmp_path: Path) -> None:
+    write_products(tmp_path / "val")
+    flags = ["--data", str(products), "--val", str(tmp_path / "val"), "--output", str(tmp_path / "runs")]
+    frozen = ["--batch-norm", "frozen", "--part-size", "8", "--rate", "1e-12"]
+    ended = fine_tune(
+        *flags, "--skip-bad", *SMALL, "--epochs", "3", "--cover", "images", "--patience", "1", *frozen
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "40 classes of --val are in --data too" in ended.stdout
+    assert "noise of the batch" not in ended.stdout  # where batch normalization is frozen there is none
+    assert re.search(r"^batch norm +\d+ layers frozen$", ended.stdout, re.M)
+    assert len(history_of(run_of(tmp_path / "runs"))) == 2  # the rate is too low to be better after an epoch
+    assert "epoch 0 is the best for 1 epochs: training ends" in ended.stdout
+    assert "4 of each of 8 classes, 8 in the network at a time" in ended.stdout
+    pictures = pictures_of(run_of(tmp_path / "runs"))
+    for part, folder, count in (
+        ("train", products, 40),
+        ("choose", tmp_path / "val", 20),
+        ("measure", tmp_path / "val", 20),
+    ):
+        members = [x for x in pictures if x["part"] == part]
+        assert len({x["name"] for x in members}) == count
+        assert all(Path(x["path"]).is_relative_to(folder) for x in members)
+    assert re.search(
+        r"^epoch +15 steps, every image", ended.stdout, re.M
+    )  # 40 classes of 3 groups, in batches of 8
+
+
+# -- What a person can do wrong ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wrong(
+    tmp_path_factory: pytest.TempPathFactory, products: Path, whole: SimpleNamespace
+) -> list[tuple[list[str], str]]:
+    """Calls, and what their line says."""
+    folder = tmp_path_factory.mktemp("wrong")
+    for name in ("few/a", "few/b", "empty", "nested/train/a", "nested/val/b"):
+        (folder / name).mkdir(parents=True)
+    image = products / "product 00" / "01.png"
+    for name in ("few/a/1.png", "few/a/2.png", "few/b/1.png", "few/b/2.png", "flat/1.png"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(image.read_bytes())
+    for name in ("nested/train/a", "nested/val/b"):
+        for number in range(2):
+            (folder / name / f"{number}.png").write_bytes(image.read_bytes())
+    (folder / "text.pt").write_text("no weights")
+    torch.save({"epoch": 3, "optimizer": {}}, folder / "other.pt")
+    torch.save(timm.create_model("test_vit").state_dict(), folder / "vit.pt")
+    data = ["fine_tune", "--data", str(products), "--output", str(folder / "runs")]
+    small = [*data, "--skip-bad", *SMALL]
+    good = ["search", str(whole.run)]
+    return [
+        (["fine_tune"], "--data is missing: pass a folder"),
+        (["fine_tune", "--data", str(folder / "none")], r"none is no folder: pass one with one subfolder"),
+        (["fine_tune", "--data", str(folder / "empty")], "holds no subfolder with images"),
+        (["fine_tune", "--data", str(folder / "flat")], "holds 1 images, but no subfolder with images"),
+        (
+            ["fine_tune", "--data", str(folder / "few")],
+            r"too few classes .*: 2 in .*; it takes 6, as 2 train",
+        ),
+        (
+            ["fine_tune", "--data", str(folder / "nested")],
+            "nested/train has subfolders: is it the folder to pass",
+        ),
+        (
+            ["fine_tune", "--glyphs", "--data", str(products)],
+            "which holds 480 other images: pass another --data",
+        ),
+        (["fine_tune", "--epochs", "many"], "argument --epochs: invalid int value: 'many'"),
+        (["fine_tune", "--epoch", "3"], "unrecognized arguments: --epoch 3"),
+        ([*data, "--epochs", "0"], "--epochs 0: pass 1 or more"),
+        ([*data, "--rate", "0"], "--rate 0.0: pass a number above 0"),
+        (
+            [*data, "--workers", "0"],
+            r"1 of 480 images cannot be read.*--skip-bad: .*07/00\.jpg is no whole image",
+        ),
+        ([*small, "--batch-size", "30"], "--batch-size 30 is no multiple of --images-per-class 4"),
+        ([*small, "--batch-size", "128"], "takes 32 classes .*, and 20 train: pass --batch-size 80 or less"),
+        ([*small, "--memory-size", "8"], "--memory-size 8 is less than a batch of 32"),
+        ([*small, "--stages", "9"], r"--stages 9: test_resnet has 5, .* pass 5 or less"),
+        ([*small, "--backbone", "resnet19"], "timm has no such network; the nearest names are resnet1"),
+        ([*small, "--backbone", "resnet18.no_tag"], "--backbone resnet18.no_tag cannot be built: .*no_tag"),
+        (
+            [*small, "--backbone", "test_vit", "--size", "4"],
+            "--size 4: test_vit cannot take such images; its own size",
+        ),
+        ([*small, "--weights", str(folder / "none.pt")], r"none\.pt: there is no such file"),
+        ([*small, "--weights", str(folder / "text.pt")], r"text\.pt cannot be read as weights"),
+        (
+            [*small, "--weights", str(folder / "other.pt")],
+            r"other\.pt holds no weights, but epoch, optimizer",
+        ),
+        (
+            [*small, "--weights", str(folder / "vit.pt")],
+            r"vit\.pt does not match by name: \d+ missing \(conv1",
+        ),
+        (
+            [*small, "--weights", "timm"],
+            "the weights of test_resnet cannot be fetched: pass --weights and a file",
+        ),
+        (["fine_tune", "--resume", str(folder)], r"there is no .*settings\.json: pass the folder of a run"),
+        (
+            ["fine_tune", "--resume", str(whole.run), "--rate", "1"],
+            "--resume takes its settings .*: leave out --rate",
+        ),
+        (["fine_tune", "--all", str(folder)], r"there is no .*settings\.json"),
+        (["search"], "the folder of a run is missing"),
+        (
+            ["search", str(folder), "--index", str(products)],
+            r"there is no .*best\.pt: pass the folder of a run",
+        ),
+        (good, "there is nothing to do: pass --index"),
+        ([*good, "--query", str(folder / "none.png")], r"there is no image .*none\.png"),
+        ([*good, "--index", str(folder / "none")], "none is no folder: pass one with images"),
+        ([*good, "--index", str(products)], r"1 of 480 images cannot be read.*--skip-bad"),
+        ([*good, "--index", str(folder / "empty")], "empty holds no image"),
+    ]
+
+
+def test_a_wrong_call_ends_with_one_line_and_status_2(wrong: list[tuple[list[str], str]]) -> None:
+    calls = [words for words, _ in wrong]
+    ended = run_script(SUPPORT / "calls_in_one_process.py", str(EXAMPLES), json.dumps(calls))
+    assert ended.returncode == 0, ended.stderr
+    results = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert len(results) == len(wrong) >= 20
+    for (words, expected), result in zip(wrong, results, strict=True):
+        assert result["status"] == 2, (words, result)
+        (line,) = result["err"].splitlines()
+        assert re.search(rf"^error: .*{expected}", line), (words, line)
+
+
+# -- Parts of the script -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def script() -> dict[str, Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["fine_tune.py"])
+        return runpy.run_path(str(EXAMPLES / "fine_tune.py"), run_name="fine_tune")
+
+
+@pytest.fixture
+def network() -> Any:
+    torch.manual_seed(1)
+    return timm.create_model("test_resnet", num_classes=128)
+
+
+def same_weights(network: Any, state: dict[str, torch.Tensor]) -> bool:
+    own = network.state_dict()
+    return all(torch.equal(own[name], value) for name, value in state.items() if not name.startswith("fc."))
+
+
+def test_weights_in_another_order_are_loaded_by_name(
+    script: dict[str, Any], network: Any, tmp_path: Path
+) -> None:
+    state = timm.create_model("test_resnet").state_dict()
+    assert not same_weights(network, state)
+    torch.save(dict(reversed(state.items())), tmp_path / "weights.pt")
+    script["load_weights"](network, tmp_path / "weights.pt", False)
+    assert same_weights(network, state)
+
+
+@pytest.mark.parametrize("kind", ["state_dict", "model", "prefix", "safetensors", "without_head"])
+def test_files_of_weights_come_in_many_kinds(
+    kind: str, script: dict[str, Any], network: Any, tmp_path: Path
+) -> None:
+    state = timm.create_model("test_resnet").state_dict()
+    path = tmp_path / ("weights.safetensors" if kind == "safetensors" else "weights.pt")
+    if kind == "safetensors":
+        pytest.importorskip("safetensors.torch").save_file(state, path)
+    elif kind == "prefix":
+        torch.save({f"module.{name}": value for name, value in state.items()}, path)
+    elif kind == "without_head":
+        torch.save({name: value for name, value in state.items() if not name.startswith("fc.")}, path)
+    else:
+        torch.save({kind: state, "epoch": 3}, path)
+    script["load_weights"](network, path, False)
+    assert same_weights(network, state)
+
+
+def test_a_best_pt_is_loaded_with_its_last_layer(
+    script: dict[str, Any], network: Any, whole: SimpleNamespace
+) -> None:
+    script["load_weights"](network, whole.run / "best.pt", False)
+    saved = torch.load(whole.run / "best.pt", weights_only=True)["state_dict"]
+    own = network.state_dict()
+    assert all(
+        torch.equal(own[name], value)
+        for name, value in saved.items()
+        if name in dict(network.named_parameters())
+    )
+    assert "fc.weight" in saved
+
+
+def test_weights_are_loaded_by_order_on_request(script: dict[str, Any], network: Any, tmp_path: Path) -> None:
+    state = timm.create_model("test_resnet").state_dict()
+    torch.save(
+        {f"layer{number}": value for number, value in enumerate(state.values())}, tmp_path / "other.pt"
+    )
+    with pytest.raises(ValueError, match="does not match by name"):
+        script["load_weights"](network, tmp_path / "other.pt", False)
+    counters = [name for name in state if name.endswith("num_batches_tracked")]
+    torch.save(
+        {f"of {name}" if name not in counters else name: value for name, value in state.items()},
+        tmp_path / "other.pt",
+    )
+    script["load_weights"](network, tmp_path / "other.pt", True)
+    assert same_weights(network, state)
+
+
+def test_more_layers_than_the_network_has_are_refused(script: dict[str, Any], tmp_path: Path) -> None:
+    """All names and shapes of a ResNet-18 are in a ResNet-34."""
+    with torch.device("meta"):
+        large, small = timm.create_model("resnet34"), timm.create_model("resnet18", num_classes=128)
+    state = {name: torch.zeros(()).expand(value.shape) for name, value in large.state_dict().items()}
+    torch.save(state, tmp_path / "large.pt")
+    with pytest.raises(ValueError, match=r"\d+ not in the network \(layer1\.2"):
+        script["load_weights"](small, tmp_path / "large.pt", False)
+
+
+@pytest.mark.parametrize("backbone", ["test_vit", "test_resnet", "test_efficientnet"])
+def test_first_stages_are_frozen_with_all_that_they_own(backbone: str, script: dict[str, Any]) -> None:
+    network = timm.create_model(backbone, num_classes=128)
+    settings = script["Settings"](backbone=backbone, stages=1)
+    assert script["freeze_first_stages"](network, settings) == 1
+    moving = {name for name, parameter in network.named_parameters() if parameter.requires_grad}
+    last = {"test_vit": ("blocks.5", "norm", "head"), "test_resnet": ("layer4", "fc")}
+    last["test_efficientnet"] = ("blocks.4", "conv_head", "bn2", "classifier")
+    assert moving == {name for name, _ in network.named_parameters() if name.startswith(last[backbone])}
+    before = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    network.train()(torch.randn(4, 3, 160, 160))
+    moved = {name for name, buffer in network.named_buffers() if not torch.equal(buffer, before[name])}
+    assert all(name.startswith(last[backbone]) for name in moved)
+    assert bool(moved) == (backbone != "test_vit")
+
+
+CASES = [
+    # stages, batch size, weights -> rate, whether there is a memory, and whether it is centred
+    (None, 64, "timm", 3e-4, False, False),
+    (None, 16, "timm", 1e-4, False, False),
+    (None, 256, "timm", 3e-4, False, False),
+    (1, 16, "timm", 1e-4, True, False),
+    (1, 8, "timm", 3e-5, True, False),
+    (1, 64, "timm", 3e-4, True, True),
+    (1, 256, "timm", 1e-3, False, False),
+    (3, 64, "timm", 1e-4, True, False),
+    (None, 64, "none", 1e-3, True, False),
+]
+
+
+@pytest.mark.parametrize(("stages", "batch_size", "weights", "rate", "has_memory", "is_centred"), CASES)
+def test_defaults_are_what_the_study_found(
+    stages: int | None,
+    batch_size: int,
+    weights: str,
+    rate: float,
+    has_memory: bool,
+    is_centred: bool,
+    script: dict[str, Any],
+    network: Any,
+) -> None:
+    pictures = [script["Picture"](f"{n}.png", f"class {n // 8}", "train") for n in range(800)]
+    settings = script["Settings"](
+        backbone="test_resnet", weights=weights, stages=stages, batch_size=batch_size, size=32
+    )
+    plan = script["suit"](settings, network, pictures)
+    assert plan.settings.rate == rate
+    assert plan.settings.memory_size == (400 if has_memory else 0)
+    assert plan.settings.part_size is None
+    assert plan.settings.batch_norm == ("trains" if weights == "none" else "frozen")
+    assert bool(plan.memory) == is_centred
+
+
+def test_few_classes_make_the_batch_smaller(script: dict[str, Any], network: Any) -> None:
+    pictures = [script["Picture"](f"{n}.png", f"class {n // 8}", "train") for n in range(80)]
+    settings = script["Settings"](backbone="test_resnet", weights="none", size=32)
+    assert script["suit"](settings, network, pictures).settings.batch_size == 40

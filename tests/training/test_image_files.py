@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pml_xbn.training import find_images, open_image, unreadable_images
+
+image = pytest.importorskip("PIL.Image")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("b/2.PNG", "b/deep/1.jpg", "a/1.png", ".hidden/1.png", "a/.thumbnail.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        image.effect_noise((40, 30), 90).convert("RGB").save(tmp_path / name)
+    (tmp_path / "a" / "readme.txt").write_text("text")
+    return tmp_path
+
+
+def test_images_are_found_in_all_folders_but_hidden_ones(folder: Path) -> None:
+    assert find_images(folder) == [folder / name for name in ("a/1.png", "b/2.PNG", "b/deep/1.jpg")]
+
+
+def test_linked_folders_are_searched_too(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "c").symlink_to(folder / "a")
+    assert find_images(tmp_path / "linked") == [tmp_path / "linked" / "c" / "1.png"]
+
+
+def test_a_hidden_folder_above_hides_nothing(folder: Path) -> None:
+    assert find_images(folder / ".hidden") == [folder / ".hidden" / "1.png"]
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere is no folder"):
+        find_images(tmp_path / "nowhere")
+
+
+def test_truncated_and_empty_files_are_unreadable(folder: Path) -> None:
+    whole = (folder / "b/deep/1.jpg").read_bytes()
+    (folder / "truncated.jpg").write_bytes(whole[: len(whole) // 2])
+    (folder / "empty.png").write_bytes(b"")
+    (folder / "text.png").write_text("no image")
+    broken = unreadable_images(find_images(folder))
+    assert [path.name for path in broken] == ["empty.png", "text.png", "truncated.jpg"]
+    assert all(str(path) in reason for path, reason in broken.items())
+    assert "truncated" in broken[folder / "truncated.jpg"]
+
+
+def test_an_image_is_turned_as_its_camera_was_held(tmp_path: Path) -> None:
+    exif = image.Exif()
+    exif[0x0112] = 6  # orientation: a quarter turn
+    image.new("RGB", (40, 30)).save(tmp_path / "turned.jpg", exif=exif)
+    assert open_image(tmp_path / "turned.jpg").size == (30, 40)
+
+
+def test_an_image_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"there is no image .*nowhere\.png"):
+        open_image(tmp_path / "nowhere.png")
