@@ -138,5 +138,7 @@ def _find(root: Path, download: bool) -> list[tuple[Path, int]]:
 
 
 def _split_of(code_point: int) -> str:
-    value = int.from_bytes(hashlib.md5(f"split {code_point}".encode(), usedforsecurity=False).digest()[:2], "big")
+    value = int.from_bytes(
+        hashlib.md5(f"split {code_point}".encode(), usedforsecurity=False).digest()[:2], "big"
+    )
     return next(split for split, end in _SPLITS.items() if value < end)

@@ -74,7 +74,9 @@ def draw_characters(fonts: Sequence[tuple[Path, int]], side: int) -> Rendering:
         for number in sorted(numbers, key=lambda font: _rank(code_point, font))[:MAX_IMAGES]:
             by_font[number].append(code_point)
 
-    drawn: dict[int, dict[bytes, int]] = {}  # of a character its images, each with the first font that drew it
+    drawn: dict[
+        int, dict[bytes, int]
+    ] = {}  # of a character its images, each with the first font that drew it
     for number, (path, index) in enumerate(fonts):
         font = _open(path, index, side)
         for code_point in by_font[number]:

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from pytorch_metric_learning.losses import CrossBatchMemory
 from torch import Tensor, nn
 
 from ..losses import AdaptiveCrossBatchMemory
@@ -17,8 +16,8 @@ def fill_from(memory: AdaptiveCrossBatchMemory, loader: Iterable[Any], model: nn
     """Fills a memory with embeddings of training images (Cross-Batch Memory, §3.3).
 
     The model embeds them in the mode that it is in. Leave it in training mode, and let the loader give
-    shuffled batches of the size of training, with its augmentation: then rows are made like those that follow.
-    In training mode batch normalization updates its running statistics, as it does in training.
+    shuffled batches of the size of training, with its augmentation: then rows are made like those that
+    follow. In training mode batch normalization updates its running statistics, as it does in training.
 
     Args:
         memory: whose rows are replaced, the oldest first. No loss is computed and no row is adapted.
@@ -46,11 +45,10 @@ def fill_from(memory: AdaptiveCrossBatchMemory, loader: Iterable[Any], model: nn
         >>> stored, loss_fn.has_been_filled
         (80, True)
     """
-    if not isinstance(memory, AdaptiveCrossBatchMemory):
-        own = " of PML" if isinstance(memory, CrossBatchMemory) else ""
+    if not hasattr(memory, "fill_memory"):
         raise TypeError(
-            f"memory is a {type(memory).__name__}{own}: pass an AdaptiveCrossBatchMemory, which is PML's "
-            "memory where it has no hooks, or one of its subclasses"
+            f"memory is a {type(memory).__name__}, which has no fill_memory: pass an AdaptiveCrossBatchMemory "
+            "(without hooks it is PML's memory), or one of its subclasses"
         )
     first = next(model.parameters(), None)
     device = torch.device("cpu") if first is None else first.device

@@ -28,7 +28,7 @@ def memory_of(size: int, **options: Any) -> XBNWrapper:
 
 @pytest.mark.parametrize(("size", "expected"), [(13, 13), (20, 20), (50, 20)])
 def test_it_stores_as_many_rows_as_there_are_places_and_images(size: int, expected: int) -> None:
-    """Rows are those of a batch in training mode, by float64: a batch by its own statistics, the last one cut."""
+    """Rows are those of batches in training mode, each by its own statistics, in float64."""
     memory, model = memory_of(size), network()
     assert fill_from(memory, loader(8), model) == memory.num_rows == expected
     linear: Any = model[0]
@@ -66,7 +66,9 @@ def test_it_replaces_the_rows_of_a_full_memory_and_is_no_call() -> None:
 
 def test_what_cannot_be_filled_is_named() -> None:
     pml: Any = CrossBatchMemory(SupConLoss(), embedding_size=4, memory_size=8)
-    with pytest.raises(TypeError, match="memory is a CrossBatchMemory of PML: pass an AdaptiveCrossBatch"):
+    with pytest.raises(
+        TypeError, match="memory is a CrossBatchMemory, which has no fill_memory: pass an Ada"
+    ):
         fill_from(pml, loader(4), network())
     with pytest.raises(ValueError, match="loader gives no batch: pass one"):
         fill_from(memory_of(8), [], network())
