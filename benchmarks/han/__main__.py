@@ -4,8 +4,9 @@
     python -m benchmarks.han           (all runs, in their order; some minutes of a core each)
     python -m benchmarks.han --limit 5
 
-Every run adds a row to ``han_runs.csv`` and its log to ``han_log.csv`` in ``benchmarks/results``. The same line goes
-on where it was stopped: what these files hold is not run again. One program at a time may write to a folder.
+Every run adds a row to ``han_runs.csv`` and its log to ``han_log.csv`` in ``benchmarks/results``. The same
+line goes on where it was stopped: what these files hold is not run again. One program at a time may write to
+a folder.
 """
 
 from __future__ import annotations

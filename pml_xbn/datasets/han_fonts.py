@@ -16,7 +16,7 @@ class Font(NamedTuple):
     package: str
     version: str
     file: str
-    index: int = 0
+    number: int = 0
 
 
 # In alphabetical order of the files' folders in Debian; which fonts draw a character depends on their order.
@@ -59,7 +59,7 @@ FONTS = (
 
 
 def find_fonts(root: Path) -> list[tuple[Path, int]]:
-    """Returns file and index of each font, wherever below ``root`` it lies.
+    """Returns file and number of each font, wherever below ``root`` it lies.
 
     Raises:
         FileNotFoundError: fonts are missing; the message names their packages.
@@ -73,7 +73,7 @@ def find_fonts(root: Path) -> list[tuple[Path, int]]:
             "Debian 12, or a list of your own as fonts=, or unpack these packages of Debian 12 there "
             f"(apt-get download, then dpkg-deb -x): {packages}"
         )
-    return [(found[font.file], font.index) for font in FONTS]
+    return [(found[font.file], font.number) for font in FONTS]
 
 
 def download_fonts(root: Path) -> None:

@@ -49,7 +49,7 @@ def load_or_draw(fonts: Sequence[tuple[Path, int]], side: int, folder: Path) -> 
             f"Han needs Pillow and fontTools to draw its images ({error}); "
             'install them with: pip install "pml_xbn[examples]"'
         ) from error
-    drawn_by = [features.version("freetype2"), side]
+    drawn_by: list[object] = [features.version("freetype2"), side]
     drawn_by += [(path.name, path.stat().st_size, index) for path, index in fonts]
     key = hashlib.sha256(repr(drawn_by).encode()).hexdigest()[:16]
     path = folder / f"images-{key}.pt"

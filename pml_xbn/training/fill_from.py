@@ -47,8 +47,8 @@ def fill_from(memory: AdaptiveCrossBatchMemory, loader: Iterable[Any], model: nn
     """
     if not hasattr(memory, "fill_memory"):
         raise TypeError(
-            f"memory is a {type(memory).__name__}, which has no fill_memory: pass an AdaptiveCrossBatchMemory "
-            "(without hooks it is PML's memory), or one of its subclasses"
+            f"memory is a {type(memory).__name__}, which has no fill_memory: pass an "
+            "AdaptiveCrossBatchMemory, which is PML's memory where it has no hooks, or one of its subclasses"
         )
     first = next(model.parameters(), None)
     device = torch.device("cpu") if first is None else first.device
