@@ -1,9 +1,9 @@
 """ResNet-50 on Stanford Online Products, the script to copy for one GPU or many: bfloat16, exact resume.
 
 With torchrun all ranks share one batch and one memory. Every epoch and SIGTERM write last.pt into --output,
-from which --resume goes on, on a CPU bit for bit. Glyphs needs neither data nor a GPU; Han has as many classes
-as Stanford Online Products, drawn from fonts that it fetches on Debian 12. For data of your own return them
-from build(): images and labels by index, and all labels as .labels or .targets.
+from which --resume goes on, on a CPU bit for bit. Glyphs needs neither data nor a GPU. Han has as many
+classes as Stanford Online Products, drawn from fonts that it fetches on Debian 12. For data of your own
+return images and labels by index from build(), and all labels as .labels or .targets.
 
 Batch normalization trains, on GPUs over the batch of all ranks. With batches below 64 take
 --batch-norm frozen, which keeps the statistics of ImageNet: docs/fine_tuning.md says why.
