@@ -108,9 +108,10 @@ class Watch:
 
     It embeds a sample of the rows' images anew, in training mode, in batches of the training's size and with
     shifts of their own, before the step; a second time for what shift and batch alone make of them. All in
-    mean squared distances of unit-length rows, but ``gap`` and ``noise``, which are of embeddings as they
-    are, in units of their total variance: the squared difference of the means of batch and memory, and the
-    sampling noise of the batch's mean.
+    mean squared distances of unit-length rows. The others are of embeddings as they are, in units of their
+    total variance: ``shift_before`` and ``shift_after``, the squared mean of what the rows are away from fresh
+    ones, which is what they all share; ``gap``, the squared difference of the means of batch and memory; and
+    ``noise``, the sampling noise of the batch's mean.
     """
 
     def __init__(self, training: Training, number: int) -> None:
@@ -140,6 +141,9 @@ class Watch:
         def distance(one: Tensor, other: Tensor) -> float:
             return float((normalize(one) - normalize(other)).square().sum(dim=1).mean())
 
+        def shift(rows: Tensor) -> float:
+            return float((rows - self.fresh).mean(dim=0).square().sum() / spread)
+
         spread = batch.var(dim=0).sum()
         _, numbers, counts = labels.unique(return_inverse=True, return_counts=True)
         means = torch.zeros(len(counts), batch.shape[1]).index_add(0, numbers, batch) / counts[:, None]
@@ -147,6 +151,8 @@ class Watch:
             "before": distance(self.before, self.fresh),
             "after": distance(after, self.fresh),
             "floor": distance(self.again, self.fresh),
+            "shift_before": shift(self.before),
+            "shift_after": shift(after),
             "gap": float((batch.mean(dim=0) - self.mean).square().sum() / spread),
             "noise": float(means.var(dim=0).sum() / len(counts) / spread),
         }

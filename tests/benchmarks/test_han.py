@@ -122,6 +122,8 @@ def test_noise_and_distances_are_those_of_plain_numbers(root: Path, short: None)
     units = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (stored, fresh)]
     expected = ((units[0] - units[1]) ** 2).sum(axis=1).mean()
     assert found["before"] == pytest.approx(expected, rel=1e-4)
+    shift = (stored - fresh).mean(axis=0)
+    assert found["shift_after"] == pytest.approx((shift**2).sum() / spread, rel=1e-4)
 
 
 @pytest.mark.parametrize("weight", [0.0, 1.0])
