@@ -107,11 +107,11 @@ class Watch:
     """How far rows are from fresh ones, before and after the memory adapts them, at some of the steps.
 
     It embeds a sample of the rows' images anew, in training mode, in batches of the training's size and with
-    shifts of their own, before the step; a second time for what shift and batch alone make of them. All in
-    mean squared distances of unit-length rows. The others are of embeddings as they are, in units of their
-    total variance: ``shift_before`` and ``shift_after``, the squared mean of what the rows are away from fresh
-    ones, which is what they all share; ``gap``, the squared difference of the means of batch and memory; and
-    ``noise``, the sampling noise of the batch's mean.
+    shifts of their own, before the step; a second time for what shift and batch alone make of them.
+    ``before``, ``after`` and ``floor`` are mean squared distances of unit-length rows. The others are of
+    embeddings as they are, in units of their total variance: ``shift_before`` and ``shift_after``, the
+    squared mean of what rows are away from fresh ones, which they all share; ``gap``, the squared difference
+    of the means of batch and memory; ``noise``, the sampling noise of the batch's mean.
     """
 
     def __init__(self, training: Training, number: int) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from pytorch_metric_learning.losses import SupConLoss
+from scipy.stats import t as student
 from tiny_han_fonts import write_packages
 from torch import Tensor
 
@@ -25,6 +26,7 @@ from benchmarks.han import memories, train
 from benchmarks.han.cases import Case, memory, none
 from benchmarks.han.data import load_split, shifted
 from benchmarks.han.memories import NegativesOnly, StepLoss
+from benchmarks.han.report import report
 from benchmarks.study.budget import Budget
 from benchmarks.study.data_sets import Roots
 from pml_xbn.datasets import Han
@@ -237,3 +239,60 @@ def test_the_study_has_han_with_clean_images_to_train_on(root: Path, monkeypatch
     assert data.test.checksum == clean.checksum
     assert torch.equal(load_han(root, "test", 12).images, data.test.images)
     assert data.network()(data.distorted(torch.arange(4), torch.Generator())).shape == (4, 128)
+
+
+def write_report(folder: Path) -> str:
+    """Three settings with seeds that choose and confirm, and one that has only been chosen."""
+    seeds = {
+        none(64): {0: 90.0, 1: 60.0, 2: 62.0, 3: 61.0},
+        none(256): {0: 10.0, 1: 64.0, 2: 65.0, 3: 66.0},
+        memory("xbn"): {0: 20.0, 1: 66.0, 2: 69.0, 3: 69.0},
+        memory("xbm"): {0: 55.0},
+    }
+    rows, log = [], []
+    for setting, by_seed in seeds.items():
+        for seed, value in by_seed.items():
+            case = replace(setting, seed=seed)
+            figures = {"recall_at_1": value, "map_at_r": value / 2, "cpu_minutes": 2.0 + (seed == 1)}
+            rows.append({**asdict(case), **figures, "map_at_r_validation": 50})
+            for step in (100, 4000, 5000) if setting.method == "xbn" else ():
+                numbers = dict.fromkeys(("shift_before", "gap", "before", "after", "floor"), 0.5)
+                shift = 9.0 if step == 100 else 0.03
+                log.append({**asdict(case), "step": step, "noise": 0.02, "shift_after": shift, **numbers})
+        few = replace(setting, classes=350)
+        for part, value in ((1, 40.0), (0.5, 41.0)):
+            one = replace(few, rate=part * few.rate)
+            figures = {"recall_at_1": value + len(setting.method), "map_at_r": 1.0, "cpu_minutes": 1.0}
+            rows.append({**asdict(one), **figures, "map_at_r_validation": value})
+    write_csv(rows, folder / command.RUNS)
+    write_csv(log, folder / command.LOG)
+    return report(folder)
+
+
+def line_of(page: str, beginning: str) -> list[str]:
+    (line,) = (line for line in page.splitlines() if line.startswith(f"| {beginning} |"))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_differences_are_paired_by_seed_without_the_one_that_chose(tmp_path: Path) -> None:
+    page = write_report(tmp_path).split("## ")[1]
+    found = line_of(page, "XBN, batch 64, warmed up, filled")
+    gaps = {64: [6.0, 7.0, 8.0], 256: [2.0, 4.0, 3.0]}
+    half = {size: student.ppf(0.975, 2) * np.std(x, ddof=1) / 3**0.5 for size, x in gaps.items()}
+    assert found[1:5] == ["0.008", "3", "68.0", "34.0"]
+    assert found[5] == f"+7.0 (± {half[64]:.1f})"
+    assert found[7] == f"+3.0 (± {half[256]:.1f})"
+    assert found[9:] == ["335,616", "5,244", "2.2"]
+    assert line_of(page, "XBM, batch 64, warmed up, filled")[2:4] == ["the choice's", "55.0"]
+
+
+def test_fewer_classes_take_the_better_of_two_rates(tmp_path: Path) -> None:
+    page = write_report(tmp_path).split("## ")[2]
+    lines = [line for line in page.splitlines() if line.startswith("| 350 |")]
+    assert [line.split("|")[4].strip() for line in lines] == ["45.0", "45.0", "44.0", "44.0"]
+    assert "| 9.1 % |" in lines[0]
+
+
+def test_noise_is_of_the_last_third(tmp_path: Path) -> None:
+    found = line_of(write_report(tmp_path).split("## ")[3], "XBN, batch 64, warmed up, filled")
+    assert found[1:5] == ["2.00", "25.00", "1.50", "25.00"]
