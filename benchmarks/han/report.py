@@ -25,13 +25,13 @@ CLASSES = 9992  # to train on
 _LATE = 2 / 3  # of a run, from where its noise is looked at
 _INTRODUCTION = """\
 Declared in [declared_han.md](../study/declared_han.md); made by `python -m benchmarks.han.report` of
-`han_runs.csv` and `han_log.csv`. Figures are of the classes that confirm, in per cent. Differences are in points,
-paired by seed, with the 95 % interval of their own pairs. Where *the choice's* stands for the seeds, there is only
-the one that chose the rate: such a figure is a first look, without an interval."""
+`han_runs.csv` and `han_log.csv`. Figures are of the classes that confirm, in per cent. Differences are in
+points, paired by seed, with the 95 % interval of their own pairs. Where *the choice's* stands for the seeds,
+there is only the one that chose the rate: such a figure is a first look, without an interval."""
 _NOISE = """\
 Of the last third of the runs, at chosen rates. *Shift* is the squared mean of what 512 rows are away from
-fresh ones, before and after the memory adapts them, in multiples of the sampling noise of one batch's mean. That
-noise is in per cent of the embeddings' total variance. Distances are of unit vectors."""
+fresh ones, before and after the memory adapts them, in multiples of the sampling noise of one batch's mean.
+That noise is in per cent of the embeddings' total variance. Distances are of unit vectors."""
 
 Row = dict[str, str]
 
