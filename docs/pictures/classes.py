@@ -23,6 +23,7 @@ _EXPERIMENTS = Path(__file__).parents[2] / "benchmarks" / "papers" / "experiment
 # Training classes; the papers' and the study's batches have four images of each class.
 TRAINED_ON = {"pretrained": 882, "pretrained icons": 510, "sop": 11_318, "in-shop": 3_997}
 TITLES = {"pretrained": "Emoji", "pretrained icons": "icons", "sop": "SOP", "in-shop": "In-Shop"}
+_TABLES = ("AXBN, Table 2", "AXBN, Table 4", "AXBN, Table 6")
 _PER_CLASS = 4
 _LARGER = {"same": "no memory at the same batch", "four": "no memory at four times the batch"}
 
@@ -89,21 +90,19 @@ def of_the_study(results: Path) -> Iterator[Point]:
 
 
 def of_the_papers() -> Iterator[Point]:
-    """Yields XBN of the AXBN paper's tables 2, 4 and 6, which give one figure a setting or a mean."""
+    """Yields XBN of tables of the AXBN paper, which give one figure a setting or a mean."""
     found: dict[tuple[str, str, int, str], float] = {}
     for row in read_csv(_EXPERIMENTS):
-        parsed = re.fullmatch(r"AXBN, Table ([246])", row["source"])
-        first = re.match(r"1: ([\d.]+)", row["figures"])
-        method = re.search(r"--method (no-xbm|xbn)\b", row["flags"])
-        if parsed and first and method and row["dataset"] in TRAINED_ON:
-            size = re.search(r"--batch-size (\d+)", row["flags"])
+        flags = dict(zip(row["flags"].split(), row["flags"].split()[1:], strict=False))
+        first, method = re.match(r"1: ([\d.]+)", row["figures"]), flags.get("--method", "")
+        is_ours = row["source"] in _TABLES and row["dataset"] in TRAINED_ON and method in ("no-xbm", "xbn")
+        if first is not None and is_ours:
             network = "Swin, " if "swin" in row["flags"] else ""
-            place = (row["dataset"], network, int(size[1]) if size else 64, method[1])
-            found[place] = float(first[1])
-    for (data, network, size, method_name), value in found.items():
+            found[row["dataset"], network, int(flags.get("--batch-size", 64)), method] = float(first[1])
+    for (data, network, size, method), value in found.items():
         for compared, other in (("same", size), ("four", 4 * size)):
             theirs = found.get((data, network, other, "no-xbm"))
-            if method_name == "xbn" and theirs is not None:
+            if method == "xbn" and theirs is not None:
                 share = 100 * size / _PER_CLASS / TRAINED_ON[data]
                 name = f"{network}{TITLES[data]}, {size}"
                 yield Point(name, share, Difference([value - theirs]), compared, "papers, XBN")
