@@ -24,7 +24,7 @@ FIGURES = {"recall_at_1": "Recall@1", "map_at_r": "MAP@R"}
 CLASSES = 9992  # to train on
 _LATE = 2 / 3  # of a run, from where its noise is looked at
 _INTRODUCTION = """\
-Declared in [declared_han.md](../study/declared_han.md); made by `python -m benchmarks.han.report` of
+Declared in `benchmarks/study/declared_han.md`; made by `python -m benchmarks.han.report` of
 `han_runs.csv` and `han_log.csv`. Figures are of the classes that confirm, in per cent. Differences are in
 points, paired by seed, with the 95 % interval of their own pairs. Where *the choice's* stands for the seeds,
 there is only the one that chose the rate: such a figure is a first look, without an interval."""
