@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ TRAINED_ON = {"pretrained": 882, "pretrained icons": 510, "sop": 11_318, "in-sho
 TITLES = {"pretrained": "Emoji", "pretrained icons": "icons", "sop": "SOP", "in-shop": "In-Shop"}
 _TABLES = ("AXBN, Table 2", "AXBN, Table 4", "AXBN, Table 6")
 _PER_CLASS = 4
+_TICKS = (0.03, 0.1, 0.3, 1, 3, 10)
 _LARGER = {"same": "no memory at the same batch", "four": "no memory at four times the batch"}
 
 
@@ -45,7 +47,8 @@ def draw_classes(results: Path, folder: Path) -> None:
     """Writes ``classes-light.svg`` and ``classes-dark.svg``."""
     points = [*of_han(results), *of_the_study(results), *of_the_papers()]
     for figure, style in in_both((8.4, 3.9)):
-        for axes, (compared, title) in zip(figure.subplots(1, 2, sharey=True), _LARGER.items(), strict=True):
+        both = figure.subplots(1, 2, sharex=True, sharey=True)
+        for axes, (compared, title) in zip(both, _LARGER.items(), strict=True):
             _draw(axes, [point for point in points if point.compared == compared], style)
             axes.set_title(f"To {title}", fontsize=10)
             axes.set_xlabel("Share of the training classes in a batch, %")
@@ -120,12 +123,15 @@ def _draw(axes: Axes, points: list[Point], style: Style) -> None:
         if not of_kind:
             continue
         shares, means = [x.share for x in of_kind], [x.gain.mean for x in of_kind]
-        half_widths = [x.gain.half_width or 0 for x in of_kind]
+        half_widths = [x.gain.half_width or math.nan for x in of_kind]  # no bar for one seed
         options: dict[str, Any] = {"markersize": 5, "capsize": 3, "color": colour, "label": kind}
         axes.errorbar(shares, means, yerr=half_widths, fmt=mark, **options)
         for point in of_kind:
             if point.name != "Han":
                 place = (point.share, point.gain.mean)
-                axes.annotate(point.name, place, (4, 4), textcoords="offset points", fontsize=7)
+                below = -10 if kind.startswith("fine") else 4
+                axes.annotate(point.name, place, (4, below), textcoords="offset points", fontsize=7)
     axes.set_xscale("log")
+    axes.set_xticks(_TICKS, map(str, _TICKS))
+    axes.minorticks_off()
     axes.axhline(0, color=style.ink, linewidth=0.8)
