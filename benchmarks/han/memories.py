@@ -116,8 +116,8 @@ def build_memory(case: Case, memory_size: int) -> Any:
 
 GAINS: dict[str, Callable[[], MeasuredGain]] = {
     "gain": MeasuredGain,
-    "gain per dimension": lambda: MeasuredGain(window=100, per_dimension=True),
-    "gain of both": lambda: MeasuredGain(match_std=True),
+    "gain per dimension": lambda: MeasuredGain(window=100, noise="steps", per_dimension=True),
+    "gain of both": lambda: MeasuredGain(noise="steps", match_std=True),
 }
 
 

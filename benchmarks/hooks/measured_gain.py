@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -11,39 +13,55 @@ class MeasuredGain:
 
     .. math:: \hat z = z + K (E[B] - E[R]), \quad K = 1 - \frac{\overline{v}}{\overline{(E[B] - E[R])^2}}
 
-    v is the sampling noise of the batch's mean: the variance between the means of its classes, over their
-    number. What is drawn over is a moving average. Of an innovation, which is the sum of how far the rows are
-    behind and of noise, the first is its part; so K is the gain of a Kalman filter in its steady state.
+    v is the sampling noise of the batch's mean, and what is drawn over is a moving average. A difference is
+    the sum of how far the rows are behind and of noise, and K is the first one's part of it. That is the gain
+    of a Kalman filter in its steady state.
 
     Args:
         window: steps over which the averages are taken; as long as these have not passed, K is 1.
+        noise: what v is: of "classes", the variance between the means of the batch's classes, over their
+            number; or of "steps", half of the squared difference between the means of one batch and the
+            next. Where batch normalization trains, means of batches differ by less than their classes make
+            expect, and only the latter knows that; but it holds what the model moves in a step.
         per_dimension: a K for every dimension, in place of one for all.
-        match_std: multiplies the rows' σ likewise by (σ[B] / σ[R])^K, with a K from the logarithms. Their
-            noise is that between two halves of the batch's classes.
+        match_std: multiplies the rows' σ likewise by (σ[B] / σ[R])^K, with a K of the logarithms, whose noise
+            is that of steps.
     """
 
-    def __init__(self, window: int = 20, per_dimension: bool = False, match_std: bool = False) -> None:
-        self.window, self.per_dimension, self.match_std = window, per_dimension, match_std
+    def __init__(
+        self,
+        window: int = 20,
+        noise: Literal["classes", "steps"] = "classes",
+        per_dimension: bool = False,
+        match_std: bool = False,
+    ) -> None:
+        self.window, self.noise = window, noise
+        self.per_dimension, self.match_std = per_dimension, match_std
         self.num_calls = 0
         self.gains: dict[str, Tensor] = {}  # the last K of "mean" and "std"
         self._averages: dict[str, Tensor] = {}
+        self._previous: dict[str, Tensor] = {}
 
     def __call__(
         self, memory: Tensor, memory_labels: Tensor, batch: Tensor, batch_labels: Tensor
     ) -> Tensor | None:
-        if min(len(memory), len(batch)) < 2 or len(batch_labels.unique()) < 4:
+        if min(len(memory), len(batch)) < 2 or len(batch_labels.unique()) < 2:
             return None
         self.num_calls += 1
-        mean = memory.mean(dim=0)
-        gap = batch.mean(dim=0) - mean
-        moved = gap * self._gain("mean", gap, _noise_of_mean(batch, batch_labels))
+        mean, of_batch = memory.mean(dim=0), batch.mean(dim=0)
+        of_steps = self._noise_of_steps("mean", of_batch)
+        noise = of_steps if self.noise == "steps" else noise_of_classes(batch, batch_labels)
+        moved = (of_batch - mean) * self._gain("mean", of_batch - mean, noise)
         if not self.match_std:
             return memory + moved
-        first, second = _halves(batch, batch_labels)
-        ratio = (batch.std(dim=0) / memory.std(dim=0)).log()
-        noise = (first.std(dim=0) / second.std(dim=0)).log().square() / 4
-        scale = (ratio * self._gain("std", ratio, noise)).exp()
-        return (memory - mean) * scale + mean + moved
+        of_batch, spread = batch.std(dim=0).log(), memory.std(dim=0).log()
+        gain = self._gain("std", of_batch - spread, self._noise_of_steps("std", of_batch))
+        return (memory - mean) * ((of_batch - spread) * gain).exp() + mean + moved
+
+    def _noise_of_steps(self, name: str, value: Tensor) -> Tensor:
+        previous = self._previous.get(name, value)
+        self._previous[name] = value
+        return (value - previous).square() / 2
 
     def _gain(self, name: str, gap: Tensor, noise: Tensor) -> Tensor:
         """Averages squared gap and noise; returns the part of the gap that is not noise."""
@@ -58,14 +76,8 @@ class MeasuredGain:
         return gain
 
 
-def _noise_of_mean(batch: Tensor, labels: Tensor) -> Tensor:
+def noise_of_classes(batch: Tensor, labels: Tensor) -> Tensor:
     """Returns the variance of the batch's mean, (d,), from that between the means of its classes."""
     _, numbers, counts = labels.unique(return_inverse=True, return_counts=True)
     sums = batch.new_zeros(len(counts), batch.shape[1]).index_add(0, numbers, batch)
     return (sums / counts[:, None]).var(dim=0) / len(counts)
-
-
-def _halves(batch: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the rows of every other class, and those of the rest."""
-    _, numbers = labels.unique(return_inverse=True)
-    return batch[numbers % 2 == 0], batch[numbers % 2 == 1]
