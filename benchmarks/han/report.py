@@ -105,7 +105,9 @@ def front_table(runs: Runs, settings: Iterable[Case]) -> str:
         line += [_mean(runs.values(setting, figure)) for figure in FIGURES]
         for size in (64, 256):
             baseline = replace(plan.none(size), loss=setting.loss, weights=setting.weights)
-            line += [str(runs.difference(setting, baseline, figure) or "–") for figure in FIGURES]
+            is_itself = setting.setting == baseline.setting
+            gaps = [None if is_itself else runs.difference(setting, baseline, name) for name in FIGURES]
+            line += [str(gap or "–") for gap in gaps]
         minutes = [
             float(row["cpu_minutes"]) for one, row in runs.rows.items() if one.setting == setting.setting
         ]
@@ -177,8 +179,9 @@ def sweep_table(runs: Runs) -> str:
             number = classes or CLASSES
             line = [f"{number:,}", f"{100 * 32 / number:.2g} %", label(setting), *map(_mean, values.values())]
             for size in (64, 256):
+                baseline = plan.none(size)
                 for figure in FIGURES:
-                    theirs = sweep_values(runs, plan.none(size), classes, figure)
+                    theirs = {} if setting == baseline else sweep_values(runs, baseline, classes, figure)
                     line.append(str(paired(values[figure], theirs) or "–"))
             lines.append(line)
     return markdown(columns, lines, ["Setting"])
