@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from benchmarks.engine.distortion import distort
-from benchmarks.papers.settings import Settings
+from benchmarks.papers.settings import CHARACTERS, Settings
 
 Transform = Callable[[Any], Tensor]
 
@@ -21,13 +21,13 @@ _RESIZE = 256 / 224  # of the papers that resize to 256 and crop 224
 def image_size(settings: Settings) -> int:
     if settings.image_size is not None:
         return settings.image_size
-    return 32 if settings.dataset == "glyphs" else 224
+    return 32 if settings.dataset in CHARACTERS else 224
 
 
 def build_transforms(settings: Settings, data_config: dict[str, Any]) -> tuple[Transform, Transform]:
     """Returns the transforms of training and of testing, with what timm says of the backbone's input."""
     size, mean, std = image_size(settings), data_config["mean"], data_config["std"]
-    if settings.dataset == "glyphs":
+    if settings.dataset in CHARACTERS:
         prepared = partial(_glyph_input, size=size, mean=mean, std=std)
         return partial(_distorted_glyph_input, prepare=prepared), prepared
     if settings.augmentation == "timm":

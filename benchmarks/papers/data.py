@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -50,6 +51,8 @@ def load_data(settings: Settings) -> TaskData:
     """Reads the annotations of a data set."""
     if settings.dataset == "glyphs":
         return _glyphs(settings)
+    if settings.dataset == "han":
+        return _han(settings)
     cls = getattr(datasets, _CLASSES[settings.dataset])
 
     options = {"protocol": settings.protocol} if settings.dataset == "deep-fashion2" else {}
@@ -86,6 +89,13 @@ def _glyphs(settings: Settings) -> TaskData:
     return _task(
         _nonempty_subset(train, first_classes(len(train.superclasses), settings.limit_classes)), queries
     )
+
+
+def _han(settings: Settings) -> TaskData:
+    train = datasets.Han("train", settings.root, download=settings.download)
+    as_input = partial(torch.div, other=255)  # a lambda could not go to a worker
+    tests = datasets.Han("test", settings.root, transform=as_input)
+    return _task(*(_nonempty_subset(images, settings.limit_classes) for images in (train, tests)))
 
 
 def _task(train: Images, queries: Images, gallery: Images | None = None) -> TaskData:

@@ -61,7 +61,7 @@ def build_loss(settings: Settings, setup: LossSetup) -> nn.Module:
     if settings.method == "super-class" and setup.superclasses is None:
         raise ValueError(
             f"{settings.dataset} has no superclasses, which --method super-class needs; choose a data set "
-            "that has (glyphs, sop, in-shop, deep-fashion2, cifar100) or another method"
+            "that has (glyphs, han, sop, in-shop, deep-fashion2, cifar100) or another method"
         )
     if not has_memory(settings):
         return build_batch_loss(settings, setup)

@@ -22,10 +22,11 @@ from benchmarks.engine.settings import (
 
 Method = Literal[MethodName, "norm-softmax", "sgsl"]
 Dataset = Literal[
-    "glyphs", "sop", "in-shop", "deep-fashion2", "vehicle-id", "cifar10", "cifar100", "cub", "cars"
+    "glyphs", "han", "sop", "in-shop", "deep-fashion2", "vehicle-id", "cifar10", "cifar100", "cub", "cars"
 ]
 Preset = Literal["axbn", "xbm", "thesis", "thesis-margins", "norm-softmax", "sgsl"]
 Head = Literal["linear", "layer-norm", "bn", "mbn", "ln", "bn-neck", "gem", "gem-bn-neck"]
+CHARACTERS = ("glyphs", "han")  # grey, 32 pixels; distorted in training
 METHODS, DATASETS, PRESETS = get_args(Method), get_args(Dataset), get_args(Preset)
 
 
@@ -38,10 +39,10 @@ class Data:
     gallery_draws: Positive = 10  # VehicleID: galleries to draw, and to average the figures over
     protocol: Literal["axbn", "xbm"] = "axbn"  # whose classes DeepFashion2 has
     limit_classes: Positive | None = None  # train and test on so many classes each
-    image_size: Positive | None = None  # side in pixels; default: 32 for Glyphs, else 224
+    image_size: Positive | None = None  # side in pixels; default: 32 for Glyphs and Han, else 224
     resize: Positive | None = None  # side before a crop; default: 8/7 of image_size
     augmentation: Literal["timm", "crop", "resized-crop"] = "timm"
-    """timm's; random crops and mirroring; or resized crops, colours and mirroring; Glyphs are distorted"""
+    """timm's; random crops and mirroring; resized crops, colours, mirroring; characters are distorted"""
     rand_augment: str = "rand-m9-mstd0.5"  # timm's name of a RandAugment profile, or none
     random_erasing: Probability = 0.2  # probability of erasing a rectangle
     crop_scale: Share = 0.16  # resized-crop: smallest share of the image

@@ -20,6 +20,7 @@ from benchmarks.demo.settings import Settings
 from benchmarks.demo.task import GlyphsData
 from benchmarks.engine.efficientnet import LAST_STAGE, LateStages, load_network
 from benchmarks.engine.emoji import load_emoji
+from benchmarks.engine.han import load_han
 from benchmarks.engine.icons import load_icons
 from benchmarks.engine.labelled_images import LabelledImages
 from benchmarks.engine.minilm import LastLayer, load_minilm
@@ -44,6 +45,22 @@ class EmojiData(GlyphsData):
         classes, distortion = self.settings.classes, self.settings.distortion
         train, test = (
             load_emoji(self._root, split, classes, self._side, distortion) for split in ("train", "test")
+        )
+        return train, test
+
+
+class HanData(GlyphsData):
+    """Ten thousand characters, which a small network learns from random weights."""
+
+    def __init__(self, settings: Settings, root: Path, budget: Budget) -> None:
+        self._root, self._budget = root, budget
+        super().__init__(settings, torch.device("cpu"))
+
+    def _halves(self) -> tuple[LabelledImages, LabelledImages]:
+        settings, side = self.settings, self._budget.side
+        splits = ("train", "test" if self._budget.is_kept_back else "validation")
+        train, test = (
+            load_han(self._root, split, settings.classes, side, settings.distortion) for split in splits
         )
         return train, test
 
@@ -122,6 +139,7 @@ class DataSet(NamedTuple):
 DATA_SETS = {
     "glyphs": DataSet(lambda settings, root, budget: GlyphsData(settings, torch.device("cpu")), None),
     "emoji": DataSet(lambda settings, root, budget: EmojiData(settings, root, budget.side)),
+    "han": DataSet(HanData, "han"),
     "pretrained": DataSet(PretrainedData),
     "pretrained icons": DataSet(partial(PretrainedData, load_images=load_icons), "icons"),
     "pretrained senses": DataSet(SenseData),

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pictures.adaptation import draw_adaptation
 from pictures.batch_noise import draw_batch_noise
+from pictures.classes import draw_classes
 from pictures.demo_seeds import demo_table
 from pictures.gains import draw_gains
 from pictures.on_gpu import gpu_report
@@ -36,6 +37,7 @@ def write_files(_: Sphinx) -> None:
     WRITTEN.mkdir(parents=True, exist_ok=True)
     draw_adaptation(WRITTEN)
     draw_batch_noise(RESULTS / "batch_noise.csv", WRITTEN)
+    draw_classes(RESULTS, WRITTEN)
     draw_gains(RESULTS, WRITTEN)
     draw_one_map(WRITTEN)
     draw_step_cost(RESULTS / "step_cost_cpu.csv", WRITTEN)

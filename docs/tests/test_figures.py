@@ -8,6 +8,7 @@ from statistics import fmean
 
 import pytest
 from pictures.batch_noise import EPOCH, batch_share
+from pictures.classes import of_the_papers, of_the_study
 
 from benchmarks.engine.intervals import Difference, paired
 from benchmarks.engine.results import read_csv
@@ -381,3 +382,17 @@ def test_how_a_gpu_kept_the_contract() -> None:
     judged = [row for row in rows if row["tolerance"] != "inf"]
     assert all(row["passed"] == "True" for row in judged)
     assert_on(BENCHMARKS, f"all {len(judged)} checks hold; {len(rows) - len(judged)} rows more count waits")
+
+
+def test_the_picture_of_classes_has_the_papers_figures_and_the_studys(study: Study) -> None:
+    papers = {(point.name, point.compared): point for point in of_the_papers()}
+    assert papers["SOP, 64", "same"].gain.mean == pytest.approx(80.62 - 75.94)
+    assert papers["SOP, 64", "four"].gain.mean == pytest.approx(80.62 - 78.69)
+    assert papers["In-Shop, 64", "same"].gain.mean == pytest.approx(91.49 - 88.76)
+    assert papers["Swin, SOP, 16", "same"].gain.mean == pytest.approx(86.25 - 77.80)
+    assert papers["SOP, 64", "same"].share == pytest.approx(100 * 16 / 11_318)
+    table = words_of(DOCS / "which_variant.md")
+    for point in of_the_study(RESULTS):
+        if point.name in ("Emoji, 16", "icons, 16", "Emoji, 64") and point.compared == "same":
+            assert point.gain.half_width is not None
+            assert f"{point.gain.mean:+.1f} ± {point.gain.half_width:.1f}" in table

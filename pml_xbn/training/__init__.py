@@ -2,6 +2,7 @@
 
 from .class_batches import ClassBatches
 from .encoder import Encoder, load_encoder
+from .fill_from import fill_from
 from .freeze_batch_norm import freeze_batch_norm
 from .frozen_batch_norm import FrozenBatchNorm
 from .grad_cache import GradCache
@@ -13,6 +14,7 @@ __all__ = [
     "Encoder",
     "FrozenBatchNorm",
     "GradCache",
+    "fill_from",
     "find_images",
     "freeze_batch_norm",
     "keep_loss",

@@ -8,6 +8,7 @@ import pytest
 import tiny_datasets
 import torch
 from PIL.Image import Image as PillowImage
+from tiny_han_fonts import write_packages
 from torch.nn.functional import normalize
 from training_script import has_timm, result_of, run_script
 
@@ -15,11 +16,12 @@ if not has_timm():
     pytest.skip("timm cannot be imported", allow_module_level=True)
 
 from benchmarks.engine.ranks import Ranks
+from benchmarks.papers.augmentation import build_transforms
 from benchmarks.papers.data import TaskData, load_data
 from benchmarks.papers.evaluation import Evaluation
 from benchmarks.papers.presets import read_settings
-from benchmarks.papers.settings import DATASETS
-from pml_xbn.datasets import StanfordOnlineProducts, VehicleID
+from benchmarks.papers.settings import CHARACTERS, DATASETS
+from pml_xbn.datasets import Han, StanfordOnlineProducts, VehicleID
 
 WRITERS = {
     "sop": tiny_datasets.write_stanford_online_products,
@@ -35,7 +37,7 @@ GALLERIES = ("in-shop", "deep-fashion2")
 SUPERCLASSES = ("sop", "in-shop", "deep-fashion2", "cifar100")
 
 
-@pytest.mark.parametrize("name", [name for name in DATASETS if name != "glyphs"])
+@pytest.mark.parametrize("name", [name for name in DATASETS if name not in CHARACTERS])
 def test_every_dataset_is_loaded_with_its_protocol(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,6 +55,23 @@ def test_every_dataset_is_loaded_with_its_protocol(
         assert (images.superclasses is not None) == (name in SUPERCLASSES)
         if images.superclasses is not None:
             assert len(images.superclasses) > int(images.labels.max())
+
+
+def test_han_is_grey_and_ten_thousand_classes_elsewhere(tmp_path: Path) -> None:
+    pytest.importorskip("fontTools")
+    write_packages(tmp_path)
+    settings = read_settings(["--dataset", "han", "--root", str(tmp_path), "--no-pretrained"])
+    data = load_data(settings)
+    han = Han("test", tmp_path)
+    config = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4)}
+    train, test = build_transforms(settings, config)
+    for images, transform in ((data.train, train), (data.queries, test)):
+        image, label = images.items[int(images.positions[-1])]
+        assert (transform(image).shape, label) == ((3, 32, 32), int(images.labels[-1]))
+        assert images.superclasses is not None
+    expected = (han.images[0].double() / 255 - 0.4) / 0.3
+    torch.testing.assert_close(test(data.queries.items[0][0])[1].double(), expected, atol=1e-6, rtol=1e-5)
+    assert data.gallery is None
 
 
 def load_vehicles(root: Path, *flags: str) -> TaskData:

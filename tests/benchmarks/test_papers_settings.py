@@ -130,7 +130,7 @@ def test_value_that_is_impossible_or_has_no_effect_is_named(flags: str, message:
     ("flags", "message"),
     [
         ("--method xbnn", "'no-xbm', 'xbm'"),
-        ("--dataset mnist", "'glyphs', 'sop'"),
+        ("--dataset mnist", "'glyphs', 'han', 'sop'"),
         ("--preset mine", "'axbn', 'xbm'"),
         ("--loss-options temperature", "is not of the form name=value"),
     ],

@@ -13,6 +13,7 @@ import torch
 from forked import run_ranks, run_script
 from on_ranks import has_fully_shard
 from script_on_few_glyphs import FewGlyphs
+from tiny_han_fonts import write_packages
 from training_script import assert_equal, has_timm
 
 import pml_xbn.datasets
@@ -88,9 +89,20 @@ def test_a_missing_data_folder_gives_what_to_fetch(monkeypatch: pytest.MonkeyPat
         pytest.skip("timm cannot be imported")
     root = str(tmp_path / "sop")
     with pytest.raises(
-        SystemExit, match=rf"^{root}/.* is missing; .*https://.* into {root}, or try --glyphs"
+        SystemExit, match=rf"^{root}/.* is missing; .*https://.* into {root}, or try --dataset glyphs"
     ):
         run(monkeypatch, "train_sop", "--root", root)
+
+
+@pytest.mark.skipif(not has_timm(), reason="timm cannot be imported")
+def test_han_takes_the_place_of_products(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("fontTools")
+    write_packages(tmp_path / "han")
+    flags = ["--dataset", "han", "--root", str(tmp_path / "han"), "--epochs", "1", "--workers", "1"]
+    run(monkeypatch, "train_sop", *flags, "--output", str(tmp_path / "out"))
+    assert re.search(r"^epoch 1: Recall@1 \d+", capsys.readouterr().out, re.MULTILINE)
 
 
 @pytest.mark.skipif(not has_timm(), reason="timm cannot be imported")
@@ -99,7 +111,7 @@ def test_frozen_batch_norm_keeps_its_statistics(
 ) -> None:
     moved = {}
     for norm in ("trains", "frozen"):
-        flags = ["--glyphs", "--epochs", "1", "--workers", "1", "--batch-norm", norm]
+        flags = ["--dataset", "glyphs", "--epochs", "1", "--workers", "1", "--batch-norm", norm]
         run(monkeypatch, "train_sop", *flags, "--output", str(tmp_path / norm))
         network = torch.load(tmp_path / norm / "last.pt", weights_only=True)["network"]
         moved[norm] = [bool(network[name].any()) for name in network if name.endswith("running_mean")]

@@ -29,8 +29,8 @@ def run(name: str, *arguments: str) -> None:
 
 
 def train_sop(output: str) -> None:
-    arguments = ["--glyphs", "--epochs", "2", "--batch-size", str(BATCH_SIZE), "--workers", "1", "--resume"]
-    run("train_sop.py", *arguments, "--output", str(OUTPUT / output))
+    arguments = ["--dataset", "glyphs", "--epochs", "2", "--batch-size", str(BATCH_SIZE), "--workers", "1"]
+    run("train_sop.py", *arguments, "--resume", "--output", str(OUTPUT / output))
 
 
 def keep(source: str, destination: str) -> None:

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from pytorch_metric_learning.losses import CrossBatchMemory, SupConLoss
+from torch import Tensor, nn
+
+from pml_xbn import XBNWrapper
+from pml_xbn.training import fill_from
+
+IMAGES, LABELS = torch.randn(20, 6, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 7
+
+
+def loader(size: int) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(IMAGES.split(size), LABELS.split(size), strict=True))
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
+
+
+def memory_of(size: int, **options: Any) -> XBNWrapper:
+    return XBNWrapper(SupConLoss(), embedding_size=4, memory_size=size, **options)
+
+
+@pytest.mark.parametrize(("size", "expected"), [(13, 13), (20, 20), (50, 20)])
+def test_it_stores_as_many_rows_as_there_are_places_and_images(size: int, expected: int) -> None:
+    """Rows are those of batches in training mode, each by its own statistics, in float64."""
+    memory, model = memory_of(size), network()
+    assert fill_from(memory, loader(8), model) == memory.num_rows == expected
+    linear: Any = model[0]
+    rows = []
+    for batch in IMAGES.double().split(8):
+        features = batch @ linear.weight.double().T + linear.bias.double()
+        spread = (features.var(dim=0, unbiased=False) + 1e-5).sqrt()
+        rows.append((features - features.mean(dim=0)) / spread)
+    torch.testing.assert_close(
+        memory.embedding_memory[:expected].double(), torch.cat(rows)[:expected], atol=1e-5, rtol=1e-5
+    )
+    assert memory.label_memory[:expected].tolist() == LABELS[:expected].tolist()
+    assert model.training
+    assert not any(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_a_loader_that_never_ends_is_read_until_the_memory_is_full() -> None:
+    def endless() -> Any:
+        while True:
+            yield from loader(8)
+
+    assert fill_from(memory_of(45), endless(), network()) == 45
+
+
+def test_it_replaces_the_rows_of_a_full_memory_and_is_no_call() -> None:
+    memory, model = memory_of(10, warmup=2), network()
+    fill_from(memory, loader(5), model)
+    before = memory.embedding_memory.clone()
+    with torch.no_grad():
+        model[0].weight.mul_(-1)
+    fill_from(memory, loader(5), model)
+    assert not torch.allclose(memory.embedding_memory, before)
+    assert memory.num_calls == 0
+
+
+def test_what_cannot_be_filled_is_named() -> None:
+    pml: Any = CrossBatchMemory(SupConLoss(), embedding_size=4, memory_size=8)
+    with pytest.raises(
+        TypeError, match="memory is a CrossBatchMemory, which has no fill_memory: pass an Ada"
+    ):
+        fill_from(pml, loader(4), network())
+    with pytest.raises(ValueError, match="loader gives no batch: pass one"):
+        fill_from(memory_of(8), [], network())
+    with pytest.raises(ValueError, match="embedding_size"):
+        fill_from(memory_of(8), loader(4), nn.Linear(6, 3))
