@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .._tracing import can_read
 from .._tensor_checks import check_numbers, check_rows, plain
+from .._tracing import can_read
 from ..distributed import _ranks as ranks
 from ..memory._batch import Batch, split
 from ..memory._callers import check_caller

@@ -37,7 +37,10 @@ class Findings:
         self._may_be_set = True
         if self.flags.device.type == "cuda" and not is_tracing():
             if self._copy is None:
-                self._copy, self._is_copied = torch.zeros(3, dtype=torch.bool).pin_memory(), torch.cuda.Event()
+                self._copy, self._is_copied = (
+                    torch.zeros(3, dtype=torch.bool).pin_memory(),
+                    torch.cuda.Event(),
+                )
             self._copy.copy_(self.flags, non_blocking=True)
             assert self._is_copied is not None
             self._is_copied.record()

@@ -18,7 +18,9 @@ from pml_xbn import XBNWrapper
 # Dynamo looks at the gradients of embeddings where a graph ends, which torch warns of.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
-    pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning"),  # torch's, of itself
+    pytest.mark.filterwarnings(
+        "ignore:.* should not be instantiated:DeprecationWarning"
+    ),  # torch's, of itself
     # Of Python 3.13.0 alone.
     pytest.mark.filterwarnings("ignore:Guards may run slower on Python:RuntimeWarning"),
     pytest.mark.skipif(

@@ -31,7 +31,8 @@ MINERS: dict[str, Callable[[], Any]] = {
     "batch hard": miners.BatchHardMiner,
 }
 NEEDS_TORCH = pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6), reason="older Dynamo lacks what the step needs"
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6),
+    reason="older Dynamo lacks what the step needs",
 )
 
 
@@ -43,14 +44,18 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
     return embeddings + step / 50, labels
 
 
-def warmed(kind: str, loss: str = "SupCon", miner: str = "no miner", **options: Any) -> AdaptiveCrossBatchMemory:
+def warmed(
+    kind: str, loss: str = "SupCon", miner: str = "no miner", **options: Any
+) -> AdaptiveCrossBatchMemory:
     memory = KINDS[kind].memory(LOSSES[loss](), D, M, MINERS[miner](), **options)
     for step in range(2):
         memory(*batch(step))
     return memory
 
 
-def value_and_gradient(call: Callable[..., Tensor], embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def value_and_gradient(
+    call: Callable[..., Tensor], embeddings: Tensor, labels: Tensor
+) -> tuple[Tensor, Tensor]:
     embeddings = embeddings.requires_grad_()
     loss = call(embeddings, labels)
     (gradient,) = torch.autograd.grad(loss, embeddings)
@@ -82,7 +87,9 @@ def assert_runs_alike(
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_trace_that_is_replayed_is_the_step(kind: str, loss: str) -> None:
     """A replay computes the same operations on the same tensors, as a CUDA graph does. It goes round ten times."""
-    memory = warmed(kind, loss, list(MINERS)[(list(KINDS).index(kind) + list(LOSSES).index(loss)) % len(MINERS)])
+    memory = warmed(
+        kind, loss, list(MINERS)[(list(KINDS).index(kind) + list(LOSSES).index(loss)) % len(MINERS)]
+    )
     twin = copy.deepcopy(memory)
     replay = make_fx(lambda *given: value_and_gradient(memory, *given))(*batch(2))  # a step of its own
     twin(*batch(2))
@@ -108,7 +115,9 @@ def test_a_thousand_replays_are_a_thousand_steps(dtype: torch.dtype) -> None:
 
 def test_what_reads_a_number_cannot_be_traced() -> None:
     memory = warmed("xbn", batch_loss_weight=0.5)
-    with pytest.raises(RuntimeError, match="XBNWrapper with warmup, batch_loss_weight.* cannot be part of a graph"):
+    with pytest.raises(
+        RuntimeError, match="XBNWrapper with warmup, batch_loss_weight.* cannot be part of a graph"
+    ):
         make_fx(lambda *given: memory(*given))(*batch(2))
 
 
@@ -242,7 +251,9 @@ def test_a_failing_step_on_a_device_leaves_everything_as_it_was(monkeypatch: pyt
         memory(*batch(step))
     before = memory.state_dict()
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
-        patch.setattr(sys.modules["pml_xbn.losses._step"], "compare", lambda *_: (_ for _ in ()).throw(MemoryError))
+        patch.setattr(
+            sys.modules["pml_xbn.losses._step"], "compare", lambda *_: (_ for _ in ()).throw(MemoryError)
+        )
         memory(*batch(9))
     for name, value in memory.state_dict().items():
         assert torch.equal(value, before[name]), name

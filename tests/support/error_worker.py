@@ -298,7 +298,9 @@ def check_failures_of_shards(rank: int) -> None:
         assert torch.equal(loss_fn(embeddings, labels), expected)
         loss_fn.train()
         broken = (
-            patch.object(Rows, "written_", side_effect=OSError("disk on fire")) if rank == 1 else nullcontext()
+            patch.object(Rows, "written_", side_effect=OSError("disk on fire"))
+            if rank == 1
+            else nullcontext()
         )
         with broken, pytest.raises((OSError, RuntimeError), match="disk on fire"):
             loss_fn.fill_memory(embeddings, labels)
