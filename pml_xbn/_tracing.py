@@ -1,7 +1,7 @@
 """Whether the host may read numbers of tensors.
 
-Where it may not, a step computes with 0-d tensors. So ``torch.compile``, ``make_fx`` and a CUDA graph take it whole,
-and a GPU does not wait.
+Where it may not, a step computes with 0-d tensors. So ``torch.compile``, ``make_fx`` and a CUDA graph take it
+whole, and a GPU does not wait.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _PROXY = torch._C._TorchDispatchModeKey.PROXY
 
 
 def is_tracing() -> bool:
-    """Returns whether a graph is made of the operations: by ``torch.compile``, ``make_fx`` or a CUDA graph."""
+    """Returns whether ``torch.compile``, ``make_fx`` or a CUDA graph makes a graph of the operations."""
     if torch.compiler.is_compiling():
         return True
     if torch._C._get_dispatch_mode(_PROXY) is not None:

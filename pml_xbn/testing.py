@@ -156,7 +156,7 @@ class _MomentCheck:
             raise AssertionError(
                 f"the map takes the mean of the rows away from the target: their distance was {before:.3g} "
                 f"and is {after:.3g}. scale * z + shift is applied to the rows of the memory, so "
-                "`memory.affine_to(target)` is the map of XBN, and `target.affine_to(memory)` is on the wrong side"
+                "`memory.affine_to(target)` is XBN's map; `target.affine_to(memory)` is on the wrong side"
             )
         self.compare(found, memory, target)
 

@@ -114,7 +114,12 @@ class GroupMomentMatching(BaseAdapter):
         return Groups(len(groups), of_memory, torch.searchsorted(groups, batch_labels))
 
     def maps_of_groups(
-        self, affine: Affine, memory: GroupMoments, batch: GroupMoments, target: Moments, num_rows: float
+        self,
+        affine: Affine,
+        memory: GroupMoments,
+        batch: GroupMoments,
+        target: Moments,
+        num_rows: int | Tensor,
     ) -> Affine:
         """Returns the maps ``(g + 1, d)`` of the groups' rows, and last that of the rows of no group.
 
@@ -125,9 +130,9 @@ class GroupMomentMatching(BaseAdapter):
             target: the moments that rows of no group adapt to, ``(d,)`` each.
             num_rows: how many rows there are in memory, for PML's logging.
         """
-        is_present = (memory.count >= 2) & (batch.count >= 2)
+        is_present = (memory.sizes >= 2) & (batch.sizes >= 2)
         if self.collect_stats:
-            num_normalized = (memory.count * is_present).sum().item()
+            num_normalized = (memory.sizes * is_present).sum().item()
             self.share_normalized_per_group = num_normalized / float(num_rows)
         maps = zip(self.map_groups(memory.moments, batch.moments, target), affine, strict=True)
         return Affine(

@@ -77,15 +77,15 @@ def match_moments(rows: Tensor, source: Moments, target: Moments) -> Tensor:
 class GroupMoments(NamedTuple):
     """Of g groups of rows how many there are, ``(g, 1)``, and their moments, ``(g, d)`` each."""
 
-    count: Tensor
+    sizes: Tensor
     moments: Moments
 
 
 def group_moments(rows: Tensor, group_ids: Tensor, num_groups: int) -> GroupMoments:
     """Returns the number and the moments of the rows of every group of rows ``(n, d)``.
 
-    ``group_ids`` ``(n,)`` holds the group of every row, from 0 to g − 1, or g for rows that belong to none. The
-    standard deviation of a group of one row is 0.
+    ``group_ids`` ``(n,)`` holds the group of every row, from 0 to g − 1, or g for rows that belong to none.
+    The standard deviation of a group of one row is 0.
     """
 
     def total(values: Tensor) -> Tensor:

@@ -71,7 +71,7 @@ class ShardedRows(Rows):
             yield part
 
     def measured(self) -> Rows:
-        """Returns the rows with their sums, standardized if they are out of range, which all ranks see alike."""
+        """Returns the rows with their sums, standardized if all ranks see that they are out of range."""
         if self.sums is None:
             return super().measured()
         return self.standardized_(torch.zeros_like(self.stored)) if self.is_out_of_range() else self
@@ -79,7 +79,9 @@ class ShardedRows(Rows):
     def without_rows(self) -> ShardedRows:
         """Returns what a rank has that holds no rows, of these."""
         rows = self._at(self.holding.indices[:0])
-        return rows if self.sums is None else rows.replaced(sums=torch.zeros_like(self.sums))
+        if self.sums is not None:
+            rows.sums = torch.zeros_like(self.sums)
+        return rows
 
     def _at(self, indices: range) -> ShardedRows:
         """Returns those of the rows with these indices, of which this rank holds all."""
@@ -149,7 +151,7 @@ class ShardedQueue(Queue):
         return rows.replaced(stored=rounded, sums=sums_of(rounded[: rows.num_rows_here]))
 
     def _measure(self) -> None:
-        """Measures the sums anew, as those of a rank that has added and subtracted are rounded in other ways."""
+        """Measures the sums anew, as sums that were added to and subtracted from are rounded otherwise."""
         if self.is_measured:
             self.sums.copy_(sums_of(self.rows[: self.holding.num_rows_here(self.num_rows)]))
 

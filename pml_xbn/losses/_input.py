@@ -157,8 +157,8 @@ def check_on_device(memory: Memory, batch: Batch) -> Batch:
 def can_be_checked_later(memory: Memory, batch: Batch) -> bool:
     """Returns whether a batch is checked on its device, so that a GPU need not wait.
 
-    What needs numbers of the host waits anyway, and is checked before it: samples, hooks that are plain functions,
-    losses and miners that run PML's code.
+    What needs numbers of the host waits anyway, and is checked before it: samples, hooks that are plain
+    functions, losses and miners that run PML's code.
     """
     is_on_device = not can_read(batch.refs) and memory.nonfinite != "raise_at_once"
     is_fused = fused_loss_of(memory.loss) is not None
@@ -168,19 +168,19 @@ def can_be_checked_later(memory: Memory, batch: Batch) -> bool:
 
 
 def raise_refused(memory: Memory, *, waits: bool) -> None:
-    """Raises a ``ValueError`` for earlier batches that were refused on their device, where errors are raised."""
+    """Raises a ``ValueError`` for earlier batches that were refused on their device."""
     found = memory.queue.findings.take_(waits=waits)
     memory.queue.needs_standardizing |= found.is_out_of_range
     if found.labels:
         raise ValueError(
-            "an earlier batch had labels without a superclass, and was not stored: add them to superclasses, or "
-            "pass nonfinite='raise_at_once' to see them in the call itself"
+            "an earlier batch had labels without a superclass, and was not stored: add them to superclasses, "
+            "or pass nonfinite='raise_at_once' to see them in the call itself"
         )
     if found.numbers and memory.nonfinite == "raise":
         raise ValueError(
-            f"an earlier batch had NaN or inf, or numbers beyond {largest_storable(memory.queue):.1e}, and was not "
-            "stored: lower the learning rate or mend the data, pass nonfinite='raise_at_once' to see it in the "
-            "call itself, or nonfinite='skip' to leave such batches out of the memory"
+            f"an earlier batch had NaN or inf, or numbers beyond {largest_storable(memory.queue):.1e}, and "
+            "was not stored: lower the learning rate or mend the data, pass nonfinite='raise_at_once' to see "
+            "it in the call itself, or nonfinite='skip' to leave such batches out of the memory"
         )
 
 

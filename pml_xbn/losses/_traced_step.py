@@ -1,7 +1,7 @@
 """The step while a graph is made of it: by ``torch.compile``, ``make_fx`` or a CUDA graph.
 
-It is the step of :mod:`._step`, whose numbers stay on the device: where the next row goes, how many there are, and
-whether a batch can be stored. What cannot be computed so is refused in words.
+It is the step of :mod:`._step`, whose numbers stay on the device: where the next row goes, how many there
+are, and whether a batch can be stored. What cannot be computed so is refused in words.
 """
 
 from __future__ import annotations

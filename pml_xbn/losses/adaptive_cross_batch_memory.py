@@ -207,8 +207,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         if reason is None:
             return step_traced(self, embeddings, labels)
         message = (
-            f"a {type(self).__name__} {reason} cannot be part of a graph: capture or compile the model alone, and "
-            "compute the loss outside of the graph"
+            f"a {type(self).__name__} {reason} cannot be part of a graph: capture or compile the model "
+            "alone, and compute the loss outside of the graph"
         )
         if not torch.compiler.is_compiling():
             raise RuntimeError(message)

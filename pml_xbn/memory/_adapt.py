@@ -52,8 +52,8 @@ def adapt(
         return rows
     is_precise = isinstance(adapter, GroupMomentMatching) or rows.stored.dtype == torch.float64
     if rows.sums is None and is_precise and not is_tracing():
-        # Sums of rows as they came lose digits where the mean is large. In a tensor of their own, as the step may
-        # still fail; with one map of float32 rows this can wait until it has succeeded.
+        # Sums of rows as they came lose digits where the mean is large. In a tensor of their own, as the step
+        # may still fail; with one map of float32 rows this can wait until it has succeeded.
         rows = rows.measured().standardized_(torch.zeros_like(rows.stored))
     rows = rows.measured()
     affine = adapter.checked_map(rows.moments(), of_batch, target)

@@ -21,8 +21,9 @@ class Found(NamedTuple):
 class Findings:
     """Remembers on the device what steps have found, until the host looks.
 
-    A step adds to it. A GPU copies it to the host when it comes to that, and the host looks at the copy in the
-    next call, if it is there by then. In a graph nothing is copied: the host looks when it reads the memory.
+    A step adds to it. A GPU copies it to the host when it comes to that, and the host looks at the copy in
+    the next call, if it is there by then. In a graph nothing is copied: the host looks when it reads the
+    memory.
     """
 
     def __init__(self, device: torch.device) -> None:

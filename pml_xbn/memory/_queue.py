@@ -16,8 +16,8 @@ from ..adapters.affine import Affine
 from ._findings import Findings
 from ._rows import Holding, Rows, Undo, rows_of, sums_of
 
-# What `numbers` says of the sums: they are not kept, or of all rows, or of those of one rank, so that they have
-# to be measured anew where a state is loaded on other ranks.
+# What `numbers` says of the sums: they are not kept, or of all rows, or of those of one rank, so that they
+# have to be measured anew where a state is loaded on other ranks.
 NO_SUMS, SUMS, SUMS_OF_A_SHARD = 0, 1, 2
 
 
@@ -26,7 +26,7 @@ _STORES_BETWEEN_LOOKS = 16
 
 
 class Contents(NamedTuple):
-    """What a memory holds at one moment of a step: tensors of its size are the memory's own, others are new."""
+    """What a memory holds at one moment of a step. Tensors of its size are its own, others are new."""
 
     rows: Rows
     labels: Tensor  # (M,), int64
@@ -51,8 +51,8 @@ class Contents(NamedTuple):
 class Queue(nn.Module):
     """Holds the state of a memory as tensors that stay where they are, and reads and writes its checkpoints.
 
-    They are no buffers of the module: those of a model are sent to all ranks by ``DistributedDataParallel``, and
-    cast by ``half()``.
+    They are no buffers of the module: ``DistributedDataParallel`` sends those of a model to all ranks, and
+    ``half()`` casts them.
 
     Attributes:
         rows: stored rows u, ``(M, d)``.
@@ -242,14 +242,15 @@ class Queue(nn.Module):
             self.findings.add_(torch.stack([nothing, nothing, is_out]))
 
     def standardize_(self) -> None:
-        """Stores rows anew, in place, after a step that was the first to measure them, or ended a wrap-around."""
+        """Stores rows anew, in place, after a step that was the first to measure them or wrapped around."""
         contents = self._pending
         if contents is None or contents.rows.sums is None or is_tracing():
             return
         rows, is_first = contents.rows, not self.is_measured and self._most_rows > 0
         is_needed = is_first or self.needs_standardizing
         if can_read(self.numbers):
-            is_needed = rows.has_two and (is_needed or (contents.wraps_around and rows.have_drifted()))
+            has_drifted = contents.wraps_around and bool(rows.have_drifted())
+            is_needed = bool(rows.has_two) and (is_needed or has_drifted)
         if is_needed:
             rows = rows.standardized_(rows.stored)
             if is_first and contents.stored_last is not None:
@@ -290,10 +291,9 @@ class Queue(nn.Module):
             numbers += [SUMS if rows.sums is not None else NO_SUMS, contents.num_replaced]
             if any(isinstance(number, Tensor) for number in numbers):
                 device = self.numbers.device
-                numbers = [torch.as_tensor(number, device=device) for number in numbers]
-                self.numbers.copy_(torch.stack(numbers))
+                self.numbers.copy_(torch.stack([torch.as_tensor(x, device=device) for x in numbers]))
             else:
-                self.numbers.copy_(torch.tensor(numbers))
+                self.numbers.copy_(torch.tensor(numbers, device="cpu"))  # whatever the default device is
         self.is_measured, self._most_rows = rows.sums is not None, rows.num_rows_here
         self._newest, self._read, self._read_labels = contents.newest, None, None
         self.is_alike = contents.is_alike

@@ -14,9 +14,9 @@ from .._tracing import can_read, is_tracing
 from ..adapters.affine import Affine
 from ..adapters.moments import GroupMoments, Moments, moments
 
-# Stored rows are standardized again where their root mean square is larger: float16 ends at 65504, and moments
-# lose digits. They also are where the scale has shrunk to this least one: different incoming rows would be
-# stored as the same numbers.
+# Stored rows are standardized again where their root mean square is larger: float16 ends at 65504, and
+# moments lose digits. They also are where the scale has shrunk to this least one: different incoming rows
+# would be stored as the same numbers.
 LARGEST_RMS = 4.0
 _LEAST_SCALE = 2.0**-48
 # A shorter vector is one of zeros, as torch.nn.functional.normalize has it.
@@ -80,13 +80,13 @@ class Undo(list[Overwritten]):
 class Rows:
     r"""The rows of a memory as they are now, :math:`\hat z = a \circ u + b` of the stored rows u.
 
-    A map of all rows composes with (a, b) and rewrites no row. The moments of the rows follow from those of u,
-    which are kept as sums over u and u². Without sums a = 1 and b = 0: rows are stored as they came.
+    A map of all rows composes with (a, b) and rewrites no row. The moments of the rows follow from those of
+    u, which are kept as sums over u and u². Without sums a = 1 and b = 0: rows are stored as they came.
 
-    Maps are composed and inverted in float64, because the inverse of a scale may be as large as 2⁴⁸. So are the
-    numbers that are written, and rounded once: rows that are stored, rows that are standardized, and rows that
-    the map of their group moves. Rows are read in float32 or better: a ∘ u + b is then off by the rounding of
-    its own terms.
+    Maps are composed and inverted in float64, because the inverse of a scale may be as large as 2⁴⁸. So are
+    the numbers that are written, and rounded once: rows that are stored, rows that are standardized, and rows
+    that the map of their group moves. Rows are read in float32 or better: a ∘ u + b is then off by the
+    rounding of its own terms.
 
     Attributes:
         stored: u, ``(M, d)``; zeros where there is no row.
@@ -164,11 +164,6 @@ class Rows:
             self._rounded_affine[dtype] = Affine(self.affine.scale.to(dtype), self.affine.shift.to(dtype))
         return self._rounded_affine[dtype]
 
-    @property
-    def map_as_read(self) -> Affine:
-        """The map from stored rows to rows as they are now, in the dtype in which they are read."""
-        return self._map(self.dtype)
-
     def least_length(self, dtype: torch.dtype) -> Tensor | float:
         """Returns the length up to which a row that is read in this dtype is one of zeros.
 
@@ -179,7 +174,8 @@ class Rows:
             return _SMALLEST_LENGTH
         eps = max(torch.finfo(self.stored.dtype).eps, torch.finfo(dtype).eps)
         length = torch.linalg.vector_norm(self.affine.shift).mul_(_ROUNDINGS_OF_ZERO * eps)
-        return length.clamp_min_(_SMALLEST_LENGTH).to(dtype)
+        least: Tensor = length.clamp_min_(_SMALLEST_LENGTH).to(dtype)
+        return least
 
     def zero_rounding_(self, rows: Tensor) -> Tensor:
         """Zeroes, in place, rows ``(k, d)`` that are only rounding error."""
@@ -259,7 +255,7 @@ class Rows:
         return self._moments(self.total_sums(), self.num_rows)
 
     def _moments(self, sums: Tensor, count: Tensor | int) -> Moments:
-        """Returns moments as they are now, given sums over u and u², ``(2, d)`` or of groups ``(2, g, d)``."""
+        """Returns moments as they are now, given sums over u and u², ``(2, d)`` or ``(2, g, d)``."""
         mean, square = (sums / count).unbind()
         variance = torch.addcmul(square, mean, mean, value=-1)
         # What rounding makes of equal rows, and of the sums, is no spread.
@@ -269,7 +265,7 @@ class Rows:
         return Moments(torch.addcmul(self.affine.shift, mean, self.affine.scale), std)
 
     def group_moments(self, group_ids: Tensor, num_groups: int) -> GroupMoments:
-        """Returns counts and moments of the rows of every group; ids ``(n,)`` of ``num_groups`` are of none."""
+        """Returns sizes and moments of groups of rows; ids ``(n,)`` of ``num_groups`` are of none."""
         ones = torch.ones_like(group_ids)
         count = group_ids.new_zeros(num_groups + 1).index_add_(0, group_ids, ones).unsqueeze(1)
         sums = widest(self.stored.new_zeros(2, num_groups + 1, self.stored.shape[1]))
@@ -354,7 +350,7 @@ class Rows:
         return self.replaced(affine=affine, sums=sums)
 
     def to_store(self, values: Tensor) -> Tensor:
-        """Returns u ``(k, d)`` of these rows, in float64; the rows themselves if they are stored as they came."""
+        """Returns u ``(k, d)`` of these rows, in float64; the rows themselves if stored as they came."""
         return values if self.sums is None else (values - self.affine.shift).div_(self.affine.scale)
 
     def written_(self, indices: Tensor, u: Tensor, undo: Undo, is_stored: Tensor | None = None) -> Rows:
@@ -385,7 +381,7 @@ class Rows:
     # Standardizing.
 
     def is_out_of_range(self) -> Tensor | None:
-        """Returns whether rows have to be standardized again, a 0-d bool tensor; None where there are no sums."""
+        """Returns whether rows have to be standardized again, 0-d bool; None where there are no sums."""
         if self.sums is None:
             return None
         least: Tensor | float = _LEAST_SCALE
@@ -396,7 +392,7 @@ class Rows:
         return is_out.any()
 
     def have_drifted(self) -> Tensor:
-        """Returns whether u has a mean of half of its spread, or no spread of the order of one, a 0-d bool tensor.
+        """Returns whether u has a mean of half of its spread, or a spread far from one, 0-d bool.
 
         XBN's does not: the batch is stored as rows that have the moments of those that are there. Those of
         moving averages and of groups do.
@@ -456,7 +452,7 @@ def read_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def rows_of(values: Tensor, like: Rows, num_places: int, dtype: torch.dtype) -> Rows:
-    """Returns other rows ``(n, d)``, in a tensor of ``num_places``; stored as they are, in half precision standardized."""
+    """Returns other rows ``(n, d)``, stored in a tensor of ``num_places``; in half precision standardized."""
     stored = torch.zeros(num_places, values.shape[1], dtype=dtype, device=values.device)
     zeros = widest(stored.new_zeros(values.shape[1]))
     empty = type(like)(stored, Affine(zeros + 1, zeros), None, 0, 0, like.holding).ready_for(values)

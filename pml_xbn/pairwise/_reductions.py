@@ -200,9 +200,10 @@ class LogSumExp(Reduction):
             numbers.mul_(scale)
         # Numbers that are nearly zero would take a CPU ten to thirty times as long.
         exponentials = numbers.clamp_(min=math.log(torch.finfo(values.dtype).tiny) / 2).exp_()
-        counts_once = isinstance(self._counts, AllPairs) or self._counts.dtype == torch.bool
-        if not counts_once:
-            exponentials.mul_(self._counts)
+        counts = None if isinstance(self._counts, AllPairs) else self._counts
+        counts_once = counts is None or counts.dtype == torch.bool
+        if counts is not None and not counts_once:
+            exponentials.mul_(counts)
         self._exponentials, self._total = exponentials, exponentials.sum(dim=1)
         if not counts_once:
             self._total.clamp_min_(torch.finfo(values.dtype).tiny)

@@ -1,10 +1,10 @@
-"""A step that is traced, compiled, or made on a device that the host does not wait for, is the step itself."""
+"""A step that is traced, compiled, or not waited for is the step itself."""
 
 from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -86,7 +86,7 @@ def assert_runs_alike(
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_trace_that_is_replayed_is_the_step(kind: str, loss: str) -> None:
-    """A replay computes the same operations on the same tensors, as a CUDA graph does. It goes round ten times."""
+    """A replay does the same operations on the same tensors, as a CUDA graph does, for ten wrap-arounds."""
     memory = warmed(
         kind, loss, list(MINERS)[(list(KINDS).index(kind) + list(LOSSES).index(loss)) % len(MINERS)]
     )
@@ -116,7 +116,7 @@ def test_a_thousand_replays_are_a_thousand_steps(dtype: torch.dtype) -> None:
 def test_what_reads_a_number_cannot_be_traced() -> None:
     memory = warmed("xbn", batch_loss_weight=0.5)
     with pytest.raises(
-        RuntimeError, match="XBNWrapper with warmup, batch_loss_weight.* cannot be part of a graph"
+        RuntimeError, match=r"XBNWrapper with warmup, batch_loss_weight.* cannot be part of a graph"
     ):
         make_fx(lambda *given: memory(*given))(*batch(2))
 
@@ -160,12 +160,11 @@ def test_compiled_whole_it_is_the_step_in_three_graphs(
 
 
 @pytest.fixture
-def waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU that is treated as a GPU: the host reads no number of a tensor that a step computes."""
     for name, module in list(sys.modules.items()):
         if name.startswith("pml_xbn") and hasattr(module, "can_read"):
             monkeypatch.setattr(module, "can_read", lambda _: False)
-    yield
 
 
 @pytest.mark.usefixtures("waits_for_nothing")
@@ -250,10 +249,13 @@ def test_a_failing_step_on_a_device_leaves_everything_as_it_was(monkeypatch: pyt
     for step in range(4):
         memory(*batch(step))
     before = memory.state_dict()
-    with monkeypatch.context() as patch, pytest.raises(MemoryError):
-        patch.setattr(
-            sys.modules["pml_xbn.losses._step"], "compare", lambda *_: (_ for _ in ()).throw(MemoryError)
-        )
-        memory(*batch(9))
+
+    def fails(*_: Any) -> Tensor:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules["pml_xbn.losses._step"], "compare", fails)
+        with pytest.raises(MemoryError):
+            memory(*batch(9))
     for name, value in memory.state_dict().items():
         assert torch.equal(value, before[name]), name
