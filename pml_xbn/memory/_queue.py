@@ -246,7 +246,9 @@ class Queue(nn.Module):
         contents = self._pending
         if contents is None or contents.rows.sums is None or is_tracing():
             return
-        rows, is_first = contents.rows, not self.is_measured and self._most_rows > 0
+        # Ranks that share rows decide alike, also those that hold none yet.
+        had_rows = int(self.numbers[1]) > 0 if can_read(self.numbers) else self._most_rows > 0
+        rows, is_first = contents.rows, had_rows and not self.is_measured
         is_needed = is_first or self.needs_standardizing
         if can_read(self.numbers):
             has_drifted = contents.wraps_around and bool(rows.have_drifted())
