@@ -102,11 +102,11 @@ def measure(case: Case, device: torch.device, pairs: int) -> dict[str, Any]:
 
 def time_adaptation(ours: FullMemory) -> float:
     """Returns milliseconds of adaptation alone, as a memory calls it."""
-    contents = ours.loss_fn.queue.contents
+    contents, undo = ours.loss_fn.queue.contents, Undo()
     embeddings, labels = ours.batch()
-    arguments = contents.rows.measured(), contents.labels, embeddings.detach(), labels
-    elapsed = milliseconds(lambda: ours.loss_fn.adapter.adapt(*arguments), ours.device)
-    contents.rows.undo()
+    arguments = contents.rows.measured(), contents.labels, embeddings.detach(), labels, undo
+    elapsed = milliseconds(lambda: adapt(ours.loss_fn.adapter, *arguments), ours.device)
+    undo.undo_()
     return elapsed
 
 
