@@ -1,11 +1,17 @@
-"""Keywords that a class shares with its base, or does not know."""
+"""Keywords that a class shares with its base, or does not know, and their descriptions."""
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeVar
+
+Class = TypeVar("Class", bound=type)
+
+# An entry of the section Args of a docstring: a name, and lines that are indented further.
+_ENTRY = re.compile(r"^        (\w+):.*\n(?:^ {12,}.*\n)*", re.MULTILINE)
 
 
 def parameters_of(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,3 +38,17 @@ def refuse_keywords(cls: type, unknown: Mapping[str, object]) -> None:
     nearest = get_close_matches(name, known, n=1)
     remedy = f"did you mean {nearest[0]!r}?" if nearest else f"pass some of {', '.join(sorted(known))}"
     raise TypeError(f"{cls.__name__} has no keyword {name!r}: {remedy}")
+
+
+def describe_others(cls: Class) -> Class:
+    """Puts, in a class's docstring, the base's descriptions of parameters in the place of the entry ``others``.
+
+    So ``help`` shows each parameter where it is asked for, and each is described once in the source.
+    """
+    base = cls.__base__
+    if cls.__doc__ is None or base is None or base.__doc__ is None:  # as with python -OO
+        return cls
+    entries = {match[1]: match[0] for match in _ENTRY.finditer(cls.__doc__)}
+    from_base = (match for match in _ENTRY.finditer(base.__doc__) if match[1] not in entries)
+    cls.__doc__ = cls.__doc__.replace(entries["others"], "".join(match[0] for match in from_base))
+    return cls

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 from torch import nn
 
-from .._keywords import parameters_of
+from .._keywords import describe_others, parameters_of
 from ..adapters import GroupMomentMatching
 from ..adapters.superclass_lookup import Superclasses
 from ..pairwise._miners import Miner
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
+@describe_others
 class SuperClassXBN(AdaptiveCrossBatchMemory):
     """A cross-batch memory whose rows take the mean and σ of their superclass in the batch.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 from torch import nn
 
-from .._keywords import parameters_of
+from .._keywords import describe_others, parameters_of
 from ..adapters import MomentMatching
 from ..pairwise._miners import Miner
 from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
+@describe_others
 class XBNWrapper(AdaptiveCrossBatchMemory):
     """A cross-batch memory whose rows take the mean and standard deviation σ of every new batch.
 
