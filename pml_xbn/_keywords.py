@@ -41,7 +41,7 @@ def refuse_keywords(cls: type, unknown: Mapping[str, object]) -> None:
 
 
 def describe_others(cls: Class) -> Class:
-    """Puts, in a class's docstring, the base's descriptions of parameters in the place of the entry ``others``.
+    """Replaces the entry ``others`` of a docstring by the base's descriptions of parameters.
 
     So ``help`` shows each parameter where it is asked for, and each is described once in the source.
     """

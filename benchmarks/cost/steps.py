@@ -38,9 +38,9 @@ from benchmarks.engine.command_line import existing_device
 from benchmarks.engine.measuring import milliseconds
 from benchmarks.engine.methods import MemorySetup, build_loss
 from benchmarks.engine.results import RESULTS, read_csv
+from benchmarks.engine.trial import at_most
 from pml_xbn.memory._adapt import adapt
 from pml_xbn.memory._rows import Undo
-from benchmarks.engine.trial import at_most
 
 MethodName = Literal["xbn", "axbn", "ema", "centre", "unit-norm", "delayed", "per-class", "super-class"]
 _NEVER = 10**9  # steps of an epoch, after which "delayed" would adapt
