@@ -17,7 +17,7 @@ from .._tracing import can_read
 from ..memory._batch import Batch
 from ..memory._placement import Placement, average_rows, placement_of
 from ..memory._queue import Contents
-from ..memory._rows import rows_of
+from ..memory._rows import plain_rows, rows_of
 from ..pairwise._batch_loss import loss_of_batch, loss_without_pairs
 from ..pairwise._finite import nan_unless_zero, zero_if_finite
 from ..pairwise._index_tensors import IndicesTuple, drop_self_pairs, mapped
@@ -197,7 +197,7 @@ def _with_batch_behind(contents: Contents, batch: Batch) -> Contents:
     size, labels = contents.rows.num_rows_here, torch.cat([contents.row_labels, batch.ref_labels])
     values = torch.cat([contents.rows.read(batch.refs.dtype), batch.refs.detach()])
     newest = torch.arange(size, len(labels), device=labels.device)
-    rows = rows_of(values, contents.rows, len(values), values.dtype)
+    rows = plain_rows(values)
     return contents._replace(rows=rows, labels=labels, newest=newest)
 
 

@@ -37,6 +37,7 @@ def step_traced(memory: Memory, embeddings: Tensor, labels: Tensor) -> Tensor:
     loss = step(memory, check_on_device(memory, batch))
     queue.commit_()
     settle_(held)
+    queue.was_traced = True
     return loss
 
 

@@ -72,6 +72,7 @@ class Queue(nn.Module):
     kind = Rows
     is_in_transaction = False
     needs_standardizing = False  # at the end of the next step
+    was_traced = False  # whether a step was ever part of a graph
 
     def __init__(
         self,
@@ -261,6 +262,15 @@ class Queue(nn.Module):
                 rows = rows.written_(indices, rows.to_store(batch), self.undo)
             self._pending = contents._replace(rows=rows)
         self.needs_standardizing = False
+
+    def restandardize_(self) -> None:
+        """Stores rows anew, in place, if they have drifted in steps that were traced, which never do so."""
+        contents = self.contents
+        if not self.was_traced or self.is_in_transaction or is_tracing() or contents.rows.sums is None:
+            return
+        if bool(contents.rows.have_drifted()):
+            self.hold(contents._replace(rows=contents.rows.standardized_(contents.rows.stored)))
+            self.commit_()
 
     def undo_(self) -> None:
         """Takes back what a step has written."""

@@ -15,7 +15,7 @@ from pytorch_metric_learning.reducers import DivisorReducer, SumReducer
 from torch import Tensor
 
 from .._arithmetic import slices
-from ..memory._rows import Rows, rows_of
+from ..memory._rows import Rows, plain_rows
 from ._distance_weighted import mine_by_distance
 from ._distances import Distances
 from ._finite import nan_unless_zero
@@ -70,7 +70,7 @@ class Comparison(NamedTuple):
         new_index = self.is_row.cumsum(0) - 1
         values = self.rows.read(self.anchors.dtype)[indices]
         return self._replace(
-            rows=rows_of(values, self.rows, len(values), values.dtype),
+            rows=plain_rows(values),
             row_labels=self.row_labels[indices],
             self_pairs=None if self.self_pairs is None else new_index[self.self_pairs],
             user_pairs=None if self.user_pairs is None else _with_rows(self.user_pairs, new_index),
