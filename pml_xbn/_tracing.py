@@ -9,14 +9,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_PROXY = torch._C._TorchDispatchModeKey.PROXY
+# torch 2.1 has no name for the mode of make_fx, so there a step is not traced by it.
+_PROXY = getattr(getattr(torch._C, "_TorchDispatchModeKey", None), "PROXY", None)
 
 
 def is_tracing() -> bool:
     """Returns whether ``torch.compile``, ``make_fx`` or a CUDA graph makes a graph of the operations."""
     if torch.compiler.is_compiling():
         return True
-    if torch._C._get_dispatch_mode(_PROXY) is not None:
+    if _PROXY is not None and torch._C._get_dispatch_mode(_PROXY) is not None:
         return True
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 

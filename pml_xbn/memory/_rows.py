@@ -394,9 +394,9 @@ class Rows:
     def have_drifted(self) -> Tensor:
         """Returns whether u has a mean of half of its spread, or a spread far from one, 0-d bool.
 
-        XBN's mean stays, as the batch is stored as rows that have the moments of those that are there. Its spread
-        shrinks by √(1 − 1/b) a wrap-around: b rows of equal mean and spread have less than b times the squares.
-        Moving averages and groups drift faster.
+        XBN's mean stays, as the batch is stored as rows that have the moments of those that are there. Its
+        spread shrinks by √(1 − 1/b) a wrap-around: batches of equal mean and spread have a smaller spread
+        together. Moving averages and groups drift faster.
         """
         mean, square = (self.total_sums() / self.num_rows).unbind()
         variance = torch.addcmul(square, mean, mean, value=-1)

@@ -100,7 +100,7 @@ def test_a_trace_that_is_replayed_is_the_step(kind: str, loss: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_thousand_replays_are_a_thousand_steps(dtype: torch.dtype) -> None:
-    """A look at the memory stores rows anew that have drifted: their spread shrinks by a third in ten wrap-arounds."""
+    """A look at the memory stores rows anew that have drifted, as their spread shrinks."""
     memory = warmed("xbn", memory_dtype=dtype)
     twin = copy.deepcopy(memory)
     replay = make_fx(lambda *given: value_and_gradient(memory, *given))(*batch(2))
