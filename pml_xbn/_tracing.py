@@ -6,16 +6,21 @@ whole, and a GPU does not wait.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 # torch 2.1 has no name for the mode of make_fx, so there a step is not traced by it.
 _PROXY = getattr(getattr(torch._C, "_TorchDispatchModeKey", None), "PROXY", None)
 
+# torch 2.1 lacks it, whose Dynamo leaves a memory out of every graph.
+is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
+
 
 def is_tracing() -> bool:
     """Returns whether ``torch.compile``, ``make_fx`` or a CUDA graph makes a graph of the operations."""
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return True
     if _PROXY is not None and torch._C._get_dispatch_mode(_PROXY) is not None:
         return True

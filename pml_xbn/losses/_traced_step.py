@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .._tensor_checks import check_integers, check_rows
+from .._tracing import is_compiling
 from ..memory._adapt import settle_, tensors_of
 from ..memory._batch import Batch
 from ..memory._rows import read_dtype
@@ -65,7 +66,7 @@ def why_not_traced(memory: Memory, is_training: bool, has_more_input: bool) -> s
         return f"with a {type(memory.loss).__name__} that runs PML's own code"
     if memory.miner is not None and not is_fused_miner(memory.miner):
         return f"with a {type(memory.miner).__name__} that runs PML's own code"
-    is_measured = memory.queue.is_measured or torch.compiler.is_compiling()  # which compiles again after it
+    is_measured = memory.queue.is_measured or is_compiling()  # which compiles again after it
     if memory._hooks.adapters and not is_measured:
         return "that has adapted no rows yet: make two steps first"
     return None

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .._eager import eager
 from .._keywords import refuse_keywords
-from .._tracing import is_tracing
+from .._tracing import is_compiling, is_tracing
 from ..adapters.base_adapter import BaseAdapter
 from ..distributed._group import Group
 from ..distributed._shards import ShardedQueue
@@ -210,7 +210,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             f"a {type(self).__name__} {reason} cannot be part of a graph: capture or compile the model "
             "alone, and compute the loss outside of the graph"
         )
-        if not torch.compiler.is_compiling():
+        if not is_compiling():
             raise RuntimeError(message)
         torch._dynamo.graph_break(msg=message)
         return self._call_eagerly(embeddings, labels, indices_tuple, enqueue_mask, sample_ids)

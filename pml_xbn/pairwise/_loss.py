@@ -15,6 +15,7 @@ from pytorch_metric_learning.reducers import DivisorReducer, SumReducer
 from torch import Tensor
 
 from .._arithmetic import slices
+from .._tracing import is_compiling
 from ..memory._rows import Rows, plain_rows
 from ._distance_weighted import mine_by_distance
 from ._distances import Distances
@@ -157,7 +158,7 @@ class PartSum(NamedTuple):
 
 def _terms_of(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learning: bool) -> list[PartSum]:
     """Returns the sums of the terms of anchors, for each part of the loss, with gradients at the matrix."""
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return _terms_within_compile(fused, mat, pairs, is_learning)
     assert fused.fused.terms is not None
     over_rows = AllRows(has_gradient=is_learning)
@@ -435,7 +436,7 @@ class _KnownGradients(torch.autograd.Function):
         ctx.save_for_backward(*gradients)
         ctx.devices = [x.device for x in inputs]
         ctx.sums = []
-        if not torch.compiler.is_compiling():
+        if not is_compiling():
             with torch.enable_grad():
                 # Numbers whose graphs lead to the inputs, and which do not keep these in memory as the inputs
                 # themselves would be.
