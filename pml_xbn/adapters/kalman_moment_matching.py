@@ -7,6 +7,7 @@ from torch import Tensor
 
 from .._arithmetic import widest
 from .._number_checks import check_integer, check_non_negative
+from .._tracing import can_read
 from .moment_matching import MomentMatching
 
 
@@ -38,7 +39,7 @@ class KalmanMomentMatching(MomentMatching):
 
     Example:
         >>> adapter = KalmanMomentMatching(measurement_noise=64.0, gain_update_interval=1)
-        >>> [round(adapter.gain(batch_size=64).item(), 3) for _ in range(4)]
+        >>> [round(adapter.gain(batch_size=64), 3) for _ in range(4)]
         [0.667, 0.625, 0.619, 0.618]
     """
 
@@ -76,8 +77,11 @@ class KalmanMomentMatching(MomentMatching):
         """The Kalman gain K of the newest batch."""
         return float(self._numbers[2])
 
-    def gain(self, batch_size: int) -> Tensor:
-        """Returns the Kalman gain K for this batch, ``()``, and updates K and p when that is due."""
+    def gain(self, batch_size: int) -> float | Tensor:
+        """Returns the Kalman gain K for this batch, and updates K and p when that is due.
+
+        It is a 0-d tensor on a GPU, which would have to be waited for.
+        """
         num_batches, variance, gain = self._numbers.unbind()
         predicted, noise = variance + self.process_noise, self.measurement_noise / batch_size
         # Without noise the measurement is the truth, also where p⁻ = 0 makes the ratio 0/0.
@@ -88,7 +92,7 @@ class KalmanMomentMatching(MomentMatching):
         self._numbers = torch.stack([num_batches, variance, gain])
         if self.collect_stats:
             self.kalman_gain = gain.item()
-        return gain
+        return gain.item() if can_read(gain) else gain
 
     def _count_batch(self, numbers: Tensor) -> Tensor:
         return numbers + numbers.new_tensor([1.0, 0.0, 0.0])
