@@ -88,12 +88,26 @@ def without_sign(difference: Difference) -> str:
 
 
 @pytest.mark.parametrize("method", ["no-xbm", "xbm+warm-up", "xbm"])
-def test_what_xbn_gains_in_the_table_of_the_readme(study: Study, method: str) -> None:
-    glyphs, emoji = (cell(study.differences(setting, method)["xbn"]) for setting in (LONG, EMOJI))
+def test_what_xbn_gains_from_random_weights(study: Study, method: str) -> None:
+    gaps = [study.differences(setting, method)["xbn"] for setting in (LONG, EMOJI)]
+    glyphs, emoji = map(cell, gaps)
     assert_on(
-        README,
-        f"{glyphs} (Glyphs) and {emoji} (Emoji) over" if method != "xbm" else f"{glyphs} and {emoji} over",
+        WHICH, f"{glyphs} and {emoji} over" if method == "xbm" else f"{glyphs} (Glyphs) and {emoji} (Emoji)"
     )
+    if method != "xbm":
+        other = "no memory" if method == "no-xbm" else "a `CrossBatchMemory` that was warmed up"
+        assert_on(README, "{} and {} over {}".format(*(f"{gap.mean:+.1f}" for gap in gaps), other))
+
+
+def test_what_the_readme_says_of_a_pretrained_network() -> None:
+    for loss, at_64, words in (
+        ("SupCon", "centre+batch loss", "{} to {} over no memory"),
+        ("MultiSimilarity", "xbn", "between {} and {}"),
+    ):
+        reports = [fine_tuned(f"{loss}: {data}") for data in ("Emoji", "Icons")]
+        places = [("16", "xbn"), ("64", at_64)]
+        gaps = [float(report[place][5].partition(" ")[0]) for report in reports for place in places]
+        assert_on(README, words.format(*(f"{x:+.1f}".replace("-", "−") for x in (min(gaps), max(gaps)))))
 
 
 @pytest.mark.parametrize("row", [*ROWS, *TOWERS])
@@ -172,8 +186,7 @@ def test_a_memory_at_256() -> None:
     gaps = [report[xbn][6] for report in reports]
     assert all(gap.startswith("-") for gap in gaps)
     assert_on(FINE_TUNING, *(gap.replace("-", "−") for gap in gaps))
-    for page in (README, WHICH):
-        assert_on(page, " and ".join(gap.lstrip("-") for gap in gaps))
+    assert_on(WHICH, " and ".join(gap.lstrip("-") for gap in gaps))
     choice = fine_tuned("A memory at batch 256: the choice")[xbn]
     assert_on(FINE_TUNING, f"{choice[9].strip('| ')} ({choice[8].split(', ')[0]})")
 
@@ -226,12 +239,6 @@ def test_what_is_said_of_a_transformer() -> None:
     assert_on(FINE_TUNING, *(text.lstrip("+-") for text in own), report["16", "xbm+warm-up of an epoch"][6])
     for batch, method in product(("16", "64"), ("xbn", "xbm+warm-up of an epoch")):
         assert_on(WHICH, report[batch, method][5])
-        assert_on(README, report[batch, method][5])
-
-
-def test_what_a_warm_up_leaves(study: Study) -> None:
-    gaps = [study.differences(setting, "xbm+warm-up")["xbn"] for setting in (LONG, EMOJI)]
-    assert_on(README, *map(without_sign, gaps))
 
 
 def test_what_xbn_gains(study: Study) -> None:
@@ -310,7 +317,6 @@ def test_what_a_search_for_all_finds() -> None:
     gaps = [paired(tested, tuning.tested(other, FIGURE)) for other in others]
     recall = paired(tuning.tested("xbn", "recall_at_1"), tuning.tested("no-xbm", "recall_at_1"))
     assert_on(WHICH, *map(cell, (*gaps, recall)))
-    assert_on(README, without_sign(recall), without_sign(gaps[0]))
 
 
 def test_what_was_declared_of_fine_tuning() -> None:
@@ -368,13 +374,29 @@ def test_what_a_step_costs_on_a_gpu() -> None:
         BENCHMARKS,
         f"it adds {ignoring:.0f} ms, where by default it adds {default:.1f} and PML's class {pml:.1f}",
     )
-    assert_on(README, f"XBN adds {default:.1f} ms at that size and PML's class {pml:.1f}")
     small = [
         added[size, batch, "XBN", "raise"] / value
         for (size, batch, method, _), value in added.items()
         if method == "PML" and int(size) <= 60_000
     ]
     assert_on(BENCHMARKS, f"it adds {min(small):.1f} to {max(small):.1f} times as much by default")
+    assert_on(README, f"it adds {min(small):.1f} to {max(small):.1f} times as much as PML's class")
+
+
+def test_what_a_step_costs_on_a_cpu() -> None:
+    steps = {
+        row["miner"]: float(row["ratio"])
+        for row in read_csv(RESULTS / "step_cost_cpu.csv")
+        if (row["method"], row["rows"], row["dim"], row["batch"]) == ("xbn", "60000", "512", "64")
+        and row["loss"] == "supcon"
+    }
+    assert_on(
+        BENCHMARKS,
+        f"takes {100 * steps['none']:.0f} % of the time of PML's class, "
+        f"and {100 * steps['pair-margin']:.0f} % with `PairMarginMiner`",
+    )
+    assert max(steps.values()) < 0.5
+    assert_on(README, "the loss takes less than half of the time of PML's class")
 
 
 def test_how_a_gpu_kept_the_contract() -> None:
