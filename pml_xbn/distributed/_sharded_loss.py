@@ -20,7 +20,6 @@ from ..pairwise._distances import Distances
 from ..pairwise._fused_losses import Terms
 from ..pairwise._loss import Comparison, reducing_factors
 from ..pairwise._miners import fused_miner_of, record_num_pairs
-from ..pairwise._pairs import Pairs
 from ..pairwise._reductions import (
     Count,
     Largest,
@@ -78,12 +77,18 @@ class _NotKnownError(Exception):
 class _KnownResults:
     """Reductions over the rows of all ranks: it returns the results that are known, and then raises."""
 
-    def __init__(self, known: _Known) -> None:
+    def __init__(self, known: _Known, computed: Sequence[Sequence[Reduction]] = ()) -> None:
         self._known, self._num_told = known, 0
+        self._computed = (
+            computed  # reductions of this part in an earlier run, in the order they were asked for
+        )
         self.reductions: Sequence[Reduction] = []  # which were asked for last, over a part of the rows
 
     def __call__(self, *reductions: Reduction) -> Sequence[Tensor]:
         self.reductions = reductions
+        if self._num_told < len(self._computed):
+            for reduction, computed in zip(reductions, self._computed[self._num_told], strict=True):
+                reduction.reuse_(computed)
         if self._num_told == len(self._known):
             raise _NotKnownError
         self._num_told += 1
@@ -107,7 +112,7 @@ class PartOfRows:
         self._keeps_graph, self._keeps_matrix = keeps_graph, keeps_matrix
         self._compared, self._fused = compared, fused
         self._distances: Distances | None = None
-        self._pairs: Pairs | None = None
+        self._computed: list[Sequence[Reduction]] = []
         self._run: _Run | None = None
         # How many chosen pairs are positive and negative; written in place, as what is allocated between the
         # large tensors of two parts, and kept, would leave gaps that these do not fit in.
@@ -121,6 +126,8 @@ class PartOfRows:
             with torch.no_grad():
                 self._compute(over_rows)
         except _NotKnownError:
+            if self._keeps_graph:
+                self._computed.append(over_rows.reductions)
             return over_rows.reductions
         return None
 
@@ -128,7 +135,8 @@ class PartOfRows:
         """Returns the loss as it is computed once all is known."""
         if self._run is not None:
             return self._run
-        over_rows = _KnownResults(known)
+        over_rows = _KnownResults(known, self._computed)
+        self._computed = []
         with torch.set_grad_enabled(is_learning):
             distances, leaf, terms = self._compute(over_rows, is_learning)
             totals = [terms[name].totals(reducer) for name, reducer in self._fused.reducers.items()]
@@ -138,7 +146,8 @@ class PartOfRows:
 
     def forget(self) -> None:
         """Frees what is kept."""
-        self._run = self._distances = self._pairs = None
+        self._run = self._distances = None
+        self._computed = []
 
     def _compute(
         self, over_rows: _KnownResults, is_learning: bool = False
@@ -148,13 +157,13 @@ class PartOfRows:
         assert isinstance(rows, ShardedRows)
         distances = self._distances or Distances(compared.anchors.detach(), rows)
         self._distances = distances if self._keeps_graph or self._keeps_matrix else None
-        pairs = self._pairs or compared.all_pairs(rows.first)
+        pairs = compared.all_pairs(rows.first)
         if compared.miner is not None:
             fused_miner = fused_miner_of(compared.miner)
             assert fused_miner is not None
             with torch.no_grad():
                 mat = distances.measure(compared.miner.distance)
-                pairs = fused_miner(compared.miner, mat, compared.all_pairs(rows.first), over_rows)
+                pairs = fused_miner(compared.miner, mat, pairs, over_rows)
         self.num_pairs.copy_(torch.stack([total(pairs.positive), total(pairs.negative)]))
         leaf = distances.measure(self._fused.loss.distance).detach().requires_grad_(is_learning)
         self.zero.copy_(distances.zero_if_finite())

@@ -74,6 +74,9 @@ class Reduction(ABC):
         """Returns what parts were merged to in the dtype of a result."""
         return whole.to(self.values.dtype)
 
+    def reuse_(self, other: Reduction) -> None:  # noqa: B027
+        """Takes over what another reduction of the same values has computed."""
+
 
 OverRows = Callable[..., Sequence[Tensor]]
 
@@ -209,6 +212,10 @@ class LogSumExp(Reduction):
             self._total.clamp_min_(torch.finfo(values.dtype).tiny)
         self._own = torch.add(self._total.log(), largest.squeeze(1), alpha=scale)
         return self._own
+
+    def reuse_(self, other: Reduction) -> None:
+        if isinstance(other, LogSumExp) and other._exponentials is not None:
+            self._exponentials, self._total, self._own = other._exponentials, other._total, other._own
 
     def _without_others(self, far_away: float) -> Tensor:
         """Returns a copy of the values, of which those that do not count are far away."""
