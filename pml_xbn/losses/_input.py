@@ -90,16 +90,15 @@ def _check_own_input(
     if embeddings.dtype != torch.float64:
         embeddings = embeddings.to(read_dtype(memory.queue.dtype))
     batch = split(embeddings, labels, user_pairs, mask, ids)
+    is_checked_later = is_stored and not is_shared and can_be_checked_later(memory, batch)
     if is_stored:
         _check_size(len(batch.refs), memory.queue.num_places)
-        if is_shared or not can_be_checked_later(memory, batch):
+        if not is_checked_later:
             batch = _check_numbers(memory, embeddings, batch)
     memory.queue.move_to(embeddings.device)  # which may be out of memory
     if not is_stored:
         return batch._replace(is_stored=False)
-    if not is_shared and can_be_checked_later(memory, batch):
-        return check_on_device(memory, batch)
-    return batch
+    return check_on_device(memory, batch) if is_checked_later else batch
 
 
 def _check_size(num_rows: int, num_places: int) -> None:
@@ -160,11 +159,11 @@ def can_be_checked_later(memory: Memory, batch: Batch) -> bool:
     What needs numbers of the host waits anyway, and is checked before it: samples, hooks that are plain
     functions, losses and miners that run PML's code.
     """
-    is_on_device = not can_read(batch.refs) and memory.nonfinite != "raise_at_once"
-    is_fused = fused_loss_of(memory.loss) is not None
-    is_fused = is_fused and (memory.miner is None or is_fused_miner(memory.miner))
+    if can_read(batch.refs) or memory.nonfinite == "raise_at_once":  # first, as what follows looks at modules
+        return False
     is_queued = batch.ids is None and batch.user_pairs is None and not memory.normalize_memory
-    return is_on_device and is_fused and is_queued and memory._hooks.are_adapters
+    is_fused = memory.miner is None or is_fused_miner(memory.miner)
+    return is_queued and memory._hooks.are_adapters and is_fused and fused_loss_of(memory.loss) is not None
 
 
 def raise_refused(memory: Memory, *, waits: bool) -> None:
