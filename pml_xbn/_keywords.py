@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 Class = TypeVar("Class", bound=type)
 
-# An entry of the section Args of a docstring: a name, and lines that are indented further.
-_ENTRY = re.compile(r"^        (\w+):.*\n(?:^ {12,}.*\n)*", re.MULTILINE)
+# An entry of the section Args of a docstring without its common indent: a name, and lines indented further.
+_ENTRY = re.compile(r"^    (\w+):.*\n(?:^ {8,}.*\n)*", re.MULTILINE)
 
 
 def parameters_of(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,7 +48,9 @@ def describe_others(cls: Class) -> Class:
     base = cls.__base__
     if cls.__doc__ is None or base is None or base.__doc__ is None:  # as with python -OO
         return cls
-    entries = {match[1]: match[0] for match in _ENTRY.finditer(cls.__doc__)}
-    from_base = (match for match in _ENTRY.finditer(base.__doc__) if match[1] not in entries)
-    cls.__doc__ = cls.__doc__.replace(entries["others"], "".join(match[0] for match in from_base))
+    # Python 3.13 removes the common indent when it compiles a docstring; earlier ones leave it in.
+    own, inherited = inspect.cleandoc(cls.__doc__), inspect.cleandoc(base.__doc__)
+    entries = {match[1]: match[0] for match in _ENTRY.finditer(own)}
+    from_base = (match for match in _ENTRY.finditer(inherited) if match[1] not in entries)
+    cls.__doc__ = own.replace(entries["others"], "".join(match[0] for match in from_base))
     return cls
