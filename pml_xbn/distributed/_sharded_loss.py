@@ -166,7 +166,7 @@ class PartOfRows:
                 pairs = fused_miner(compared.miner, mat, pairs, over_rows)
         self.num_pairs.copy_(torch.stack([total(pairs.positive), total(pairs.negative)]))
         leaf = distances.measure(self._fused.loss.distance).detach().requires_grad_(is_learning)
-        self.zero.copy_(distances.zero_if_finite())
+        self.zero.fill_(distances.zero_if_finite())
         assert self._fused.fused.terms is not None
         return distances, leaf, self._fused.fused.terms(self._fused.loss, leaf, pairs, over_rows)
 

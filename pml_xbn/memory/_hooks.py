@@ -100,7 +100,7 @@ class MemoryHooks:
                 rows = adapt(
                     hook, rows, labels, batch, batch_labels, undo, adapts=adapts, is_checked=is_checked
                 )
-                if rows is not before and not is_checked:
+                if rows is not before and not (is_checked or contents.are_finite):
                     # A row of NaN leaves its dimensions as they are, and no other row is spoilt.
                     rows = rows.where_finite(before)
                 continue
