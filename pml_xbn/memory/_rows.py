@@ -8,7 +8,6 @@ from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import threshold
 
 from .._arithmetic import rows_at_a_time, slices, widest
 from .._tracing import can_read, is_tracing
@@ -269,10 +268,10 @@ class Rows:
     def _moments(self, sums: Tensor, count: Tensor | int) -> Moments:
         """Returns moments as they are now, given sums over u and u², ``(2, d)`` or ``(2, g, d)``."""
         mean, square = (sums / count).unbind()
+        variance = torch.addcmul(square, mean, mean, value=-1)
         # What rounding makes of equal rows, and of the sums, is no spread.
         rounding = 8 * max(torch.finfo(self.stored.dtype).eps, 1e-8)
-        variance = torch.addcmul(square, mean, mean, value=-1 - rounding**2)
-        variance = threshold(variance, _LEAST_SPREAD**2, 0.0, inplace=True)
+        variance *= torch.sub(variance, square, alpha=rounding**2) > _LEAST_SPREAD**2
         std = variance.mul_(_unbiased(count)).sqrt_().mul_(self.affine.scale.abs())
         return Moments(torch.addcmul(self.affine.shift, mean, self.affine.scale), std)
 

@@ -178,11 +178,12 @@ class LogSumExp(Reduction):
         scale: a number, or a tensor without dimensions that may be learned.
     """
 
-    _fractions: Tensor | None = None  # (a, n), of the sum of each anchor's exponentials; they add up to one
+    _exponentials: Tensor | None = None  # (a, n), divided by the largest of the anchor
+    _total: Tensor  # (a,), of these
     _own: Tensor  # (a,), the result
 
     def __init__(self, values: Tensor, counts: Tensor | AllPairs, scale: Tensor | float = 1.0) -> None:
-        # A scale that makes values larger is applied to a copy of them, in place.
+        # A large scale is applied to differences with the largest value, in place.
         self.scale = 1.0
         if isinstance(scale, Tensor) or abs(scale) < 1:
             values = values * scale
@@ -193,29 +194,29 @@ class LogSumExp(Reduction):
     def result(self) -> Tensor:
         values, scale = self.values, self.scale
         if values.shape[1] == 0:
-            self._fractions = values.clone()
+            self._exponentials, self._total = values.clone(), values.new_ones(len(values))
             self._own = values.new_full((len(values),), LOG_SUM_OF_NONE)
             return self._own
         numbers = self._without_others(LOG_SUM_OF_NONE if scale > 0 else -LOG_SUM_OF_NONE)
+        largest = (numbers.amax if scale > 0 else numbers.amin)(dim=1, keepdim=True)
+        numbers.sub_(largest)
         if scale != 1:
             numbers.mul_(scale)
-        largest = numbers.amax(dim=1, keepdim=True)
         # Numbers that are nearly zero would take a CPU ten to thirty times as long.
-        least = largest + math.log(torch.finfo(values.dtype).tiny) / 2
-        # Its exponentials take a CPU half of the time of torch.exp's.
-        self._fractions = fractions = numbers.clamp_(min=least).softmax(dim=1)
-        # The fraction of the largest value is that of exp(0) in the sum of exp(number - largest).
-        self._own = (largest - fractions.amax(dim=1, keepdim=True).log()).squeeze(1)
-        if isinstance(self._counts, Tensor) and self._counts.dtype != torch.bool:
-            fractions.mul_(self._counts)
-            counted = fractions.sum(dim=1).clamp_min_(torch.finfo(values.dtype).tiny)
-            fractions.div_(counted.unsqueeze(1))
-            self._own = self._own + counted.log()
+        exponentials = numbers.clamp_(min=math.log(torch.finfo(values.dtype).tiny) / 2).exp_()
+        counts = None if isinstance(self._counts, AllPairs) else self._counts
+        counts_once = counts is None or counts.dtype == torch.bool
+        if counts is not None and not counts_once:
+            exponentials.mul_(counts)
+        self._exponentials, self._total = exponentials, exponentials.sum(dim=1)
+        if not counts_once:
+            self._total.clamp_min_(torch.finfo(values.dtype).tiny)
+        self._own = torch.add(self._total.log(), largest.squeeze(1), alpha=scale)
         return self._own
 
     def reuse_(self, other: Reduction) -> None:
-        if isinstance(other, LogSumExp) and other._fractions is not None:
-            self._fractions, self._own = other._fractions, other._own
+        if isinstance(other, LogSumExp) and other._exponentials is not None:
+            self._exponentials, self._total, self._own = other._exponentials, other._total, other._own
 
     def _without_others(self, far_away: float) -> Tensor:
         """Returns a copy of the values, of which those that do not count are far away."""
@@ -236,16 +237,16 @@ class LogSumExp(Reduction):
 
     def gradient(self, weights: Tensor, whole: Tensor | None, total: Tensor | None) -> Tensor:
         if whole is not None:
-            if self._fractions is None:
+            if self._exponentials is None:
                 with torch.no_grad():
                     self.result()
             weights = weights * (self._own - whole).exp()
-        assert self._fractions is not None
-        fractions, self._fractions = self._fractions, None
-        weights = weights.unsqueeze(1)
+        assert self._exponentials is not None
+        exponentials, self._exponentials = self._exponentials, None
+        weights = (weights / self._total).unsqueeze(1)
         if total is not None:
-            return total.addcmul_(fractions, weights, value=self.scale)
-        return fractions.mul_(weights if self.scale == 1 else weights * self.scale)
+            return total.addcmul_(exponentials, weights, value=self.scale)
+        return exponentials.mul_(weights if self.scale == 1 else weights * self.scale)
 
 
 def is_of_none(log_sums: Tensor) -> Tensor:
