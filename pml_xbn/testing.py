@@ -11,13 +11,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from pytorch_metric_learning.losses import ContrastiveLoss
 from torch import Tensor, nn
 
-from ._number_checks import check_integer
+from ._checks import check_integer
 from .adapters.affine import Affine
 from .adapters.base_adapter import BaseAdapter
 from .adapters.moment_matching import MomentMatching
 from .adapters.moments import Moments, moments
+from .losses import AdaptiveCrossBatchMemory
 
 _MEMORY_SIZE, _NUM_LABELS = 20, 4
 _BATCH_SIZES = (5, 1, 2, 8, 3, 20, 1, 6, 2)
@@ -220,11 +222,7 @@ class _Replay:
         self.rows = torch.stack(rows)
 
 
-def _memory_with(adapter: nn.Module, embedding_size: int) -> Any:
-    from pytorch_metric_learning.losses import ContrastiveLoss
-
-    from .losses import AdaptiveCrossBatchMemory
-
+def _memory_with(adapter: nn.Module, embedding_size: int) -> AdaptiveCrossBatchMemory:
     memory = AdaptiveCrossBatchMemory(ContrastiveLoss(), embedding_size, _MEMORY_SIZE)
     memory.register_memory_hook(copy.deepcopy(adapter).cpu())
     return memory
