@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .._arithmetic import widest
-from .._number_checks import check_integer, check_non_negative
+from .._checks import check_integer, check_non_negative
 from .._tracing import can_read
 from .moment_matching import MomentMatching
 

@@ -10,8 +10,7 @@ from torch.nn.functional import normalize as unit_length
 
 from .._arithmetic import at_least_float32, widest
 from .._buffers import buffers_as, copied_buffers
-from .._number_checks import check_integer
-from .._tensor_checks import check_dense, check_rows
+from .._checks import check_dense, check_integer, check_rows
 from .random_state import random_state_kept
 
 _LARGE_SHARE = 0.2  # between batches of 64 and of 16 of the study: docs/diagnostics.md has its figures

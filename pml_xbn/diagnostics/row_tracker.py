@@ -10,8 +10,7 @@ from pytorch_metric_learning.losses import CrossBatchMemory
 from torch import Tensor
 from torch.nn.functional import normalize as unit_length
 
-from .._number_checks import check_integer
-from .._tensor_checks import check_integers, check_mask, check_rows
+from .._checks import check_integer, check_integers, check_mask, check_rows
 from .memory_rows import StoredSince, num_occupied
 from .random_state import random_state_kept
 from .staleness import AdaptedStaleness, staleness

@@ -8,6 +8,7 @@ runs in the same acts and may read what it likes.
 from __future__ import annotations
 
 import warnings
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,8 +23,10 @@ from ..pairwise._batch_loss import loss_of_batch, loss_without_pairs
 from ..pairwise._finite import nan_unless_zero, zero_if_finite
 from ..pairwise._index_tensors import IndicesTuple, drop_self_pairs, mapped
 from ..pairwise._loss import Comparison, loss_against
-from ._memory import Memory
 from ._settings import weighted_sum
+
+if TYPE_CHECKING:
+    from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory as Memory
 
 
 def step(memory: Memory, batch: Batch) -> Tensor:

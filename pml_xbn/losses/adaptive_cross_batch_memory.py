@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from inspect import signature
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pytorch_metric_learning.losses import CrossBatchMemory
@@ -16,18 +16,18 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from .._eager import eager
-from .._keywords import refuse_keywords
 from .._tracing import is_compiling, is_tracing
 from ..adapters.base_adapter import BaseAdapter
 from ..distributed._group import Group
 from ..distributed._shards import ShardedQueue
-from ..memory._callers import OneThread
 from ..memory._hooks import MemoryHook, MemoryHooks, transaction
 from ..memory._loading import all_or_nothing, check_states_of_adapters
 from ..memory._queue import Queue, prepare_state
 from ..pairwise._index_tensors import IndicesTuple
 from ..pairwise._miners import Miner
+from ._callers import OneThread
 from ._input import check_input, check_sharded, raise_refused
+from ._options import suggest_keywords
 from ._settings import check_setting
 from ._step import compare, find_indices, read_contents, step, store_batch
 from ._step_on_ranks import fill_on_ranks, loss_on_ranks
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
+@suggest_keywords
 class AdaptiveCrossBatchMemory(CrossBatchMemory):
     r"""PML's ``CrossBatchMemory`` with hooks that adapt the stored rows before every loss.
 
@@ -126,9 +127,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         update: str = "queue",
         update_momentum: float = 0.0,
         collect_stats: bool | None = None,
-        **unknown: NoReturn,
     ) -> None:
-        refuse_keywords(type(self), unknown)
         # Every setting is checked as it is set, here and later. These come first because reset_queue needs
         # them, which runs inside super().__init__.
         self.memory_dtype = memory_dtype
@@ -156,7 +155,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         super().__setattr__(name, value)
 
     def extra_repr(self) -> str:
-        hidden = ("loss", "miner", "collect_stats", "unknown")  # or shown as modules
+        hidden = ("loss", "miner", "collect_stats")  # or shown as modules
         names = [name for name in signature(AdaptiveCrossBatchMemory).parameters if name not in hidden]
         values = {name: getattr(self, name) for name in names} | {"process_group": self._group}
         return ", ".join(f"{name}={value}" for name, value in values.items())

@@ -9,10 +9,12 @@ from pytorch_metric_learning.distances import DotProductSimilarity
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from .._number_checks import check_positive
+from .._checks import check_positive
+from ._options import suggest_keywords
 from .base_classification_loss import BaseClassificationLoss
 
 
+@suggest_keywords
 class SampledNormalizedSoftmaxLoss(BaseClassificationLoss):
     """PML's ``NormalizedSoftmaxLoss`` among a random subset of the classes.
 

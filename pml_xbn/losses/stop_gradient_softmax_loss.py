@@ -9,10 +9,12 @@ from pytorch_metric_learning.distances import DotProductSimilarity
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize, one_hot, softplus
 
-from .._number_checks import check_non_negative, check_positive
+from .._checks import check_non_negative, check_positive
+from ._options import suggest_keywords
 from .base_classification_loss import BaseClassificationLoss
 
 
+@suggest_keywords
 class StopGradientSoftmaxLoss(BaseClassificationLoss):
     """Stop-Gradient Softmax Loss, together with the softmax loss that it shares its weights with.
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from .._number_checks import check_one_of
+from .._checks import check_one_of
 from ._queue import Contents, Queue
 from ._rows import Rows
 

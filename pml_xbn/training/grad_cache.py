@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from .._buffers import Buffers, buffers_as, copied_buffers
-from .._number_checks import check_integer
+from .._checks import check_integer
 from ._parts import batch_size, joined, own_part, rebuilt, tensors_of
 
 
