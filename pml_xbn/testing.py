@@ -51,7 +51,7 @@ def check_adapter(
         embedding_size: d of the rows. Pass the one that the adapter is made for, if it is made for one. What
             is raised names it.
         num_steps: how many batches, at least 2.
-        tolerance: the largest difference allowed, as a share of the spread of the rows in the dimension.
+        tolerance: the largest difference allowed, as a fraction of the rows' spread in the dimension.
         moments_after: returns the moments that the adapted rows have to have, by their own before and those
             that they are adapted to. Without an ``estimate`` the latter are the moments of the batch.
 
@@ -144,7 +144,7 @@ class _MomentCheck:
 
     Args:
         moments_after: returns the promised moments, given those before and the target; None promises nothing.
-        tolerance: the largest difference allowed, as a share of the target's spread.
+        tolerance: the largest difference allowed, as a fraction of the target's spread.
     """
 
     def __init__(self, moments_after: Callable[[Moments, Moments], Moments] | None, tolerance: float) -> None:

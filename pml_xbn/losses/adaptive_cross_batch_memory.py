@@ -81,7 +81,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             of NaN. ``"ignore"`` does not look, and stores it too: docs/mixed_precision.md says what each does
             to a step.
         memory_dtype: dtype of the stored rows, float32 by default. ``torch.bfloat16`` and ``torch.float16``
-            take half the room. Losses are computed in the most precise of it, float32 and the batch's dtype.
+            take half of the bytes. Losses are computed in the most precise of this dtype, float32 and the
+            batch's.
         update: what happens to the row of a sample that returns, as ``sample_ids`` tells. With ``"queue"``,
             the default, the new row takes its place. With ``"average"`` a weighted mean of both does, at
             unit length (Cross-Batch Memory, supplement §2).
@@ -294,7 +295,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
     @property
     def returning_samples(self) -> tuple[Tensor, Tensor]:
-        """Places in memory and in the batch, ``(r,)`` each, of samples that the batch holds again; for hooks.
+        """Indices in memory and in the batch, ``(r,)`` each, of samples that return; for hooks.
 
         Raises:
             RuntimeError: no hook is running.
@@ -312,8 +313,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         before = self.queue if hasattr(self, "queue") else None
         if before is not None and before.is_in_transaction:
             raise RuntimeError("reset_queue within a step: call it when the step is over")
-        kind = partial(ShardedQueue, group=self._group) if self._is_sharded else Queue
-        self.queue = kind(self.memory_size, self.embedding_size, self.memory_dtype, before)
+        make_queue = partial(ShardedQueue, group=self._group) if self._is_sharded else Queue
+        self.queue = make_queue(self.memory_size, self.embedding_size, self.memory_dtype, before)
 
     @property
     def process_group(self) -> ProcessGroup | None:
@@ -331,7 +332,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     def process_group(self, process_group: ProcessGroup | DeviceMesh | None) -> None:
         group = Group(process_group)
         if isinstance(self.queue, ShardedQueue):
-            self.queue.check_places(group)
+            self.queue.check_indices(group)
         self._group.assign(process_group)
         self.queue.is_alike = False
 
@@ -376,12 +377,12 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
     @property
     def queue_idx(self) -> int:
-        """Place of the next row."""
+        """Index of the next row."""
         return self.queue.position
 
     @property
     def curr_batch_idx(self) -> Tensor | None:
-        """Places of the rows stored last, ``(b,)``; None before the first."""
+        """Indices of the rows stored last, ``(b,)``; None before the first."""
         return self.queue.newest
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
