@@ -126,7 +126,7 @@ def _store_samples(
     assert batch.ids is not None  # as it has a placement
     if memory.update == "average":
         rows = average_rows(rows, contents.rows, placement, memory.update_momentum)
-    kept, indices = placement.kept, placement.places
+    kept, indices = placement.kept, placement.indices
     labels, ids = batch.ref_labels[kept], batch.ids[kept]
     contents = memory.queue.store(contents, indices[kept], rows[kept], labels, ids, placement.num_queued)
     return contents._replace(newest=indices)
