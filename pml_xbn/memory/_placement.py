@@ -41,7 +41,7 @@ class Placement(NamedTuple):
 
 
 def placement_of(queue: Queue, contents: Contents, ids: Tensor, labels: Tensor) -> Placement:
-    """Returns where a batch of these samples ``(b,)`` goes; it is not empty, and a negative id is of no sample."""
+    """Returns where a batch of these samples ``(b,)``, b ≥ 1, goes; a negative id is of no sample."""
     numbers = torch.arange(len(ids), device=ids.device)
     samples, sample_of = ids.unique(return_inverse=True)
     last = torch.zeros_like(samples).scatter_reduce_(0, sample_of, numbers, "amax")[sample_of]
@@ -74,7 +74,7 @@ def average_rows(rows: Tensor, stored: Rows, placement: Placement, momentum: flo
 
 
 def _indices_of(samples: Tensor, stored: Tensor) -> Tensor:
-    """Returns the indices at which samples ``(s,)``, in ascending order, are stored; -1 where they are not."""
+    """Returns the indices of stored samples ``(s,)``, given in ascending order; -1 where one is not stored."""
     nearest = torch.searchsorted(samples, stored).clamp_max_(len(samples) - 1)  # sample of every stored row
     indices = ((samples[nearest] == stored) & (stored >= 0)).nonzero().squeeze(1)
     found = torch.full_like(samples, -1)
