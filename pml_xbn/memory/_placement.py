@@ -74,7 +74,7 @@ def average_rows(rows: Tensor, stored: Rows, placement: Placement, momentum: flo
 
 
 def _indices_of(samples: Tensor, stored: Tensor) -> Tensor:
-    """Returns the indices of stored samples ``(s,)``, given in ascending order; -1 where one is not stored."""
+    """Returns the rows' indices of samples ``(s,)``, in ascending order; -1 where one is not stored."""
     nearest = torch.searchsorted(samples, stored).clamp_max_(len(samples) - 1)  # sample of every stored row
     indices = ((samples[nearest] == stored) & (stored >= 0)).nonzero().squeeze(1)
     found = torch.full_like(samples, -1)
