@@ -150,7 +150,7 @@ class ShardedQueue(Queue):
         self.needs_standardizing = True
         return rows.replaced(stored=rounded, sums=sums_of(rounded[: rows.num_rows_here]))
 
-    def _measure(self) -> None:
+    def _measure_sums_(self) -> None:
         """Measures the sums anew, as sums that were added to and subtracted from are rounded otherwise."""
         if self.is_measured:
             self.sums.copy_(sums_of(self.rows[: self.holding.num_rows_here(self.num_rows)]))
@@ -164,7 +164,7 @@ class ShardedQueue(Queue):
                 f"torch {torch.__version__} saves no memory with shard_distributed=True: update to "
                 "torch 2.5, or pass gather_distributed=True"
             ) from error
-        self._measure()
+        self._measure_sums_()
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.is_measured:
             destination[prefix + "numbers"][3] = SUMS_OF_A_SHARD
@@ -188,4 +188,4 @@ class ShardedQueue(Queue):
                 raise ValueError("the state is another rank's: save it with torch.distributed.checkpoint")
             state[key] = saved.to_local() if hasattr(saved, "to_local") else saved[own.start : own.stop]
         super()._load_from_state_dict(state, prefix, *args)
-        self._measure()
+        self._measure_sums_()

@@ -1,6 +1,6 @@
 """A cross-batch memory whose rows can be adapted, and whose steps are undone if they fail.
 
-``forward`` is the step, one act a line; README.md beside this folder explains it.
+``forward`` checks a call and makes the step of it; README.md in the package's folder explains the step.
 """
 
 from __future__ import annotations
