@@ -1,13 +1,14 @@
-"""The acts of one call: rows are adapted, the batch is stored, and compared with the memory.
+"""The stages of one call: rows are adapted, the batch is stored, and compared with the memory.
 
 :func:`step` is the whole of it. Nothing in it reads a number of a GPU, so that it can be traced, compiled and
 captured. What is not ours (hooks that are plain functions, losses and miners that run by PML's code, samples)
-runs in the same acts and may read what it likes.
+runs in the same stages and may read what it likes.
 """
 
 from __future__ import annotations
 
 import warnings
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,8 +23,10 @@ from ..pairwise._batch_loss import loss_of_batch, loss_without_pairs
 from ..pairwise._finite import nan_unless_zero, zero_if_finite
 from ..pairwise._index_tensors import IndicesTuple, drop_self_pairs, mapped
 from ..pairwise._loss import Comparison, loss_against
-from ._memory import Memory
 from ._settings import weighted_sum
+
+if TYPE_CHECKING:
+    from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory as Memory
 
 
 def step(memory: Memory, batch: Batch) -> Tensor:
@@ -126,7 +129,7 @@ def _store_samples(
     assert batch.ids is not None  # as it has a placement
     if memory.update == "average":
         rows = average_rows(rows, contents.rows, placement, memory.update_momentum)
-    kept, indices = placement.kept, placement.places
+    kept, indices = placement.kept, placement.indices
     labels, ids = batch.ref_labels[kept], batch.ids[kept]
     contents = memory.queue.store(contents, indices[kept], rows[kept], labels, ids, placement.num_queued)
     return contents._replace(newest=indices)

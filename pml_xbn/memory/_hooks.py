@@ -55,7 +55,7 @@ class MemoryHooks:
         return handle
 
     def name_modules(self, memory: nn.Module) -> None:
-        """Numbers the modules among the hooks, but those of them that the memory has by another name."""
+        """Registers the modules among the hooks under numbers, except those already registered."""
         for name, _ in list(memory.named_children()):
             if name.startswith(_PREFIX):  # some may have been removed
                 delattr(memory, name)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .._arithmetic import at_least_float32, widest
-from .._tensor_checks import INTEGERS
+from .._checks import INTEGERS
 from .._tracing import can_read, is_tracing
 from ..adapters.affine import Affine
 from ._findings import Findings

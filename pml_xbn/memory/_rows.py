@@ -152,7 +152,7 @@ class Rows:
         return rows
 
     def counted(self, num_rows: int | Tensor, num_rows_here: int) -> Rows:
-        """Returns the rows, of which so many are occupied."""
+        """Returns the rows with other numbers of occupied ones."""
         rows = type(self)(self.stored, self.affine, self.sums, num_rows, num_rows_here, self.holding)
         rows._rounded_affine = self._rounded_affine
         return rows

@@ -175,7 +175,7 @@ class LogSumExp(Reduction):
     Args:
         values: as of every reduction.
         counts: as of every reduction.
-        scale: a number, or a tensor without dimensions that may be learned.
+        scale: a number, or a 0-d tensor, which may be learned.
     """
 
     _exponentials: Tensor | None = None  # (a, n), divided by the largest of the anchor
