@@ -131,7 +131,7 @@ class ShardedQueue(Queue):
 
     def check_indices(self, group: Group) -> None:
         """Refuses a group whose ranks would hold other rows."""
-        own, other = self.holding.indices, indices_of(group.rank, group.size, self.num_places)
+        own, other = self.holding.indices, indices_of(group.rank, group.size, self.memory_size)
         if (other.start, len(other)) != (own.start, len(own)):
             raise ValueError(
                 f"process_group makes this rank {group.rank} of {group.size}, which holds "
@@ -171,7 +171,7 @@ class ShardedQueue(Queue):
         mesh = self.holding.group.mesh(self.labels.device.type)
         for name in _BY_ROW:
             own = destination[prefix + name]
-            shape = torch.Size([self.num_places, *own.shape[1:]])
+            shape = torch.Size([self.memory_size, *own.shape[1:]])
             whole: Any = DTensor.from_local(
                 own, mesh, [ShardOfTensor(0)], run_check=False, shape=shape, stride=own.stride()
             )

@@ -80,7 +80,7 @@ def weighted_sum(memory: Any, of_memory: Tensor, of_batch: Tensor) -> Tensor:
 
 def check_queue(memory: Any, queue: Queue) -> None:
     """Refuses a queue that does not have the size or dtype that was set after it had been made."""
-    for name, value in (("memory_size", queue.num_places), ("memory_dtype", queue.dtype)):
+    for name, value in (("memory_size", queue.memory_size), ("memory_dtype", queue.dtype)):
         if getattr(memory, name) != value:
             raise ValueError(
                 f"{name} was set to {getattr(memory, name)}, and the rows are stored with {value}: call "

@@ -165,11 +165,11 @@ def comparison(memory: Memory, batch: Batch, contents: Contents | None) -> Compa
     """Returns the anchors against the rows of these contents; None where there is nothing to compare."""
     if contents is None or len(batch.anchors) == 0 or contents.rows.is_empty:
         return None
-    own_rows = user_pairs = None
+    self_pairs = user_pairs = None
     if contents.newest is not None and batch.own is not None:
         is_all = len(batch.anchors) == len(contents.newest)
-        own_rows = contents.newest if is_all else contents.newest[batch.own]
-        user_pairs = _pairs_with_rows(batch, own_rows)
+        self_pairs = contents.newest if is_all else contents.newest[batch.own]
+        user_pairs = _pairs_with_rows(batch, self_pairs)
     anchors, labels = batch.anchors, batch.anchor_labels
     rows, row_labels = contents.rows, contents.row_labels
     return Comparison(
@@ -179,21 +179,21 @@ def comparison(memory: Memory, batch: Batch, contents: Contents | None) -> Compa
         labels,
         rows,
         row_labels,
-        own_rows,
+        self_pairs,
         user_pairs,
         rows.is_row,
         contents.are_finite,
     )
 
 
-def _pairs_with_rows(batch: Batch, own_rows: Tensor) -> IndicesTuple | None:
+def _pairs_with_rows(batch: Batch, self_pairs: Tensor) -> IndicesTuple | None:
     """Returns the caller's pairs, if there are any, as pairs of the anchors with their rows in memory."""
     if batch.user_pairs is None:
         return None
-    user_pairs = mapped(batch.user_pairs, own_rows)
+    user_pairs = mapped(batch.user_pairs, self_pairs)
     if batch.ids is None:
         return user_pairs
-    return drop_self_pairs(user_pairs, own_rows)  # as rows of one sample share a place
+    return drop_self_pairs(user_pairs, self_pairs)  # as rows of one sample share an index
 
 
 def read_contents(memory: Memory, batch: Batch) -> Contents | None:

@@ -170,6 +170,6 @@ def _take_part(memory: Memory, batch: Batch, *, is_fill: bool = False) -> Conten
         refs = batch.refs.detach().to(contents.rows.dtype)
         with torch.no_grad():
             contents = contents._replace(rows=memory._hooks.take_part(contents, refs, batch.ref_labels))
-    num_rows = min(int(contents.rows.num_rows) + num_queued, memory.queue.num_places)
+    num_rows = min(int(contents.rows.num_rows) + num_queued, memory.queue.memory_size)
     newest = torch.zeros_like(batch.ref_labels)  # indices of other ranks
     return contents._replace(rows=contents.rows.counted(num_rows, 0), newest=newest)

@@ -53,7 +53,7 @@ def placement_of(queue: Queue, contents: Contents, ids: Tensor, labels: Tensor) 
             "give every sample one label, or every view of it an id of its own"
         )
     stored_at = queue.holding.global_indices(_indices_of(samples, contents.ids)[sample_of])
-    memory_size, is_stored, kept = queue.num_places, stored_at >= 0, last == numbers
+    memory_size, is_stored, kept = queue.memory_size, stored_at >= 0, last == numbers
     # How far each stored sample is from the head of the queue, nearest first. The first is queued too if the
     # new rows reach it, the second if these and the first do, and so on to the first that is not reached.
     distance = (stored_at - contents.position) % memory_size

@@ -70,9 +70,6 @@ class Queue(nn.Module):
     map: Tensor
     sums: Tensor
     numbers: Tensor
-    # Its attributes are no parts of a module, and a step sets many: torch.nn.Module would look at each.
-    __setattr__ = object.__setattr__
-
     kind = Rows
     is_in_transaction = False
     needs_standardizing = False  # at the end of the next step
@@ -87,7 +84,7 @@ class Queue(nn.Module):
         holding: Holding | None = None,
     ) -> None:
         super().__init__()
-        self.dtype, self.num_places, self.holding = dtype, memory_size, holding or Holding()
+        self.dtype, self.memory_size, self.holding = dtype, memory_size, holding or Holding()
         self._pending: Contents | None = None  # of a step that is not over
         self.undo = Undo()
         # What `read` last returned, and torch's count of writes to it then: a user may write into it.
@@ -104,6 +101,10 @@ class Queue(nn.Module):
         self._take(self._empty(embedding_size, device))
         self.numbers[0] = num_calls
 
+    def __setattr__(self, name: str, value: object) -> None:
+        """Sets an attribute, none of which is a part of a module. A step sets many."""
+        object.__setattr__(self, name, value)
+
     def _empty(self, embedding_size: int, device: torch.device | None) -> dict[str, Tensor]:
         """Returns the state of a memory without rows."""
         with torch.inference_mode(False):
@@ -117,7 +118,7 @@ class Queue(nn.Module):
 
     def _num_stored(self) -> int:
         """Returns how many places this process holds."""
-        return self.num_places
+        return self.memory_size
 
     # Numbers of the host.
 
@@ -172,10 +173,10 @@ class Queue(nn.Module):
         """Returns the next indices of the queue, at most M, ``(num_rows,)``."""
         position = contents.position
         if isinstance(position, Tensor):
-            return (torch.arange(num_rows, device=self.labels.device) + position) % self.num_places
+            return (torch.arange(num_rows, device=self.labels.device) + position) % self.memory_size
         end = position + num_rows
         indices = torch.arange(position, end, device=self.labels.device)
-        return indices if end <= self.num_places else indices % self.num_places
+        return indices if end <= self.memory_size else indices % self.memory_size
 
     def store(
         self,
@@ -198,7 +199,7 @@ class Queue(nn.Module):
             num_queued: how many of the indices are the queue's next.
             is_stored: whether they are stored at all, a 0-d bool tensor; None: they are.
         """
-        undo, size, before = self.undo, self.num_places, contents.rows.ready_for(rows)
+        undo, size, before = self.undo, self.memory_size, contents.rows.ready_for(rows)
         num_rows, end = _at_most(before.num_rows + num_queued, size), contents.position + num_queued
         num_replaced = contents.num_replaced + len(rows) - num_queued
         own, rows, labels = self.holding.own_part(indices, rows, labels)
@@ -494,7 +495,7 @@ class Queue(nn.Module):
                 )
         if state["numbers"].device.type == "meta":
             return
-        size = self.num_places
+        size = self.memory_size
         num_calls, count, position, has_sums, num_replaced = state["numbers"].tolist()
         is_possible = 0 <= count <= size and 0 <= position < size and 0 <= num_replaced < size
         if not (is_possible and num_calls >= 0 and has_sums in (NO_SUMS, SUMS, SUMS_OF_A_SHARD)):
@@ -553,7 +554,7 @@ def _at_most(value: int | Tensor, most: int) -> int | Tensor:
 def prepare_state(state: dict[str, Any], prefix: str, memory: nn.Module, queue: Queue) -> None:
     """Refuses a state of a memory of another size, and turns one of PML's ``CrossBatchMemory`` into ours."""
     rows, labels = (state.pop(prefix + name, None) for name in ("embedding_memory", "label_memory"))
-    own_size = queue.num_places, queue.rows.shape[1]
+    own_size = queue.memory_size, queue.rows.shape[1]
     saved_rows = state.get(prefix + "queue.rows") if rows is None else rows
     for axis, name in enumerate(("memory_size", "embedding_size")):
         if saved_rows is not None and saved_rows.shape[axis] != own_size[axis]:

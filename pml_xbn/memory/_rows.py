@@ -176,7 +176,7 @@ class Rows:
         eps = _ROUNDINGS_OF_ZERO * max(torch.finfo(self.stored.dtype).eps, torch.finfo(dtype).eps)
         length = torch.linalg.vector_norm(self.affine.shift)
         if can_read(length):
-            return max(eps * length.item(), _SMALLEST_LENGTH)
+            return float(max(eps * length.item(), _SMALLEST_LENGTH))
         least: Tensor = length.mul_(eps).clamp_min_(_SMALLEST_LENGTH).to(dtype)
         return least
 
@@ -403,7 +403,7 @@ class Rows:
         """Returns whether the host knows that all rows are finite, and need not be standardized again."""
         if self.sums is None or not can_read(self.sums) or self.stored.dtype == torch.float16:
             return False
-        return self.total_sums().amax().item() <= self.num_rows * LARGEST_RMS**2
+        return bool(self.total_sums().amax().item() <= self.num_rows * LARGEST_RMS**2)
 
     def have_drifted(self) -> Tensor:
         """Returns whether u has a mean of half of its spread, or a spread far from one, 0-d bool.
@@ -466,9 +466,9 @@ def read_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def rows_of(values: Tensor, like: Rows, num_places: int, dtype: torch.dtype) -> Rows:
-    """Returns other rows ``(n, d)``, stored in a tensor of ``num_places``; in half precision standardized."""
-    stored = torch.zeros(num_places, values.shape[1], dtype=dtype, device=values.device)
+def rows_of(values: Tensor, like: Rows, memory_size: int, dtype: torch.dtype) -> Rows:
+    """Returns other rows ``(n, d)``, in a tensor of ``memory_size``; in half precision standardized."""
+    stored = torch.zeros(memory_size, values.shape[1], dtype=dtype, device=values.device)
     zeros = widest(stored.new_zeros(values.shape[1]))
     empty = type(like)(stored, Affine(zeros + 1, zeros), None, 0, 0, like.holding).ready_for(values)
     for part in slices(len(values), rows_at_a_time(values)):

@@ -390,7 +390,9 @@ def reducing_factors(
         like: a tensor of the loss's dtype and device.
     """
     has_terms: Tensor | float = 1.0
-    if isinstance(fused.loss, GenericPairLoss):  # PML's are zero for one pair of each kind, or fewer
+    if isinstance(
+        fused.loss, GenericPairLoss
+    ):  # PML's are zero for one positive and one negative pair, or fewer
         positive, negative = num_pairs
         needs_both = fused.fused.needs_both
         has_terms = positive * negative > 1 if needs_both else (positive > 1) | (negative > 1)
