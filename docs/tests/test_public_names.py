@@ -4,45 +4,15 @@ from __future__ import annotations
 
 import inspect
 import re
-import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 from types import ModuleType
-from typing import Any
 
 import pytest
 
 import pml_xbn
 
 ROOMS = [getattr(pml_xbn, name) for name in pml_xbn.__all__ if isinstance(getattr(pml_xbn, name), ModuleType)]
-
-
-def documented_names(site: Path) -> set[str]:
-    """From Sphinx's inventory: a header of four lines, and the names, compressed."""
-    inventory = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]
-    entries = [line.split() for line in zlib.decompress(inventory).decode().splitlines()]
-    return {name for name, kind, *_ in entries if kind.startswith("py:")}
-
-
-def public_members(cls: type) -> Iterator[tuple[str, Any]]:
-    """Methods and properties that the class itself defines and explains."""
-    for name, member in vars(cls).items():
-        is_one = inspect.isfunction(member) or isinstance(member, (property, classmethod, staticmethod))
-        # What overrides a method of the base without a docstring of its own does what the base says.
-        if is_one and not name.startswith("_") and member.__doc__:
-            yield name, member
-
-
-def test_every_public_name_is_in_the_reference(site: Path) -> None:
-    documented = documented_names(site)
-    missing = []
-    for room in ROOMS:
-        for name in room.__all__:
-            path = f"{room.__name__}.{name}"
-            members = public_members(getattr(room, name)) if inspect.isclass(getattr(room, name)) else ()
-            missing += [p for p in (path, *(f"{path}.{m}" for m, _ in members)) if p not in documented]
-    assert not missing
 
 
 def test_the_packages_own_names_are_those_of_its_rooms() -> None:
