@@ -18,6 +18,7 @@ from pictures.batch_noise import draw_batch_noise
 from pictures.classes import draw_classes
 from pictures.demo_seeds import demo_table
 from pictures.gains import draw_gains
+from pictures.noise_law import draw_noise_law
 from pictures.on_gpu import gpu_report
 from pictures.one_map import draw_one_map
 from pictures.step_cost import draw_step_cost
@@ -39,6 +40,7 @@ def write_files(_: Sphinx) -> None:
     draw_batch_noise(RESULTS / "batch_noise.csv", WRITTEN)
     draw_classes(RESULTS, WRITTEN)
     draw_gains(RESULTS, WRITTEN)
+    draw_noise_law(RESULTS, WRITTEN)
     draw_one_map(WRITTEN)
     draw_step_cost(RESULTS / "step_cost_cpu.csv", WRITTEN)
     (WRITTEN / "on_gpu.md").write_text(gpu_report(RESULTS / "gpu"))
