@@ -18,6 +18,7 @@ from pictures.batch_noise import draw_batch_noise
 from pictures.classes import draw_classes
 from pictures.demo_seeds import demo_table
 from pictures.gains import draw_gains
+from pictures.han_table import han_table
 from pictures.noise_law import draw_noise_law
 from pictures.on_gpu import gpu_report
 from pictures.one_map import draw_one_map
@@ -43,6 +44,7 @@ def write_files(_: Sphinx) -> None:
     draw_noise_law(RESULTS, WRITTEN)
     draw_one_map(WRITTEN)
     draw_step_cost(RESULTS / "step_cost_cpu.csv", WRITTEN)
+    (WRITTEN / "han.md").write_text(han_table(RESULTS), encoding="utf-8")
     (WRITTEN / "on_gpu.md").write_text(gpu_report(RESULTS / "gpu"))
     (WRITTEN / "reproducing.md").write_text(table(), encoding="utf-8")
     (WRITTEN / "demo.md").write_text(demo_table(RESULTS / "demo_glyphs.csv"))

@@ -8,7 +8,7 @@ from statistics import fmean
 
 import pytest
 from pictures.batch_noise import EPOCH, batch_share
-from pictures.classes import of_the_papers, of_the_study
+from pictures.classes import of_fine_tuning, of_the_papers
 
 from benchmarks.engine.intervals import Difference, paired
 from benchmarks.engine.results import read_csv
@@ -414,7 +414,7 @@ def test_the_picture_of_classes_has_the_papers_figures_and_the_studys(study: Stu
     assert papers["Swin, SOP, 16", "same"].gain.mean == pytest.approx(86.25 - 77.80)
     assert papers["SOP, 64", "same"].share == pytest.approx(100 * 16 / 11_318)
     table = words_of(DOCS / "which_variant.md")
-    for point in of_the_study(RESULTS):
+    for point in of_fine_tuning(RESULTS):
         if point.name in ("Emoji, 16", "icons, 16", "Emoji, 64") and point.compared == "same":
             assert point.gain.half_width is not None
             assert f"{point.gain.mean:+.1f} ± {point.gain.half_width:.1f}" in table
