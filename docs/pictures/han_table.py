@@ -22,4 +22,6 @@ def han_table(results: Path) -> str:
         minutes = [float(r["cpu_minutes"]) for one, r in runs.rows.items() if one.setting == setting.setting]
         seeds = "one" if [*found] == [CHOICE] else str(len(found))
         lines.append([label(setting), f"{case.rate:g}", seeds, *figures, f"{fmean(minutes):.1f}"])
-    return markdown(["Setting", "Rate", "Seeds", "Recall@1", "MAP@R", "Minutes of a core"], lines, ["Setting"])
+    return markdown(
+        ["Setting", "Rate", "Seeds", "Recall@1", "MAP@R", "Minutes of a core"], lines, ["Setting"]
+    )
