@@ -189,7 +189,9 @@ def draw_forest(
 
     What lies beyond the limits is written at the edge.
     """
-    rows: list[Line | str] = [row for title, lines in groups.items() for row in (title, *lines)]
+    rows: list[Line | str] = []
+    for title, lines in groups.items():
+        rows += [title, *lines]
     keys = {key for row in rows if isinstance(row, Line) for key in row.gains}
     shown = [key for key in words if key in keys]
     for figure, style in in_both((_WIDTH, _LINE * (len(rows) + 0.8 * len(shown)) + 0.7)):
