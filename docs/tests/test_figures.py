@@ -298,8 +298,9 @@ def test_what_a_memory_gains_in_fine_tuning() -> None:
     for loss in ("SupCon", "MultiSimilarity"):
         emoji, icons = (fine_tuned(f"{loss}: {data}") for data in ("Emoji", "Icons"))
         for batch in ("16", "64"):
-            pair = (report[batch, "xbn"][5].replace("-", "−") for report in (emoji, icons))
-            assert_on(FINE_TUNING, *pair)
+            for method in ("xbn", "xbm+warm-up of an epoch"):
+                pair = (report[batch, method][5].replace("-", "−") for report in (emoji, icons))
+                assert_on(FINE_TUNING, *pair)
         to_256 = [report["64", "xbn"][6].replace("-", "−") for report in (emoji, icons)]
         assert_on(FINE_TUNING, *to_256)
 
