@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from pictures.demo_seeds import demo_table
+from pictures.han_table import han_table
 from pictures.on_gpu import gpu_report
 from sphinx.application import Sphinx
 from sphinx.util.logging import getLogger
@@ -32,6 +33,7 @@ HEADING = re.compile(r"^(#+) ", re.MULTILINE)
 
 def write_files(_: Sphinx) -> None:
     WRITTEN.mkdir(parents=True, exist_ok=True)
+    (WRITTEN / "han.md").write_text(han_table(RESULTS), encoding="utf-8")
     (WRITTEN / "on_gpu.md").write_text(gpu_report(RESULTS / "gpu"))
     (WRITTEN / "reproducing.md").write_text(table(), encoding="utf-8")
     (WRITTEN / "demo.md").write_text(demo_table(RESULTS / "demo_glyphs.csv"))
@@ -46,6 +48,7 @@ def draw_pictures() -> None:
     from pictures.batch_noise import draw_batch_noise
     from pictures.classes import draw_classes
     from pictures.gains import draw_gains
+    from pictures.noise_law import draw_noise_law
     from pictures.one_map import draw_one_map
     from pictures.step_cost import draw_step_cost
 
@@ -53,6 +56,7 @@ def draw_pictures() -> None:
     draw_batch_noise(RESULTS / "batch_noise.csv", WRITTEN)
     draw_classes(RESULTS, WRITTEN)
     draw_gains(RESULTS, WRITTEN)
+    draw_noise_law(RESULTS, WRITTEN)
     draw_one_map(WRITTEN)
     draw_step_cost(RESULTS / "step_cost_cpu.csv", WRITTEN)
 

@@ -16,7 +16,16 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = (".", ".github", "docs", "examples", "benchmarks", "benchmarks/results", "benchmarks/study")
+FOLDERS = (
+    ".",
+    ".github",
+    "docs",
+    "docs/losses",
+    "examples",
+    "benchmarks",
+    "benchmarks/results",
+    "benchmarks/study",
+)
 TEXTS = [path for folder in FOLDERS for path in sorted(ROOT.glob(f"{folder}/*.md"))]
 TEXTS += sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
 # Pictures and tables that a build of the site makes of results in the repository.
@@ -91,7 +100,7 @@ def test_links_between_files_lead_somewhere(path: Path) -> None:
 
 def test_the_links_of_the_readme_are_found() -> None:
     links = links_of(ROOT / "README.md")
-    assert {"docs/images/demo.png", "docs/losses.md#xbnwrapper", "CONTRIBUTING.md"} <= set(links)
+    assert {"docs/images/demo.png", "docs/losses/xbn_wrapper.md", "CONTRIBUTING.md"} <= set(links)
     assert len(links) > 25
 
 

@@ -47,6 +47,9 @@ def test_every_parameter_is_explained(cls: type) -> None:
 
 
 def test_the_losses_begin_with_the_one_to_start_with() -> None:
-    headings = re.findall(r"^## (\w+)$", (Path(__file__).parents[1] / "losses.md").read_text(), re.MULTILINE)
-    assert headings[0] == "XBNWrapper"
-    assert set(headings) == set(pml_xbn.losses.__all__)
+    docs = Path(__file__).parents[1]
+    pages = re.findall(r"^(losses/\w+)$", (docs / "losses.md").read_text(encoding="utf-8"), re.MULTILINE)
+    titles = [(docs / f"{page}.md").read_text(encoding="utf-8").splitlines()[0] for page in pages]
+    *classes, last = (title.removeprefix("# ") for title in titles)
+    assert (classes[0], last) == ("XBNWrapper", "How a loss is computed")
+    assert sorted(classes) == sorted(pml_xbn.losses.__all__)

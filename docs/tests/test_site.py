@@ -76,7 +76,7 @@ def test_pages_fetch_nothing_from_the_network(pages: dict[Path, Page]) -> None:
 
 
 def test_formulas_are_set_by_a_script_that_is_there(site: Path, pages: dict[Path, Page]) -> None:
-    scripts = {urlsplit(fetched).path for fetched in pages[site / "losses.html"].fetched}
+    scripts = {urlsplit(fetched).path for fetched in pages[site / "index.html"].fetched}
     assert "_static/mathjax/tex-chtml.js" in scripts
     assert list((site / "_static/mathjax").rglob("*.woff"))
 
