@@ -25,7 +25,7 @@ PICTURE = re.compile(r"^!\[[^\]]*\]\S+\n\n(?:\*[^*].*?\*\n\n)?", re.MULTILINE | 
 PICTURES = (".png", ".svg")
 AWAY = ("https://", "http://")
 WHERE_PAGES_ARE = """
-What is in italics has a page of its own, in the folder `docs` of the source distribution.
+What is in italics is a page of the source distribution; most are in its folder `docs`.
 """
 
 
