@@ -140,7 +140,7 @@ def version_from_bare_environment(wheel: Path) -> str:
         venv.create(home, with_pip=True)
         (python,) = (path for path in home.glob("[bS]*/python*") if path.stem == "python")
         torch = f"torch=={version('torch').partition('+')[0]}"
-        pip = [str(python), "-m", "pip", "install", "--quiet", str(wheel), torch]
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--no-compile", str(wheel), torch]
         subprocess.run(pip, check=True)
         return printed(str(python), str(home))
 
