@@ -581,6 +581,9 @@ def draw_neighbours(pictures: Sequence[Picture], rows: torch.Tensor, path: Path)
             axes.imshow(ImageOps.pad(open_image(pictures[index].path), (160, 160), color="white"))
             if pictures[index].name != pictures[query].name:
                 axes.plot([0, 1], [0, 1], color="red", transform=axes.transAxes)
+    figure.axes[0].set_title("query", fontweight="bold")
+    figure.axes[1].set_title("nearest", fontweight="bold")
+    figure.suptitle("Left column: the query. To its right, the nearest first; crossed out: another class.")
     figure.savefig(path)
 
 

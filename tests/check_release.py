@@ -1,13 +1,14 @@
 """Checks what ``tox -e release`` has built: ``check_release.py dist [--publish]``.
 
 Each file installs and imports, the sdist holds what it has to, and the wheel, in an environment with nothing
-else, does the README's swap. With ``--publish`` a placeholder in the metadata is an error.
+else, does the README's swap. With ``--publish`` the metadata must have links to the repository.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tarfile
@@ -19,9 +20,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from zipfile import ZipFile
 
-README = Path(__file__).parents[1] / "README.md"
-PLACEHOLDER = "OWNER"
-IN_SDIST = ("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "README.md", "pml_xbn/py.typed")
+from trove_classifiers import classifiers
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+IN_SDIST = (
+    *("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "README.md", "docs/index.md"),
+    "pml_xbn/py.typed",
+)
 # What stands around the README's swap in a user's code.
 BEFORE = """
 import torch
@@ -67,26 +73,33 @@ def metadata_of(wheel: Path) -> Message:
 
 
 def check_metadata(metadata: Message, is_published: bool) -> None:
-    """Raises SystemExit for a missing field, for links that are not the README's, and for placeholders."""
-    for field in ("Author", "License-Expression", "Project-URL", "Requires-Python", "Summary"):
-        if field not in metadata and not (field.startswith("License") and "License" in metadata):
-            raise SystemExit(f"the metadata lacks {field}: see setup.cfg")
+    """Raises SystemExit for a missing field, an unknown classifier, and a link that leads nowhere."""
+    for field in ("Author", "License-Expression", "Requires-Python", "Summary"):
+        if field not in metadata:
+            raise SystemExit(f"the metadata lacks {field}: see pyproject.toml")
+    if unknown := set(metadata.get_all("Classifier", [])) - classifiers:
+        raise SystemExit(f"registries do not know the classifiers {sorted(unknown)}")
     description = str(metadata.get_payload())
-    tag = f"{metadata['Home-page']}/{{}}/v{metadata['Version']}/{{}}"
-    expected = [
-        link if link.startswith("https://") else tag.format("raw" if link.endswith(".png") else "blob", link)
-        for link in links_of(README.read_text(encoding="utf-8"))
-    ]
-    if (links := links_of(description)) != expected:
-        raise SystemExit(f"a registry shows no relative links: {links} are not {expected}")
-    placeholders = [name for name, value in metadata.items() if PLACEHOLDER in value]
+    check_links(description)
+    readme = README.read_text(encoding="utf-8")
+    registry_page = runpy.run_path(str(ROOT / "setup.py"), run_name="setup")["registry_page"]
+    with_links = registry_page(readme, "https://forge.example/owner/name", metadata["Version"])
+    check_links(with_links)
+    if len(links_of(with_links)) != len(links_of(readme)):
+        raise SystemExit("with the repository's address, the page has not all links of README.md")
     if is_published and "not on a registry yet" in description:
         raise SystemExit("README.md says that the package is not on a registry yet")
-    if is_published and placeholders:
-        where = ", ".join(dict.fromkeys(placeholders))
-        raise SystemExit(
-            f"{PLACEHOLDER} is a placeholder in {where}: put the repository's address into url in setup.cfg"
-        )
+    if is_published and "Project-URL" not in metadata:
+        raise SystemExit("the metadata lacks links: put the repository's address into REPOSITORY in setup.py")
+
+
+def check_links(page: str) -> None:
+    """Raises SystemExit for a relative link: a registry shows the page without the files beside it."""
+    if relative := [link for link in links_of(page) if not link.startswith(("https://", "#"))]:
+        raise SystemExit(f"the registry's page has relative links: {relative}")
+    labels = set(re.findall(r"^\[([^\]]+)\]: ", page, re.MULTILINE))
+    if undefined := set(re.findall(r"\]\[([^\]]+)\]", page)) - labels:
+        raise SystemExit(f"the registry's page has links without a target: {sorted(undefined)}")
 
 
 def links_of(page: str) -> list[str]:
@@ -127,7 +140,7 @@ def version_from_bare_environment(wheel: Path) -> str:
         venv.create(home, with_pip=True)
         (python,) = (path for path in home.glob("[bS]*/python*") if path.stem == "python")
         torch = f"torch=={version('torch').partition('+')[0]}"
-        pip = [str(python), "-m", "pip", "install", "--quiet", str(wheel), torch]
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--no-compile", str(wheel), torch]
         subprocess.run(pip, check=True)
         return printed(str(python), str(home))
 

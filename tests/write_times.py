@@ -14,10 +14,12 @@ from pathlib import Path
 PAGE = Path(__file__).with_name("TIMES.md")
 HEAD = """# How long tests take
 
-Seconds on two cores, without a GPU. `python tests/write_times.py` writes this page from the log of `.ci/run`.
+Seconds on two cores, without a GPU. `python tests/write_times.py` writes this page from the log of `.ci/run`,
+which runs the site's environments and the matrix two at a time: together they take less than their sum.
 """
 DEAREST = 20
-# Lines of tox, `  py: OK (12.34=setup[…]+cmd[…] seconds)`, and of pytest --durations, `1.23s call  tests/…`.
+# Lines of tox, `  py: OK (12.34=setup[…]+cmd[…] seconds)`, the last one of .ci/run, which is like these, and
+# lines of pytest --durations, `1.23s call  tests/…`.
 ENVIRONMENT = re.compile(r"^ *([\w-]+): OK \(([\d.]+)", re.MULTILINE)
 TEST = re.compile(r"^([\d.]+)s (?:setup|call|teardown) +(\S.*?) *$", re.MULTILINE)
 
@@ -32,8 +34,7 @@ def tables(log: str) -> str:
     tests: Counter[str] = Counter()
     for seconds, name in TEST.findall(log):
         tests[name.removeprefix("tests/").replace("|", r"\|")] += float(seconds)
-    together = {**environments, "all": sum(environments.values())}
-    return f"{table('Environment', together)}\n\n{table('Test', dict(tests.most_common(DEAREST)))}"
+    return f"{table('Environment', environments)}\n\n{table('Test', dict(tests.most_common(DEAREST)))}"
 
 
 if __name__ == "__main__":

@@ -32,8 +32,8 @@ def markdown(columns: Iterable[str], lines: Iterable[Iterable[str]], words: Iter
 
 
 def spread(values: Sequence[float], form: str = ".1f") -> str:
-    """Returns the mean, and of several values the standard deviation (with n - 1)."""
-    deviation = f" ± {stdev(values):{form.lstrip('+')}}" if len(values) > 1 else ""
+    """Returns the mean, and of several values the standard deviation (with n - 1): ± is for intervals."""
+    deviation = f" (sd {stdev(values):{form.lstrip('+')}})" if len(values) > 1 else ""
     return f"{fmean(values):{form}}{deviation}" if values else "–"
 
 

@@ -117,6 +117,11 @@ def metric_name(key: str) -> str:
     )
 
 
+def _as_papers(values: Sequence[float]) -> str:
+    """Returns the mean ± the standard deviation, as the paper's column has it."""
+    return spread(values, ".2f").replace(" (sd", " ±").rstrip(")")
+
+
 def result_table(
     results: Sequence[dict[str, float]],
     paper: Mapping[str, str],
@@ -125,7 +130,7 @@ def result_table(
 ) -> str:
     """Returns a Markdown table of runs beside the paper, a row per metric, then the epoch and settings."""
     lines = [
-        [metric_name(key), spread([row[key] for row in results if key in row], ".2f"), paper.get(key, "–")]
+        [metric_name(key), _as_papers([row[key] for row in results if key in row]), paper.get(key, "–")]
         for key in {**results[0], **paper}
         if key != "epoch"
     ]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Any, Literal, get_args
+
+from tyro.constructors import PrimitiveConstructorSpec
 
 from benchmarks.engine import settings as common
 from benchmarks.engine.methods import MethodName
-from benchmarks.engine.named_values import NamedValues
 from benchmarks.engine.settings import (
     AtLeastOne,
     BelowOne,
@@ -28,6 +31,32 @@ Preset = Literal["axbn", "xbm", "thesis", "thesis-margins", "norm-softmax", "sgs
 Head = Literal["linear", "layer-norm", "bn", "mbn", "ln", "bn-neck", "gem", "gem-bn-neck"]
 CHARACTERS = ("glyphs", "han")  # grey, 32 pixels; distorted in training
 METHODS, DATASETS, PRESETS = get_args(Method), get_args(Dataset), get_args(Preset)
+
+
+def _named(words: Sequence[str]) -> dict[str, Any]:
+    """Returns the values of flags ``name=value`` by name: Python literals, and anything else as text."""
+    found: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not (name and equals):
+            raise ValueError(f"{word!r} is not of the form name=value")
+        try:
+            found[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            found[name] = value
+    return found
+
+
+NamedValues = Annotated[
+    dict[str, Any],
+    PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="NAME=VALUE",
+        instance_from_str=_named,
+        is_instance=lambda value: isinstance(value, dict),
+        str_from_instance=lambda values: [f"{name}={value}" for name, value in values.items()],
+    ),
+]
 
 
 @dataclass(frozen=True)

@@ -51,8 +51,8 @@ _HEAD = """# Fine-tuning a pretrained network
 Written by `python -m benchmarks.study --report` from the study's CSV files; the rules were
 declared in `declared_fine_tuning.md` before the runs. The last stage of EfficientNet-Lite0 trains,
 from ImageNet weights, where no other is named. All figures are per cent, differences points of Recall@1;
-± after a mean is the standard deviation over seeds, and after a difference half of the 95 % interval of the
-mean of these pairs alone (Student's t). Minutes are those of a core, on a machine that other work shared."""
+± is half of the 95 % interval of a difference, of its own pairs alone (Student's t), and sd the standard
+deviation over seeds. Minutes are those of a core, on a machine that other work shared."""
 
 
 def write_fine_tuning(study: Study, folder: Path) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.engine.intervals import Difference, bootstrap, paired, pool
+from benchmarks.engine.intervals import Difference, bootstrap, paired
 from benchmarks.engine.results import read_csv
-from benchmarks.study.cases import AFTERWARDS, Case, cases
+from benchmarks.study.cases import Case, cases
 from benchmarks.study.files import BY_CLASS, BY_EPOCH, RUNS
 
 Row = dict[str, str]
@@ -18,8 +18,6 @@ Setting = tuple[int, float, str, str]
 
 # XBM as its paper has it: warmed up, and filled.
 PUBLISHED = ("xbm+warm-up", "xbm+warm-up of an epoch")
-# Of which seeds collapse, or that were asked afterwards: they keep the interval of their own seeds.
-UNSTABLE = ("xbm", "delayed", "unit-norm", "per-class", *AFTERWARDS)
 _TENTH = 0.9  # where the last tenth of the epochs begins
 
 
@@ -68,19 +66,14 @@ class Study:
     def differences(
         self, setting: Setting, baseline: str, figure: str = "recall_at_1"
     ) -> dict[str, Difference]:
-        """Returns the differences of every method to a baseline, paired by seed.
-
-        The standard deviation is pooled over the methods of the setting, but for those of `UNSTABLE`.
-        """
-        values = {name: self.values(name, setting, figure) for name in self.methods(setting)}
-        pooled = pool({name: by_seed for name, by_seed in values.items() if name not in UNSTABLE})
-        found = {}
-        for name, by_seed in values.items():
-            difference = paired(by_seed, values.get(baseline, {}))
-            if difference and name != baseline:
-                is_stable = name not in UNSTABLE and baseline not in UNSTABLE
-                found[name] = difference._replace(pooled=pooled) if is_stable else difference
-        return found
+        """Returns the differences of every method to a baseline, paired by seed."""
+        theirs = self.values(baseline, setting, figure)
+        found = {
+            name: paired(self.values(name, setting, figure), theirs)
+            for name in self.methods(setting)
+            if name != baseline
+        }
+        return {name: difference for name, difference in found.items() if difference}
 
     def bootstrapped(self, name: str, other: str, setting: Setting) -> str | None:
         """Returns the difference in Recall@1, its interval over seeds and classes, and the number of seeds.

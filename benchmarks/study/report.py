@@ -11,7 +11,7 @@ from benchmarks.engine.results import markdown, spread
 from benchmarks.study.budget import Budget
 from benchmarks.study.cases import BUDGETS, OTHER_RATES, REGIMES
 from benchmarks.study.fine_tuning_report import write_fine_tuning
-from benchmarks.study.measured import PUBLISHED, UNSTABLE, Setting, Study, published_in
+from benchmarks.study.measured import PUBLISHED, Setting, Study, published_in
 from benchmarks.tuning.report import tuned
 from benchmarks.tuning.results import Tuning
 from benchmarks.two_towers.report import BASELINE, both, experiments, gains, title
@@ -30,13 +30,11 @@ Written by `python -m benchmarks.study --report` from the CSV files beside it, w
 `benchmarks.two_towers` and `benchmarks.tuning` write. All runs were on a CPU; {made} of {planned} planned
 runs of the study have been made, and the {timed} that noted it took {hours:.1f} hours of one core.
 
-Recall@1 and MAP@R, in per cent, are those after the last epoch, as mean ± standard deviation over seeds.
-Differences are in points and paired by seed; ± is half the 95 % interval of the mean by Student's t, on fixed
-test classes. Its variance is that which a mean of every method and of every seed of a setting leaves
-(analysis of variance), since that of three seeds alone is chance; so methods are taken to scatter alike.
-Those of {unstable} are their own, as some seeds collapse, as are those of batch 512 and of the search.
-No correction is made for {number} intervals: of methods that do not differ, one in twenty lies on one side of
-zero. A seed on another machine is another draw.
+Recall@1 and MAP@R, in per cent, are those after the last epoch: the mean over seeds, and their standard
+deviation (sd). Differences are in points and paired by seed; ± is half the 95 % interval of their mean by
+Student's t, of these pairs alone, on fixed test classes. Three pairs tell little of their own variance: with
+three seeds such an interval is wide, or narrow by chance. No correction is made for {number} intervals: of
+methods that do not differ, one in twenty lies on one side of zero. A seed on another machine is another draw.
 
 *xbm* is PML's class without warm-up, *xbm+warm-up* XBM as its paper prescribes it (1,000 steps without
 memory, 31 % of 60 epochs of Emoji, or one epoch where that is said; then filled), *xbm-star* XBM beside the
@@ -59,7 +57,6 @@ def write_report(folder: Path) -> None:
         planned=len(study.planned),
         timed=len(minutes),
         hours=sum(minutes) / 60,
-        unstable=", ".join(UNSTABLE),
         number=sum(part.count("(±") for part in parts),
     )
     page = "\n\n".join(part for part in (head, *parts) if part)

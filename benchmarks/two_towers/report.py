@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from benchmarks.engine.intervals import Difference, paired, pool
+from benchmarks.engine.intervals import Difference, paired
 from benchmarks.engine.results import markdown, read_csv, spread
 from benchmarks.two_towers.settings import METHODS
 
@@ -31,22 +31,21 @@ def experiments(folder: Path) -> dict[Experiment, Rows]:
 
 
 def gains(rows: Rows, baseline: str = BASELINE) -> dict[str, Difference]:
-    """Returns the mean Recall@1 of both directions, less the baseline's; intervals are pooled."""
+    """Returns the mean Recall@1 of both directions, less the baseline's, paired by seed."""
     by_method = {
         method: {int(row["seed"]): both(row) for row in rows if row["method"] == method} for method in METHODS
     }
     found = {m: paired(values, by_method[baseline]) for m, values in by_method.items() if m != baseline}
-    pooled = pool(by_method)
-    return {method: difference._replace(pooled=pooled) for method, difference in found.items() if difference}
+    return {method: difference for method, difference in found.items() if difference}
 
 
 def write_report(folder: Path) -> str:
     """Writes the page beside the CSV file, and returns its text."""
     parts = [
         "# Queries and documents, each found by the other",
-        "Test Recall@1 in per cent after the last epoch, mean ± standard deviation over seeds. *To no "
-        "memory*: the mean of both directions, paired by seed, ± half the 95 % interval, whose variance is "
-        "that which a mean of every method and of every seed of a table leaves. *Last quarter*: what the "
+        "Test Recall@1 in per cent after the last epoch: the mean over seeds and their standard deviation "
+        "(sd). *To no memory*: the mean of both directions, paired by seed, ± half the 95 % interval of "
+        "these pairs alone (Student's t). *Last quarter*: what the "
         "last quarter of the epochs added to that mean, where it was noted. *Staleness*: mean distance of "
         "stored documents, at unit length, from where the network would put them now, before and after the "
         "adaptation of one step. *Minutes*: of one core, where they were noted. *no-memory-twice* trains "

@@ -6,22 +6,20 @@ link and nothing else, such as
     [All tables of the study](../benchmarks/results/study.md)
 
 is replaced by that file, its headings below the one above the paragraph. Who reads the source has the link.
+Without matplotlib the tables are there, and the pictures are not.
 """
 
 from __future__ import annotations
 
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
-from pictures.adaptation import draw_adaptation
-from pictures.batch_noise import draw_batch_noise
-from pictures.classes import draw_classes
 from pictures.demo_seeds import demo_table
-from pictures.gains import draw_gains
+from pictures.han_table import han_table
 from pictures.on_gpu import gpu_report
-from pictures.one_map import draw_one_map
-from pictures.step_cost import draw_step_cost
 from sphinx.application import Sphinx
+from sphinx.util.logging import getLogger
 
 from benchmarks.papers.reproducing import table
 
@@ -35,15 +33,32 @@ HEADING = re.compile(r"^(#+) ", re.MULTILINE)
 
 def write_files(_: Sphinx) -> None:
     WRITTEN.mkdir(parents=True, exist_ok=True)
+    (WRITTEN / "han.md").write_text(han_table(RESULTS), encoding="utf-8")
+    (WRITTEN / "on_gpu.md").write_text(gpu_report(RESULTS / "gpu"))
+    (WRITTEN / "reproducing.md").write_text(table(), encoding="utf-8")
+    (WRITTEN / "demo.md").write_text(demo_table(RESULTS / "demo_glyphs.csv"))
+    if find_spec("matplotlib"):
+        draw_pictures()
+    else:
+        getLogger(__name__).warning("pages have no pictures: pip install matplotlib")
+
+
+def draw_pictures() -> None:
+    from pictures.adaptation import draw_adaptation
+    from pictures.batch_noise import draw_batch_noise
+    from pictures.classes import draw_classes
+    from pictures.gains import draw_gains
+    from pictures.noise_law import draw_noise_law
+    from pictures.one_map import draw_one_map
+    from pictures.step_cost import draw_step_cost
+
     draw_adaptation(WRITTEN)
     draw_batch_noise(RESULTS / "batch_noise.csv", WRITTEN)
     draw_classes(RESULTS, WRITTEN)
     draw_gains(RESULTS, WRITTEN)
+    draw_noise_law(RESULTS, WRITTEN)
     draw_one_map(WRITTEN)
     draw_step_cost(RESULTS / "step_cost_cpu.csv", WRITTEN)
-    (WRITTEN / "on_gpu.md").write_text(gpu_report(RESULTS / "gpu"))
-    (WRITTEN / "reproducing.md").write_text(table(), encoding="utf-8")
-    (WRITTEN / "demo.md").write_text(demo_table(RESULTS / "demo_glyphs.csv"))
 
 
 def include_linked(_: Sphinx, page: str, source: list[str]) -> None:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
@@ -14,26 +15,55 @@ from benchmarks.engine.intervals import Difference, paired
 from benchmarks.engine.results import read_csv
 from benchmarks.han import cases as han
 from benchmarks.han.report import CLASSES, Runs, sweep_values
-from benchmarks.study.fine_tuning import CACHED, NONE, SUPCON, Method
+from benchmarks.study.fine_tuning import (
+    CACHED,
+    MULTI_SIMILARITY,
+    NONE,
+    SENSES,
+    SUPCON,
+    THREE_STAGES,
+    WHOLE_NETWORK,
+    domains,
+)
 from benchmarks.study.fine_tuning_report import Report
-from benchmarks.study.measured import Study
+from benchmarks.study.measured import Setting, Study
+from benchmarks.study.report import at_batch_512
+from benchmarks.two_towers.report import experiments, gains
 
 from .style import Style, in_both, recolour, save
 
 _EXPERIMENTS = Path(__file__).parents[2] / "benchmarks" / "papers" / "experiments.csv"
 # Training classes; the papers' and the study's batches have four images of each class.
-TRAINED_ON = {"pretrained": 882, "pretrained icons": 510, "sop": 11_318, "in-shop": 3_997}
-TITLES = {"pretrained": "Emoji", "pretrained icons": "icons", "sop": "SOP", "in-shop": "In-Shop"}
-_TABLES = ("AXBN, Table 2", "AXBN, Table 4", "AXBN, Table 6")
+TRAINED_ON = {
+    "pretrained": 882,
+    "pretrained icons": 510,
+    "pretrained senses": 873,
+    "glyphs": 2_172,
+    "emoji": 882,
+    "sop": 11_318,
+    "in-shop": 3_997,
+    "deep-fashion2": 31_517,
+}
+PAIRS = 16_384  # of words and their definitions, each a class
+_TITLES = {"pretrained": "Emoji", "pretrained icons": "icons", "pretrained senses": "senses"}
+_PAPERS = {"sop": "SOP", "in-shop": "In-Shop", "deep-fashion2": "DeepFashion2"}
+# What trains in fine-tuning -> by how much its diamond stands beside those of the same share.
+_PARTS = ((SUPCON, 1.0), (THREE_STAGES, 1.13), (WHOLE_NETWORK, 1.27), (MULTI_SIMILARITY, 0.88))
+_RANDOM: dict[str, Setting] = {
+    "Glyphs, 64": (64, 0.5, "batch", "glyphs, 60 epochs"),
+    "Emoji, 64": (64, 0.5, "batch", "emoji, 60 epochs"),
+    "Glyphs, 16": (16, 0.1, "batch", "converged"),
+}
+_TABLES = ("AXBN, Table 1", "AXBN, Table 2", "AXBN, Table 4", "AXBN, Table 6")
 _PER_CLASS = 4
 _TICKS = (0.03, 0.1, 0.3, 1, 3, 10)
-_LARGER = {"same": "no memory at the same batch", "four": "no memory at four times the batch"}
+_COMPARED = {"same": "to no memory, same batch", "four": "to no memory, four times the batch"}
 
 
 class Point(NamedTuple):
     """A memory's gain in points of Recall@1: where from, share of the classes in per cent, and to what.
 
-    ``compared`` is a key of `_LARGER`, ``kind`` how the point is drawn.
+    ``compared`` is a key of `_COMPARED`, ``kind`` one of `_LOOKS`.
     """
 
     name: str
@@ -44,20 +74,28 @@ class Point(NamedTuple):
 
 
 def draw_classes(results: Path, folder: Path) -> None:
-    """Writes ``classes-light.svg`` and ``classes-dark.svg``."""
-    points = [*of_han(results), *of_the_study(results), *of_the_papers()]
-    for figure, style in in_both((8.4, 3.9)):
-        both = figure.subplots(1, 2, sharex=True, sharey=True)
-        for axes, (compared, title) in zip(both, _LARGER.items(), strict=True):
+    """Writes ``classes-same`` and ``classes-four``, light and dark."""
+    points = [*of_han(results), *of_random_weights(results), *of_fine_tuning(results)]
+    points += [*of_two_towers(results), *of_the_papers()]
+    limits = [math.floor(min(_ends(points)) - 0.5), math.ceil(max(_ends(points)) + 0.5)]
+    for compared, words in _COMPARED.items():
+        for figure, style in in_both((4.2, 4.6)):
+            axes = figure.subplots()
             _draw(axes, [point for point in points if point.compared == compared], style)
-            axes.set_title(f"To {title}", fontsize=10)
-            axes.set_xlabel("Share of the training classes in a batch, %")
+            axes.set_ylim(*limits)
+            axes.set_title(f"XBN {words}", fontsize=10)
+            axes.set_xlabel("share of the training classes in a batch, %", fontsize=9)
+            axes.set_ylabel("Recall@1 gained, points", fontsize=9)
             recolour(axes, style)
-        first = figure.axes[0]
-        first.set_ylabel("Recall@1 gained, points")
-        first.yaxis.label.set_color(style.ink)
-        first.legend(frameon=False, labelcolor=style.ink, fontsize=8)
-        save(figure, folder, "classes", style)
+            options: dict[str, Any] = {"frameon": False, "labelcolor": style.ink, "fontsize": 8.5}
+            figure.legend(loc="outside lower center", ncols=2, columnspacing=1, **options)
+            save(figure, folder, f"classes-{compared}", style)
+
+
+def _ends(points: list[Point]) -> Iterator[float]:
+    for point in points:
+        half_width = point.gain.half_width or 0
+        yield from (point.gain.mean - half_width, point.gain.mean + half_width)
 
 
 def of_han(results: Path) -> Iterator[Point]:
@@ -70,26 +108,52 @@ def of_han(results: Path) -> Iterator[Point]:
             for compared, size in (("same", 64), ("four", 256)):
                 gain = paired(ours, sweep_values(runs, han.none(size), classes, "recall_at_1"))
                 if gain is not None:
-                    yield Point(
-                        "Han", 100 * 32 / (classes or CLASSES), gain, compared, f"Han, {method.upper()}"
-                    )
+                    share = 100 * 32 / (classes or CLASSES)
+                    yield Point("Han", share, gain, compared, f"Han, {method.upper()}")
 
 
-def of_the_study(results: Path) -> Iterator[Point]:
+def of_random_weights(results: Path) -> Iterator[Point]:
+    """Yields XBN from random weights; the larger batch is of 512, at the best of three rates."""
+    study = Study(results)
+    for name, setting in _RANDOM.items():
+        share = 100 * setting[0] / _PER_CLASS / TRAINED_ON[name.partition(",")[0].lower()]
+        ours = study.values("xbn", setting)
+        gain = paired(ours, study.values(NONE, setting))
+        if gain is not None:
+            yield Point(name, share, gain, "same", "random weights")
+        large = [study.values(NONE, place) for place in at_batch_512(setting[3]).values()]
+        best = max(filter(None, large), key=lambda found: fmean(found.values()), default={})
+        if setting[0] == 64 and (gain := paired(ours, best)):
+            yield Point(f"{name}, to 512", share, gain, "four", "random weights")
+
+
+def of_fine_tuning(results: Path) -> Iterator[Point]:
     """Yields XBN in fine-tuning, everything chosen."""
-    report = Report(Study(results), results, SUPCON)
-    for data, title in TITLES.items():
-        if not data.startswith("pretrained"):
-            continue
-        for size in (16, 64):
-            ours = report.confirmed(Method("xbn", size), data)
-            others = {"same": Method(NONE, size)}
-            others["four"] = Method(NONE, 64) if size == 16 else Method(CACHED, 256)
-            for compared, other in others.items():
-                gain = paired(ours, report.confirmed(other, data))
-                if gain is not None:
-                    share = 100 * size / _PER_CLASS / TRAINED_ON[data]
-                    yield Point(f"{title}, {size}", share, gain, compared, "fine-tuning, XBN")
+    study = Study(results)
+    for methods, beside in (*_PARTS, (SENSES, 1.0)):
+        report, like = Report(study, results, methods), methods[0]
+        kind = "fine-tuning, MultiSimilarity" if like.loss else "fine-tuning, SupCon"
+        kind = "senses of words" if methods is SENSES else kind
+        for data in domains(like):
+            for size in sorted({method.batch_size for method in methods} & {16, 64}):
+                ours = report.confirmed(like._replace(name="xbn", batch_size=size), data)
+                others = {"same": (NONE, size), "four": (NONE, 64) if size == 16 else (CACHED, 256)}
+                for compared, (name, large) in others.items():
+                    theirs = report.confirmed(like._replace(name=name, batch_size=large), data)
+                    gain = paired(ours, theirs)
+                    if gain is not None:
+                        share = 100 * size / _PER_CLASS / TRAINED_ON[data] * beside
+                        yield Point(f"{_TITLES[data]}, {size}", share, gain, compared, kind)
+
+
+def of_two_towers(results: Path) -> Iterator[Point]:
+    """Yields adapted memories of words and their definitions; other pairs are not classes of a few images."""
+    for experiment, rows in experiments(results).items():
+        values = dict(experiment)
+        if values["data"].endswith("definitions") and values["memory_ratio"] == "0.25":
+            gain = gains(rows)["adapted"]
+            share = 100 * int(values["batch_size"]) / PAIRS
+            yield Point(f"{values['data']}, {values['batch_size']}", share, gain, "same", "two towers")
 
 
 def of_the_papers() -> Iterator[Point]:
@@ -98,7 +162,7 @@ def of_the_papers() -> Iterator[Point]:
     for row in read_csv(_EXPERIMENTS):
         flags = dict(zip(row["flags"].split(), row["flags"].split()[1:], strict=False))
         first, method = re.match(r"1: ([\d.]+)", row["figures"]), flags.get("--method", "")
-        is_ours = row["source"] in _TABLES and row["dataset"] in TRAINED_ON and method in ("no-xbm", "xbn")
+        is_ours = row["source"] in _TABLES and row["dataset"] in _PAPERS and method in ("no-xbm", "xbn")
         if first is not None and is_ours:
             network = "Swin, " if "swin" in row["flags"] else ""
             found[row["dataset"], network, int(flags.get("--batch-size", 64)), method] = float(first[1])
@@ -107,31 +171,46 @@ def of_the_papers() -> Iterator[Point]:
             theirs = found.get((data, network, other, "no-xbm"))
             if method == "xbn" and theirs is not None:
                 share = 100 * size / _PER_CLASS / TRAINED_ON[data]
-                name = f"{network}{TITLES[data]}, {size}"
-                yield Point(name, share, Difference([value - theirs]), compared, "papers, XBN")
+                name = f"{network}{_PAPERS[data]}, {size}"
+                yield Point(name, share, Difference([value - theirs]), compared, "papers")
+
+
+# Kind -> sign, colour, and whether it is filled.
+_LOOKS = {
+    "Han, XBN": ("o-", "blue", True),
+    "Han, XBM": ("s-", "orange", True),
+    "random weights": ("o", "blue", False),
+    "fine-tuning, SupCon": ("D", "green", True),
+    "fine-tuning, MultiSimilarity": ("D", "green", False),
+    "senses of words": ("v", "orange", False),
+    "two towers": ("X", "orange", True),
+    "papers": ("^", "ink", True),
+}
+_BESIDE = {"Swin, SOP, 16": (-3, -11)}  # where a name would cover another's
 
 
 def _draw(axes: Axes, points: list[Point], style: Style) -> None:
-    looks = {
-        "Han, XBN": ("o-", style.blue),
-        "Han, XBM": ("s-", style.orange),
-        "fine-tuning, XBN": ("D", style.green),
-        "papers, XBN": ("^", style.ink),
-    }
-    for kind, (mark, colour) in looks.items():
+    for kind, (mark, colour, is_filled) in _LOOKS.items():
         of_kind = sorted((x for x in points if x.kind == kind), key=lambda point: point.share)
         if not of_kind:
             continue
         shares, means = [x.share for x in of_kind], [x.gain.mean for x in of_kind]
         half_widths = [x.gain.half_width or math.nan for x in of_kind]  # no bar for one seed
-        options: dict[str, Any] = {"markersize": 5, "capsize": 3, "color": colour, "label": kind}
+        is_of_one_seed = kind != "papers" and all(math.isnan(x) for x in half_widths)
+        ink = getattr(style, colour)
+        options: dict[str, Any] = {"markersize": 4.5, "capsize": 1.5, "linewidth": 1.2, "color": ink}
+        options |= {
+            "markerfacecolor": ink if is_filled else style.paper,
+            "label": kind + is_of_one_seed * ", one seed",
+        }
         axes.errorbar(shares, means, yerr=half_widths, fmt=mark, **options)
         for point in of_kind:
-            if point.name != "Han":
+            if kind == "papers":
                 place = (point.share, point.gain.mean)
-                below = -10 if kind.startswith("fine") else 4
-                axes.annotate(point.name, place, (4, below), textcoords="offset points", fontsize=7)
+                offset = _BESIDE.get(point.name, (-3, 5))
+                axes.annotate(point.name, place, offset, textcoords="offset points", fontsize=7.5)
     axes.set_xscale("log")
+    axes.set_xlim(0.025, 14)
     axes.set_xticks(_TICKS, map(str, _TICKS))
     axes.minorticks_off()
     axes.axhline(0, color=style.ink, linewidth=0.8)

@@ -11,7 +11,7 @@ sys.path.append(str(DOCS))
 
 @pytest.fixture(scope="session")
 def site() -> Path:
-    """The built site; ``tox -e docs`` builds it before it runs these tests."""
+    """The built site; ``tox -e docs`` builds it before it runs the tests that ask for it."""
     folder = DOCS / "_build" / "html"
     assert (folder / "index.html").exists(), "build the site first: tox -e docs"
     return folder

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 from pictures.batch_noise import EPOCH, batch_share
-from pictures.classes import of_the_papers, of_the_study
+from pictures.classes import of_fine_tuning, of_the_papers
+from pictures.gains import RANDOM, TRAINS, fine_tuning, of_settings, senses, two_towers
+from pictures.noise_law import EXPECTED, distances
+from scipy.stats import ttest_1samp
 
 from benchmarks.engine.intervals import Difference, paired
 from benchmarks.engine.results import read_csv
 from benchmarks.study.cases import KINDS
-from benchmarks.study.measured import PUBLISHED, Study
+from benchmarks.study.measured import Study
 from benchmarks.study.report import at_batch_512
 from benchmarks.tuning.results import FIGURE, SUBGROUPS, Tuning
 from benchmarks.two_towers.report import experiments, gains, title
@@ -34,36 +39,25 @@ def study() -> Study:
 
 EMOJI = (64, 0.5, "batch", "emoji, 60 epochs")
 LONG = (64, 0.5, "batch", "converged")
-ROWS = {
-    "batch 64, memory 50 %, 30 epochs": LONG,
-    "60 epochs": (64, 0.5, "batch", "glyphs, 60 epochs"),
-    "120 epochs (Glyphs)": (64, 0.5, "batch", "glyphs, 120 epochs"),
-    "240 epochs, one seed": (64, 0.5, "batch", "glyphs, 240 epochs"),
-    "batch 16, memory 10 %, 12 epochs": (16, 0.1, "batch", "converged"),
-    "trained network, a tenth of the rate": (64, 0.5, "batch", "slow"),
-    "batch 64, memory 50 %, 60 epochs": EMOJI,
-    "60 epochs, 64 px": (64, 0.5, "batch", "emoji, 60 epochs, 64 px"),
-    "30 epochs": (64, 0.5, "batch", "emoji, 30 epochs"),
-    "120 epochs": (64, 0.5, "batch", "emoji, 120 epochs"),
-    "240 epochs": (64, 0.5, "batch", "emoji, 240 epochs"),
-    "ImageNet, batch 64, rate 1e-3": (64, 0.5, "batch", "pretrained, 16 epochs"),
-    "ImageNet, batch 64, rate 3e-4": (64, 0.5, "batch", "pretrained, 16 epochs, rate x 0.3"),
-    "ImageNet, batch 64, rate 1e-4": (64, 0.5, "batch", "pretrained, 16 epochs, rate x 0.1"),
-    "ImageNet, batch 16, rate 1e-3": (16, 0.5, "batch", "pretrained, 16 epochs"),
-    "ImageNet, batch 16, rate 3e-4": (16, 0.5, "batch", "pretrained, 16 epochs, rate x 0.3"),
-    "ImageNet, batch 16, rate 1e-4": (16, 0.5, "batch", "pretrained, 16 epochs, rate x 0.1"),
-}
-TOWERS = {
-    "Glyphs and names": "glyphs",
-    "frozen definitions, queue of 1,024": "frozen-definitions",
-    "Emoji and names": "names, batch 128",
-    "definitions": "definitions, batch 128",
-    "in ten languages": "names-10, batch 128",
-}
-
-
-WHICH, STUDY, DIAGNOSTICS = (DOCS / f"{name}.md" for name in ("which_variant", "study", "diagnostics"))
-FINE_TUNING, BENCHMARKS = DOCS / "fine_tuning.md", DOCS / "benchmarks.md"
+LATE = (64, 0.5, "batch", "emoji, 240 epochs")
+TWO_TOWERS = RESULTS / "two_towers.csv"
+WHICH, GAINS, STUDY, DIAGNOSTICS = (
+    DOCS / f"{name}.md" for name in ("which_variant", "gains", "study", "diagnostics")
+)
+GUIDE, FINE_TUNING, BENCHMARKS, PAPERS, SIZE = (
+    DOCS / f"{name}.md"
+    for name in ("fine_tuning", "fine_tuning_evidence", "benchmarks", "paper_figures", "memory_size")
+)
+ADVICE = (
+    "getting_started",
+    "which_variant",
+    "fine_tuning",
+    "memory_size",
+    "losses",
+    "common_mistakes",
+    "faq",
+    "scale",
+)
 
 
 def cell(difference: Difference | None) -> str:
@@ -92,7 +86,7 @@ def test_what_xbn_gains_from_random_weights(study: Study, method: str) -> None:
     gaps = [study.differences(setting, method)["xbn"] for setting in (LONG, EMOJI)]
     glyphs, emoji = map(cell, gaps)
     assert_on(
-        WHICH, f"{glyphs} and {emoji} over" if method == "xbm" else f"{glyphs} (Glyphs) and {emoji} (Emoji)"
+        GAINS, f"{glyphs} and {emoji} over" if method == "xbm" else f"{glyphs} (Glyphs) and {emoji} (Emoji)"
     )
     if method != "xbm":
         other = "no memory" if method == "no-xbm" else "a `CrossBatchMemory` that was warmed up"
@@ -110,37 +104,159 @@ def test_what_the_readme_says_of_a_pretrained_network() -> None:
         assert_on(README, words.format(*(f"{x:+.1f}".replace("-", "−") for x in (min(gaps), max(gaps)))))
 
 
-@pytest.mark.parametrize("row", [*ROWS, *TOWERS])
-def test_the_table_across_domains(study: Study, row: str) -> None:
-    lines = (DOCS / "which_variant.md").read_text(encoding="utf-8").splitlines()
-    (line,) = (line for line in lines if f"| {row} |" in line)
-    if row in ROWS:
-        found = study.differences(ROWS[row], "no-xbm")
-        published = next((found[name] for name in PUBLISHED if name in found), None)
-        expected = [published, found.get("xbm"), found.get("xbm-star"), found.get("xbn")]
-    else:
-        found = experiments(RESULTS).items()
-        rows = next(rows for key, rows in found if title(dict(key)).startswith(TOWERS[row]))
-        expected = [gains(rows).get(name) for name in ("", "stale", "stale-star", "adapted")]
-    cells = [words.strip() for words in line.split("|")[3:-1]]
-    assert cells == [f"**{cell(one)}**" if is_above_zero(one) else cell(one) for one in expected]
+@pytest.mark.parametrize("page", ADVICE)
+def test_advice_has_no_intervals(page: str) -> None:
+    assert "±" not in words_of(DOCS / f"{page}.md")
 
 
-WIDER = ("batch 16, memory 10 %, 12 epochs", "60 epochs, 64 px", "ImageNet, batch 64, rate 1e-4")
+def student_of(ours: dict[int, float], theirs: dict[int, float]) -> tuple[float, float]:
+    """Returns the mean gap and half of its interval, of pairs by seed."""
+    gaps = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
+    interval = ttest_1samp(gaps, 0).confidence_interval(0.95)
+    return fmean(gaps), (interval.high - interval.low) / 2
 
 
-def test_intervals_by_the_pairs_alone(study: Study) -> None:
-    is_uncertain = set()
-    for row, setting in ROWS.items():
-        pooled = study.differences(setting, "no-xbm")["xbn"]
-        own = paired(study.values("xbn", setting), study.values("no-xbm", setting))
-        if own and own.half_width and pooled.half_width and pooled.mean > pooled.half_width:
-            if row in WIDER:
-                assert_on(WHICH, f"± {own.half_width:.1f}")
-            if own.mean <= own.half_width:
-                is_uncertain.add(row)
-                assert_on(WHICH, f"(± {own.half_width:.1f})")
-    assert is_uncertain == {"240 epochs"}
+def recalls(**chosen: object) -> dict[int, float]:
+    """Returns Recall@1 by seed of the rows of the study whose columns are these."""
+    return {
+        int(row["seed"]): float(row["recall_at_1"])
+        for row in read_csv(RESULTS / "study_runs.csv")
+        if all(row[name] == str(value) for name, value in chosen.items())
+    }
+
+
+def test_the_pictures_of_all_gains_have_the_gains_of_the_files(study: Study) -> None:
+    place = {"regime": "emoji, 60 epochs", "batch_size": 64, "norm": "batch", "refresh_every": 0}
+    none = recalls(method="no-xbm", **place)
+    drawn = {line.label: line.gains for line in of_settings(study, RANDOM)["Emoji, half in memory"]}
+    methods = {"xbn": "xbn", "xbm": "xbm+warm-up", "first step": "xbm", "star": "xbm-star"}
+    assert drawn["60 epochs"].keys() == methods.keys()
+    for key, method in methods.items():
+        gain = drawn["60 epochs"][key]
+        expected = student_of(recalls(method=method, memory_ratio=0.5, **place), none)
+        assert (gain.mean, gain.half_width) == pytest.approx(expected)
+    for of_group in (RANDOM, TRAINS):
+        for lines in of_settings(study, of_group).values():
+            assert [line.label for line in lines if "xbn" not in line.gains] == []
+
+
+def test_the_pictures_of_fine_tuning_have_the_gains_of_the_report(study: Study) -> None:
+    reports = {"Emoji": fine_tuned("SupCon: Emoji"), "Icons": fine_tuned("SupCon: Icons")}
+    drawn = fine_tuning(study, RESULTS)
+    for domain, report in reports.items():
+        gains_of = {line.label: line.gains for line in drawn[f"{domain}, SupCon, last stage"]}
+        assert [*gains_of] == [f"batch {size}" for size in (8, 16, 32, 64, 256)]
+        for batch in ("16", "64"):
+            for key, method in (("xbn", "xbn"), ("xbm", "xbm+warm-up of an epoch")):
+                assert cell(gains_of[f"batch {batch}"][key]) == report[batch, method][5].replace("-", "−")
+    assert {line.label for line in drawn["Emoji, SupCon, whole network"]} == {"batch 64"}
+    (texts,) = senses(study, RESULTS).values()
+    assert [cell(line.gains["xbn"]) for line in texts] == ["+4.5 ± 1.0", "+1.7 ± 0.8"]
+
+
+def test_the_picture_of_two_towers_has_every_setting() -> None:
+    drawn = [line for lines in two_towers(RESULTS).values() for line in lines]
+    settings = {tuple(row[x] for x in ("data", "batch_size", "memory_ratio")) for row in read_csv(TWO_TOWERS)}
+    assert len(drawn) == len(settings) == 15
+    assert all(line.gains.keys() == {"xbn", "first step", "star", "xbn star"} for line in drawn)
+
+
+def test_what_is_said_of_two_towers() -> None:
+    found = {
+        title(dict(key)): (gains(rows), gains(rows, "stale-star"))
+        for key, rows in experiments(RESULTS).items()
+    }
+
+    def gap(data: str, method: str, to: int = 0) -> str:
+        (of_data,) = (pair for name, pair in found.items() if name.startswith(data))
+        return cell(of_data[to][method])
+
+    glyphs, short, long = (
+        "glyphs",
+        "frozen-definitions, batch 128, memory 6.25",
+        "frozen-definitions, batch 128, memory 25",
+    )
+    assert_on(
+        GAINS,
+        f"On Glyphs it is {gap(glyphs, 'stale')} points",
+        f"{gap(glyphs, 'adapted')} on Glyphs, {gap(short, 'adapted')} and {gap(long, 'adapted')} on frozen",
+        f"is {gap(glyphs, 'stale-star')} on Glyphs, and still {gap(short, 'stale-star')} on frozen",
+        f"The adapted one is {gap(glyphs, 'adapted-star')} and {gap(short, 'adapted-star')}.",
+        "adaptation gains {} and {}.".format(*(gap(x, "adapted-star", 1)[1:] for x in (glyphs, short))),
+        f"at best {gap('frozen-names-10, batch 32', 'adapted-star')}",
+    )
+
+
+def test_the_law_of_the_noise(study: Study) -> None:
+    found = [x for x in distances(study) if not x.has_batch_norm]
+    for method, expected in EXPECTED.items():
+        of_method = [x for x in found if x.method == method]
+        assert len(of_method) > 5
+        for x in of_method:
+            if x.classes < 16:
+                assert 0.6 < x.distance**2 * x.classes / expected < 1.4
+    assert f"{EXPECTED['xbn']} (XBN) and {EXPECTED['centre']} (centring)" in words_of(DIAGNOSTICS)
+
+
+def figures_of_papers() -> dict[tuple[str, str], str]:
+    """Returns Recall@1 by key of an experiment and data set."""
+    rows = read_csv(DOCS.parent / "benchmarks" / "papers" / "experiments.csv")
+    return {(r["key"], r["dataset"]): r["figures"] for r in rows if r["source"].startswith("AXBN")}
+
+
+def test_the_papers_table() -> None:
+    papers, page = figures_of_papers(), PAPERS.read_text(encoding="utf-8").splitlines()
+
+    def cells(words: str) -> list[str]:
+        (line,) = (line for line in page if line.startswith(f"| {words} |"))
+        return [text.strip() for text in line.split("|")[2:-1]]
+
+    def recall(key: str, data: str, k: int = 1) -> str:
+        found = re.search(rf"\b{k}: ([\d.]+)", papers.get((key, data), ""))
+        return found[1] if found else "–"
+
+    rows = {"no memory": "no-xbm", "XBM": "xbm", "XBM\\*": "xbm-star", "XBN": "xbn", "AXBN": "axbn"}
+    for words, key in {**rows, "no memory, batch 512": "no-xbm-512"}.items():
+        assert cells(words) == [recall(key, data) for data in ("sop", "in-shop", "deep-fashion2")]
+    lines = {"Swin transformer, batch 16 (Table 4)": ("swin-16", 1)}
+    lines["Swin transformer, batch 32 (Table 4)"] = ("swin-32", 1)
+    lines["ResNet-50, batch 256 (Table 6), Recall@1"] = ("batch-256", 1)
+    lines["ResNet-50, batch 256 (Table 6), Recall@10"] = ("batch-256", 10)
+    for words, (prefix, k) in lines.items():
+        methods = ("no-xbm", "xbm", "xbn", "axbn")
+        assert cells(words) == [recall(f"{prefix}-{method}", "sop", k) for method in methods]
+
+
+def test_what_is_said_of_han() -> None:
+    rows = {
+        tuple(row[name] for name in ("method", "batch_size", "begins", "batch_loss", "rate", "seed")): row
+        for row in read_csv(RESULTS / "han_runs.csv")
+        if row["classes"] == "0" and row["weights"] == "random" and row["loss"] == "supcon"
+    }
+
+    def recall(method: str, size: int, begins: str, rate: float) -> str:
+        row = rows[method, str(size), begins, "0", str(rate), "0"]
+        return f"{float(row['recall_at_1']):.1f}"
+
+    none, xbn, warmed, xbm = (
+        recall(*run)
+        for run in (
+            ("none", 64, "first", 0.008),
+            ("xbn", 64, "first", 0.004),
+            ("xbn", 64, "after an epoch", 0.008),
+            ("xbm", 64, "first", 0.004),
+        )
+    )
+    assert_on(
+        SIZE, f"at {xbm} Recall@1 on Han", f"on Han at {xbn}", f"no memory has {none}, and {warmed} after"
+    )
+    like_xbm = recall("xbm", 64, "after an epoch", 0.008)
+    assert_on(
+        WHICH,
+        f"on Han at {xbm} Recall@1",
+        f"has {xbn} (one seed each)",
+        f"({like_xbm} and {warmed}, one seed each)",
+    )
 
 
 def fine_tuned(title: str) -> dict[tuple[str, str], list[str]]:
@@ -155,22 +271,38 @@ def fine_tuned(title: str) -> dict[tuple[str, str], list[str]]:
     }
 
 
-def test_the_table_of_fine_tuning() -> None:
-    titles = ("SupCon: Emoji", "SupCon: Icons", "MultiSimilarity: Emoji", "MultiSimilarity: Icons")
+def table_of(section: str) -> list[list[str]]:
+    """Returns the cells of the tables below a heading of the figures of fine-tuning, without their head."""
+    page = FINE_TUNING.read_text(encoding="utf-8").split(f"\n## {section}\n")[1].partition("\n## ")[0]
+    lines = [line for line in page.splitlines() if line.startswith("| ")][1:]
+    return [[text.strip().replace("−", "-") for text in line.split("|")[1:-1]] for line in lines]
+
+
+def without_memory(titles: Sequence[str], sizes: Sequence[str]) -> list[list[str]]:
     reports = [fine_tuned(title) for title in titles]
-    page = FINE_TUNING.read_text(encoding="utf-8").split("## What it gave")[1]
-    page = page.partition("### More of the network")[0].splitlines()
-    xbm, none_at_256 = "xbm+warm-up of an epoch", "no-xbm+cached in parts of 64"
-    places = [("16", "no-xbm", 4), ("16", "xbn", 5), ("16", xbm, 5), ("64", "no-xbm", 4)]
-    places += [("64", "xbn", 5), ("64", xbm, 5), ("256", none_at_256, 4), ("64", "xbn", 6)]
-    table = [line for line in page if line.startswith("| ")][1:]
-    assert len(table) == len(places)
-    for line, (batch, method, column) in zip(table, places, strict=True):
-        expected = [report[batch, method][column] for report in reports]
-        if column == 4:
-            expected = [text.partition(" ")[0] for text in expected]
-        cells = [text.strip(" *").replace("−", "-") for text in line.split("|")[2:-1]]
-        assert cells == expected
+    names = {"256": "no-xbm+cached in parts of 64"}
+    return [
+        [report[size, names.get(size, "no-xbm")][4].partition(" ")[0] for report in reports] for size in sizes
+    ]
+
+
+def test_what_no_memory_has_in_fine_tuning() -> None:
+    titles = ["SupCon: Emoji", "SupCon: Icons", "MultiSimilarity: Emoji", "MultiSimilarity: Icons"]
+    sizes = ("16", "64", "256")
+    assert [line[1:] for line in table_of("The last stage")] == without_memory(titles, sizes)
+    titles = [f"Three stages that train: {data}" for data in ("Emoji", "Icons")]
+    assert [line[1:] for line in table_of("More of the network")] == without_memory(titles, sizes)
+
+
+def test_what_a_memory_gains_in_fine_tuning() -> None:
+    for loss in ("SupCon", "MultiSimilarity"):
+        emoji, icons = (fine_tuned(f"{loss}: {data}") for data in ("Emoji", "Icons"))
+        for batch in ("16", "64"):
+            for method in ("xbn", "xbm+warm-up of an epoch"):
+                pair = (report[batch, method][5].replace("-", "−") for report in (emoji, icons))
+                assert_on(FINE_TUNING, *pair)
+        to_256 = [report["64", "xbn"][6].replace("-", "−") for report in (emoji, icons)]
+        assert_on(FINE_TUNING, *to_256)
 
 
 def test_batches_of_8_and_32() -> None:
@@ -186,9 +318,8 @@ def test_a_memory_at_256() -> None:
     gaps = [report[xbn][6] for report in reports]
     assert all(gap.startswith("-") for gap in gaps)
     assert_on(FINE_TUNING, *(gap.replace("-", "−") for gap in gaps))
-    assert_on(WHICH, " and ".join(gap.lstrip("-") for gap in gaps))
     choice = fine_tuned("A memory at batch 256: the choice")[xbn]
-    assert_on(FINE_TUNING, f"{choice[9].strip('| ')} ({choice[8].split(', ')[0]})")
+    assert_on(GUIDE, f"{choice[9].strip('| ')} ({choice[8].split(', ')[0]})")
 
 
 def test_what_adaptation_adds_to_the_loss_of_the_batch() -> None:
@@ -203,7 +334,7 @@ def test_what_adaptation_adds_to_the_loss_of_the_batch() -> None:
 def test_what_the_whole_network_gives() -> None:
     report, choice = fine_tuned("The whole network: Emoji"), fine_tuned("The whole network: the choice")
     assert fine_tuned("The whole network, with the settings of three stages") == report
-    page = FINE_TUNING.read_text(encoding="utf-8").split("### The whole network")[1].partition("###")[0]
+    page = FINE_TUNING.read_text(encoding="utf-8").split("## The whole network")[1].partition("##")[0]
     lines = [line for line in page.splitlines() if line.startswith("| ")][1:]
     places = [("64", "no-xbm", 4), ("64", "xbn", 5), ("256", "no-xbm+cached in parts of 64", 4)]
     for line, (batch, method, column) in zip(lines, [*places, ("64", "xbn", 6)], strict=True):
@@ -222,47 +353,89 @@ def test_the_settings_that_were_chosen() -> None:
     for key in [*product(sizes, ("no-xbm", "xbn")), ("256", none_at_256)]:
         setting, mean = choice[key][9].strip("| "), choice[key][8].split(", ")[0]
         words = setting.replace("trains, ", "batch normalization *trains*, ")
-        assert_on(FINE_TUNING, f"{words} ({mean})")
-    assert_on(FINE_TUNING, f"frozen, 3e-4 ({choice['64', 'centre+batch loss'][8].split(', ')[0]})")
+        assert_on(GUIDE, f"{words} ({mean})")
+    assert_on(GUIDE, f"frozen, 3e-4 ({choice['64', 'centre+batch loss'][8].split(', ')[0]})")
 
 
 def test_what_is_said_of_a_transformer() -> None:
-    report = fine_tuned("A text transformer: Senses")
-    page = FINE_TUNING.read_text(encoding="utf-8").split("### Without batch normalization")[1]
-    lines = [line for line in page.splitlines() if line.startswith("| ")][1:]
-    methods = ("no-xbm", "xbn", "centre", "centre+momentum 0.99", "xbm+warm-up of an epoch", "xbn")
-    for line, method, column in zip(lines, methods, (4, 5, 5, 5, 5, 6), strict=True):
-        found = [text.strip() for text in line.split("|")[2:4]]
-        cells = [report[batch, method][column] for batch in ("16", "64")]
-        assert found == [text.partition(" ")[0] if column == 4 else text for text in cells]
-    own = [report[batch, "xbm+warm-up of an epoch"][7] for batch in ("16", "64")]
-    assert_on(FINE_TUNING, *(text.lstrip("+-") for text in own), report["16", "xbm+warm-up of an epoch"][6])
-    for batch, method in product(("16", "64"), ("xbn", "xbm+warm-up of an epoch")):
-        assert_on(WHICH, report[batch, method][5])
+    report, xbm = fine_tuned("A text transformer: Senses"), "xbm+warm-up of an epoch"
+    none = [report[size, "no-xbm"][4].partition(" ")[0] for size in ("16", "64")]
+    large = report["256", "no-xbm+cached in parts of 64"][4].partition(" ")[0]
+    words = f"without a memory is {none[0]} at batch 16, {none[1]} at 64 and {large} at 256"
+    gained = [[report[size, name][5] for size in ("16", "64")] for name in ("xbn", "centre", xbm)]
+    said = "XBN gains {} at batch 16 and {} at 64, centring (`match_std=False`) {} and {}, XBM {} and {}."
+    to_large = "({} and {})".format(*(report[size, "xbn"][6] for size in ("16", "64")))
+    momentum = "{} and {}".format(*(report[size, "centre+momentum 0.99"][5] for size in ("16", "64")))
+    own = [report[size, xbm][7].lstrip("+-") for size in ("16", "64")]
+    assert_on(FINE_TUNING, words, said.format(*gained[0], *gained[1], *gained[2]), to_large, momentum, *own)
+    assert_on(FINE_TUNING, f"({report['16', xbm][6]})", report["16", "centre"][6])
 
 
 def test_what_xbn_gains(study: Study) -> None:
-    gaps = [study.differences(setting, "no-xbm")["xbn"] for setting in (LONG, EMOJI, ROWS["240 epochs"])]
-    assert_on(WHICH, *map(cell, gaps))
+    gaps = [study.differences(setting, "no-xbm")["xbn"] for setting in (LONG, EMOJI, LATE)]
+    assert_on(GAINS, *map(cell, gaps))
     beside = [study.differences(x, "xbn")["xbm+momentum 0.99"] for x in (LONG, EMOJI)]
     sooner = [study.differences(x, "no-xbm")["xbm-star+warm-up of an epoch"] for x in (LONG, EMOJI)]
     gaps_of_kinds = study.differences(EMOJI, "xbn")
     best = max((gaps_of_kinds[f"xbn+{kind}"] for kind in KINDS), key=lambda gap: gap.mean)
-    assert_on(WHICH, *map(cell, (*beside, *sooner, best)))
+    assert_on(GAINS, *map(cell, (*beside, *sooner, best)))
 
 
 def test_what_xbn_gains_over_a_large_batch(study: Study) -> None:
-    for regime in ("glyphs, 60 epochs", "emoji, 60 epochs"):
-        of_xbn = study.values("xbn", (64, 0.5, "batch", regime))
-        of_large = [study.values("no-xbm", setting) for setting in at_batch_512(regime).values()]
-        best = max(of_large, key=lambda found: fmean(found.values()))
-        assert_on(WHICH, without_sign(paired(of_xbn, best)))
+    page = GAINS.read_text(encoding="utf-8").split("### Against a larger batch")[1].partition("###")[0]
+    for epochs in (30, 60, 120, 240):
+        cells = []
+        for data in ("glyphs", "emoji"):
+            regime = "converged" if (data, epochs) == ("glyphs", 30) else f"{data}, {epochs} epochs"
+            of_xbn = study.values("xbn", (64, 0.5, "batch", regime))
+            of_large = [study.values("no-xbm", setting) for setting in at_batch_512(regime).values()]
+            gap = paired(of_xbn, max(of_large, key=lambda found: fmean(found.values())))
+            cells.append(cell(gap) + " (one seed)" * (len(gap.gaps) == 1))
+        assert f"| {epochs} epochs | {' | '.join(cells)} |" in page
+
+
+@pytest.mark.parametrize("data", ["Glyphs", "Emoji"])
+def test_what_is_left_over_xbm_in_longer_training(study: Study, data: str) -> None:
+    settings = RANDOM[f"{data}, half in memory"].values()
+    gaps = [cell(study.differences(setting, "xbm+warm-up")["xbn"]) for setting in settings]
+    words = (
+        "{}, {} and {} after 30, 60 and 120 epochs, and {} after 240"
+        if data == "Glyphs"
+        else "{}, {} and {} after 60"
+    )
+    assert_on(GAINS, words.format(*(gaps if data == "Glyphs" else gaps[1:])))
+
+
+def test_what_the_size_of_the_memory_gives(study: Study) -> None:
+    settings = {share: (64, share, "batch", "emoji, 60 epochs") for share in (0.1, 0.5, 1.0)}
+    gaps = [cell(study.differences(setting, "no-xbm")["xbn"]) for setting in settings.values()]
+    small, half, whole = (study.values("xbn", setting) for setting in settings.values())
+    between = [cell(paired(whole, other)) for other in (small, half)]
+    words = (
+        "gains {}, {} and {} with 10, 50 and 100 % of the images. The difference between 100 and 10 % is {},"
+    )
+    assert_on(GAINS, words.format(*gaps, between[0]), f"between 100 and 50 % {between[1]}.")
+
+
+def test_other_moments_and_slow_drift(study: Study) -> None:
+    of_super = [cell(study.differences(setting, "xbn")["super-class"]) for setting in (LONG, EMOJI)]
+    shares = ((64, 0.5), (64, 0.1), (16, 0.03))
+    of_class = [cell(study.differences((*place, "batch", "fast"), "xbn")["per-class"]) for place in shares]
+    slow = study.differences((64, 0.5, "batch", "slow"), "no-xbm", "map_at_r")
+    axbn = [cell(study.differences(setting, "xbn")["axbn"]) for setting in (EMOJI, LONG)]
+    assert_on(
+        GAINS,
+        "`SuperClassXBN` minus XBN: {} (Glyphs), {} (Emoji)".format(*of_super),
+        "{} with a memory of 50 %, {} with one of 10 %, and {} at batch 16".format(*of_class),
+        "by {} and {}.".format(*(without_sign(slow[name]) for name in ("xbn", "axbn"))),
+        "{} on Emoji and {} on Glyphs".format(*axbn),
+    )
 
 
 @pytest.mark.parametrize("row", [*product(("Glyphs", "Emoji"), (60, 120, 240))])
 def test_from_when_on_a_run_stays_above_the_end_of_no_memory(study: Study, row: tuple[str, int]) -> None:
     data, number = row
-    lines = WHICH.read_text(encoding="utf-8").splitlines()
+    lines = GAINS.read_text(encoding="utf-8").splitlines()
     (line,) = (line for line in lines if line.startswith(f"| {data}, {number}") and "min" in line)
     setting = (64, 0.5, "batch", f"{data.lower()}, {number} epochs")
     ends = study.values("no-xbm", setting)
@@ -309,14 +482,14 @@ def test_what_a_search_for_all_finds() -> None:
     others = ("no-xbm", "xbm", "xbm-star")
     is_fast = SUBGROUPS["learning rate ≥ 0.001"]
     parts = [lambda row, w=weight: float(row["batch_loss_weight"]) == w for weight in (0, 1)]
-    assert_on(WHICH, *(cell(tuning.draw_difference("xbn", "no-xbm", part)) for part in parts))
+    assert_on(GAINS, *(cell(tuning.draw_difference("xbn", "no-xbm", part)) for part in parts))
     fast = [lambda row, part=part: part(row) and is_fast(row) for part in parts]
-    assert_on(DOCS / "faq.md", *(cell(tuning.draw_difference("xbn", "no-xbm", part)) for part in fast))
-    assert_on(WHICH, *(cell(tuning.draw_difference("xbn", other)) for other in others))
+    assert_on(GAINS, *(cell(tuning.draw_difference("xbn", "no-xbm", part)) for part in fast))
+    assert_on(GAINS, *(cell(tuning.draw_difference("xbn", other)) for other in others))
     tested = tuning.tested("xbn", FIGURE)
     gaps = [paired(tested, tuning.tested(other, FIGURE)) for other in others]
     recall = paired(tuning.tested("xbn", "recall_at_1"), tuning.tested("no-xbm", "recall_at_1"))
-    assert_on(WHICH, *map(cell, (*gaps, recall)))
+    assert_on(GAINS, *map(cell, (*gaps, recall)))
 
 
 def test_what_was_declared_of_fine_tuning() -> None:
@@ -331,16 +504,14 @@ def test_what_was_declared_of_fine_tuning() -> None:
 
 
 def test_what_three_stages_give() -> None:
-    reports = [fine_tuned(f"Three stages that train: {data}") for data in ("Emoji", "Icons")]
-    page = FINE_TUNING.read_text(encoding="utf-8").split("### More of the network")[1].partition("###")[0]
-    lines = [line for line in page.splitlines() if line.startswith("| ")][1:]
-    places = [("16", "no-xbm", 4), ("16", "xbn", 5), ("64", "no-xbm", 4), ("64", "xbn", 5)]
-    places += [("256", "no-xbm+cached in parts of 64", 4), ("64", "xbn", 6)]
-    for line, (batch, method, column) in zip(lines, places, strict=True):
-        expected = [report[batch, method][column] for report in reports]
-        if column == 4:
-            expected = [text.partition(" ")[0] for text in expected]
-        assert [text.strip(" *").replace("−", "-") for text in line.split("|")[2:-1]] == expected
+    emoji, icons = (fine_tuned(f"Three stages that train: {data}") for data in ("Emoji", "Icons"))
+    gaps = [report[size, "xbn"][5] for size in ("16", "64") for report in (emoji, icons)]
+    to_large = [report["64", "xbn"][6].replace("-", "−") for report in (emoji, icons)]
+    words = (
+        "XBN gains {} (Emoji) and {} (icons) at 16, and {} and {} at 64. "
+        "At 64 it is {} and {} to no memory at 256."
+    )
+    assert_on(FINE_TUNING, words.format(*gaps, *to_large))
 
 
 def test_what_a_step_costs_on_a_gpu() -> None:
@@ -413,8 +584,8 @@ def test_the_picture_of_classes_has_the_papers_figures_and_the_studys(study: Stu
     assert papers["In-Shop, 64", "same"].gain.mean == pytest.approx(91.49 - 88.76)
     assert papers["Swin, SOP, 16", "same"].gain.mean == pytest.approx(86.25 - 77.80)
     assert papers["SOP, 64", "same"].share == pytest.approx(100 * 16 / 11_318)
-    table = words_of(DOCS / "which_variant.md")
-    for point in of_the_study(RESULTS):
+    assert papers["DeepFashion2, 64", "same"].gain.mean == pytest.approx(45.12 - 36.45)
+    page = words_of(FINE_TUNING)
+    for point in of_fine_tuning(RESULTS):
         if point.name in ("Emoji, 16", "icons, 16", "Emoji, 64") and point.compared == "same":
-            assert point.gain.half_width is not None
-            assert f"{point.gain.mean:+.1f} ± {point.gain.half_width:.1f}" in table
+            assert cell(point.gain) in page

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+from forked import run_ranks
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "resume_on_many.py"
 
@@ -16,13 +15,8 @@ def checkpoint_after(folder: Path, *steps: int) -> dict[str, Any]:
     """Runs the script on two ranks, to each number of steps in turn."""
     path = folder / "checkpoint.pt"
     for number in steps:
-        ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-        subprocess.run(
-            [*ranks, str(SCRIPT), "--steps", str(number), "--checkpoint", str(path)],
-            check=True,
-            timeout=240,
-            capture_output=True,
-        )
+        ended = run_ranks(SCRIPT, "--steps", str(number), "--checkpoint", str(path))
+        assert ended.returncode == 0, ended.stderr
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     return state
 

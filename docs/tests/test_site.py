@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
+import zlib
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
 from sphinx.search.en import SearchEnglish
+
+import pml_xbn
 
 # Attributes by which a page makes a browser fetch something.
 FETCHED = {("script", "src"), ("img", "src"), ("link", "href"), ("iframe", "src"), ("source", "src")}
@@ -70,7 +76,7 @@ def test_pages_fetch_nothing_from_the_network(pages: dict[Path, Page]) -> None:
 
 
 def test_formulas_are_set_by_a_script_that_is_there(site: Path, pages: dict[Path, Page]) -> None:
-    scripts = {urlsplit(fetched).path for fetched in pages[site / "losses.html"].fetched}
+    scripts = {urlsplit(fetched).path for fetched in pages[site / "index.html"].fetched}
     assert "_static/mathjax/tex-chtml.js" in scripts
     assert list((site / "_static/mathjax").rglob("*.woff"))
 
@@ -104,3 +110,31 @@ def pages_with(index: dict[str, Any], word: str) -> set[str]:
     found = [index[part].get(word, []) for part in ("terms", "titleterms")]
     numbers = [number for place in found for number in (place if isinstance(place, list) else [place])]
     return {index["docnames"][number] for number in numbers}
+
+
+def test_every_public_name_is_in_the_reference(site: Path) -> None:
+    rooms = [room for name in pml_xbn.__all__ if isinstance(room := getattr(pml_xbn, name), ModuleType)]
+    documented = documented_names(site)
+    missing = []
+    for room in rooms:
+        for name in room.__all__:
+            path = f"{room.__name__}.{name}"
+            members = public_members(getattr(room, name)) if inspect.isclass(getattr(room, name)) else ()
+            missing += [p for p in (path, *(f"{path}.{m}" for m, _ in members)) if p not in documented]
+    assert not missing
+
+
+def public_members(cls: type) -> Iterator[tuple[str, Any]]:
+    """Methods and properties that the class itself defines and explains."""
+    for name, member in vars(cls).items():
+        is_one = inspect.isfunction(member) or isinstance(member, (property, classmethod, staticmethod))
+        # What overrides a method of the base without a docstring of its own does what the base says.
+        if is_one and not name.startswith("_") and member.__doc__:
+            yield name, member
+
+
+def documented_names(site: Path) -> set[str]:
+    """From Sphinx's inventory: a header of four lines, and the names, compressed."""
+    inventory = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]
+    entries = [line.split() for line in zlib.decompress(inventory).decode().splitlines()]
+    return {name for name, kind, *_ in entries if kind.startswith("py:")}

@@ -26,9 +26,9 @@ class GroupMomentMatching(BaseAdapter):
     """Gives the rows of every group the moments of the group's rows in the batch.
 
     Groups are classes (thesis A Study of Cross Batch Memory, Eq. 4.3 and Algorithm 2) or superclasses
-    (Eq. 4.4); docs/losses.md has the equation. You may want it when classes drift in different directions and
-    a batch has several rows of each group. A group needs two rows in memory and two in the batch. Rows of all
-    other groups take the map of :class:`MomentMatching`, or stay as they are.
+    (Eq. 4.4); docs/losses/per_class_xbn.md has the equation. You may want it when classes drift in different
+    directions and a batch has several rows of each group. A group needs two rows in memory and two in the
+    batch. Rows of all other groups take the map of :class:`MomentMatching`, or stay as they are.
 
     Args:
         mean_lambda: λ_μ in [0, 1] (default 0.5), the weight of the whole batch's mean in the target of a

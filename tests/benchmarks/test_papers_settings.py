@@ -295,7 +295,7 @@ def test_bits_are_thresholded_at_zero() -> None:
 
 def test_several_runs_have_a_mean_and_a_deviation() -> None:
     assert spread([81.234], ".2f") == "81.23"
-    assert spread([80.0, 81.0, 82.0], ".2f") == "81.00 ± 1.00"
+    assert spread([80.0, 81.0, 82.0], ".2f") == "81.00 (sd 1.00)"
     rows = [{"epoch": 3, "recall_at_1": 50.0, "nmi": 90.0}, {"epoch": 4, "recall_at_1": 52.0, "nmi": 90.0}]
     settings = {"pretrained weights": ("a.b", "not stated")}
     printed = result_table(rows, {"recall_at_1": "80.73 ± 0.30", "nmi": "7"}, "AXBN, Table 2", settings)
