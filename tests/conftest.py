@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -64,9 +64,17 @@ def _name_machine(record_testsuite_property: Callable[[str, object], None]) -> N
         record_testsuite_property(name, value)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def device() -> torch.device:
     return TEST_DEVICE
+
+
+@pytest.fixture
+def deterministic(device: torch.device) -> Iterator[None]:
+    """A GPU otherwise adds some sums in another order at every call."""
+    torch.use_deterministic_algorithms(device.type == "cuda")
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(params=TEST_DTYPES, ids=str)
