@@ -19,6 +19,7 @@ from pictures.classes import draw_classes
 from pictures.demo_seeds import demo_table
 from pictures.gains import draw_gains
 from pictures.on_gpu import gpu_report
+from pictures.on_gpu_before import earlier_report
 from pictures.one_map import draw_one_map
 from pictures.step_cost import draw_step_cost
 from sphinx.application import Sphinx
@@ -42,6 +43,7 @@ def write_files(_: Sphinx) -> None:
     draw_one_map(WRITTEN)
     draw_step_cost(RESULTS / "step_cost_cpu.csv", WRITTEN)
     (WRITTEN / "on_gpu.md").write_text(gpu_report(RESULTS / "gpu"))
+    (WRITTEN / "on_gpu_before.md").write_text(earlier_report(RESULTS / "gpu"))
     (WRITTEN / "reproducing.md").write_text(table(), encoding="utf-8")
     (WRITTEN / "demo.md").write_text(demo_table(RESULTS / "demo_glyphs.csv"))
 

@@ -51,4 +51,6 @@ def test_it_takes_the_steps_of_a_process_alone(kind: str, option: str, device: t
         ):
             torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
     if option == "gather_distributed":  # the rows of the other are spread
-        torch.testing.assert_close(memory.embedding_memory.cpu(), alone.embedding_memory, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(
+            memory.embedding_memory.cpu(), alone.embedding_memory, rtol=1e-3, atol=1e-3
+        )

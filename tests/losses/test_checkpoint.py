@@ -43,7 +43,9 @@ RUNS |= {
     for name in ("centre", "momentum", "absent stay")
 }
 RUNS |= {
-    f"{name}, {miner.__name__}": (lambda kind=KINDS[name], miner=miner: kind.memory(SupConLoss(), D, M, miner()))
+    f"{name}, {miner.__name__}": (
+        lambda kind=KINDS[name], miner=miner: kind.memory(SupConLoss(), D, M, miner())
+    )
     for name in WRAPPERS
     for miner in (PairMarginMiner, TripletMarginMiner)
 }

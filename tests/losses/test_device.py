@@ -85,7 +85,10 @@ def test_a_step_is_that_of_float64_on_the_cpu(kind: str, call: str, device: torc
     for step in range(16):
         inputs = batch(step)
         given = give(step, inputs[1])
-        found, expected = take(memory, inputs, device, **given), take(exact, inputs, CPU, torch.float64, **given)
+        found, expected = (
+            take(memory, inputs, device, **given),
+            take(exact, inputs, CPU, torch.float64, **given),
+        )
         assert_within(found, expected, 1e-3)  # of a class there may be three rows, whose spread is small
         assert torch.equal(memory.label_memory.cpu(), exact.label_memory)
         assert torch.equal(memory.id_memory.cpu(), exact.id_memory)
@@ -98,7 +101,9 @@ def test_two_memories_at_the_same_time_are_the_same_two_in_turn(kind: str, devic
     alone = []
     for mine in inputs:
         memory = KINDS[kind].memory(SupConLoss(), D, M).to(device)
-        alone.append([take(memory, given, device)[:2] for given in mine] + [[memory.embedding_memory.clone()]])
+        alone.append(
+            [take(memory, given, device)[:2] for given in mine] + [[memory.embedding_memory.clone()]]
+        )
     memories = [KINDS[kind].memory(SupConLoss(), D, M).to(device) for _ in inputs]
     streams, found = [stream(device) for _ in inputs], [[], []]
     wait_for(device)

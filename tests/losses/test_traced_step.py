@@ -223,9 +223,7 @@ def test_compiled_to_kernels_of_a_gpu_it_is_the_step(device: torch.device) -> No
     memory = KINDS["xbn"].memory(losses.SupConLoss(), D, M).to(device)
     twin = copy.deepcopy(memory)
     compiled = torch.compile(memory, fullgraph=True)
-    assert_runs_alike(
-        lambda *given: value_and_gradient(compiled, *given), memory, twin, range(30), device
-    )
+    assert_runs_alike(lambda *given: value_and_gradient(compiled, *given), memory, twin, range(30), device)
 
 
 def read_as(monkeypatch: pytest.MonkeyPatch, can_read: Callable[[Tensor], bool]) -> None:

@@ -108,5 +108,5 @@ def test_of_every_kind_of_memory(kind: str, nonfinite: str, device: torch.device
 
 def test_a_step_that_reads_is_refused(device: torch.device) -> None:
     memory = KINDS["xbn"].memory(losses.SupConLoss(), D, M, nonfinite="raise_at_once")
-    with pytest.raises((AssertionError, RuntimeError), match="waits|synchronizing"):
+    with pytest.raises((AssertionError, RuntimeError), match=r"waits|synchronizing"):
         assert_waits_for_nothing(memory, device)

@@ -24,9 +24,7 @@ def draw_batch(case: Case, data: Embeddings) -> Batch:
     return data.draw(case.batch // IMAGES_PER_CLASS, IMAGES_PER_CLASS)
 
 
-def build_step(
-    case: Case, method: str, data: Embeddings, device: torch.device
-) -> Callable[[Batch], None]:
+def build_step(case: Case, method: str, data: Embeddings, device: torch.device) -> Callable[[Batch], None]:
     """Returns a function that takes one step, forward and backward, on a batch."""
     is_memory = method != PRODUCTS
     compute = full_memory(case, method, data, device) if is_memory else products(case, data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from itertools import pairwise
 from typing import Any
 
 from torch import nn
@@ -15,7 +16,7 @@ _TORCHVISION = {RESNET: "resnet50", VIT: "vit_b_16", RESNET_18: "resnet18"}
 
 
 def names(is_tiny: bool) -> tuple[str, ...]:
-    """Returns the networks that are measured; without timm and torchvision tiny steps have layers of torch."""
+    """Returns the networks that are measured; tiny steps need no package of networks."""
     if not is_tiny:
         return RESNET, VIT
     return (RESNET_18 if find_spec("timm") or find_spec("torchvision") else LAYERS,)
@@ -47,6 +48,6 @@ def _layers() -> nn.Module:
     widths = (3, 8, 16, 32)
     blocks = [
         nn.Sequential(nn.Conv2d(before, after, 3, stride=2), nn.BatchNorm2d(after), nn.ReLU())
-        for before, after in zip(widths, widths[1:], strict=False)
+        for before, after in pairwise(widths)
     ]
     return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], DIM))

@@ -53,7 +53,8 @@ def _training_step(
     cell: Cell, model: nn.Module, loss_fn: Callable[[Tensor, Tensor], Tensor], device: torch.device
 ) -> Train:
     """Returns a step of plain gradient descent, all of which a graph can hold."""
-    parameters, dtype = list(model.parameters()), getattr(torch, cell.precision)
+    parameters: list[Tensor] = list(model.parameters())
+    dtype = getattr(torch, cell.precision)
     scale = _SCALE[cell.precision]
 
     def train(images: Tensor, labels: Tensor) -> tuple[Tensor, ...]:

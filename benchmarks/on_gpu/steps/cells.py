@@ -31,7 +31,9 @@ class Cell(NamedTuple):
 
 def cells(is_tiny: bool) -> Iterator[Cell]:
     """Yields the steps in the order of their worth."""
-    small, usual, large = ((64, 16), (128, 16), (256, 32)) if is_tiny else ((1024, 64), (60_000, 64), (10**6, 512))
+    small, usual, large = (
+        ((64, 16), (128, 16), (256, 32)) if is_tiny else ((1024, 64), (60_000, 64), (10**6, 512))
+    )
     compiled = () if is_tiny else (COMPILED,)  # in tiny steps one is compiled, which takes half a minute
     for rows, batch in (usual, small):
         for method in ALL if rows == small[0] else (PML, PRODUCTS, EAGER, *compiled, CAPTURED):

@@ -24,9 +24,9 @@ from benchmarks.on_gpu.steps.ways import build_loss, build_step
 from benchmarks.on_gpu.table import Table
 
 FILE = "gpu_steps.csv"
-# Milliseconds of a step by itself, those for which its call keeps the host while the device is busy, and those
-# that it adds to the device's work. Kernels that it launches, those that were compiled for it, numbers of the
-# device that the host reads, and the most memory that it takes, in memories of stored rows.
+# Milliseconds of a step by itself, those for which its call keeps the host while the device is busy, and
+# those that it adds to the device's work. Kernels that it launches, those that were compiled for it, numbers
+# of the device that the host reads, and the most memory that it takes, in memories of stored rows.
 FIGURES = ("ms", "host_ms", "added_ms", "launches", "compiled_kernels", "reads", "peak_memories")
 COLUMNS = columns_of(Cell, FIGURES)
 KEY = (*Cell._fields, "device", "torch")

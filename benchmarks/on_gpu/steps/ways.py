@@ -44,7 +44,7 @@ def compiled(loss_fn: Loss) -> Loss:
 def build_step(cell: Cell, loss_fn: Loss, batch: Batch) -> Callable[[Batch], None]:
     """Returns a function that takes one step, forward and backward, on a batch of the shape of this one."""
 
-    def step(embeddings: Tensor, labels: Tensor) -> tuple[Tensor]:
+    def step(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
         embeddings = embeddings.detach().requires_grad_()
         value = loss_fn(embeddings, labels)
         return torch.autograd.grad(value, embeddings, torch.ones_like(value))
