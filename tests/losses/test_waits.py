@@ -6,6 +6,7 @@ A GPU says so itself. A CPU is treated as a GPU here, and every read of a number
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -60,11 +61,13 @@ def refused_reads(device: torch.device) -> Iterator[None]:
     """A block in which a read of a number of the device raises an error."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            yield
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, that the mode is a prototype
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                yield
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
         return
     modules = [x for name, x in list(sys.modules.items()) if name.startswith("pml_xbn.")]
     with ExitStack() as stack:
