@@ -4,9 +4,14 @@
     python -m benchmarks.on_gpu --output DIR --device cpu --tiny   (every line of it in a minute, without one)
     python -m benchmarks.on_gpu --prepare FILE                     (writes the data of training, anywhere)
 
-It needs torch and pytorch-metric-learning, and nothing else. Every row is written as soon as it is measured
-and names device, driver, torch and dtype. The same line goes on where it stopped: rows that a file holds are
-not measured again.
+It needs torch and pytorch-metric-learning, for the networks of the part "network" timm or torchvision, and
+for compiled steps a C compiler. The tests of a device need pytest and hypothesis too, and are another line:
+
+    TEST_DEVICE=cuda pytest -m device --junitxml=DIR/tests.xml     (at most four minutes)
+
+Every row is written as soon as it is measured and names device, driver, torch and dtype. The same line goes
+on where it stopped: rows that a file holds are not measured again. Copied to benchmarks/results/gpu, files
+are on the page docs/benchmarks.md at its next build.
 """
 
 from __future__ import annotations
@@ -22,13 +27,15 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch
 
-from benchmarks.on_gpu.contract import run as contract
-from benchmarks.on_gpu.cost import behind
 from benchmarks.on_gpu.cost import run as cost
 from benchmarks.on_gpu.deadline import Deadline
+from benchmarks.on_gpu.network import run as network
+from benchmarks.on_gpu.steps import run as steps
 from benchmarks.on_gpu.train import run as train
 
-PARTS = ("contract", "cost", "train")  # in the order of what is worth most per second
+# In the order of what is worth most per second, with the part of the time left that each may take: that of
+# one leaves time for the next.
+PARTS = {"network": 0.4, "steps": 0.9, "cost": 1.0, "train": 1.0}
 DATA, EMOJI_ROOT = Path("runs/on_gpu/data.gz"), Path("data/emoji")
 _AT_THE_END = 20.0  # seconds that a part is given to come to its end by itself
 
@@ -47,7 +54,7 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--output", type=Path, help="folder of the CSV files")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--minutes", type=float, default=8.0, help="after which it is over; default 8")
     parser.add_argument("--device", default="cuda", help="default cuda")
     parser.add_argument("--tiny", action="store_true", help="small cases and made-up data, to try it out")
@@ -81,18 +88,22 @@ def main() -> None:
 
 def measure(settings: argparse.Namespace, device: torch.device, deadline: Deadline) -> int:
     """Measures the parts that are asked for; returns how many rows have failed."""
-    where: tuple[Path, torch.device, Deadline, bool] = settings.output, device, deadline, settings.tiny
     failed = 0
-    for part in (part for part in PARTS if part in settings.parts):
-        if part == "contract":
-            failed += contract.run(*where)
+    for part, share in PARTS.items():
+        if part not in settings.parts:
+            continue
+        own = deadline.share(share)
+        where: tuple[Path, torch.device, Deadline, bool] = settings.output, device, own, settings.tiny
+        if part == "network":
+            failed += network.run(*where)
+        elif part == "steps":
+            failed += steps.run(*where)
         elif part == "cost":
-            failed += behind.run(*where) + cost.run(*where)
+            failed += cost.run(*where)
         elif settings.tiny:
             failed += train.run(*where, None)
         elif not settings.data.is_file():
             print(f"train: there is no {settings.data}: write it by --prepare, where the data sets are")
-            failed += 1
         else:
             failed += train.run(*where, settings.data, settings.cases or train.LISTS)
     return failed

@@ -11,7 +11,7 @@ class Deadline:
     Example:
         >>> Deadline(minutes=1.0).allows(seconds=2.0)
         True
-        >>> Deadline(minutes=1.0).allows(seconds=61.0)
+        >>> Deadline(minutes=1.0).share(0.5).allows(seconds=31.0)
         False
     """
 
@@ -25,3 +25,7 @@ class Deadline:
     def allows(self, seconds: float) -> bool:
         """Returns whether something that takes so long would be done in time."""
         return seconds < self.seconds_left
+
+    def share(self, part: float) -> Deadline:
+        """Returns the deadline of something that may take this part of the time that is left."""
+        return Deadline(part * self.seconds_left / 60)

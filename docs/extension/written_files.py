@@ -18,6 +18,7 @@ from pathlib import Path
 from pictures.demo_seeds import demo_table
 from pictures.han_table import han_table
 from pictures.on_gpu import gpu_report
+from pictures.on_gpu_before import earlier_report
 from sphinx.application import Sphinx
 from sphinx.util.logging import getLogger
 
@@ -35,6 +36,7 @@ def write_files(_: Sphinx) -> None:
     WRITTEN.mkdir(parents=True, exist_ok=True)
     (WRITTEN / "han.md").write_text(han_table(RESULTS), encoding="utf-8")
     (WRITTEN / "on_gpu.md").write_text(gpu_report(RESULTS / "gpu"))
+    (WRITTEN / "on_gpu_before.md").write_text(earlier_report(RESULTS / "gpu"))
     (WRITTEN / "reproducing.md").write_text(table(), encoding="utf-8")
     (WRITTEN / "demo.md").write_text(demo_table(RESULTS / "demo_glyphs.csv"))
     if find_spec("matplotlib"):

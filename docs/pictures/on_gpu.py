@@ -1,180 +1,160 @@
-"""What was measured on GPUs as tables, a part for every device."""
+"""What this version was measured to do on a GPU: training steps, steps of the loss, and the tests."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from statistics import fmean
 
 from benchmarks.engine.results import markdown, read_csv
-from benchmarks.study.cases import Case
 
 Row = dict[str, str]
-_OURS = ("XBN", "AXBN", "PC-XBN", "SC-XBN")
-# Columns that stand on the left.
-_WORDS = {"Check", "dtype", "in the case", "Loss", "Miner", "Precision", "others", "Regime", "Method"}
-_WORDS |= {"Batch normalization"}
-_NOTED = "inf"  # the tolerance of what is counted, and not judged
-_NOTHING = """\
-Nothing has been measured on a GPU yet. With one at hand, a clone of the repository, torch and
-pytorch-metric-learning,
-
-```console
-$ python -m benchmarks.on_gpu --output on_gpu --parts contract
-```
-
-takes a minute or two, and `--parts contract cost` some eight more. Both write CSV files. Please attach them
-to an issue, also if every check has passed.
+_WORDS = ("Network", "AMP", "Step", "Stored in", "Miner", "nonfinite", "Tests")  # columns on the left
+_NOTHING = "This version has not been measured on a GPU, and its tests have not been run on one.\n"
+_NETWORK = """\
+*A training step*: a network, the loss and the backward pass. *Share* is the part of the step that a step
+without memory does not have. *Two products* is the least that a memory can cost: the similarities of the
+batch to all rows, and their gradient. *Captured* is the whole step as one CUDA graph, which spares the
+network's launches too, so that its share may be below 0. GradCache has no memory, and four times the batch.
+Peak memory counts from when a step is built.
 """
+_STEPS = """\
+*A step of the loss*, forward and backward with SupConLoss: its time by itself, also over that of PML's class
+and of the two products; how long its call keeps the host, and how much it adds to the GPU's time, behind
+20 ms of a network's work; kernels that are launched, and those that were compiled for it; numbers of the GPU
+that the host reads; and the peak of memory in memories of stored rows. PML's class stores rows in float32
+alone.
+"""
+_TESTS = "*Tests* that compare what the GPU computes, `pytest -m device`:\n"
 
 
 def gpu_report(folder: Path) -> str:
-    """Returns the tables of a folder that ``benchmarks.on_gpu`` has written, or how to write one.
+    """Returns the tables of a folder that ``benchmarks.on_gpu`` and the tests have written.
 
-    Rows of a CPU are left out, but for the study's runs: they are what those on a GPU stand beside.
+    Rows of a CPU are left out. Of what is not there a sentence says so.
     """
-    names = "gpu_contract.csv", "gpu_behind.csv", "gpu_cost.csv", "gpu_processes.csv", "study_runs.csv"
-    files = [read_csv(folder / name) for name in names]
-    on_cpu = [row for row in files[-1] if row.get("driver") == "none"]
-    checks, behind, costs, processes, runs = (
-        [row for row in rows if row.get("driver", "") not in ("", "none")] for rows in files
+    parts = [
+        _of_csv(folder / "gpu_network.csv", _NETWORK, _network_table),
+        _of_csv(folder / "gpu_steps.csv", _STEPS, _steps_table),
+        _tests(folder / "tests.xml"),
+    ]
+    if not any(parts):
+        return _NOTHING
+    missing = ("A training step", "A step of the loss", "A run of the tests")
+    return "\n".join(
+        part or f"{name} of this version has not been measured on a GPU.\n"
+        for name, part in zip(missing, parts, strict=True)
     )
-    parts = []
-    for machine in dict.fromkeys(_machine(row) for row in (*checks, *behind, *costs, *runs)):
-        device, driver, torch = machine
-
-        def of_machine(rows: Sequence[Row], machine: tuple[str, ...] = machine) -> list[Row]:
-            return [row for row in rows if _machine(row) == machine]
-
-        parts.append(f"**{device}**, driver {driver}, torch {torch}.\n")
-        tables: list[tuple[str, list[Row], Callable[[list[Row]], str]]] = [
-            (_BEHIND, of_machine(behind), _behind_table),
-            (_COSTS, of_machine(costs), _costs_table),
-            (_CHECKS, of_machine([row for row in checks if row["tolerance"] != _NOTED]), _checks_table),
-            (_WAITS, of_machine([row for row in checks if row["tolerance"] == _NOTED]), _waits_table),
-        ]
-        parts += [f"{text}\n{table(rows)}" for text, rows, table in tables if rows]
-        if mine := of_machine(runs):
-            parts.append(f"{_RUNS}\n{_runs_table(mine, on_cpu, of_machine(processes))}")
-    return "\n".join(parts) if parts else _NOTHING
 
 
-_BEHIND = """\
-*What a step adds behind a network*: milliseconds, forward and backward with SupConLoss. The GPU is given
-20 ms of matrix products, as of a network, and then the step; the table has the time that is added to that of
-the products, by default and (`"ignore"`) with `nonfinite="ignore"`. *Kernels* is the GPU's own time for the
-step.
-"""
-_COSTS = """\
-*A step by itself*, by turns with one of PML's class on the same tensors: milliseconds of PML's, and the time
-of the others as a multiple of it, by default, with launches and peak memory without the stored rows. A dash
-means not measured.
-"""
-_CHECKS = """\
-*Contract*: how far off values, gradients and rows are, relative to the largest number in float64 on the CPU,
-and how often a step waits.
-"""
-_WAITS = """\
-*Waits of a step* with `nonfinite="ignore"`, XBN, by loss and miner: how often the CPU waits for the GPU.
-"""
-_RUNS = """\
-*Runs of the study*: Recall@1, the mean of so many seeds, and that of the same seeds on a CPU.
-"""
+def _of_csv(path: Path, text: str, table: Callable[[list[Row]], str]) -> str:
+    """Returns a text and a table for every GPU of a file."""
+    machines: dict[tuple[str, ...], list[Row]] = {}
+    for row in read_csv(path):
+        if row["driver"] != "none":
+            machines.setdefault((row["device"], row["driver"], row["torch"]), []).append(row)
+    return "\n".join(f"{text}\n{_machine(*machine)}\n{table(rows)}" for machine, rows in machines.items())
 
 
-def _machine(row: Row) -> tuple[str, ...]:
-    return row["device"], row["driver"], row["torch"]
+def _machine(device: str, driver: str, torch: str) -> str:
+    return f"**{device}**, driver {driver}, torch {torch}.\n"
 
 
-def _grouped(rows: Iterable[Row], *names: str) -> Iterator[tuple[tuple[str, ...], list[Row]]]:
-    """Yields the rows that are equal in these columns, in the order in which they come first."""
-    groups: dict[tuple[str, ...], list[Row]] = {}
+def _network_table(rows: Sequence[Row]) -> str:
+    lines = []
     for row in rows:
-        groups.setdefault(tuple(row[name] for name in names), []).append(row)
-    yield from groups.items()
+        same = _others(row, rows, "network", "precision", "batch", "rows")
+        share = "–"
+        if (
+            row["ms"]
+            and same.get("no memory", {}).get("ms")
+            and row["method"] not in ("no memory", "GradCache")
+        ):
+            share = f"{100 * (1 - float(same['no memory']['ms']) / float(row['ms'])):.1f} %"
+        peak = f"{float(row['peak_mb']) / 1000:.1f}" if row["peak_mb"] else "–"
+        batch = str(int(row["batch"]) * (4 if row["method"] == "GradCache" else 1))
+        lines.append(
+            [row["network"], row["precision"], batch, row["method"], _number(row, "ms"), share, peak]
+        )
+    return _table(["Network", "AMP", "Batch", "Step", "ms", "share", "peak GB"], lines)
 
 
-def _checks_table(rows: Sequence[Row]) -> str:
-    """Every kind of check in a line: how many passed, and the largest error."""
+def _steps_table(rows: Sequence[Row]) -> str:
     lines = []
-    for (name, dtype), mine in _grouped(rows, "name", "dtype"):
-        passed = sum(row["passed"] == "True" for row in mine)
-        worst = max(mine, key=lambda row: float(row["error"]))
-        numbers = worst["error"], worst["tolerance"]
-        lines.append([name, dtype, f"{passed} of {len(mine)}", *numbers, worst["case"]])
-    columns = ["Check", "dtype", "passed", "largest error", "allowed", "in the case"]
-    return _table(columns, lines)
-
-
-def _waits_table(rows: Sequence[Row]) -> str:
-    """Every loss in a line: without a miner, with one of pairs, and with the miner that it is used with."""
-    found: dict[str, dict[str, str]] = {}
     for row in rows:
-        _, loss, miner, _ = row["case"].split(", ")
-        found.setdefault(loss, {})[miner] = row["error"]
-    first = ("no miner", "PairMarginMiner")
-    lines = []
-    for loss, waits in found.items():
-        others = ", ".join(f"{miner}: {count}" for miner, count in waits.items() if miner not in first)
-        lines.append([loss, *(waits.get(miner, "–") for miner in first), others or "–"])
-    return _table(["Loss", *first, "others"], lines)
-
-
-def _behind_table(rows: Sequence[Row]) -> str:
-    """Time that a step adds, a line for every size and kind of memory."""
-    lines = []
-    for (size, batch), mine in sorted(_grouped(rows, "rows", "batch"), key=lambda x: [*map(int, x[0])]):
-        found = {(row["method"], row["nonfinite"]): row for row in mine}
-        ways = [("PML", ""), ("XBN", "raise"), *((method, "ignore") for method in _OURS)]
-        added = [_number(found.get(way), "added_ms") for way in ways]
-        kernels = [_number(found.get(way), "kernel_ms") for way in (("PML", ""), ("XBN", "ignore"))]
-        lines.append([f"{int(size):,}", batch, *added, *kernels])
-    ours = [f'{method}, `"ignore"`' for method in _OURS]
-    columns = ["Rows", "Batch", "PML's class", "XBN", *ours, "kernels of PML's", "kernels of XBN"]
+        same_size = _others(row, rows, "rows", "batch")
+        pml = _others(row, rows, "rows", "batch", "miner").get("PML")
+        products = _others(row, rows, "rows", "batch", "dtype").get(
+            "two products", same_size.get("two products")
+        )
+        ratios = [_ratio(row, pml), _ratio(row, products)]
+        case = [f"{int(row['rows']):,}", row["batch"], row["dtype"], row["miner"]]
+        is_ours = row["method"] not in ("PML", "two products")
+        figures = [_number(row, name) for name in ("host_ms", "added_ms")]
+        counts = [_number(row, name, 0) for name in ("launches", "compiled_kernels", "reads")]
+        lines.append(
+            [
+                *(*case, row["nonfinite"] if is_ours else "–", row["method"], _number(row, "ms")),
+                *(*ratios, *figures, *counts, _number(row, "peak_memories")),
+            ]
+        )
+    columns = [
+        "Rows",
+        "Batch",
+        "Stored in",
+        "Miner",
+        "nonfinite",
+        "Step",
+        "ms",
+        "over PML's",
+        "over products",
+    ]
+    columns += ["host ms", "added ms", "launches", "compiled kernels", "reads", "peak"]
     return _table(columns, lines)
 
 
-def _costs_table(rows: Sequence[Row]) -> str:
-    """Time of a step, a line for every case."""
-    lines = []
-    for (loss, miner, dtype), mine in _grouped(rows, "loss", "miner", "dtype"):
-        cases = _grouped(mine, "rows", "classes", "batch")
-        for (size, classes, batch), found in sorted(cases, key=lambda x: [*map(int, x[0])]):
-            by = {row["method"]: row for row in found}
-            times = [_number(by.get("PML"), "ms")]
-            times += [_number(by.get(method), "ratio") for method in (*_OURS, "two products")]
-            counts = [_number(by.get(method), "launches", 0) for method in ("PML", "XBN")]
-            peaks = [_number(by.get(method), "peak_mb", 0) for method in ("PML", "XBN")]
-            case = [loss, miner, dtype, f"{int(size):,}", f"{int(classes):,}", batch]
-            lines.append([*case, *times, *counts, *peaks])
-    columns = ["Loss", "Miner", "Precision", "Rows", "Classes", "Batch", "PML's, ms", *_OURS, "two products"]
-    columns += ["launches of PML's", "of XBN", "peak MB of PML's", "of XBN"]
-    return _table(columns, lines)
+def _others(row: Row, rows: Iterable[Row], *names: str) -> dict[str, Row]:
+    """Returns the rows that are equal in these columns, by method; of several, the first."""
+    found: dict[str, Row] = {}
+    for other in rows:
+        if all(other[name] == row[name] for name in names):
+            found.setdefault(other["method"], other)
+    return found
 
 
-def _number(row: Row | None, name: str, digits: int = 2) -> str:
-    """Returns a number of a row; a dash where there is none, and why if the row says so."""
-    if row is None:
+def _ratio(row: Row, other: Row | None) -> str:
+    if other is None or other is row or not (row["ms"] and other["ms"]):
         return "–"
+    return f"{float(row['ms']) / float(other['ms']):.2f}"
+
+
+def _number(row: Row, name: str, digits: int = 2) -> str:
+    """Returns a number of a row; a dash where there is none, and why if the row says so."""
     if row[name]:
         return f"{float(row[name]):,.{digits}f}"
     return row["message"].partition(":")[0] or "–"
 
 
-def _runs_table(rows: Sequence[Row], on_cpu: Sequence[Row], processes: Sequence[Row]) -> str:
-    cpu = {Case.from_row(row): row for row in on_cpu}
-    done = (row for row in rows if row.get("recall_at_1"))
+def _tests(path: Path) -> str:
+    """Returns how many tests of every file a junit file has, and how they went."""
+    if not path.exists():
+        return ""
+    suite = next(ET.parse(path).getroot().iter("testsuite"))
+    machine = {found.get("name"): found.get("value", "") for found in suite.iter("property")}
+    if machine.get("driver") in (None, "none"):
+        return ""
+    files: dict[str, list[ET.Element]] = {}
+    for test in suite.iter("testcase"):
+        files.setdefault("/".join(test.get("classname", "").split(".")), []).append(test)
     lines = []
-    for key, mine in sorted(_grouped(done, "regime", "norm", "batch_size", "method")):
-        same = [cpu.get(Case.from_row(row)) for row in mine]
-        there = [float(row["recall_at_1"]) for row in same if row is not None and row["recall_at_1"]]
-        beside = f"{fmean(there):.1f}" if len(there) == len(mine) else "–"
-        here = fmean(float(row["recall_at_1"]) for row in mine)
-        lines.append([*key, f"{here:.1f}", beside, str(len(mine))])
-    columns = ["Regime", "Batch normalization", "Batch", "Method", "Recall@1", "on a CPU", "seeds"]
-    rates = ", ".join(f"{row['processes']}: {float(row['steps_per_second']):.0f}" for row in processes)
-    said = f"\nSteps a second of all processes together, by their number: {rates}.\n" if rates else ""
-    return _table(columns, lines) + said
+    for name, tests in files.items():
+        failed = sum(test.find("failure") is not None or test.find("error") is not None for test in tests)
+        skipped = sum(test.find("skipped") is not None for test in tests)
+        passed = len(tests) - failed - skipped
+        seconds = sum(float(test.get("time", 0)) for test in tests)
+        lines.append([f"`{name}.py`", str(passed), str(failed), str(skipped), f"{seconds:.1f}"])
+    table = _table(["Tests", "passed", "failed", "skipped", "seconds"], lines)
+    return f"{_TESTS}\n{_machine(machine['device'], machine['driver'], machine['torch'])}\n{table}"
 
 
 def _table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

@@ -1,4 +1,7 @@
-"""Value and gradient are PML's for every loss, miner, reducer and distance, whatever the rows are."""
+"""Value and gradient are PML's for every loss, miner, reducer and distance, whatever the rows are.
+
+PML's are computed on the CPU, of the rows that the memory holds, wherever it is.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from pml_xbn import XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 
 D, NUM_ROWS, NUM_ANCHORS = 5, 23, 7
+CPU = torch.device("cpu")
 LOSSES: list[str] = losses.CrossBatchMemory.supported_losses()
 MINERS: dict[str, Callable[[], Any]] = {
     "none": lambda: None,
@@ -82,23 +86,36 @@ def rows_of(kind: str, seed: int) -> tuple[Tensor, Tensor]:
     return rows, labels
 
 
+def on_cpu(memory: AdaptiveCrossBatchMemory) -> AdaptiveCrossBatchMemory:
+    """The memory itself, or its copy on the CPU."""
+    return memory if memory.embedding_memory.device == CPU else copy.deepcopy(memory).to(CPU)
+
+
 def assert_same(
-    loss: Any, miner: Any, kind: str = "any", *, seed: int = 0, given: Any = None, **tolerances: float
+    loss: Any,
+    miner: Any,
+    kind: str = "any",
+    *,
+    seed: int = 0,
+    given: Any = None,
+    device: torch.device = CPU,
+    **tolerances: float,
 ) -> None:
     """That a step's loss and gradients are PML's, those with respect to what the loss learns included."""
     rows, labels = rows_of(kind, seed)
-    memory = AdaptiveCrossBatchMemory(loss, D, NUM_ROWS, miner, memory_dtype=torch.float64)
-    memory.fill_memory(rows[:-NUM_ANCHORS], labels[:-NUM_ANCHORS])
+    memory = AdaptiveCrossBatchMemory(loss, D, NUM_ROWS, miner, memory_dtype=torch.float64).to(device)
+    memory.fill_memory(rows[:-NUM_ANCHORS].to(device), labels[:-NUM_ANCHORS].to(device))
     batch, batch_labels = rows[-NUM_ANCHORS:], labels[-NUM_ANCHORS:]
+    moved = batch.to(device), batch_labels.to(device)
     if kind != "mask":
-        ours = value_and_gradients(memory, batch, batch_labels, given)
-        expected = pmls(memory, batch, batch_labels, memory.curr_batch_idx, given)
+        ours = value_and_gradients(memory, *moved, given and tuple(x.to(device) for x in given))
+        expected = pmls(on_cpu(memory), batch, batch_labels, memory.curr_batch_idx.cpu(), given)
     else:  # the last row is stored, the others are anchors
         is_stored = torch.arange(NUM_ANCHORS) == NUM_ANCHORS - 1
-        ours = value_and_gradients(memory, batch, batch_labels, None, is_stored)
-        ours[1] = ours[1][~is_stored]
-        expected = pmls(memory, batch[~is_stored], batch_labels[~is_stored], None)
-    assert_as_pmls(ours, expected, **tolerances)
+        ours = value_and_gradients(memory, *moved, None, is_stored.to(device))
+        ours[1] = ours[1][~is_stored.to(device)]
+        expected = pmls(on_cpu(memory), batch[~is_stored], batch_labels[~is_stored], None)
+    assert_as_pmls([x.cpu() for x in ours], expected, **tolerances)
 
 
 def options_of(loss: str, number: int) -> dict[str, Any]:
@@ -109,14 +126,15 @@ def options_of(loss: str, number: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("miner", MINERS)
 @pytest.mark.parametrize("loss", LOSSES)
-def test_with_every_miner_reducer_and_distance(loss: str, miner: str) -> None:
+def test_with_every_miner_reducer_and_distance(loss: str, miner: str, device: torch.device) -> None:
     """With every reducer; of distances one in turn, so that each meets every miner and every reducer."""
     first = list(MINERS).index(miner)
     for number, (name, make_reducer) in enumerate(REDUCERS.items()):
         if name == "anchors" and loss not in PER_ANCHOR:
             continue  # refused when built
         made = getattr(losses, loss)(reducer=make_reducer(), **options_of(loss, first + number))
-        assert_same(made, MINERS[miner](), "mask" if number % 4 == 3 else "any", seed=number)
+        kind = "mask" if number % 4 == 3 else "any"
+        assert_same(made, MINERS[miner](), kind, seed=number, device=device)
 
 
 @pytest.mark.parametrize("miner", ONLY_WITHOUT_COPIES)
@@ -134,7 +152,7 @@ def test_with_a_miner_of_all_pairs_at_once(loss: str, miner: str) -> None:
 
 @pytest.mark.parametrize("miner", ["distance weighted", "histogram", "hdc"])
 @pytest.mark.parametrize("loss", LOSSES)
-def test_whatever_a_miner_that_draws_has_drawn(loss: str, miner: str) -> None:
+def test_whatever_a_miner_that_draws_has_drawn(loss: str, miner: str, device: torch.device) -> None:
     """The loss is PML's of its choice, in which no anchor is compared with its own copy."""
     make = {
         "distance weighted": lambda: miners.DistanceWeightedMiner(0.1, 1.9),
@@ -143,9 +161,9 @@ def test_whatever_a_miner_that_draws_has_drawn(loss: str, miner: str) -> None:
     }
     seen: list[tuple[Tensor, ...]] = []
     made = getattr(losses, loss)()
-    memory = AdaptiveCrossBatchMemory(made, D, NUM_ROWS, make[miner](), memory_dtype=torch.float64)
+    memory = AdaptiveCrossBatchMemory(made, D, NUM_ROWS, make[miner](), memory_dtype=torch.float64).to(device)
     handle = made.register_forward_pre_hook(lambda _, args: seen.append(args[2]))
-    rows, labels = rows_of("any", 2)
+    rows, labels = (x.to(device) for x in rows_of("any", 2))
     memory.fill_memory(rows[:-NUM_ANCHORS], labels[:-NUM_ANCHORS])
     batch, batch_labels = rows[-NUM_ANCHORS:], labels[-NUM_ANCHORS:]
     torch.manual_seed(0)
@@ -153,13 +171,17 @@ def test_whatever_a_miner_that_draws_has_drawn(loss: str, miner: str) -> None:
     handle.remove()
     torch.manual_seed(0)
     ours = value_and_gradients(memory, batch, batch_labels)
-    a1, p, a2, n = lmu.convert_to_pairs(seen[-1], batch_labels)
+    chosen = tuple(x.cpu() for x in seen[-1])
+    batch, batch_labels, own_rows = (x.cpu() for x in (batch, batch_labels, memory.curr_batch_idx))
+    a1, p, a2, n = lmu.convert_to_pairs(chosen, batch_labels)
     assert len(a1) > 0
     assert len(a2) > 0
-    assert (batch_labels[a1] == memory.label_memory[p]).all()
-    assert (batch_labels[a2] != memory.label_memory[n]).all()
-    assert (p != memory.curr_batch_idx[a1]).all()
-    assert_as_pmls(ours, pmls(memory, batch, batch_labels, memory.curr_batch_idx, chosen=seen[-1]))
+    of_rows = memory.label_memory.cpu()
+    assert (batch_labels[a1] == of_rows[p]).all()
+    assert (batch_labels[a2] != of_rows[n]).all()
+    assert (p != own_rows[a1]).all()
+    expected = pmls(on_cpu(memory), batch, batch_labels, own_rows, chosen=chosen)
+    assert_as_pmls([x.cpu() for x in ours], expected)
 
 
 KINDS = ["one class", "no positives", "ties", "equal vectors", "zeros", "one row", "mask"]
@@ -285,16 +307,18 @@ def test_embeddings_may_be_frozen_where_a_loss_learns(name: str) -> None:
 
 @pytest.mark.parametrize("memory_dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("loss", LOSSES)
-def test_in_lower_precision(loss: str, memory_dtype: torch.dtype) -> None:
+def test_in_lower_precision(loss: str, memory_dtype: torch.dtype, device: torch.device) -> None:
     """Against the rows as the memory gives them, adapted."""
     for miner in ("none", "multi-similarity", "triplet margin"):
         memory = XBNWrapper(getattr(losses, loss)(), D, NUM_ROWS, MINERS[miner](), memory_dtype=memory_dtype)
+        memory.to(device)
         for seed in range(4):
             rows, labels = rows_of("any", seed)
-            memory(rows[-NUM_ANCHORS:].float(), labels[-NUM_ANCHORS:])
+            memory(rows[-NUM_ANCHORS:].float().to(device), labels[-NUM_ANCHORS:].to(device))
         batch, batch_labels = rows[:NUM_ANCHORS].float(), labels[:NUM_ANCHORS]
-        ours = value_and_gradients(memory.eval(), batch, batch_labels)
-        assert_as_pmls(ours, pmls(memory, batch, batch_labels, None), rtol=1e-3, atol=1e-4)
+        ours = value_and_gradients(memory.eval(), batch.to(device), batch_labels.to(device))
+        expected = pmls(on_cpu(memory), batch, batch_labels, None)
+        assert_as_pmls([x.cpu() for x in ours], expected, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("loss", LOSSES)

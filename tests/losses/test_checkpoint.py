@@ -13,6 +13,7 @@ import pytest
 import torch
 from kinds import KINDS, WRAPPERS
 from pytorch_metric_learning.losses import CrossBatchMemory, SupConLoss
+from pytorch_metric_learning.miners import PairMarginMiner, TripletMarginMiner
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -41,6 +42,13 @@ RUNS |= {
     name: (lambda kind=KINDS[name]: kind.memory(SupConLoss(), D, M))
     for name in ("centre", "momentum", "absent stay")
 }
+RUNS |= {
+    f"{name}, {miner.__name__}": (
+        lambda kind=KINDS[name], miner=miner: kind.memory(SupConLoss(), D, M, miner())
+    )
+    for name in WRAPPERS
+    for miner in (PairMarginMiner, TripletMarginMiner)
+}
 
 
 def step(loss_fn: nn.Module, number: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -48,29 +56,32 @@ def step(loss_fn: nn.Module, number: int) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(number)
     embeddings = torch.randn(5, D, generator=generator) + number
     labels = torch.randint(0, 3, (5,), generator=generator)
-    loss = loss_fn(embeddings.requires_grad_(), labels)
+    device = loss_fn.embedding_memory.device
+    embeddings = embeddings.to(device).requires_grad_()
+    loss = loss_fn(embeddings, labels.to(device))
     loss.backward()
     return loss.detach(), embeddings.grad, loss_fn.embedding_memory.clone()
 
 
-def resumed_in_this_process(saved: str, results: str) -> None:
+def resumed_in_this_process(saved: str, results: str, device: str) -> None:
     """What the new process of the test below does."""
-    states = torch.load(saved, weights_only=True)
+    torch.use_deterministic_algorithms(device != "cpu")
+    states = torch.load(saved, map_location="cpu", weights_only=True)
     out = {}
     for name, state in states.items():
-        loss_fn = RUNS[name]()
+        loss_fn = RUNS[name]().to(device)
         loss_fn.load_state_dict(state)
         out[name] = [step(loss_fn, number) for number in range(5, 10)]
     torch.save(out, results)
 
 
 @pytest.fixture(scope="module")
-def resumed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list]:
+def resumed(tmp_path_factory: pytest.TempPathFactory, device: torch.device) -> dict[str, list]:
     """Steps 5 to 9 of every run, after steps 0 to 4 were saved and loaded by a new process."""
     folder = tmp_path_factory.mktemp("resume")
     states = {}
     for name, make in RUNS.items():
-        loss_fn = make()
+        loss_fn = make().to(device)
         for number in range(5):
             step(loss_fn, number)
         states[name] = loss_fn.state_dict()
@@ -78,15 +89,18 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list]:
     code = (
         f"import sys; sys.path[:0] = {[str(Path(__file__).parent), str(SUPPORT)]!r}; import torch; "
         "torch.set_num_threads(1); from test_checkpoint import resumed_in_this_process as run; "
-        f"run({str(folder / 'saved.pt')!r}, {str(folder / 'results.pt')!r})"
+        f"run({str(folder / 'saved.pt')!r}, {str(folder / 'results.pt')!r}, {str(device)!r})"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
     return torch.load(folder / "results.pt", weights_only=True)
 
 
+@pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("name", RUNS)
-def test_resume_in_a_new_process_continues_bit_for_bit(name: str, resumed: dict[str, list]) -> None:
-    loss_fn = RUNS[name]()
+def test_resume_in_a_new_process_continues_bit_for_bit(
+    name: str, resumed: dict[str, list], device: torch.device
+) -> None:
+    loss_fn = RUNS[name]().to(device)
     uninterrupted = [step(loss_fn, number) for number in range(10)][5:]
     for expected, result in zip(uninterrupted, resumed[name], strict=True):
         assert all(torch.equal(a, b) for a, b in zip(expected, result, strict=True))
@@ -107,6 +121,25 @@ def test_a_copy_goes_its_own_way(duplicate: Callable, name: str) -> None:
     step(twin, 99)
     assert twin.num_calls == loss_fn.num_calls + 1
     assert not torch.equal(twin.embedding_memory, loss_fn.embedding_memory)
+
+
+@pytest.mark.parametrize("kind", WRAPPERS)
+def test_a_checkpoint_of_a_cpu_goes_on_upon_the_device_and_comes_back(
+    kind: str, device: torch.device
+) -> None:
+    here, there, back = (KINDS[kind].memory(SupConLoss(), D, M) for _ in range(3))
+    there.to(device)
+    for number in range(5):
+        step(here, number)
+    there.load_state_dict(here.state_dict())
+    assert there.embedding_memory.device.type == device.type
+    for number in range(5, 10):
+        for a, b in zip(step(there, number), step(here, number), strict=True):
+            torch.testing.assert_close(a.cpu(), b, rtol=1e-3, atol=1e-3)
+    back.load_state_dict(there.state_dict())
+    assert torch.equal(back.embedding_memory, there.embedding_memory.cpu())
+    for a, b in zip(step(back, 10), step(there, 10), strict=True):
+        torch.testing.assert_close(a, b.cpu(), rtol=1e-3, atol=1e-3)
 
 
 def add_one(memory: Tensor, *_: Tensor) -> Tensor:

@@ -128,7 +128,7 @@ def test_queue_holds_the_batch_where_it_says() -> None:
         assert torch.equal(ours.curr_batch_idx, rows)
 
 
-def test_positional_arguments_are_pmls(device: torch.device) -> None:
+def test_positional_arguments_are_pmls() -> None:
     miner = miners.PairMarginMiner()
     ours = XBNWrapper(losses.SupConLoss(), 6, 20, miner)
     assert (ours.embedding_size, ours.memory_size, ours.miner) == (6, 20, miner)

@@ -1,4 +1,7 @@
-"""A step that is traced, compiled, or not waited for is the step itself."""
+"""A step that is traced, captured, compiled, or not waited for is the step itself.
+
+What a CUDA graph does on a GPU, ``make_fx`` does on a CPU: a trace of the operations, which is replayed.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,8 @@ from pml_xbn import SuperClassXBN, XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 
 B, D, M = 12, 6, 70
+CPU = torch.device("cpu")
+Step = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 LOSSES: dict[str, Callable[[], nn.Module]] = {
     "SupCon": losses.SupConLoss,
     "contrastive": losses.ContrastiveLoss,
@@ -36,21 +41,44 @@ NEEDS_TORCH = pytest.mark.skipif(
 )
 
 
-def batch(step: int) -> tuple[Tensor, Tensor]:
+def batch(step: int, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
     """A batch of a model that drifts, with dead units, in which few triplets lie near a margin."""
     draw = torch.Generator().manual_seed(step)
     labels = torch.randint(0, 5, (B,), generator=draw)
     embeddings = torch.randn(B, D, generator=draw) * (1 + step / 100) + nn.functional.one_hot(labels, D) * 3
-    return embeddings + step / 50, labels
+    return (embeddings + step / 50).to(device), labels.to(device)
 
 
 def warmed(
-    kind: str, loss: str = "SupCon", miner: str = "no miner", **options: Any
+    kind: str,
+    loss: str = "SupCon",
+    miner: str = "no miner",
+    device: torch.device = CPU,
+    **options: Any,
 ) -> AdaptiveCrossBatchMemory:
-    memory = KINDS[kind].memory(LOSSES[loss](), D, M, MINERS[miner](), **options)
+    memory = KINDS[kind].memory(LOSSES[loss](), D, M, MINERS[miner](), **options).to(device)
     for step in range(2):
-        memory(*batch(step))
+        memory(*batch(step, device))
     return memory
+
+
+def replayed(call: Step, given: tuple[Tensor, Tensor]) -> Step:
+    """Returns a graph of the call, which it has replayed once, with what it was given."""
+    if given[0].device.type == "cpu":
+        return torch.no_grad()(make_fx(call)(*given))  # tracing it computes it
+    inputs, graph = tuple(x.clone() for x in given), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        results = call(*inputs)
+
+    def replay(*given: Tensor) -> tuple[Tensor, ...]:
+        for own, new in zip(inputs, given, strict=True):
+            own.detach().copy_(new)
+        graph.replay()
+        return tuple(x.clone() for x in results)
+
+    replay(*given)
+    return replay
 
 
 def value_and_gradient(
@@ -65,8 +93,9 @@ def value_and_gradient(
 def assert_same(memory: AdaptiveCrossBatchMemory, twin: AdaptiveCrossBatchMemory) -> None:
     for name in ("num_rows", "num_calls", "queue_idx"):
         assert getattr(memory, name) == getattr(twin, name), name
-    assert torch.equal(memory.label_memory, twin.label_memory)
-    torch.testing.assert_close(memory.embedding_memory, twin.embedding_memory, rtol=1e-4, atol=1e-4)
+    assert torch.equal(memory.label_memory.cpu(), twin.label_memory.cpu())
+    rows = memory.embedding_memory.cpu(), twin.embedding_memory.cpu()
+    torch.testing.assert_close(*rows, rtol=1e-4, atol=1e-4)
 
 
 def assert_runs_alike(
@@ -74,10 +103,11 @@ def assert_runs_alike(
     memory: AdaptiveCrossBatchMemory,
     twin: AdaptiveCrossBatchMemory,
     steps: range,
+    device: torch.device,
 ) -> None:
     for step in steps:
-        found = run(*batch(step))
-        for a, b in zip(found, value_and_gradient(twin, *batch(step)), strict=True):
+        found = run(*batch(step, device))
+        for a, b in zip(found, value_and_gradient(twin, *batch(step, device)), strict=True):
             # A triplet within rounding of the margin is one more or less.
             torch.testing.assert_close(a, b, rtol=3e-3, atol=1e-4)
     assert_same(memory, twin)
@@ -85,16 +115,39 @@ def assert_runs_alike(
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_trace_that_is_replayed_is_the_step(kind: str, loss: str) -> None:
-    """A replay does the same operations on the same tensors, as a CUDA graph does, for ten wrap-arounds."""
-    memory = warmed(
-        kind, loss, list(MINERS)[(list(KINDS).index(kind) + list(LOSSES).index(loss)) % len(MINERS)]
-    )
+def test_a_trace_that_is_replayed_is_the_step(kind: str, loss: str, device: torch.device) -> None:
+    """A replay does the same operations on the same tensors, for ten wrap-arounds."""
+    miner = list(MINERS)[(list(KINDS).index(kind) + list(LOSSES).index(loss)) % len(MINERS)]
+    memory = warmed(kind, loss, miner, device)
     twin = copy.deepcopy(memory)
-    replay = make_fx(lambda *given: value_and_gradient(memory, *given))(*batch(2))  # a step of its own
-    twin(*batch(2))
-    assert_runs_alike(replay, memory, twin, range(3, 60))
-    memory(*batch(60)), twin(*batch(60))  # and steps that are not traced go on from there
+    replay = replayed(lambda *given: value_and_gradient(memory, *given), batch(2, device))
+    twin(*batch(2, device))
+    assert_runs_alike(replay, memory, twin, range(3, 60), device)
+    memory(*batch(60, device)), twin(*batch(60, device))  # and steps that are not traced go on from there
+    assert_same(memory, twin)
+
+
+@pytest.mark.parametrize("kind", ["xbn", "axbn", "per class", "super-class"])
+def test_a_whole_training_step_is_replayed(kind: str, device: torch.device) -> None:
+    """A model, the memory, the backward pass and the optimizer."""
+    memory = warmed(kind, device=device)
+    twin = copy.deepcopy(memory)
+    weights = [torch.eye(D, device=device).requires_grad_() for _ in range(2)]
+
+    def train(memory: nn.Module, weight: Tensor, images: Tensor, labels: Tensor) -> tuple[Tensor]:
+        loss = memory(images @ weight, labels)
+        (gradient,) = torch.autograd.grad(loss, weight)
+        with torch.no_grad():
+            weight -= 0.01 * gradient
+        return (loss.detach(),)
+
+    replay = replayed(lambda *given: train(memory, weights[0], *given), batch(2, device))
+    train(twin, weights[1], *batch(2, device))
+    for step in range(3, 40):
+        found, expected = replay(*batch(step, device)), train(twin, weights[1], *batch(step, device))
+        torch.testing.assert_close(found, expected, rtol=3e-3, atol=1e-4)
+    torch.testing.assert_close(*weights, rtol=1e-3, atol=1e-4)
+    assert not torch.allclose(weights[0], torch.eye(D, device=device), atol=1e-2)
     assert_same(memory, twin)
 
 
@@ -103,7 +156,7 @@ def test_a_thousand_replays_are_a_thousand_steps(dtype: torch.dtype) -> None:
     """A look at the memory stores rows anew that have drifted, as their spread shrinks."""
     memory = warmed("xbn", memory_dtype=dtype)
     twin = copy.deepcopy(memory)
-    replay = make_fx(lambda *given: value_and_gradient(memory, *given))(*batch(2))
+    replay = replayed(lambda *given: value_and_gradient(memory, *given), batch(2))
     twin(*batch(2))
     for step in range(3, 1003):
         found, expected = replay(*batch(step)), value_and_gradient(twin, *batch(step))
@@ -137,7 +190,7 @@ def test_what_reads_a_number_cannot_be_traced() -> None:
     ],
 )
 def test_compiled_whole_it_is_the_step_in_three_graphs(
-    kind: str, loss: str, miner: str, dtype: torch.dtype
+    kind: str, loss: str, miner: str, dtype: torch.dtype, device: torch.device
 ) -> None:
     torch.compiler.reset()
     graphs: list[Any] = []
@@ -146,13 +199,13 @@ def test_compiled_whole_it_is_the_step_in_three_graphs(
         graphs.append(graph)
         return graph.forward
 
-    memory = KINDS[kind].memory(LOSSES[loss](), D, M, MINERS[miner](), memory_dtype=dtype)
+    memory = KINDS[kind].memory(LOSSES[loss](), D, M, MINERS[miner](), memory_dtype=dtype).to(device)
     twin = copy.deepcopy(memory)
     compiled = torch.compile(memory, fullgraph=True, backend=backend)
     tight = 3e-3 if dtype == torch.float32 else 5e-2
     for step in range(30):
-        found = value_and_gradient(compiled, *batch(step))
-        for a, b in zip(found, value_and_gradient(twin, *batch(step)), strict=True):
+        found = value_and_gradient(compiled, *batch(step, device))
+        for a, b in zip(found, value_and_gradient(twin, *batch(step, device)), strict=True):
             torch.testing.assert_close(a, b, rtol=tight, atol=tight)
         if step == 20:
             state = copy.deepcopy(memory.state_dict())
@@ -162,50 +215,71 @@ def test_compiled_whole_it_is_the_step_in_three_graphs(
     torch.compiler.reset()
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's own, of what it compiles
+def test_compiled_to_kernels_of_a_gpu_it_is_the_step(device: torch.device) -> None:
+    if device.type == "cpu":
+        pytest.skip("compiling for a CPU takes a compiler and half a minute, and is no other than above")
+    torch.compiler.reset()
+    memory = KINDS["xbn"].memory(losses.SupConLoss(), D, M).to(device)
+    twin = copy.deepcopy(memory)
+    compiled = torch.compile(memory, fullgraph=True)
+    assert_runs_alike(lambda *given: value_and_gradient(compiled, *given), memory, twin, range(30), device)
+
+
+def read_as(monkeypatch: pytest.MonkeyPatch, can_read: Callable[[Tensor], bool]) -> None:
+    for name, module in list(sys.modules.items()):
+        if name.startswith("pml_xbn") and hasattr(module, "can_read"):
+            monkeypatch.setattr(module, "can_read", can_read)
+
+
 @pytest.fixture
 def waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU that is treated as a GPU: the host reads no number of a tensor that a step computes."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith("pml_xbn") and hasattr(module, "can_read"):
-            monkeypatch.setattr(module, "can_read", lambda _: False)
+    read_as(monkeypatch, lambda _: False)
+
+
+def wait_for(device: torch.device) -> None:
+    """So that the host knows what the device has found."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 @pytest.mark.usefixtures("waits_for_nothing")
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_step_that_waits_for_no_device_is_the_step(
-    kind: str, loss: str, monkeypatch: pytest.MonkeyPatch
+def test_a_step_that_waits_for_no_device_is_the_step_of_a_cpu(
+    kind: str, loss: str, monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
-    memory = KINDS[kind].memory(LOSSES[loss](), D, M)
-    twin = copy.deepcopy(memory)
+    twin = KINDS[kind].memory(LOSSES[loss](), D, M)
+    memory = copy.deepcopy(twin).to(device)
     for step in range(40):
-        found = value_and_gradient(memory, *batch(step))
+        found = value_and_gradient(memory, *batch(step, device))
         with monkeypatch.context() as patch:
-            for name, module in list(sys.modules.items()):
-                if name.startswith("pml_xbn") and hasattr(module, "can_read"):
-                    patch.setattr(module, "can_read", lambda values: True)
+            read_as(patch, lambda _: True)
             expected = value_and_gradient(twin, *batch(step))
         for a, b in zip(found, expected, strict=True):
-            torch.testing.assert_close(a, b, rtol=3e-3, atol=1e-4)
+            torch.testing.assert_close(a.cpu(), b, rtol=3e-3, atol=1e-4)
     assert_same(memory, twin)
 
 
-NAN = (torch.full((B, D), torch.nan), torch.zeros(B, dtype=torch.int64))
+def of_nan(device: torch.device) -> tuple[Tensor, Tensor]:
+    return torch.full((B, D), torch.nan, device=device), torch.zeros(B, dtype=torch.int64, device=device)
 
 
 @pytest.mark.parametrize("way", ["replayed", "not waited for"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_of_nan_is_left_out_and_raised_later(
-    kind: str, way: str, request: pytest.FixtureRequest
+    kind: str, way: str, request: pytest.FixtureRequest, device: torch.device
 ) -> None:
-    memory = warmed(kind)
+    memory = warmed(kind, device=device)
     if way == "replayed":
-        call = make_fx(lambda *given: memory(*given))(*batch(2))
+        call = replayed(lambda *given: (memory(*given).detach(),), batch(2, device))
     else:
         request.getfixturevalue("waits_for_nothing")
-        call = memory
-    before = memory.state_dict()
-    assert call(*NAN).isnan()
+        call = lambda *given: (memory(*given),)  # noqa: E731
+    before = {name: value.clone() for name, value in memory.state_dict().items()}
+    (loss,) = call(*of_nan(device))
+    assert loss.isnan()
     with pytest.raises(ValueError, match="an earlier batch had NaN or inf"):
         memory.state_dict()
     after = memory.state_dict()  # raised once
@@ -214,44 +288,53 @@ def test_a_batch_of_nan_is_left_out_and_raised_later(
 
 
 @pytest.mark.usefixtures("waits_for_nothing")
-def test_the_next_call_raises_and_skip_does_not() -> None:
-    memory = warmed("xbn")
-    memory(*NAN)
+def test_the_next_call_raises_and_skip_does_not(device: torch.device) -> None:
+    memory = warmed("xbn", device=device)
+    memory(*of_nan(device))
+    wait_for(device)
     with pytest.raises(ValueError, match="earlier batch"):
-        memory(*batch(2))
-    memory(*batch(2))
-    skips = warmed("xbn", nonfinite="skip")
-    for given in (NAN, batch(2)):
+        memory(*batch(2, device))
+    memory(*batch(2, device))
+    skips = warmed("xbn", device=device, nonfinite="skip")
+    for given in (of_nan(device), batch(2, device)):
         skips(*given)
+        wait_for(device)
     assert skips.num_calls == 3
 
 
 @pytest.mark.usefixtures("waits_for_nothing")
-def test_raise_at_once_raises_in_the_call() -> None:
-    memory = warmed("xbn", nonfinite="raise_at_once")
+def test_raise_at_once_raises_in_the_call(device: torch.device) -> None:
+    memory = warmed("xbn", device=device, nonfinite="raise_at_once")
     with pytest.raises(ValueError, match=r"embeddings has NaN or inf in rows \[0, 1"):
-        memory(*NAN)
+        memory(*of_nan(device))
 
 
 @pytest.mark.usefixtures("waits_for_nothing")
 @pytest.mark.parametrize("nonfinite", ["raise", "skip", "ignore"])
-def test_labels_without_a_superclass_are_raised_whatever_happens_to_numbers(nonfinite: str) -> None:
+def test_labels_without_a_superclass_are_raised_whatever_happens_to_numbers(
+    nonfinite: str, device: torch.device
+) -> None:
     memory = SuperClassXBN(losses.SupConLoss(), D, M, superclasses=[0, 0, 1, 1, 1], nonfinite=nonfinite)
+    memory.to(device)
     for step in range(2):
-        memory(*batch(step))
-    embeddings, labels = batch(2)
-    memory(embeddings, labels.index_fill(0, torch.tensor([3]), 9))
+        memory(*batch(step, device))
+    embeddings, labels = batch(2, device)
+    labels[3] = 9
+    memory(embeddings, labels)
+    wait_for(device)
     with pytest.raises(ValueError, match="without a superclass"):
-        memory(*batch(3))
+        memory(*batch(3, device))
     assert memory.num_calls == 2
 
 
 @pytest.mark.usefixtures("waits_for_nothing")
-def test_a_failing_step_on_a_device_leaves_everything_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = XBNWrapper(losses.SupConLoss(), D, M, momentum=0.5)
+def test_a_failing_step_on_a_device_leaves_everything_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    memory = XBNWrapper(losses.SupConLoss(), D, M, momentum=0.5).to(device)
     for step in range(4):
-        memory(*batch(step))
-    before = memory.state_dict()
+        memory(*batch(step, device))
+    before = {name: value.clone() for name, value in memory.state_dict().items()}
 
     def fails(*_: Any) -> Tensor:
         raise MemoryError
@@ -259,6 +342,6 @@ def test_a_failing_step_on_a_device_leaves_everything_as_it_was(monkeypatch: pyt
     with monkeypatch.context() as patch:
         patch.setattr(sys.modules["pml_xbn.losses._step"], "compare", fails)
         with pytest.raises(MemoryError):
-            memory(*batch(9))
+            memory(*batch(9, device))
     for name, value in memory.state_dict().items():
         assert torch.equal(value, before[name]), name

@@ -42,11 +42,6 @@ def cases(is_tiny: bool) -> Iterator[Case]:
         yield from _with_and_without_miner(precision, is_tiny)
 
 
-def cases_behind(is_tiny: bool) -> Iterator[Case]:
-    """Yields the cases that are measured behind a busy device."""
-    return _of_sizes("none", PRECISIONS[0], (PML, *OURS), is_tiny)
-
-
 def _with_and_without_miner(precision: str, is_tiny: bool) -> Iterator[Case]:
     yield from _of_sizes("none", precision, (PRODUCTS, *OURS), is_tiny)
     yield from _of_sizes("PairMarginMiner", precision, OURS, is_tiny)

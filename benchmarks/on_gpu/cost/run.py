@@ -18,6 +18,7 @@ from benchmarks.on_gpu.attempt import attempt
 from benchmarks.on_gpu.cost.case import PML, Case, cases
 from benchmarks.on_gpu.cost.subject import Batch, build_step, draw_batch
 from benchmarks.on_gpu.deadline import Deadline
+from benchmarks.on_gpu.rows import is_finding
 from benchmarks.on_gpu.table import Table
 
 FILE = "gpu_cost.csv"
@@ -72,7 +73,7 @@ def _measure_case(
         found, error = attempt(partial(_measure_alone, pml, case, data, device, pairs))
     if PML in missing:
         table.append({**missing.pop(PML), **(found or {"message": error})})
-        failed += bool(error) and not _is_out_of_memory(error)
+        failed += bool(error) and not is_finding(error)
     if error:  # the others are measured without it
         pml = None
     for method, key in missing.items():
@@ -134,7 +135,3 @@ def _counts(step: Step, batch: Batch, device: torch.device) -> dict[str, Any]:
     peak = Peak(device)
     step(batch)
     return {"launches": launches, "peak_mb": peak.megabytes()}
-
-
-def _is_out_of_memory(message: str) -> bool:
-    return message.startswith(("OutOfMemoryError", "MemoryError")) or "not enough memory" in message

@@ -24,12 +24,10 @@ def draw_batch(case: Case, data: Embeddings) -> Batch:
     return data.draw(case.batch // IMAGES_PER_CLASS, IMAGES_PER_CLASS)
 
 
-def build_step(
-    case: Case, method: str, data: Embeddings, device: torch.device, nonfinite: str = "raise"
-) -> Callable[[Batch], None]:
+def build_step(case: Case, method: str, data: Embeddings, device: torch.device) -> Callable[[Batch], None]:
     """Returns a function that takes one step, forward and backward, on a batch."""
     is_memory = method != PRODUCTS
-    compute = _memory(case, method, data, device, nonfinite) if is_memory else _products(case, data)
+    compute = full_memory(case, method, data, device) if is_memory else products(case, data)
     is_autocast = case.precision == "autocast"
 
     def step(batch: Batch) -> None:
@@ -41,9 +39,10 @@ def build_step(
     return step
 
 
-def _memory(
-    case: Case, method: str, data: Embeddings, device: torch.device, nonfinite: str
+def full_memory(
+    case: Case, method: str, data: Embeddings, device: torch.device, nonfinite: str = "raise"
 ) -> Callable[[Tensor, Tensor], Tensor]:
+    """Returns a memory whose rows are all occupied: PML's class, or one of ours."""
     loss = getattr(losses, case.loss)(**({"temperature": 0.1} if case.loss == "SupConLoss" else {}))
     miner = None if case.miner == "none" else getattr(miners, case.miner)()
     memory: Any
@@ -65,7 +64,7 @@ def _memory(
     return forward
 
 
-def _products(case: Case, data: Embeddings) -> Callable[[Tensor, Tensor], Tensor]:
+def products(case: Case, data: Embeddings) -> Callable[[Tensor, Tensor], Tensor]:
     """The floor: similarities of the batch and the rows, and their gradient times the rows."""
     dtype = torch.float32 if case.precision == "float32" else torch.bfloat16
     rows = data.draw(case.rows, 1)[0].to(dtype)

@@ -1,1 +1,0 @@
-"""What has to hold on a device, each check against float64 on the CPU."""

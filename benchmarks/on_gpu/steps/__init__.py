@@ -1,0 +1,1 @@
+"""A step of the loss by itself and behind a busy device: eager, compiled and captured."""
