@@ -1,0 +1,215 @@
+"""Tests that are called on every rank of a gloo group, each rank a process, on the CPU.
+
+``@on_ranks(2)`` above a test of a file runs it on two ranks, and ``@on_ranks(2, 3)`` on two and then on three.
+Its parameters and fixtures are those of any test, if they can be pickled; the ranks import the file itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import faulthandler
+import gc
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from functools import wraps
+from importlib.util import module_from_spec, spec_from_file_location
+from inspect import Parameter, signature
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from _pytest.assertion.rewrite import rewrite_asserts
+from forked import LIBRARIES
+from torch import distributed
+
+get_context("forkserver").set_forkserver_preload(["pytest", *LIBRARIES])
+
+Test = Callable[..., None]
+GRACE = 1.0  # seconds that the others have to end a case, too, once a rank has failed
+
+
+def on_ranks(
+    *sizes: int, timeout: float = 60, group_timeout: float = 60, lost: int | None = None
+) -> Callable[[Test], Test]:
+    """Runs a test on every rank of a group of each of these sizes.
+
+    Args:
+        sizes: how many ranks.
+        timeout: of the test, in seconds.
+        group_timeout: of the process group, in seconds.
+        lost: a rank that the test kills or keeps from the others, which may then not wait for each other.
+    """
+
+    def decorate(test: Test) -> Test:
+        @wraps(test)
+        def run(pools: Pools, ranks: int, **arguments: Any) -> None:
+            if lost is None:
+                pools.run(test, ranks, timeout, **arguments)
+            else:
+                with Pool(ranks, group_timeout) as pool:
+                    pool.run(test, arguments, timeout, lost)
+
+        own = [Parameter(name, Parameter.KEYWORD_ONLY) for name in ("pools", "ranks")]
+        given = [x.replace(kind=Parameter.KEYWORD_ONLY) for x in signature(test).parameters.values()]
+        run.__signature__ = signature(test).replace(parameters=[*own, *given])  # type: ignore[attr-defined]
+        return pytest.mark.parametrize("ranks", sizes, ids="{} ranks".format)(run)
+
+    return decorate
+
+
+class Pools:
+    """The ranks of a file: a pool of each size, which is started by the first test that needs it."""
+
+    def __init__(self) -> None:
+        self._pools: dict[int, Pool] = {}
+
+    def run(self, test: Test, ranks: int, timeout: float = 60, **arguments: Any) -> None:
+        """Calls a function of a file on so many ranks, which are started anew after one that fails."""
+        pool = self._pools.pop(ranks, None) or Pool(ranks)
+        try:
+            pool.run(test, arguments, timeout)
+        except BaseException:
+            pool.kill()
+            raise
+        self._pools[ranks] = pool
+
+    def kill(self) -> None:
+        for pool in self._pools.values():
+            pool.kill()
+
+
+class Pool:
+    """Processes of one group, which wait for functions to call."""
+
+    def __init__(self, ranks: int, group_timeout: float = 60) -> None:
+        context, self._folder = get_context("forkserver"), tempfile.TemporaryDirectory()
+        ends = [context.Pipe() for _ in range(ranks)]
+        self._connections = [own for own, _ in ends]
+        self._processes = [
+            context.Process(target=_serve, args=(theirs, rank, ranks, self._folder.name, group_timeout))
+            for rank, (_, theirs) in enumerate(ends)
+        ]
+        for process, (_, theirs) in zip(self._processes, ends, strict=True):
+            process.start()
+            theirs.close()  # so that the other end reads of the process's death
+
+    def run(self, test: Test, arguments: Mapping[str, Any], timeout: float, lost: int | None = None) -> None:
+        """Calls a function on all ranks.
+
+        Raises:
+            pytest.fail.Exception: with the traceback of each rank that raised, and where the others were.
+        """
+        file = test.__module__, sys.modules[test.__module__].__file__
+        for connection in self._connections:
+            connection.send((file, test.__name__, ForkingPickler.dumps(arguments).tobytes(), lost is None))
+        pending = {own: rank for rank, own in enumerate(self._connections) if rank != lost}
+        failures: dict[str, list[int]] = {}
+        end = time.monotonic() + timeout
+        while pending and (ready := wait(list(pending), max(end - time.monotonic(), 0))):
+            for connection in ready:
+                rank = pending.pop(connection)
+                if answer := self._answer(rank):
+                    failures.setdefault(answer, []).append(rank)
+                    end = min(end, time.monotonic() + GRACE)
+        for rank in pending.values():
+            failures.setdefault(self._place(rank), []).append(rank)
+        if lost is not None and self._processes[lost].is_alive() and self._connections[lost].poll():
+            failures.setdefault(self._answer(lost) or "ended, and was to be lost", []).append(lost)
+        if failures:
+            told = [f"Rank {' and '.join(map(str, x))} of {len(self._processes)} {y}" for y, x in failures.items()]
+            pytest.fail("\n".join(told), pytrace=False)
+
+    def _answer(self, rank: int) -> str | None:
+        """What went wrong on a rank."""
+        try:
+            answer: str | None = self._connections[rank].recv()
+        except (EOFError, ConnectionError):
+            self._processes[rank].join(5)
+            return f"died, with exit code {self._processes[rank].exitcode}"
+        return answer
+
+    def _place(self, rank: int) -> str:
+        """Where a rank is."""
+        self._processes[rank].join(0)
+        os.kill(self._processes[rank].pid or 0, signal.SIGUSR1)
+        time.sleep(0.1)
+        return "had not ended, and was here:\n" + Path(self._folder.name, f"{rank}.stack").read_text()
+
+    def kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+        self._folder.cleanup()
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+
+def _serve(calls: Connection, rank: int, ranks: int, folder: str, group_timeout: float) -> None:
+    """Calls what comes, until there is nobody who would send it."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    # A memory looks once through what the collector knows: not through what all libraries hold.
+    gc.freeze()
+    with Path(folder, f"{rank}.stack").open("w") as stack:
+        faulthandler.register(signal.SIGUSR1, stack)
+        distributed.init_process_group(
+            "gloo",
+            init_method=Path(folder, "rendezvous").as_uri(),
+            rank=rank,
+            world_size=ranks,
+            timeout=timedelta(seconds=group_timeout),
+        )
+        while True:
+            try:
+                call = calls.recv()
+            except EOFError:
+                # Threads of a gloo group can outlive it: the interpreter's end was seen to abort.
+                os._exit(0)
+            calls.send(_call(*call))
+
+
+def _call(file: tuple[str, str], name: str, arguments: bytes, waits_at_end: bool) -> str | None:
+    try:
+        function = getattr(_module(*file), name)
+        function = getattr(function, "__wrapped__", function)
+        given = ForkingPickler.loads(arguments)
+        torch.manual_seed(0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            function(**given)
+            if waits_at_end:
+                distributed.barrier()  # what one has sent and nobody received is not taken for the next test's
+    except BaseException as error:
+        frames = error.__traceback__.tb_next if error.__traceback__ else None
+        return "raised:\n" + "".join(traceback.format_exception(type(error), error, frames))
+    return None
+
+
+def _module(name: str, path: str) -> ModuleType:
+    """Imports a file of tests as pytest does, by its name there and with assertions that show their values."""
+    if name not in sys.modules:
+        spec = spec_from_file_location(name, path)
+        assert spec is not None
+        module = sys.modules[name] = module_from_spec(spec)
+        source = Path(path).read_bytes()
+        tree = ast.parse(source)
+        rewrite_asserts(tree, source, path)
+        exec(compile(tree, path, "exec", dont_inherit=True), module.__dict__)
+    return sys.modules[name]
