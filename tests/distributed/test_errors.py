@@ -33,7 +33,9 @@ from pml_xbn.memory._rows import Rows
 D, M = 4, 40
 FLOAT, DOUBLE = torch.float32, torch.float64
 Call = Callable[[Any], object]
-Errors = dict[str, tuple[str, Call]]  # by a name: what is raised, and a call that raises it on one of two ranks
+Errors = dict[
+    str, tuple[str, Call]
+]  # by a name: what is raised, and a call that raises it on one of two ranks
 
 
 class Troubled(nn.Module):
@@ -191,9 +193,7 @@ def errors_of_parts(rank: int, *names: str) -> Errors:
 
         return call
 
-    return {
-        f"{name} on rank {on}": ("disk on fire", troubled(name, on)) for name in names for on in (0, 1)
-    }
+    return {f"{name} on rank {on}": ("disk on fire", troubled(name, on)) for name in names for on in (0, 1)}
 
 
 def errors_of_batch_loss(rank: int) -> Errors:
@@ -246,9 +246,7 @@ FALLIBLE: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Errors]]] = {
     ),
     "all anchors": (  # as the classes are nobody's
         lambda: memory(Loss(), Miner(), **GATHERED),
-        lambda rank: (
-            errors_of_memory(rank) | errors_of_copies(rank) | errors_of_parts(rank, "loss", "miner")
-        ),
+        lambda rank: errors_of_memory(rank) | errors_of_copies(rank) | errors_of_parts(rank, "loss", "miner"),
     ),
     "batch loss": (
         lambda: BatchLoss(Loss(), Miner(), **GATHERED),

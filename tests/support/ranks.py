@@ -1,7 +1,7 @@
 """Tests that are called on every rank of a gloo group, each rank a process, on the CPU.
 
-``@on_ranks(2)`` above a test of a file runs it on two ranks, and ``@on_ranks(2, 3)`` on two and then on three.
-Its parameters and fixtures are those of any test, if they can be pickled; the ranks import the file itself.
+``@on_ranks(2)`` above a test runs it on two ranks, and ``@on_ranks(2, 3)`` once on two and once on three. Its
+parameters and fixtures are those of any test, if they can be pickled; the ranks import the test's file.
 """
 
 from __future__ import annotations
@@ -128,7 +128,9 @@ class Pool:
         if lost is not None and self._processes[lost].is_alive() and self._connections[lost].poll():
             failures.setdefault(self._answer(lost) or "ended, and was to be lost", []).append(lost)
         if failures:
-            told = [f"Rank {' and '.join(map(str, x))} of {len(self._processes)} {y}" for y, x in failures.items()]
+            told = [
+                f"Rank {' and '.join(map(str, x))} of {len(self._processes)} {y}" for y, x in failures.items()
+            ]
             pytest.fail("\n".join(told), pytrace=False)
 
     def _answer(self, rank: int) -> str | None:
@@ -195,7 +197,7 @@ def _call(file: tuple[str, str], name: str, arguments: bytes, waits_at_end: bool
             warnings.simplefilter("error")
             function(**given)
             if waits_at_end:
-                distributed.barrier()  # what one has sent and nobody received is not taken for the next test's
+                distributed.barrier()  # the next test receives nothing that this one has sent
     except BaseException as error:
         frames = error.__traceback__.tb_next if error.__traceback__ else None
         return "raised:\n" + "".join(traceback.format_exception(type(error), error, frames))
@@ -203,7 +205,7 @@ def _call(file: tuple[str, str], name: str, arguments: bytes, waits_at_end: bool
 
 
 def _module(name: str, path: str) -> ModuleType:
-    """Imports a file of tests as pytest does, by its name there and with assertions that show their values."""
+    """Imports a file as pytest does: by the name that it has there, with assertions that show values."""
     if name not in sys.modules:
         spec = spec_from_file_location(name, path)
         assert spec is not None
