@@ -37,11 +37,12 @@ from torch import distributed
 get_context("forkserver").set_forkserver_preload(["pytest", *LIBRARIES])
 
 Test = Callable[..., None]
-GRACE = 1.0  # seconds that the others have to end a case, too, once a rank has failed
+START = 300.0  # seconds that ranks may take to start, on a busy machine
+GRACE = 1.0  # seconds that the others have to end a test, too, once a rank has failed
 
 
 def on_ranks(
-    *sizes: int, timeout: float = 60, group_timeout: float = 60, lost: int | None = None
+    *sizes: int, timeout: float = 120, group_timeout: float = 60, lost: int | None = None
 ) -> Callable[[Test], Test]:
     """Runs a test on every rank of a group of each of these sizes.
 
@@ -75,7 +76,7 @@ class Pools:
     def __init__(self) -> None:
         self._pools: dict[int, Pool] = {}
 
-    def run(self, test: Test, ranks: int, timeout: float = 60, **arguments: Any) -> None:
+    def run(self, test: Test, ranks: int, timeout: float = 120, **arguments: Any) -> None:
         """Calls a function of a file on so many ranks, which are started anew after one that fails."""
         pool = self._pools.pop(ranks, None) or Pool(ranks)
         try:
@@ -104,6 +105,10 @@ class Pool:
         for process, (_, theirs) in zip(self._processes, ends, strict=True):
             process.start()
             theirs.close()  # so that the other end reads of the process's death
+        for rank, connection in enumerate(self._connections):
+            if not connection.poll(START) or self._answer(rank):
+                self.kill()
+                raise RuntimeError(f"rank {rank} of {ranks} did not join its group")
 
     def run(self, test: Test, arguments: Mapping[str, Any], timeout: float, lost: int | None = None) -> None:
         """Calls a function on all ranks.
@@ -178,6 +183,7 @@ def _serve(calls: Connection, rank: int, ranks: int, folder: str, group_timeout:
             world_size=ranks,
             timeout=timedelta(seconds=group_timeout),
         )
+        calls.send(None)
         while True:
             try:
                 call = calls.recv()
