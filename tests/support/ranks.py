@@ -170,7 +170,8 @@ class Pool:
 
 def _serve(calls: Connection, rank: int, ranks: int, folder: str, group_timeout: float) -> None:
     """Calls what comes, until there is nobody who would send it."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    of_torchrun = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    os.environ |= {"GLOO_SOCKET_IFNAME": "lo", **{name: str(number) for name, number in of_torchrun.items()}}
     torch.set_num_threads(1)
     # A memory looks once through what the collector knows: not through what all libraries hold.
     gc.freeze()
