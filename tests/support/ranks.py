@@ -17,6 +17,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from functools import wraps
 from importlib.util import module_from_spec, spec_from_file_location
@@ -49,8 +50,9 @@ def on_ranks(
     Args:
         sizes: how many ranks.
         timeout: of the test, in seconds.
-        group_timeout: of the process group, in seconds.
-        lost: a rank that the test kills or keeps from the others, which may then not wait for each other.
+        group_timeout: of the process group, in seconds, if a rank is to be lost.
+        lost: a rank that the test kills or keeps from the others. Such a test has ranks of its own, which do
+            not wait for each other at its end.
     """
 
     def decorate(test: Test) -> Test:
@@ -149,8 +151,10 @@ class Pool:
 
     def _place(self, rank: int) -> str:
         """Where a rank is."""
-        self._processes[rank].join(0)
-        os.kill(self._processes[rank].pid or 0, signal.SIGUSR1)
+        pid = self._processes[rank].pid
+        assert pid is not None
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR1)  # at which it writes its stack
         time.sleep(0.1)
         return "had not ended, and was here:\n" + Path(self._folder.name, f"{rank}.stack").read_text()
 
