@@ -15,7 +15,9 @@ import pytest
 
 import pml_xbn
 
-ROOMS = [getattr(pml_xbn, name) for name in pml_xbn.__all__ if isinstance(getattr(pml_xbn, name), ModuleType)]
+SUBPACKAGES = [
+    getattr(pml_xbn, name) for name in pml_xbn.__all__ if isinstance(getattr(pml_xbn, name), ModuleType)
+]
 
 
 def documented_names(site: Path) -> set[str]:
@@ -37,18 +39,22 @@ def public_members(cls: type) -> Iterator[tuple[str, Any]]:
 def test_every_public_name_is_in_the_reference(site: Path) -> None:
     documented = documented_names(site)
     missing = []
-    for room in ROOMS:
-        for name in room.__all__:
-            path = f"{room.__name__}.{name}"
-            members = public_members(getattr(room, name)) if inspect.isclass(getattr(room, name)) else ()
+    for subpackage in SUBPACKAGES:
+        for name in subpackage.__all__:
+            path = f"{subpackage.__name__}.{name}"
+            members = (
+                public_members(getattr(subpackage, name))
+                if inspect.isclass(getattr(subpackage, name))
+                else ()
+            )
             missing += [p for p in (path, *(f"{path}.{m}" for m, _ in members)) if p not in documented]
     assert not missing
 
 
-def test_the_packages_own_names_are_those_of_its_rooms() -> None:
-    of_rooms = [getattr(room, name) for room in ROOMS for name in room.__all__]
+def test_the_packages_own_names_are_those_of_its_subpackages() -> None:
+    of_subpackages = [getattr(subpackage, name) for subpackage in SUBPACKAGES for name in subpackage.__all__]
     own = [getattr(pml_xbn, name) for name in pml_xbn.__all__]
-    assert all(isinstance(name, ModuleType) or any(name is other for other in of_rooms) for name in own)
+    assert all(isinstance(name, ModuleType) or any(name is other for other in of_subpackages) for name in own)
 
 
 def documented_parameters(cls: type) -> set[str]:

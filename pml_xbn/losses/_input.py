@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from .._tensor_checks import check_numbers, check_rows, plain
+from .._checks import check_numbers, check_rows, plain
 from .._tracing import can_read
 from ..distributed import _ranks as ranks
 from ..memory._batch import Batch, split
-from ..memory._callers import check_caller
 from ..memory._queue import Queue
 from ..memory._rows import read_dtype
 from ..pairwise._index_tensors import IndicesTuple
 from ..pairwise._supported import can_be_sharded, can_share, fused_loss_of, is_fused_miner
-from ._memory import Memory
+from ._callers import check_caller
 from ._settings import check_queue
+
+if TYPE_CHECKING:
+    from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory as Memory
 
 
 def check_input(

@@ -9,7 +9,7 @@ import torch
 from pytorch_metric_learning.reducers import DoNothingReducer
 from torch import Tensor, nn
 
-from .._number_checks import check_integer, check_non_negative, check_one_of
+from .._checks import check_integer, check_non_negative, check_one_of
 from ..memory._placement import check_update
 from ..memory._queue import Queue
 from ..pairwise._supported import check_supported

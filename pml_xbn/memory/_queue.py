@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .._arithmetic import at_least_float32, widest
-from .._tensor_checks import INTEGERS
+from .._checks import INTEGERS
 from .._tracing import can_read, is_tracing
 from ..adapters.affine import Affine
 from ._findings import Findings
@@ -37,6 +37,7 @@ class Contents(NamedTuple):
         int | Tensor
     )  # rows that took the place of their sample's old row, since the last wrap-around
     newest: Tensor | None = None  # indices of the rows stored last, (b,)
+    are_finite: bool = False  # whether the host knows that all rows and the batch are
     wraps_around: bool = False  # whether the queue has gone round once with this step
     is_alike: bool = False  # whether all ranks are known to hold the same
     stored_last: tuple[Tensor, Tensor] | None = None  # indices here and rows of the batch, as it came
@@ -69,6 +70,9 @@ class Queue(nn.Module):
     map: Tensor
     sums: Tensor
     numbers: Tensor
+    # Its attributes are no parts of a module, and a step sets many: torch.nn.Module would look at each.
+    __setattr__ = object.__setattr__
+
     kind = Rows
     is_in_transaction = False
     needs_standardizing = False  # at the end of the next step
@@ -248,7 +252,7 @@ class Queue(nn.Module):
         if contents is None or contents.rows.sums is None or is_tracing():
             return
         # Ranks that share rows decide alike, also those that hold none yet.
-        had_rows = int(self.numbers[1]) > 0 if can_read(self.numbers) else self._most_rows > 0
+        had_rows = (self.numbers.tolist()[1] if can_read(self.numbers) else self._most_rows) > 0
         rows, is_first = contents.rows, had_rows and not self.is_measured
         is_needed = is_first or self.needs_standardizing
         if can_read(self.numbers):
@@ -259,16 +263,16 @@ class Queue(nn.Module):
             if is_first and contents.stored_last is not None:
                 # It was stored in the coordinates of rows as they came, in which it may have lost digits.
                 indices, batch = contents.stored_last
-                rows = rows.written_(indices, rows.to_store(batch), self.undo)
+                rows = rows.written_(indices, rows.to_store(batch.detach()), self.undo)
             self._pending = contents._replace(rows=rows)
         self.needs_standardizing = False
 
     def restandardize_(self) -> None:
         """Stores rows anew, in place, if they have drifted in steps that were traced, which never do so."""
-        contents = self.contents
-        if not self.was_traced or self.is_in_transaction or is_tracing() or contents.rows.sums is None:
+        if not self.was_traced or self.is_in_transaction or is_tracing():
             return
-        if bool(contents.rows.have_drifted()):
+        contents = self.contents
+        if contents.rows.sums is not None and bool(contents.rows.have_drifted()):
             self.hold(contents._replace(rows=contents.rows.standardized_(contents.rows.stored)))
             self.commit_()
 
@@ -305,7 +309,7 @@ class Queue(nn.Module):
                 device = self.numbers.device
                 self.numbers.copy_(torch.stack([torch.as_tensor(x, device=device) for x in numbers]))
             else:
-                self.numbers.copy_(torch.tensor(numbers, device="cpu"))  # whatever the default device is
+                self.numbers.numpy()[:] = numbers
         self.is_measured, self._most_rows = rows.sums is not None, rows.num_rows_here
         self._newest, self._read, self._read_labels = contents.newest, None, None
         self.is_alike = contents.is_alike

@@ -25,21 +25,21 @@ from pml_xbn.pairwise._supported import SHARDED_LOSSES
 from pml_xbn.training import ClassBatches
 
 WAYS = ["gather_distributed", "shard_distributed"]
-KINDS = [("gather_distributed", getattr(losses, x)) for x in losses.CrossBatchMemory.supported_losses()]
-KINDS += [("shard_distributed", kind) for kind in SHARDED_LOSSES]
+LOSSES = [("gather_distributed", getattr(losses, x)) for x in losses.CrossBatchMemory.supported_losses()]
+LOSSES += [("shard_distributed", loss_class) for loss_class in SHARDED_LOSSES]
 
 
 @pytest.mark.parametrize(
-    ("way", "kind", "layout"),
-    [(*kind, layout) for kind, layout in share_of(itertools.product(KINDS, LAYOUTS), at_most=5)],
+    ("way", "loss_class", "layout"),
+    [(*loss, layout) for loss, layout in share_of(itertools.product(LOSSES, LAYOUTS), at_most=5)],
 )
 @on_ranks(4)
 def test_a_group_has_rows_loss_and_gradient_of_one_process(
-    way: str, kind: type[nn.Module], layout: str
+    way: str, loss_class: type[nn.Module], layout: str
 ) -> None:
     options: dict[str, Any] = {"memory_dtype": torch.float64, "measurement_noise": 20.0}
-    mine = AXBNWrapper(kind().double(), D, M, process_group=own_group(), **options, **{way: True})
-    alone = AXBNWrapper(kind().double(), D, M, **options)
+    mine = AXBNWrapper(loss_class().double(), D, M, process_group=own_group(), **options, **{way: True})
+    alone = AXBNWrapper(loss_class().double(), D, M, **options)
     found = list(train(mine, layout, [distributed.get_rank(own_group())]))
     assert_close(found, from_first_rank(lambda: list(train(alone, layout, [0, 1])), own_group()))
 
@@ -132,15 +132,15 @@ def test_where_a_rank_fails_its_group_raises_and_the_other_goes_on(way: str) -> 
     for _ in range(3):
         counted = FailsAt(-1)
         counted(towers, queries, queries + 1, labels)
-    num_places = -1 - counted.left
-    for place in (0, num_places // 2, num_places - 1):
+    num_calls = -1 - counted.left
+    for call in (0, num_calls // 2, num_calls - 1):
         before = str(towers.state_dict())
         if rank % 2 == 1:
             towers(queries, queries + 1, labels)
             assert str(towers.state_dict()) != before
             continue
         with pytest.raises((OSError, RuntimeError), match="disk on fire"):
-            FailsAt(place if rank == 2 else -1)(towers, queries, queries + 1, labels)
+            FailsAt(call if rank == 2 else -1)(towers, queries, queries + 1, labels)
         assert str(towers.state_dict()) == before
     one, other = of_all_ranks(towers(queries, queries + 1, labels).detach(), group)
     assert one == other > 0
@@ -148,23 +148,22 @@ def test_where_a_rank_fails_its_group_raises_and_the_other_goes_on(way: str) -> 
 
 @pytest.mark.parametrize("way", WAYS)
 @on_ranks(4)
-def test_a_step_in_join_raises_on_all_ranks_unless_the_block_ends_on_all_together(way: str) -> None:
+def test_in_join_even_inputs_train_as_without_it_and_uneven_ones_end_on_all_together(way: str) -> None:
     model = nn.parallel.DistributedDataParallel(nn.Linear(D, D).double())
     loss_fn = XBNWrapper(losses.SupConLoss(), D, M, memory_dtype=torch.float64, **{way: True})
+    twin = copy.deepcopy(loss_fn)
 
-    def steps(*numbers: int) -> None:
+    def steps(loss_fn: XBNWrapper, *numbers: int) -> None:
         for number in numbers:
             inputs, labels = batch_of(0, distributed.get_rank(), number, 4)
             loss_fn(model(inputs), labels).backward()
 
-    with pytest.raises(ValueError, match=r"within join\(\).* an empty batch"), model.join():
-        steps(0)
-    assert loss_fn.num_rows == 0
-    steps(1)  # which is in no block any more
+    steps(twin, 0, 1)
+    with model.join():
+        steps(loss_fn, 0, 1)
+    assert torch.equal(loss_fn.embedding_memory, twin.embedding_memory)
     with pytest.raises(RuntimeError, match="exhausted"), model.join(throw_on_early_termination=True):
-        steps(*range(2, 4 + distributed.get_rank()))
-    with model.join(enable=False):
-        steps(9)
+        steps(loss_fn, *range(2, 4 + distributed.get_rank()))
     assert loss_fn.num_calls == 4
 
 

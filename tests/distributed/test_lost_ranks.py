@@ -14,7 +14,7 @@ import pytest
 import torch
 from pytorch_metric_learning.losses import SupConLoss
 from ranks import on_ranks
-from torch import distributed
+from torch import distributed, nn
 
 from pml_xbn import XBNWrapper
 from pml_xbn.memory._rows import Rows
@@ -58,6 +58,29 @@ def test_a_lost_rank_ends_the_step_of_the_others(option: str, lose: Callable[[],
             loss_fn(*batch)
     else:
         check_raises(loss_fn, *batch)
+
+
+@pytest.mark.parametrize("option", ["gather_distributed", "shard_distributed"])
+@on_ranks(2, group_timeout=3)
+def test_a_rank_without_batches_in_join_ends_the_step_of_the_other(option: str) -> None:
+    """The first one runs out of batches; the error of the other names what to pass."""
+    rank = distributed.get_rank()
+    loss_fn: Any = XBNWrapper(SupConLoss(), 4, 32, **{option: True})
+    model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
+    states = []
+
+    def train() -> None:
+        for _ in range(3 + rank):
+            loss_fn(model(torch.randn(5, 4)), torch.arange(5) % 2).backward()
+            states.append(state_of(loss_fn))
+
+    begin = time.monotonic()
+    message = r"XBNWrapper.forward waited .*throw_on_early_termination=True" if rank == 1 else None
+    with pytest.raises(RuntimeError, match=message), model.join():
+        train()
+    assert time.monotonic() - begin < SECONDS
+    assert len(states) == 3
+    assert state_of(loss_fn) == states[-1]
 
 
 @pytest.mark.parametrize("option", ["gather_distributed", "shard_distributed"])

@@ -89,19 +89,19 @@ def assert_close(one: Any, other: Any) -> None:
     torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
 
 
-def built(kind: Any, miner: str, **options: Any) -> XBNWrapper:
-    return XBNWrapper(kind().double(), D, 17, MINERS[miner](), memory_dtype=torch.float64, **options)
+def built(loss_class: Any, miner: str, **options: Any) -> XBNWrapper:
+    return XBNWrapper(loss_class().double(), D, 17, MINERS[miner](), memory_dtype=torch.float64, **options)
 
 
 @pytest.mark.parametrize(
-    ("kind", "miner", "layout", "is_masked"),
+    ("loss_class", "miner", "layout", "is_masked"),
     share_of(itertools.product(SHARDED_LOSSES, MINERS, LAYOUTS, (False, True)), at_most=17),
 )
 @on_ranks(2, 3)
 def test_loss_and_gradient_are_those_of_one_process(
-    kind: type[nn.Module], miner: str, layout: str, is_masked: bool
+    loss_class: type[nn.Module], miner: str, layout: str, is_masked: bool
 ) -> None:
-    check_equal(partial(built, kind, miner), layout, 3, is_masked=is_masked, has_ids=False)
+    check_equal(partial(built, loss_class, miner), layout, 3, is_masked=is_masked, has_ids=False)
 
 
 # One row at a time, of which the first is kept; some rows, and some matrices; some rows, graphs and matrices.
@@ -113,19 +113,21 @@ BUDGETS = (
 
 
 @pytest.mark.parametrize(
-    ("kind", "miner", "number"),
+    ("loss_class", "miner", "number"),
     list(itertools.product(SHARDED_LOSSES, MINERS, range(len(BUDGETS))))[::7],  # prime to the others
 )
 @on_ranks(2, 3)
 def test_a_rank_may_go_through_its_rows_a_few_at_a_time(
-    kind: type[nn.Module], miner: str, number: int
+    loss_class: type[nn.Module], miner: str, number: int
 ) -> None:
     part_of_rows = _sharded_loss.PartOfRows
     with (
         patch.dict(_sharded_loss.BUDGETS, cpu=BUDGETS[number]),
         patch.object(_sharded_loss, "PartOfRows", wraps=part_of_rows) as parts,
     ):
-        check_equal(partial(built, kind, miner), list(LAYOUTS)[number], 4, is_masked=False, has_ids=False)
+        check_equal(
+            partial(built, loss_class, miner), list(LAYOUTS)[number], 4, is_masked=False, has_ids=False
+        )
     assert distributed.get_rank() > 0 or parts.call_count > 8  # in four steps
 
 
@@ -159,7 +161,7 @@ MEMORIES = [
 def test_rows_labels_and_samples_are_those_of_one_process(
     name: str, size: int, layout: str, has_ids: bool
 ) -> None:
-    """Through fill, wraps and turns; some batches exceed a shard."""
+    """Through filling and wrap-arounds; some batches exceed a shard."""
     loss = losses.SupConLoss(reducer=reducers.MeanReducer())
     build = partial(KINDS[name].memory, loss, D, size, memory_dtype=torch.float64)
     check_equal(build, layout, 10, is_masked=False, has_ids=has_ids)

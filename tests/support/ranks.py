@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import faulthandler
-import gc
 import os
 import signal
 import sys
@@ -43,22 +42,22 @@ GRACE = 1.0  # seconds that the others have to end a test, too, once a rank has 
 
 
 def on_ranks(
-    *sizes: int, timeout: float = 120, group_timeout: float = 60, lost: int | None = None
+    *sizes: int, timeout: float = 120, group_timeout: float | None = None, lost: int | None = None
 ) -> Callable[[Test], Test]:
     """Runs a test on every rank of a group of each of these sizes.
 
     Args:
         sizes: how many ranks.
         timeout: of the test, in seconds.
-        group_timeout: of the process group, in seconds, if a rank is to be lost.
-        lost: a rank that the test kills or keeps from the others. Such a test has ranks of its own, which do
-            not wait for each other at its end.
+        group_timeout: of the process group, in seconds, for a test that loses ranks: it has ranks of its own,
+            which do not wait for each other at its end.
+        lost: a rank that such a test kills or keeps from the others.
     """
 
     def decorate(test: Test) -> Test:
         @wraps(test)
         def run(pools: Pools, ranks: int, **arguments: Any) -> None:
-            if lost is None:
+            if group_timeout is None:
                 pools.run(test, ranks, timeout, **arguments)
             else:
                 with Pool(ranks, group_timeout) as pool:
@@ -96,12 +95,15 @@ class Pools:
 class Pool:
     """Processes of one group, which wait for functions to call."""
 
-    def __init__(self, ranks: int, group_timeout: float = 60) -> None:
+    def __init__(self, ranks: int, group_timeout: float | None = None) -> None:
+        self._stay_together = group_timeout is None
         context, self._folder = get_context("forkserver"), tempfile.TemporaryDirectory()
         ends = [context.Pipe() for _ in range(ranks)]
         self._connections = [own for own, _ in ends]
         self._processes = [
-            context.Process(target=_serve, args=(theirs, rank, ranks, self._folder.name, group_timeout))
+            context.Process(
+                target=_serve, args=(theirs, rank, ranks, self._folder.name, group_timeout or 60.0)
+            )
             for rank, (_, theirs) in enumerate(ends)
         ]
         for process, (_, theirs) in zip(self._processes, ends, strict=True):
@@ -120,7 +122,8 @@ class Pool:
         """
         file = test.__module__, sys.modules[test.__module__].__file__
         for connection in self._connections:
-            connection.send((file, test.__name__, ForkingPickler.dumps(arguments).tobytes(), lost is None))
+            given = ForkingPickler.dumps(arguments).tobytes()
+            connection.send((file, test.__name__, given, self._stay_together))
         pending = {own: rank for rank, own in enumerate(self._connections) if rank != lost}
         failures: dict[str, list[int]] = {}
         end = time.monotonic() + timeout
@@ -132,8 +135,10 @@ class Pool:
                     end = min(end, time.monotonic() + GRACE)
         for rank in pending.values():
             failures.setdefault(self._place(rank), []).append(rank)
-        if lost is not None and self._processes[lost].is_alive() and self._connections[lost].poll():
-            failures.setdefault(self._answer(lost) or "ended, and was to be lost", []).append(lost)
+        if lost is not None and self._connections[lost].poll():
+            answer = self._answer(lost) or "ended, and was to be lost"
+            if not answer.startswith("died"):
+                failures.setdefault(answer, []).append(lost)
         if failures:
             told = [
                 f"Rank {' and '.join(map(str, x))} of {len(self._processes)} {y}" for y, x in failures.items()
@@ -177,8 +182,6 @@ def _serve(calls: Connection, rank: int, ranks: int, folder: str, group_timeout:
     of_torchrun = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo", **{name: str(number) for name, number in of_torchrun.items()}}
     torch.set_num_threads(1)
-    # A memory looks once through what the collector knows: not through what all libraries hold.
-    gc.freeze()
     with Path(folder, f"{rank}.stack").open("w") as stack:
         faulthandler.register(signal.SIGUSR1, stack)
         distributed.init_process_group(
@@ -198,7 +201,7 @@ def _serve(calls: Connection, rank: int, ranks: int, folder: str, group_timeout:
             calls.send(_call(*call))
 
 
-def _call(file: tuple[str, str], name: str, arguments: bytes, waits_at_end: bool) -> str | None:
+def _call(file: tuple[str, str], name: str, arguments: bytes, stay_together: bool) -> str | None:
     try:
         function = getattr(_module(*file), name)
         function = getattr(function, "__wrapped__", function)
@@ -207,7 +210,7 @@ def _call(file: tuple[str, str], name: str, arguments: bytes, waits_at_end: bool
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             function(**given)
-            if waits_at_end:
+            if stay_together:
                 distributed.barrier()  # the next test receives nothing that this one has sent
     except BaseException as error:
         frames = error.__traceback__.tb_next if error.__traceback__ else None
