@@ -13,10 +13,14 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from ranks import Pools
 
 # The variables that PML's own tests read.
 TEST_DEVICE = torch.device(os.environ.get("TEST_DEVICE", "cpu"))
@@ -80,3 +84,13 @@ def deterministic(device: torch.device) -> Iterator[None]:
 @pytest.fixture(params=TEST_DTYPES, ids=str)
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[Pools]:
+    """The ranks of a file, for tests under ``@on_ranks``."""
+    from ranks import Pools
+
+    pools = Pools()
+    yield pools
+    pools.kill()

@@ -1,4 +1,7 @@
-"""Runs in several processes that are told to stop."""
+"""Runs in several processes that are told to stop.
+
+python test_processes.py FOLDER makes three calls in two processes, of which one ends at once and two do not.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.engine.processes import in_processes
+
 ROOT = Path(__file__).parents[2]
-WORKER = ROOT / "tests" / "support" / "processes_worker.py"
 
 
 def wait_until(holds: Callable[[], bool], seconds: float = 60) -> None:
@@ -32,7 +36,7 @@ def is_alive(pid: int) -> bool:
 def test_sigterm_ends_the_workers_and_keeps_what_they_finished(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     parent = subprocess.Popen(
-        [sys.executable, str(WORKER), str(tmp_path)], env=environment, stderr=subprocess.PIPE, text=True
+        [sys.executable, __file__, str(tmp_path)], env=environment, stderr=subprocess.PIPE, text=True
     )
     try:
         wait_until(lambda: (tmp_path / "kept-0").exists() and len(list(tmp_path.glob("pid-*"))) == 2)
@@ -45,3 +49,15 @@ def test_sigterm_ends_the_workers_and_keeps_what_they_finished(tmp_path: Path) -
     pids = [int(path.name.removeprefix("pid-")) for path in tmp_path.glob("pid-*")]
     wait_until(lambda: not any(map(is_alive, pids)), 10)
     assert [path.name for path in tmp_path.glob("kept-*")] == ["kept-0"]
+
+
+def call(folder: Path, seconds: float) -> float:
+    (folder / f"pid-{os.getpid()}").touch()
+    time.sleep(seconds)
+    return seconds
+
+
+if __name__ == "__main__":
+    to = Path(sys.argv[1])
+    for (_, seconds), _ in in_processes(2, call, [(to, 0.0), (to, 300.0), (to, 301.0)], "calls"):
+        (to / f"kept-{seconds:g}").touch()

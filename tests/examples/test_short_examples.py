@@ -1,19 +1,29 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
+import os
 import re
 import runpy
+import shutil
+import signal
 import sys
+import warnings
+from contextlib import redirect_stdout
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
-from forked import run_ranks, run_script
-from on_ranks import has_fully_shard
+from at_step import at_step
+from forked import run_script
+from ranks import on_ranks
 from script_on_few_glyphs import FewGlyphs
 from tiny_han_fonts import write_packages
+from torch import distributed
 from training_script import assert_equal, has_timm
 
 import pml_xbn.datasets
@@ -169,40 +179,77 @@ def test_an_adapter_of_ones_own_is_checked_and_trained_with(
     assert adapter.end_lineno - adapter.lineno + 1 < 10
 
 
-@pytest.fixture(scope="module")
-def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """What examples on two ranks write and print."""
-    if not has_timm():
-        pytest.skip("timm cannot be imported")
-    folder = tmp_path_factory.mktemp("ranks")
-    finished = run_ranks(SUPPORT / "examples_on_ranks.py", str(EXAMPLES), str(folder))
-    assert finished.returncode == 0, finished.stderr
-    return folder, finished.stdout
+# -- ranks -------------------------------------------------------------------------------------------------
+
+BATCH_SIZE = 32  # of train_sop
 
 
-def test_two_processes_hold_equal_memories(on_ranks: tuple[Path, str]) -> None:
-    assert on_ranks[1].count("equal memories") == 2
+def run_on_rank(name: str, *arguments: str) -> str:
+    """Runs a script as one of the ranks, which stay together afterwards, and returns what it prints."""
+    with (
+        patch.object(sys, "argv", [f"{name}.py", *arguments]),
+        patch.object(pml_xbn.datasets, "Glyphs", FewGlyphs),
+        patch.object(distributed, "init_process_group"),
+        patch.object(distributed, "destroy_process_group"),
+        warnings.catch_warnings(),
+        redirect_stdout(io.StringIO()) as printed,
+    ):
+        warnings.simplefilter("default")
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    return printed.getvalue()
 
 
-def test_a_memory_is_spread_over_two_processes(on_ranks: tuple[Path, str]) -> None:
-    folder, printed = on_ranks
-    assert printed.count("100 rows, room for 50 of them here") == 2
-    assert (folder / "sharded" / ".metadata").exists()
+@on_ranks(2)
+def test_two_processes_hold_equal_memories() -> None:
+    printed = run_on_rank("distributed", "--epochs", "2", "--steps", "5")
+    assert printed.count("equal memories") == (2 if distributed.get_rank() == 0 else 0)
 
 
-@pytest.mark.skipif(not has_fully_shard(), reason="fully_shard is public since torch 2.6")
-def test_a_memory_is_spread_over_a_dimension_of_a_mesh(tmp_path: Path) -> None:
-    finished = run_ranks(SUPPORT / "fully_sharded_on_ranks.py", str(EXAMPLES), str(tmp_path), ranks=4)
-    assert finished.returncode == 0, finished.stderr
-    # Two steps of two batches of 8, on every rank; then one more of four.
-    assert finished.stdout.count("32 rows, room for 50 of them here") == 4
-    assert finished.stdout.count("64 rows, room for 25 of them here") == 4
+@on_ranks(2)
+def test_a_memory_is_spread_over_two_processes(tmp_path: Path) -> None:
+    printed = run_on_rank("sharded", "--steps", "4", "--memory-size", "100", "--folder", str(tmp_path))
+    assert printed.count("100 rows, room for 50 of them here") == 1
+    assert (tmp_path / ".metadata").exists()
 
 
-def test_a_run_that_is_killed_and_resumed_ends_as_a_whole_one(on_ranks: tuple[Path, str]) -> None:
-    folder, _ = on_ranks
-    whole, terminated, resumed = (state_of(folder / name) for name in ("whole", "terminated", "stopped"))
+@pytest.mark.skipif(
+    find_spec("torch.distributed.fsdp._fully_shard") is None, reason="fully_shard is public since torch 2.6"
+)
+@on_ranks(4)
+def test_a_memory_is_spread_over_a_dimension_of_a_mesh_and_resumed_over_another(tmp_path: Path) -> None:
+    arguments = ["--batch-size", "8", "--memory-size", "100", "--folder", str(tmp_path)]
+    # Two steps of two batches of 8; then one more of four.
+    printed = run_on_rank("fully_sharded", "--steps", "2", *arguments)
+    assert printed.count("32 rows, room for 50 of them here") == 1
+    printed = run_on_rank("fully_sharded", "--steps", "1", "--tensor-parallel", "1", "--resume", *arguments)
+    assert printed.count("64 rows, room for 25 of them here") == 1
+
+
+@pytest.mark.skipif(not has_timm(), reason="timm cannot be imported")
+@on_ranks(2, timeout=300)
+def test_a_run_that_is_killed_and_resumed_ends_as_a_whole_one(tmp_path: Path) -> None:
+    def train_sop(output: str) -> None:
+        arguments = ["--dataset", "glyphs", "--epochs", "2", "--batch-size", str(BATCH_SIZE)]
+        run_on_rank("train_sop", *arguments, "--workers", "1", "--resume", "--output", str(tmp_path / output))
+
+    def keep(source: str, destination: str) -> None:
+        if distributed.get_rank() == 0:
+            shutil.copytree(tmp_path / source, tmp_path / destination)
+
+    def end_second_rank() -> None:
+        if distributed.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    # What a kill in the second epoch leaves; from there one rank is told to end, and all go on to the end.
+    with at_step(len(FewGlyphs("train")) // BATCH_SIZE + 2, keep, "whole", "stopped"):
+        train_sop("whole")
+    with at_step(2, end_second_rank):
+        train_sop("stopped")
+    keep("stopped", "terminated")
+    train_sop("stopped")
+    distributed.barrier()
+    whole, terminated, resumed = (state_of(tmp_path / name) for name in ("whole", "terminated", "stopped"))
     assert (whole["epoch"], whole["done"] > 3) == (1, True)
-    assert list((folder / "whole").glob("events.*"))
+    assert list((tmp_path / "whole").glob("events.*"))
     assert (terminated["epoch"], terminated["done"]) == (1, 2)
     assert_equal(resumed, whole)

@@ -16,7 +16,7 @@ for framework in ("accelerate", "lightning", "record_keeper", "sentence_transfor
     pytest.importorskip(framework)
 
 SUPPORT = Path(__file__).parents[1] / "support"
-WORKER = SUPPORT / "framework_worker.py"
+RECORDED_RUN = SUPPORT / "recorded_run.py"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 TIMEOUT = 300.0
@@ -56,7 +56,9 @@ class Stopped(NamedTuple):
 def run(name: str, folder: Path, *arguments: str, **environment: str) -> int:
     """The exit code of an example in a process of its own, which writes its end into ``folder``."""
     script = str(EXAMPLES / f"{name}.py")
-    ended = run_script(WORKER, str(folder), script, *arguments, timeout=TIMEOUT, **OFFLINE, **environment)
+    ended = run_script(
+        RECORDED_RUN, str(folder), script, *arguments, timeout=TIMEOUT, **OFFLINE, **environment
+    )
     assert ended.returncode <= 0, ended.stderr
     return ended.returncode
 
@@ -100,7 +102,7 @@ def test_two_processes_hold_equal_memories(
     arguments = ["--epochs", "1", "--output", str(tmp_path / "output")]
     arguments += ["--devices", "2"] if name == "lightning_module" else []
     script = str(EXAMPLES / f"{name}.py")
-    finished = run_ranks(WORKER, str(tmp_path), script, *arguments, timeout=TIMEOUT)
+    finished = run_ranks(RECORDED_RUN, str(tmp_path), script, *arguments, timeout=TIMEOUT)
     assert finished.returncode == 0, finished.stderr
     ranks = [end_of(tmp_path, rank) for rank in (0, 1)]
     for part in ("weights", "memory"):

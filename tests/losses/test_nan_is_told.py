@@ -6,16 +6,17 @@ and class of the row. Ours follows one rule.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
-import nan_worker
 import pytest
 import torch
-from on_ranks import on_ranks
+from across_ranks import of_all_ranks
 from pytorch_metric_learning import distances, losses, miners, reducers
 from pytorch_metric_learning.losses import CrossBatchMemory
-from torch import Tensor
+from ranks import on_ranks
+from torch import Tensor, distributed, nn
 
 from pml_xbn import TwoTowerMemory, XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory
@@ -262,5 +263,56 @@ def test_a_result_that_is_no_tensor_is_the_reducers() -> None:
     assert memory(*spoilt("all", torch.nan))["loss"]["losses"].isnan().all()
 
 
-def test_on_ranks() -> None:
-    on_ranks(nan_worker.check)
+# -- ranks -------------------------------------------------------------------------------------------------
+
+LOSSES_ON_RANKS = losses.ContrastiveLoss, losses.SupConLoss, losses.CircleLoss, losses.NTXentLoss
+MINERS_ON_RANKS = "none", "multi-similarity", "distance weighted"
+# Whether rows are on all ranks or spread, what a memory does with NaN, and its other options.
+OPTIONS_ON_RANKS: list[dict[str, Any]] = [
+    {way: True, "nonfinite": nonfinite, **more}
+    for way in ("gather_distributed", "shard_distributed")
+    for nonfinite in ("skip", "ignore")
+    for more in ({}, {"batch_loss_weight": 0.5}, {"warmup": 9})
+]
+CASES_ON_RANKS = [
+    pytest.param(
+        loss, miner, options, id=f"{loss.__name__}, {miner}, {', '.join(map(str, options.values()))}"
+    )
+    for loss, miner, options in list(itertools.product(LOSSES_ON_RANKS, MINERS_ON_RANKS, OPTIONS_ON_RANKS))[
+        ::11
+    ]
+    if not ("shard_distributed" in options and miner == "distance weighted")
+]
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+@pytest.mark.parametrize(("loss", "miner", "options"), CASES_ON_RANKS)
+@on_ranks(2)
+def test_all_ranks_are_told_of_what_one_has_in_its_batch_or_all_have_stored(
+    loss: type[nn.Module], miner: str, options: dict[str, Any], is_masked: bool
+) -> None:
+    memory = XBNWrapper(loss(), 4, 30, MINERS[miner](), **options)
+
+    def step(number: int, is_bad: bool = False) -> tuple[Tensor, Tensor]:
+        """The loss, and the embeddings with their gradient."""
+        generator = torch.Generator().manual_seed(100 * number + distributed.get_rank())
+        embeddings = torch.randn(6, 4, generator=generator)
+        if is_bad and distributed.get_rank() == 1:
+            embeddings[3, 1] = torch.nan  # which is stored where there is a mask
+        mask = torch.arange(6) % 2 == 1 if is_masked else None
+        value = memory(embeddings.requires_grad_(), torch.arange(6) % 3, None, mask)
+        value.backward()
+        return value, embeddings
+
+    def assert_told(value: Tensor, embeddings: Tensor) -> None:
+        assert value.isnan()
+        assert any(of_all_ranks(bool(embeddings.grad.isnan().any())))
+
+    assert step(0)[0].isfinite()
+    assert_told(*step(1, is_bad=True))
+    if "warmup" in options:
+        return
+    if options["nonfinite"] == "ignore":
+        assert_told(*step(2))
+    else:
+        assert step(2)[0].isfinite()

@@ -10,18 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import two_tower_worker
+from across_ranks import from_first_rank, mean_of_ranks
 from every_memory import EVERY, M, are_equal, state
 from kinds import KINDS
-from on_ranks import on_ranks
 from pytorch_metric_learning.losses import ContrastiveLoss, CrossBatchMemory, NTXentLoss, SupConLoss
 from pytorch_metric_learning.miners import PairMarginMiner
+from pytorch_metric_learning.reducers import MeanReducer
 from pytorch_metric_learning.utils import common_functions as c_f
-from torch import Tensor, nn
+from ranks import on_ranks
+from torch import Tensor, distributed, nn
 from torch.nn.functional import normalize
 from troubled import TroubledHook, TroubledLoss
 
-from pml_xbn import TwoTowerMemory, XBNWrapper
+from pml_xbn import AXBNWrapper, TwoTowerMemory, XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 
 D, BATCH_SIZE, TEMPERATURE = 4, 5, 0.2
@@ -353,5 +354,47 @@ def test_memories_that_do_not_fit_are_refused() -> None:
 # -- ranks -------------------------------------------------------------------------------------------------
 
 
-def test_two_ranks_are_one_process() -> None:
-    on_ranks(two_tower_worker.check)
+SIZES, STEPS = [3, 4], 6  # of the ranks' batches
+
+
+def train(is_one_sided: bool, weight: float, way: str | None) -> tuple[list[Any], list[Tensor]]:
+    """Trains as one rank, or as one process with the batches of all, if there is no way to share them.
+
+    Returns:
+        losses and mean gradients of all steps, and the rows of all steps and memories.
+    """
+    names = ("document_memory", "query_memory")[: 1 if is_one_sided else 2]
+    options = {"batch_loss_weight": weight, "memory_dtype": torch.float64, "measurement_noise": 9.0}
+    options |= {} if way is None else {way: True}
+    loss_fn = TwoTowerMemory(
+        **{n: AXBNWrapper(SupConLoss(reducer=MeanReducer()), D, 17, **options) for n in names}
+    )
+    torch.manual_seed(0)
+    towers = nn.ModuleList([nn.Linear(D, D).double(), nn.Linear(D, D).double()])
+    values, rows = [], []
+    for number in range(STEPS):
+        generator = torch.Generator().manual_seed(number)
+        inputs = torch.randn(2, sum(SIZES), D, generator=generator, dtype=torch.float64) + number
+        labels = torch.randint(9, (sum(SIZES),), generator=generator)
+        batch = *inputs, labels
+        if way is not None:
+            batch = tuple(x.split(SIZES)[distributed.get_rank()] for x in batch)
+        queries, documents, labels = batch
+        towers.zero_grad()
+        loss = loss_fn(towers[0](queries), towers[1](documents), labels)
+        loss.backward()
+        gradients = [p.grad.clone() for p in towers.parameters() if p.grad is not None]
+        values.append([loss.detach(), *(gradients if way is None else map(mean_of_ranks, gradients))])
+        rows += [memory.embedding_memory.clone() for memory in loss_fn.children()]
+    return values, rows
+
+
+@pytest.mark.parametrize("way", ["gather_distributed", "shard_distributed"])
+@pytest.mark.parametrize(("is_one_sided", "weight"), [(False, 0.0), (False, 1.0), (True, 1.0)])
+@on_ranks(2)
+def test_two_ranks_are_one_process(is_one_sided: bool, weight: float, way: str) -> None:
+    found, rows = train(is_one_sided, weight, way)
+    expected, expected_rows = from_first_rank(lambda: train(is_one_sided, weight, None))
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
+    if way == "gather_distributed":
+        torch.testing.assert_close(rows, expected_rows, rtol=1e-8, atol=1e-9)

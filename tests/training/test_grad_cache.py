@@ -4,20 +4,21 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import grad_cache_worker
 import pytest
 import torch
-from grad_cache_worker import BATCHES, LABELS, plain_network, train
-from on_ranks import on_ranks
 from pytorch_metric_learning.losses import MultiSimilarityLoss, SupConLoss, TripletMarginLoss
 from pytorch_metric_learning.miners import BatchEasyHardMiner, MultiSimilarityMiner
-from torch import Tensor, nn
+from ranks import on_ranks
+from torch import Tensor, distributed, nn
 
 from pml_xbn import PerClassXBN, XBNWrapper
 from pml_xbn.heads import MomentumBatchNorm
 from pml_xbn.losses import BatchLoss
 from pml_xbn.training import GradCache, freeze_batch_norm
 
+_GENERATOR = torch.Generator().manual_seed(0)
+BATCHES = torch.randn(3, 16, 5, dtype=torch.float64, generator=_GENERATOR)
+LABELS = torch.randint(4, (3, 16), generator=_GENERATOR)
 LOSSES: dict[str, Callable[[], nn.Module]] = {
     "no memory": lambda: BatchLoss(SupConLoss(temperature=0.1)),
     "no memory, miner": lambda: BatchLoss(TripletMarginLoss(), BatchEasyHardMiner()),
@@ -31,6 +32,24 @@ LOSSES: dict[str, Callable[[], nn.Module]] = {
         memory_dtype=torch.float64,
     ),
 }
+
+
+def plain_network() -> Any:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 3)).double()
+
+
+def train(model: nn.Module, loss_fn: nn.Module, own: slice = slice(None)) -> list[Tensor]:
+    """Takes three steps with a part of every batch, and returns the losses."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for images, labels in zip(BATCHES, LABELS, strict=True):
+        loss = loss_fn(model(images[own]), labels[own])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses
 
 
 class KeepsGraph(nn.Module):
@@ -162,5 +181,16 @@ def test_inputs_that_are_no_batch_are_refused() -> None:
         GradCache(plain_network(), 0)
 
 
+@on_ranks(2)
 def test_ranks_with_parts_train_as_one_process_with_whole_batches() -> None:
-    on_ranks(grad_cache_worker.check)
+    def memory(is_shared: bool) -> XBNWrapper:
+        loss = SupConLoss(temperature=0.1)
+        return XBNWrapper(loss, 3, 40, memory_dtype=torch.float64, gather_distributed=is_shared)
+
+    whole, cached = plain_network(), GradCache(plain_network(), 3)
+    own = slice(0, 7) if distributed.get_rank() == 0 else slice(7, 16)
+    losses = train(whole, memory(is_shared=False))
+    found = train(nn.parallel.DistributedDataParallel(cached), memory(is_shared=True), own)
+    torch.testing.assert_close(found, losses, rtol=1e-9, atol=1e-12)
+    states = dict(cached.module.state_dict()), dict(whole.state_dict())
+    torch.testing.assert_close(*states, rtol=1e-9, atol=1e-12)

@@ -1,6 +1,6 @@
 """Runs an example with a framework on few data, and saves what its memory and its optimizer end with.
 
-python framework_worker.py FOLDER SCRIPT ARGUMENTS...
+python recorded_run.py FOLDER SCRIPT ARGUMENTS...
 
 Every rank writes ``rank<r>.pt`` into the folder. The variable SIGNAL_AT is that of script_on_few_glyphs.py.
 """

@@ -1,15 +1,18 @@
-"""One rank of the test of every loss: its loss and gradient, and for some those of a single process."""
+"""Two and three ranks have loss and gradient of one process with the batches of all, whatever the loss."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import torch
+from across_ranks import from_first_rank, mean_of_ranks
 from pytorch_metric_learning import losses, miners, reducers, regularizers
 from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
+from ranks import on_ranks
+from share_of_cases import SHARE, share_of
 from torch import Tensor, distributed, nn
 
 from pml_xbn import XBNWrapper
@@ -132,11 +135,6 @@ def cases() -> Iterator[Case]:
         yield from (Case(loss, "default", *rest) for rest in itertools.product(MINERS, LAYOUTS, MODES))
 
 
-def cases_of(num_ranks: int, share: int) -> list[Case]:
-    """Every share-th case; other ones with two ranks than with three."""
-    return list(cases())[num_ranks % share :: share]
-
-
 class Input(NamedTuple):
     inputs: Tensor
     labels: Tensor
@@ -184,14 +182,14 @@ def joined(parts: list[Input]) -> Input:
     )
 
 
-def train(case: Case, rank: int | None, num_ranks: int) -> list[Tensor]:
-    """Loss and gradients of two steps, as one rank, or on what all bring if ``rank`` is None."""
+def train(case: Case, rank: int | None) -> list[tuple[Tensor, Tensor]]:
+    """Loss and mean gradient of two steps, as one rank, or on what all bring if ``rank`` is None."""
     torch.manual_seed(0)
     model = nn.Linear(D, D, bias=False).double()
     loss_fn = case.build(is_many=rank is not None)
     results = []
     for step in range(2):
-        sizes = LAYOUTS[case.layout](num_ranks, step)
+        sizes = LAYOUTS[case.layout](distributed.get_world_size(), step)
         parts = [input_of(case, number, size, step) for number, size in enumerate(sizes)]
         inputs, labels, mask, indices = joined(parts) if rank is None else parts[rank]
         loss = loss_fn(model(inputs), labels, indices, mask)
@@ -199,19 +197,31 @@ def train(case: Case, rank: int | None, num_ranks: int) -> list[Tensor]:
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         flat = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
         gradient = torch.cat([g.flatten() for g in flat])
-        if rank is not None:
-            distributed.all_reduce(gradient)  # the mean that DistributedDataParallel takes
-            gradient /= num_ranks
-        results.append(torch.cat([loss.detach().view(1), gradient]))
+        results.append((loss.detach(), gradient if rank is None else mean_of_ranks(gradient)))
     return results
 
 
-def main(folder: Path, share: int) -> None:
-    """Runs every share-th case."""
-    rank, num_ranks = distributed.get_rank(), distributed.get_world_size()
-    results = {}
-    for number, case in enumerate(cases_of(num_ranks, share)):
-        results[tuple(case)] = {"ranks": train(case, rank, num_ranks)}
-        if number % num_ranks == rank:  # they take turns
-            results[tuple(case)]["alone"] = train(case, None, num_ranks)
-    torch.save(results, folder / f"rank{rank}.pt")
+def check(case: Case) -> None:
+    found, expected = train(case, distributed.get_rank()), from_first_rank(lambda: train(case, None))
+    for one, other in zip(found, expected, strict=True):
+        assert max(map(difference, one, other)) < 1e-9, (one, other)
+    # There is something to compare, though not where all have one class, or what is small counts for nothing.
+    may_be_zero = case.reducer in ("threshold", "per anchor") or case.miner == "easy"
+    assert may_be_zero or expected[-1][1].abs().max() > 0
+
+
+def difference(found: Tensor, expected: Tensor) -> float:
+    """Relative, but for what is tiny."""
+    return ((found - expected).abs().max() / expected.abs().max().clamp_min(1e-3)).item()
+
+
+@pytest.mark.parametrize("case", share_of(cases(), first=2 % SHARE), ids=", ".join)
+@on_ranks(2)
+def test_two_ranks_have_loss_and_gradient_of_one_process(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("case", share_of(cases(), first=3 % SHARE), ids=", ".join)  # others than two
+@on_ranks(3)
+def test_three_ranks_have_loss_and_gradient_of_one_process(case: Case) -> None:
+    check(case)
