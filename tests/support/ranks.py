@@ -141,7 +141,8 @@ class Pool:
                 failures.setdefault(answer, []).append(lost)
         if failures:
             told = [
-                f"Rank {' and '.join(map(str, x))} of {len(self._processes)} {y}" for y, x in failures.items()
+                f"Rank {' and '.join(map(str, sorted(ranks)))} of {len(self._processes)} {failure}"
+                for failure, ranks in failures.items()
             ]
             pytest.fail("\n".join(told), pytrace=False)
 
