@@ -23,7 +23,7 @@ def widest(values: Tensor) -> Tensor:
 
 
 def rows_at_a_time(rows: Tensor, num_copies: int = 1) -> int:
-    """Returns how many of the rows ``(n, d)`` are a part, of which so many copies are made."""
+    """Returns the number of rows ``(n, d)`` to work on at a time, if so many copies of them are made."""
     numbers = _NUMBERS_AT_A_TIME["cpu" if rows.device.type == "cpu" else "gpu"]
     return max(1, numbers // max(1, num_copies * rows.shape[1]))
 

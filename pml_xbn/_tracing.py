@@ -24,7 +24,7 @@ def is_tracing() -> bool:
         return True
     if _PROXY is not None and torch._C._get_dispatch_mode(_PROXY) is not None:
         return True
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def can_read(values: Tensor) -> bool:

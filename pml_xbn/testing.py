@@ -11,13 +11,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from pytorch_metric_learning.losses import ContrastiveLoss
 from torch import Tensor, nn
 
-from ._number_checks import check_integer
+from ._checks import check_integer
 from .adapters.affine import Affine
 from .adapters.base_adapter import BaseAdapter
 from .adapters.moment_matching import MomentMatching
 from .adapters.moments import Moments, moments
+from .losses import AdaptiveCrossBatchMemory
 
 _MEMORY_SIZE, _NUM_LABELS = 20, 4
 _BATCH_SIZES = (5, 1, 2, 8, 3, 20, 1, 6, 2)
@@ -49,7 +51,7 @@ def check_adapter(
         embedding_size: d of the rows. Pass the one that the adapter is made for, if it is made for one. What
             is raised names it.
         num_steps: how many batches, at least 2.
-        tolerance: the largest difference allowed, as a share of the spread of the rows in the dimension.
+        tolerance: the largest difference allowed, as a fraction of the rows' spread in the dimension.
         moments_after: returns the moments that the adapted rows have to have, by their own before and those
             that they are adapted to. Without an ``estimate`` the latter are the moments of the batch.
 
@@ -142,7 +144,7 @@ class _MomentCheck:
 
     Args:
         moments_after: returns the promised moments, given those before and the target; None promises nothing.
-        tolerance: the largest difference allowed, as a share of the target's spread.
+        tolerance: the largest difference allowed, as a fraction of the target's spread.
     """
 
     def __init__(self, moments_after: Callable[[Moments, Moments], Moments] | None, tolerance: float) -> None:
@@ -220,11 +222,7 @@ class _Replay:
         self.rows = torch.stack(rows)
 
 
-def _memory_with(adapter: nn.Module, embedding_size: int) -> Any:
-    from pytorch_metric_learning.losses import ContrastiveLoss
-
-    from .losses import AdaptiveCrossBatchMemory
-
+def _memory_with(adapter: nn.Module, embedding_size: int) -> AdaptiveCrossBatchMemory:
     memory = AdaptiveCrossBatchMemory(ContrastiveLoss(), embedding_size, _MEMORY_SIZE)
     memory.register_memory_hook(copy.deepcopy(adapter).cpu())
     return memory

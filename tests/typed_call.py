@@ -8,5 +8,5 @@ from pml_xbn import XBNWrapper
 def build() -> tuple[XBNWrapper, XBNWrapper]:
     return (
         XBNWrapper(SupConLoss(), embedding_size=16, memory_size=64),
-        XBNWrapper(SupConLoss(), embedding_size=16, memory_sizee=64),  # type: ignore[arg-type]
+        XBNWrapper(SupConLoss(), embedding_size=16, memory_sizee=64),  # type: ignore[call-arg]
     )

@@ -27,9 +27,9 @@ def draw_one_map(folder: Path) -> None:
             (right, stored, "Stored rows u"),
         ):
             axes.plot(rows, color=style.blue, linewidth=1.2)
-            for turn in range(ROWS // BATCH - 1, STEPS, ROWS // BATCH):
-                axes.axvline(turn, color=style.faint, linestyle="--", linewidth=1)
-            axes.set(title=title, xlabel="step (dashed: a turn)", ylabel="one dimension")
+            for wrap_around in range(ROWS // BATCH - 1, STEPS, ROWS // BATCH):
+                axes.axvline(wrap_around, color=style.faint, linestyle="--", linewidth=1)
+            axes.set(title=title, xlabel="step (dashed: the queue wraps around)", ylabel="one dimension")
             recolour(axes, style)
         save(figure, folder, "one-map", style)
     for figure, style in in_both((8, 2.6)):
@@ -49,10 +49,10 @@ def paths_of_rows() -> tuple[Tensor, Tensor]:
         n = memory.num_rows
         paths[0, step, :n] = memory.queue.contents.rows.stored[:n, 0]
         paths[1, step, :n] = memory.embedding_memory[:n, 0]
-        # A place that has just been written to begins another line.
-        places = memory.curr_batch_idx
+        # A row that has just been overwritten begins another line.
+        indices = memory.curr_batch_idx
         if step >= ROWS // BATCH:
-            paths[:, step - 1, places] = torch.nan
+            paths[:, step - 1, indices] = torch.nan
     return paths[0, :, :4], paths[1, :, :4]
 
 

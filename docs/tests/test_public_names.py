@@ -12,13 +12,15 @@ import pytest
 
 import pml_xbn
 
-ROOMS = [getattr(pml_xbn, name) for name in pml_xbn.__all__ if isinstance(getattr(pml_xbn, name), ModuleType)]
+SUBPACKAGES = [
+    getattr(pml_xbn, name) for name in pml_xbn.__all__ if isinstance(getattr(pml_xbn, name), ModuleType)
+]
 
 
-def test_the_packages_own_names_are_those_of_its_rooms() -> None:
-    of_rooms = [getattr(room, name) for room in ROOMS for name in room.__all__]
+def test_the_packages_own_names_are_those_of_its_subpackages() -> None:
+    of_subpackages = [getattr(subpackage, name) for subpackage in SUBPACKAGES for name in subpackage.__all__]
     own = [getattr(pml_xbn, name) for name in pml_xbn.__all__]
-    assert all(isinstance(name, ModuleType) or any(name is other for other in of_rooms) for name in own)
+    assert all(isinstance(name, ModuleType) or any(name is other for other in of_subpackages) for name in own)
 
 
 def documented_parameters(cls: type) -> set[str]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from .._arithmetic import widest
-from .._number_checks import check_one_of
+from .._checks import check_one_of
 
 
 class CovarianceMatching(nn.Module):

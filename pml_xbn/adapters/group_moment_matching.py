@@ -31,7 +31,7 @@ class GroupMomentMatching(BaseAdapter):
     batch. Rows of all other groups take the map of :class:`MomentMatching`, or stay as they are.
 
     Args:
-        mean_lambda: λ_μ in [0, 1] (default 0.5), the share of the whole batch's mean in the target of a
+        mean_lambda: λ_μ in [0, 1] (default 0.5), the weight of the whole batch's mean in the target of a
             group. 0 takes the group's own mean, 1 the batch's.
         std_lambda: λ_σ in [0, 1] (default 1), the same for the standard deviation. The few rows of a group
             give a noisy one, which is why the default takes the batch's alone.
@@ -39,7 +39,7 @@ class GroupMomentMatching(BaseAdapter):
             (default True) or stay as they are.
         superclasses: maps a label to its superclass: a 1-D integer tensor or sequence indexed by label, or a
             dict. By default every label is a group of its own.
-        collect_stats: also records ``share_normalized_per_group``, the share of rows that took their
+        collect_stats: also records ``share_normalized_per_group``, the fraction of rows that took their
             group's map; see :class:`BaseAdapter`.
 
     Raises:

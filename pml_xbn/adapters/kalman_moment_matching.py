@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .._arithmetic import widest
-from .._number_checks import check_integer, check_non_negative
+from .._checks import check_integer, check_non_negative
 from .._tracing import can_read
 from .moment_matching import MomentMatching
 
@@ -15,7 +15,7 @@ class KalmanMomentMatching(MomentMatching):
     r"""Gives the memory a Kalman filter's estimate of the moments of the whole data set.
 
     You may want it when batches are so small that their own moments are noisy. The estimate starts at the
-    moments of the first batch. Every later batch moves it by the share K of the way to that batch's moments.
+    moments of the first batch. Every later batch moves it the fraction K of the way to its own moments.
     The gain K and the estimate's variance p are updated with the first batch and then every
     ``gain_update_interval`` batches:
 

@@ -53,7 +53,7 @@ def moments(rows: Tensor) -> Moments:
     centred = rows - mean  # not torch.var_mean, which takes ten times as long on a CPU
     squares = centred.mul_(centred).sum(dim=0)
     least = len(rows) * (8 * torch.finfo(rows.dtype).eps) ** 2
-    squares *= torch.addcmul(squares, mean, mean, value=-least) > 0
+    squares = torch.addcmul(squares, mean, mean, value=-least).clamp_min_(0)
     return Moments(mean, squares.div_(len(rows) - 1).sqrt_())
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from .._tensor_checks import INTEGERS
+from .._checks import INTEGERS
 
 Superclasses = Tensor | Sequence[int] | Mapping[int, int]
 

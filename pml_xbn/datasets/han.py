@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from .._number_checks import check_integer
+from .._checks import check_integer
 from .han_distortion import distort
 from .han_fonts import download_fonts, find_fonts
 from .han_rendering import load_or_draw

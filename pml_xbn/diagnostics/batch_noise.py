@@ -10,8 +10,7 @@ from torch.nn.functional import normalize as unit_length
 
 from .._arithmetic import at_least_float32, widest
 from .._buffers import buffers_as, copied_buffers
-from .._number_checks import check_integer
-from .._tensor_checks import check_dense, check_rows
+from .._checks import check_dense, check_integer, check_rows
 from .random_state import random_state_kept
 
 _LARGE_SHARE = 0.2  # between batches of 64 and of 16 of the study: docs/diagnostics.md has its figures
@@ -69,7 +68,7 @@ def batch_noise(
         noise = \frac{1}{2} E \| z_i - z_i' \|^2, \qquad
         spread = \frac{1}{2} E \| z_i - z_j' \|^2 \quad (i \neq j),
 
-    where the noise is divided by the share of images that were replaced. All passes draw the same random
+    where the noise is divided by the fraction of images that were replaced. All passes draw the same random
     numbers, so dropout makes no difference between them.
 
     The call takes ``num_parts + 1`` forward passes. It changes nothing: images, buffers and random numbers
@@ -118,10 +117,10 @@ def batch_noise(
         )
     if not model.training:
         raise ValueError("model is in evaluation mode: call model.train(), as in a training step")
-    places = torch.arange(len(images), device=images.device)
+    indices = torch.arange(len(images), device=images.device)
     once = _embed(model, images, normalize)
     apart = torch.empty_like(once)
-    for part in places.tensor_split(num_parts):
+    for part in indices.tensor_split(num_parts):
         around = others.index_copy(0, part, images[part])  # every image keeps its place, and its dropout
         apart[part] = _embed(model, around, normalize)[part]
     center = (once + apart).mean(dim=0) / 2  # to which products would lose digits

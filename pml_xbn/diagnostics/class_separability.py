@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._arithmetic import widest
-from .._tensor_checks import check_integers, check_rows
+from .._checks import check_integers, check_rows
 from .distances import group_means
 
 
@@ -28,7 +28,7 @@ def class_separability(embeddings: Tensor, labels: Tensor) -> ClassSeparability:
         S_w &= \sum_i P_i E[(x_i - \mu_i)(x_i - \mu_i)^T] \\
         CSC &= \mathrm{trace}\, S_b / \mathrm{trace}\, S_w
 
-    (Stop-Gradient Softmax Loss, Eq. 9.) :math:`P_i` is the share of class i in the rows and :math:`\mu_0`
+    (Stop-Gradient Softmax Loss, Eq. 9.) :math:`P_i` is the fraction of rows of class i and :math:`\mu_0`
     the mean of all rows.
 
     Args:

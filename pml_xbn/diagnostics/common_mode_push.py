@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._arithmetic import at_least_float32, widest
-from .._tensor_checks import check_rows
+from .._checks import check_rows
 
 
 class CommonModePush(NamedTuple):

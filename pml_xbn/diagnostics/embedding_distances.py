@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._arithmetic import widest
-from .._tensor_checks import check_integers, check_rows
+from .._checks import check_integers, check_rows
 from .distances import group_means
 
 _CHUNK = 1024  # rows compared with all others at once

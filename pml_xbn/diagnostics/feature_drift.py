@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._number_checks import check_integer
-from .._tensor_checks import check_rows
+from .._checks import check_integer, check_rows
 from .distances import distance_per_row, mean_and_maximum
 from .random_state import random_state_kept
 

@@ -46,7 +46,7 @@ class StoredSince:
         self._memory = memory
         self._last = getattr(memory, "curr_batch_idx", None)
 
-    def places(self) -> Tensor | None:
-        """Returns the places of the rows that were stored last, ``(b,)``, or None if none were stored."""
-        places: Tensor | None = getattr(self._memory, "curr_batch_idx", None)
-        return None if places is self._last else places
+    def indices(self) -> Tensor | None:
+        """Returns the indices of the rows that were stored last, ``(b,)``, or None if none were stored."""
+        indices: Tensor | None = getattr(self._memory, "curr_batch_idx", None)
+        return None if indices is self._last else indices

@@ -19,8 +19,8 @@ def random_state_kept(tensors: Iterable[Tensor] = ()) -> AbstractContextManager[
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         devices.add(torch.device("cuda", torch.cuda.current_device()))
     devices = {device for device in devices if device.type not in ("cpu", "mps", "meta")}  # MPS has no index
-    kind = next((device.type for device in devices), "cuda")
+    device_type = next((device.type for device in devices), "cuda")
     kept: AbstractContextManager[None] = torch.random.fork_rng(
-        [device.index for device in devices], device_type=kind
+        [device.index for device in devices], device_type=device_type
     )
     return kept

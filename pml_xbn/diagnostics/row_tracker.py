@@ -10,8 +10,7 @@ from pytorch_metric_learning.losses import CrossBatchMemory
 from torch import Tensor
 from torch.nn.functional import normalize as unit_length
 
-from .._number_checks import check_integer
-from .._tensor_checks import check_integers, check_mask, check_rows
+from .._checks import check_integer, check_integers, check_mask, check_rows
 from .memory_rows import StoredSince, num_occupied
 from .random_state import random_state_kept
 from .staleness import AdaptedStaleness, staleness
@@ -85,17 +84,17 @@ class RowTracker:
         if enqueue_mask is not None:
             check_mask("enqueue_mask", enqueue_mask, len(images))
             images = images[enqueue_mask.to(images.device)]
-        places, num_rows = self._stored.places(), num_occupied(self.memory)
-        num_stored = 0 if places is None else len(places)
+        indices, num_rows = self._stored.indices(), num_occupied(self.memory)
+        num_stored = 0 if indices is None else len(indices)
         # After a reset_queue() the memory holds only what this call has stored.
-        holds_others = num_rows > (0 if places is None else len(places.unique()))
+        holds_others = num_rows > (0 if indices is None else len(indices.unique()))
         first = (self.memory.queue_idx - num_stored) % self.memory.memory_size
-        if holds_others and first != self._queue_idx and not self._has_stored_samples(places):
+        if holds_others and first != self._queue_idx and not self._has_stored_samples(indices):
             raise ValueError(
                 f"the memory has stored rows {self._queue_idx} to {first} without an update: call update "
                 "after every call of the memory, or make a new RowTracker"
             )
-        if places is not None and num_stored != len(images):
+        if indices is not None and num_stored != len(images):
             raise ValueError(
                 f"{len(images)} images do not fit the {num_stored} rows that the memory stored: pass those "
                 "of the stored rows, with the enqueue_mask of the memory if it had one"
@@ -106,21 +105,21 @@ class RowTracker:
         if not holds_others:
             stored_images.fill_(_UNKNOWN)
             stored_at.fill_(_UNKNOWN)
-        if places is not None:
-            stored_images[places] = images.to(device, torch.int64)
-            stored_at[places] = step
-            self._is_newest[places] = True
+        if indices is not None:
+            stored_images[indices] = images.to(device, torch.int64)
+            stored_at[indices] = step
+            self._is_newest[indices] = True
         self.images, self.stored_at, self._step = stored_images, stored_at, step
         self._look()
 
-    def _has_stored_samples(self, places: Tensor | None) -> bool:
-        """Returns whether the queue has not moved since samples were stored in their places."""
+    def _has_stored_samples(self, indices: Tensor | None) -> bool:
+        """Returns whether the queue has not moved since samples were stored at their indices."""
         ids = getattr(self.memory, "id_memory", None)
-        if places is None or ids is None or (ids[places] < 0).all():
+        if indices is None or ids is None or (ids[indices] < 0).all():
             return False
         size = self.memory.memory_size
         passed = (self._queue_idx + torch.arange((self.memory.queue_idx - self._queue_idx) % size)) % size
-        return bool(torch.isin(passed.to(places.device), places).all())
+        return bool(torch.isin(passed.to(indices.device), indices).all())
 
     def staleness(
         self,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._tensor_checks import check_integers, check_rows
+from .._checks import check_integers, check_rows
 from .distances import distance_per_row, mean_and_maximum
 
 

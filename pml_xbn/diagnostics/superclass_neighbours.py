@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from .._arithmetic import widest
-from .._number_checks import check_integer
-from .._tensor_checks import check_integers, check_rows
+from .._checks import check_integer, check_integers, check_rows
 from .distances import group_means
 
 

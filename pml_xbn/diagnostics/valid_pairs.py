@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._tensor_checks import check_integers, check_mask, check_rows
+from .._checks import check_integers, check_mask, check_rows
 
 
 class ValidPairs(NamedTuple):
@@ -57,8 +57,8 @@ def valid_pairs(
     is_positive = anchor_labels.unsqueeze(1) == row_labels
     return ValidPairs(
         *(
-            torch.count_nonzero(is_valid & kind & source)
-            for kind in (is_positive, ~is_positive)
+            torch.count_nonzero(is_valid & sign & source)
+            for sign in (is_positive, ~is_positive)
             for source in (is_from_batch, ~is_from_batch)
         )
     )

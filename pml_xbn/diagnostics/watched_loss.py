@@ -182,11 +182,11 @@ class WatchedLoss:
 
     def _from_batch(self, memory: CrossBatchMemory, rows: Tensor, is_batch_alone: bool) -> Tensor:
         is_from_batch = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
-        places = self._stored.places()
+        indices = self._stored.indices()
         if len(rows) == 0:
             return is_from_batch
-        if places is not None:
-            is_from_batch[places.to(rows.device)] = True
+        if indices is not None:
+            is_from_batch[indices.to(rows.device)] = True
         elif is_batch_alone or getattr(memory, "num_calls", 0) > self._num_calls:
             is_from_batch[:] = True  # the warm-up, in which the memory has no part
         else:

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from ._uneven import UnevenInputs
-
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -35,7 +33,6 @@ class Group:
 
     def __init__(self, of: dist.ProcessGroup | DeviceMesh | None = None) -> None:
         self._log: _Log | None = None
-        self._uneven_inputs = UnevenInputs()
         self.assign(of)
 
     def assign(self, of: dist.ProcessGroup | DeviceMesh | None) -> None:
@@ -50,10 +47,6 @@ class Group:
         if self._mesh is not None and self._mesh.device_type == device_type:
             return self._mesh  # type: ignore[no-any-return]
         return DeviceMesh.from_group(self.found, device_type)
-
-    def check_inputs(self) -> None:
-        """Raises a ``ValueError`` where some of the ranks may run out of batches."""
-        self._uneven_inputs.check()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Group:
         copied = Group(self.process_group if self._mesh is None else self._mesh)
@@ -177,7 +170,9 @@ class Group:
         except RuntimeError as error:
             raise LostRankError(
                 f"{self.call} waited in {collective.__name__} for the other ranks of its group, and one of "
-                f"them is gone, did something else, or did not come within the group's time-out: {error}"
+                "them is gone, has run out of batches (as within join(), which needs "
+                "throw_on_early_termination=True then), did something else, or did not come within the "
+                f"group's time-out: {error}"
             ) from error
 
     def attempt(self, compute: Callable[[bool], Result]) -> tuple[Result, Exception | None]:

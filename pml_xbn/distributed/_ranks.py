@@ -81,7 +81,6 @@ def gather_reports(
     """Returns this rank's batch, and the reports of all; raises on all if ``make`` does, or states differ."""
     group.call = call
     with Exchange(group, len(Report._fields) + len(state) + 4) as exchange:
-        group.check_inputs()
         batch = make()
         seed = int(torch.randint(2**31, ()))
         pairs = batch.user_pairs is not None
@@ -110,19 +109,19 @@ def check_alike(group: Group, contents: Contents) -> None:
     sketch = _sketch(rows)
     # Ranks on GPUs may round rows otherwise. That is small beside the spread of the rows.
     rounding = torch.finfo(rows.stored.dtype).eps ** 0.5
-    for name, values, share in (
+    for name, values, tolerance in (
         ("label_memory", contents.labels[:num_rows], 0.0),
         ("id_memory", contents.ids[:num_rows], 0.0),
         ("embedding_memory", sketch, rounding),
     ):
         least, most = -group.max(-values), group.max(values)
         centred = most.double() - most.double().mean()
-        allowed = share * (centred.square().mean().sqrt() + rounding * most.abs().amax())
-        places = (most - least > allowed).nonzero().flatten().tolist()
-        if places:
+        allowed = tolerance * (centred.square().mean().sqrt() + rounding * most.abs().amax())
+        indices = (most - least > allowed).nonzero().flatten().tolist()
+        if indices:
             raise ValueError(
-                f"{name} differs between ranks 0 to {group.size - 1} in {len(places)} of {num_rows} rows, "
-                f"from row {places[0]} on: load one checkpoint on all ranks, and edit rows alike on all"
+                f"{name} differs between ranks 0 to {group.size - 1} in {len(indices)} of {num_rows} rows, "
+                f"from row {indices[0]} on: load one checkpoint on all ranks, and edit rows alike on all"
             )
 
 

@@ -166,7 +166,7 @@ class PartOfRows:
                 pairs = fused_miner(compared.miner, mat, pairs, over_rows)
         self.num_pairs.copy_(torch.stack([total(pairs.positive), total(pairs.negative)]))
         leaf = distances.measure(self._fused.loss.distance).detach().requires_grad_(is_learning)
-        self.zero.copy_(distances.zero_if_finite())
+        self.zero.fill_(distances.zero_if_finite())
         assert self._fused.fused.terms is not None
         return distances, leaf, self._fused.fused.terms(self._fused.loss, leaf, pairs, over_rows)
 
@@ -284,7 +284,7 @@ class _ShardedLoss:
 
 
 def _parts_of_rows(compared: Comparison, rows: ShardedRows, fused: FusedLoss) -> Iterator[PartOfRows]:
-    """Yields the parts of this rank's rows, of which there is at least one, and the first ones are kept."""
+    """Yields the parts of this rank's rows, at least one; the first ones keep their graph or matrix."""
     anchors = compared.anchors
     budget = BUDGETS["cpu" if anchors.device.type == "cpu" else "gpu"]
     itemsize, num_anchors = anchors.element_size(), max(1, len(anchors))
@@ -293,10 +293,10 @@ def _parts_of_rows(compared: Comparison, rows: ShardedRows, fused: FusedLoss) ->
     at_once = max(1, min(at_once, budget.read_rows // (itemsize * anchors.shape[1])))
     graphs = budget.graphs // (at_once * of_row)
     matrices = budget.matrices // (at_once * num_anchors * itemsize)
-    all_places = list(slices(rows.num_rows_here, at_once)) or [slice(0, 0)]
-    parts = zip(all_places, rows.divided(all_places), strict=True)
-    for number, (places, part) in enumerate(parts):
-        of_part = compared._replace(rows=part, row_labels=compared.row_labels[places])
+    all_slices = list(slices(rows.num_rows_here, at_once)) or [slice(0, 0)]
+    parts = zip(all_slices, rows.divided(all_slices), strict=True)
+    for number, (rows_of_part, part) in enumerate(parts):
+        of_part = compared._replace(rows=part, row_labels=compared.row_labels[rows_of_part])
         keeps_graph = number < max(1, graphs)
         yield PartOfRows(of_part, fused, keeps_graph, not keeps_graph and number < graphs + matrices)
 
@@ -309,23 +309,23 @@ def _merged_over_ranks(
     Whatever the number of reductions, ranks send each other three tensors of them at most.
     """
 
-    def of_kinds(*kinds: type[Reduction]) -> list[int]:
-        return [number for number, reduction in enumerate(reductions) if isinstance(reduction, kinds)]
+    def numbers_of(*types: type[Reduction]) -> list[int]:
+        return [number for number, reduction in enumerate(reductions) if isinstance(reduction, types)]
 
     def sent(send: Callable[[Tensor], Tensor], values: dict[int, Tensor]) -> dict[int, Tensor]:
         return dict(zip(values, send(torch.stack(list(values.values()))), strict=True)) if values else {}
 
-    rows_of_largest = of_kinds(Largest)
-    own = {number: parts[number] for number in of_kinds(LogSumExp, Max)}
+    rows_of_largest = numbers_of(Largest)
+    own = {number: parts[number] for number in numbers_of(LogSumExp, Max)}
     own |= {number: parts[number][0] for number in rows_of_largest}
     largest = sent(group.max, own)
     # Of the ranks that have the largest value, the first row counts.
     own = {x: torch.where(parts[x][0] == largest[x], -parts[x][1], -torch.inf) for x in rows_of_largest}
     first = {x: torch.where(largest[x] > -torch.inf, -row, -1) for x, row in sent(group.max, own).items()}
-    own = {number: parts[number] for number in of_kinds(Sum, Count)}
-    own |= {number: (parts[number] - largest[number]).exp() for number in of_kinds(LogSumExp)}
+    own = {number: parts[number] for number in numbers_of(Sum, Count)}
+    own |= {number: (parts[number] - largest[number]).exp() for number in numbers_of(LogSumExp)}
     sums = sent(group.sum, own)
-    for number in of_kinds(LogSumExp):
+    for number in numbers_of(LogSumExp):
         sums[number] = sums[number].log() + largest[number]
     merged = largest | first | sums
     return [reduction.as_result(merged[number]) for number, reduction in enumerate(reductions)]

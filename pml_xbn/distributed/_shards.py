@@ -1,4 +1,4 @@
-"""Rows of which every rank holds some, with one map for all, and reductions over them."""
+"""Rows that are spread over ranks, with one map for all of them, and their queue."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..memory._queue import SUMS_OF_A_SHARD, Queue
 from ..memory._rows import Holding, Rows, sums_of
 from ._group import Group
 
-_OF_PLACES = ("rows", "labels", "ids")  # entries of a queue's state that have one of every place
+_BY_ROW = ("rows", "labels", "ids")  # entries of a queue's state that have one number or vector for each row
 
 
 class Shard(Holding):
@@ -58,15 +58,15 @@ class ShardedRows(Rows):
         """The ranks that the rows are spread over."""
         return self.holding.group
 
-    def divided(self, all_places: Iterable[slice]) -> Iterator[ShardedRows]:
-        """Yields those of this rank's rows that it holds in some of its places, to be read, largest first.
+    def divided(self, all_slices: Iterable[slice]) -> Iterator[ShardedRows]:
+        """Yields slices of this rank's rows, to be read, largest first.
 
         They are read into one tensor. If every part had its own, what is kept of the parts would lie between
         these, and what one part frees would be too small for the next.
         """
         buffers: dict[torch.dtype, Tensor] = {}
-        for places in all_places:
-            part = self._at(self.holding.indices[places])
+        for rows in all_slices:
+            part = self._at(self.holding.indices[rows])
             part.buffers = buffers
             yield part
 
@@ -98,14 +98,14 @@ class ShardedRows(Rows):
         return self.buffers[dtype]
 
 
-def places_of(rank: int, num_ranks: int, num_places: int) -> range:
-    """Returns the places that a rank holds."""
-    most = -(-num_places // num_ranks)
-    return range(num_places)[rank * most : (rank + 1) * most]
+def indices_of(rank: int, num_ranks: int, memory_size: int) -> range:
+    """Returns the indices of the rows that a rank holds."""
+    most = -(-memory_size // num_ranks)
+    return range(memory_size)[rank * most : (rank + 1) * most]
 
 
 class ShardedQueue(Queue):
-    """The queue of such rows. In its state, what has an entry of every place is a DTensor.
+    """The queue of such rows. In its state, what has an entry for each row is a DTensor.
 
     ``torch.distributed.checkpoint`` can load these on another number of ranks. As that has other shards, the
     sums over the rows of a shard are measured anew, when a state is saved and when it is loaded.
@@ -123,19 +123,19 @@ class ShardedQueue(Queue):
         *,
         group: Group,
     ) -> None:
-        shard = Shard(group, places_of(group.rank, group.size, memory_size))
+        shard = Shard(group, indices_of(group.rank, group.size, memory_size))
         super().__init__(memory_size, embedding_size, dtype, before, shard)
 
     def _num_stored(self) -> int:
         return len(self.holding.indices)
 
-    def check_places(self, group: Group) -> None:
-        """Refuses a group whose ranks would hold other places."""
-        own, places = self.holding.indices, places_of(group.rank, group.size, self.num_places)
-        if (places.start, len(places)) != (own.start, len(own)):
+    def check_indices(self, group: Group) -> None:
+        """Refuses a group whose ranks would hold other rows."""
+        own, other = self.holding.indices, indices_of(group.rank, group.size, self.memory_size)
+        if (other.start, len(other)) != (own.start, len(own)):
             raise ValueError(
                 f"process_group makes this rank {group.rank} of {group.size}, which holds "
-                f"{len(places)} rows from {places.start} on, but it holds {len(own)} from "
+                f"{len(other)} rows from {other.start} on, but it holds {len(own)} from "
                 f"{own.start} on: build another memory with this process_group, and load a checkpoint"
             )
 
@@ -150,7 +150,7 @@ class ShardedQueue(Queue):
         self.needs_standardizing = True
         return rows.replaced(stored=rounded, sums=sums_of(rounded[: rows.num_rows_here]))
 
-    def _measure(self) -> None:
+    def _measure_sums_(self) -> None:
         """Measures the sums anew, as sums that were added to and subtracted from are rounded otherwise."""
         if self.is_measured:
             self.sums.copy_(sums_of(self.rows[: self.holding.num_rows_here(self.num_rows)]))
@@ -164,14 +164,14 @@ class ShardedQueue(Queue):
                 f"torch {torch.__version__} saves no memory with shard_distributed=True: update to "
                 "torch 2.5, or pass gather_distributed=True"
             ) from error
-        self._measure()
+        self._measure_sums_()
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.is_measured:
             destination[prefix + "numbers"][3] = SUMS_OF_A_SHARD
         mesh = self.holding.group.mesh(self.labels.device.type)
-        for name in _OF_PLACES:
+        for name in _BY_ROW:
             own = destination[prefix + name]
-            shape = torch.Size([self.num_places, *own.shape[1:]])
+            shape = torch.Size([self.memory_size, *own.shape[1:]])
             whole: Any = DTensor.from_local(
                 own, mesh, [ShardOfTensor(0)], run_check=False, shape=shape, stride=own.stride()
             )
@@ -182,10 +182,10 @@ class ShardedQueue(Queue):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         state, own = dict(state_dict), self.holding.indices
-        for key in {prefix + name for name in _OF_PLACES} & state.keys():
+        for key in {prefix + name for name in _BY_ROW} & state.keys():
             saved = state[key]
             if getattr(saved, "first", own.start) != own.start:
                 raise ValueError("the state is another rank's: save it with torch.distributed.checkpoint")
             state[key] = saved.to_local() if hasattr(saved, "to_local") else saved[own.start : own.stop]
         super()._load_from_state_dict(state, prefix, *args)
-        self._measure()
+        self._measure_sums_()

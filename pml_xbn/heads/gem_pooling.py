@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from .._arithmetic import at_least_float32
-from .._number_checks import check_positive
+from .._checks import check_positive
 
 
 class GeMPooling(nn.Module):

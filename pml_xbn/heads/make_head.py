@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from .._number_checks import check_integer, check_one_of
+from .._checks import check_integer, check_one_of
 from .embedding_head import EmbeddingHead
 from .gem_pooling import GeMPooling
 from .l2_normalize import L2Normalize

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from .._tensor_checks import check_numbers, check_rows, plain
+from .._checks import check_numbers, check_rows, plain
 from .._tracing import can_read
 from ..distributed import _ranks as ranks
 from ..memory._batch import Batch, split
-from ..memory._callers import check_caller
 from ..memory._queue import Queue
 from ..memory._rows import read_dtype
 from ..pairwise._index_tensors import IndicesTuple
 from ..pairwise._supported import can_be_sharded, can_share, fused_loss_of, is_fused_miner
-from ._memory import Memory
+from ._callers import check_caller
 from ._settings import check_queue
+
+if TYPE_CHECKING:
+    from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory as Memory
 
 
 def check_input(
@@ -92,7 +95,7 @@ def _check_own_input(
     batch = split(embeddings, labels, user_pairs, mask, ids)
     is_checked_later = is_stored and not is_shared and can_be_checked_later(memory, batch)
     if is_stored:
-        _check_size(len(batch.refs), memory.queue.num_places)
+        _check_size(len(batch.refs), memory.queue.memory_size)
         if not is_checked_later:
             batch = _check_numbers(memory, embeddings, batch)
     memory.queue.move_to(embeddings.device)  # which may be out of memory
@@ -101,10 +104,10 @@ def _check_own_input(
     return check_on_device(memory, batch) if is_checked_later else batch
 
 
-def _check_size(num_rows: int, num_places: int) -> None:
-    if num_rows > num_places:
+def _check_size(num_rows: int, memory_size: int) -> None:
+    if num_rows > memory_size:
         remedy = "pass smaller batches or build a larger memory"
-        raise ValueError(f"{num_rows} rows to enqueue do not fit memory_size={num_places}: {remedy}")
+        raise ValueError(f"{num_rows} rows to enqueue do not fit memory_size={memory_size}: {remedy}")
 
 
 @torch.no_grad()
@@ -128,7 +131,7 @@ def _check_numbers(memory: Memory, embeddings: Tensor, batch: Batch) -> Batch:
     bad_rows = (~(embeddings.abs() <= limit)).any(dim=1).nonzero().flatten().tolist()
     raise ValueError(
         f"embeddings has NaN or inf in rows {bad_rows}, or numbers beyond {limit:.1e}: lower the "
-        "learning rate or mend the data, or pass nonfinite='skip' to leave such batches out of the memory"
+        "learning rate or correct the data, or pass nonfinite='skip' to leave such batches out of the memory"
     )
 
 
@@ -182,8 +185,8 @@ def raise_refused(memory: Memory, *, waits: bool) -> None:
     if found.numbers and memory.nonfinite == "raise":
         raise ValueError(
             f"an earlier batch had NaN or inf, or numbers beyond {largest_storable(memory.queue):.1e}, and "
-            "was not stored: lower the learning rate or mend the data, pass nonfinite='raise_at_once' to see "
-            "it in the call itself, or nonfinite='skip' to leave such batches out of the memory"
+            "was not stored: lower the learning rate or correct the data, pass nonfinite='raise_at_once' to "
+            "see it in the call itself, or nonfinite='skip' to leave such batches out of the memory"
         )
 
 
@@ -209,7 +212,7 @@ def _check_input_on_ranks(
         check_own,
         can_share=can_share(memory.loss, memory.miner),
         is_alike=is_alike,
-        memory_size=queue.num_places,
+        memory_size=queue.memory_size,
         num_rows=queue.num_rows,
         queue_idx=queue.position,
         num_calls=queue.num_calls,
@@ -227,7 +230,7 @@ def _check_input_on_ranks(
     if not (batch.is_stored or memory._is_sharded):
         return batch, []  # every rank reads its own copy of the rows
     batch = ranks.with_all_refs(group, batch, reports)
-    _check_size(len(batch.refs), queue.num_places)
+    _check_size(len(batch.refs), queue.memory_size)
     return batch, reports
 
 

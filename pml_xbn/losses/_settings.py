@@ -9,7 +9,7 @@ import torch
 from pytorch_metric_learning.reducers import DoNothingReducer
 from torch import Tensor, nn
 
-from .._number_checks import check_integer, check_non_negative, check_one_of
+from .._checks import check_integer, check_non_negative, check_one_of
 from ..memory._placement import check_update
 from ..memory._queue import Queue
 from ..pairwise._supported import check_supported
@@ -80,7 +80,7 @@ def weighted_sum(memory: Any, of_memory: Tensor, of_batch: Tensor) -> Tensor:
 
 def check_queue(memory: Any, queue: Queue) -> None:
     """Refuses a queue that does not have the size or dtype that was set after it had been made."""
-    for name, value in (("memory_size", queue.num_places), ("memory_dtype", queue.dtype)):
+    for name, value in (("memory_size", queue.memory_size), ("memory_dtype", queue.dtype)):
         if getattr(memory, name) != value:
             raise ValueError(
                 f"{name} was set to {getattr(memory, name)}, and the rows are stored with {value}: call "

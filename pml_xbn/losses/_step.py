@@ -1,13 +1,14 @@
-"""The acts of one call: rows are adapted, the batch is stored, and compared with the memory.
+"""The stages of one call: rows are adapted, the batch is stored, and compared with the memory.
 
 :func:`step` is the whole of it. Nothing in it reads a number of a GPU, so that it can be traced, compiled and
 captured. What is not ours (hooks that are plain functions, losses and miners that run by PML's code, samples)
-runs in the same acts and may read what it likes.
+runs in the same stages and may read what it likes.
 """
 
 from __future__ import annotations
 
 import warnings
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,8 +23,10 @@ from ..pairwise._batch_loss import loss_of_batch, loss_without_pairs
 from ..pairwise._finite import nan_unless_zero, zero_if_finite
 from ..pairwise._index_tensors import IndicesTuple, drop_self_pairs, mapped
 from ..pairwise._loss import Comparison, loss_against
-from ._memory import Memory
 from ._settings import weighted_sum
+
+if TYPE_CHECKING:
+    from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory as Memory
 
 
 def step(memory: Memory, batch: Batch) -> Tensor:
@@ -63,9 +66,12 @@ def find_indices(memory: Memory, batch: Batch, contents: Contents) -> tuple[Cont
     Without a placement, the batch goes to the next indices of the queue.
     """
     rows = contents.rows
-    if can_read(rows.stored) and not memory._is_sharded and rows.is_out_of_range():
-        # In a tensor of their own, as the step may still fail.
-        contents = contents._replace(rows=rows.standardized_(torch.zeros_like(rows.stored)))
+    if can_read(rows.stored) and not memory._is_sharded:
+        are_in_range = rows.are_in_range()
+        contents = contents._replace(are_finite=are_in_range and memory.nonfinite != "ignore")
+        if not are_in_range and rows.is_out_of_range():
+            # In a tensor of their own, as the step may still fail.
+            contents = contents._replace(rows=rows.standardized_(torch.zeros_like(rows.stored)))
     if batch.ids is None or len(batch.ids) == 0:
         return contents, None
     return contents, placement_of(memory.queue, contents, batch.ids, batch.ref_labels)
@@ -105,7 +111,7 @@ def _adapts(is_finite: Tensor | None, is_waiting: bool | Tensor) -> Tensor | Non
 @torch.no_grad()
 def store_batch(memory: Memory, batch: Batch, contents: Contents, placement: Placement | None) -> Contents:
     """Returns the contents with the batch among them, and gives them to the memory."""
-    queue, rows = memory.queue, batch.refs.detach().to(contents.rows.dtype)
+    queue, rows = memory.queue, batch.refs.to(contents.rows.dtype)
     queue.check_writes()  # of the hooks
     if placement is None:
         indices = queue.next_indices(contents, len(rows))
@@ -123,7 +129,7 @@ def _store_samples(
     assert batch.ids is not None  # as it has a placement
     if memory.update == "average":
         rows = average_rows(rows, contents.rows, placement, memory.update_momentum)
-    kept, indices = placement.kept, placement.places
+    kept, indices = placement.kept, placement.indices
     labels, ids = batch.ref_labels[kept], batch.ids[kept]
     contents = memory.queue.store(contents, indices[kept], rows[kept], labels, ids, placement.num_queued)
     return contents._replace(newest=indices)
@@ -159,25 +165,35 @@ def comparison(memory: Memory, batch: Batch, contents: Contents | None) -> Compa
     """Returns the anchors against the rows of these contents; None where there is nothing to compare."""
     if contents is None or len(batch.anchors) == 0 or contents.rows.is_empty:
         return None
-    own_rows = user_pairs = None
+    self_pairs = user_pairs = None
     if contents.newest is not None and batch.own is not None:
-        own_rows = contents.newest[batch.own]
-        user_pairs = _pairs_with_rows(batch, own_rows)
+        is_all = len(batch.anchors) == len(contents.newest)
+        self_pairs = contents.newest if is_all else contents.newest[batch.own]
+        user_pairs = _pairs_with_rows(batch, self_pairs)
     anchors, labels = batch.anchors, batch.anchor_labels
     rows, row_labels = contents.rows, contents.row_labels
     return Comparison(
-        memory.loss, memory.miner, anchors, labels, rows, row_labels, own_rows, user_pairs, rows.is_row
+        memory.loss,
+        memory.miner,
+        anchors,
+        labels,
+        rows,
+        row_labels,
+        self_pairs,
+        user_pairs,
+        rows.is_row,
+        contents.are_finite,
     )
 
 
-def _pairs_with_rows(batch: Batch, own_rows: Tensor) -> IndicesTuple | None:
+def _pairs_with_rows(batch: Batch, self_pairs: Tensor) -> IndicesTuple | None:
     """Returns the caller's pairs, if there are any, as pairs of the anchors with their rows in memory."""
     if batch.user_pairs is None:
         return None
-    user_pairs = mapped(batch.user_pairs, own_rows)
+    user_pairs = mapped(batch.user_pairs, self_pairs)
     if batch.ids is None:
         return user_pairs
-    return drop_self_pairs(user_pairs, own_rows)  # as rows of one sample share a place
+    return drop_self_pairs(user_pairs, self_pairs)  # as rows of one sample share an index
 
 
 def read_contents(memory: Memory, batch: Batch) -> Contents | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,7 +16,6 @@ from ..memory._queue import Contents
 from ..pairwise._finite import nan_unless_zero
 from ..pairwise._loss import LossSums, sum_terms, with_known_gradients
 from ..pairwise._supported import FusedLoss, fused_loss_of
-from ._memory import Memory
 from ._step import (
     adapt_rows,
     compare,
@@ -30,6 +29,9 @@ from ._step import (
     store_batch,
     zero_if_batch_is_finite,
 )
+
+if TYPE_CHECKING:
+    from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory as Memory
 
 
 def loss_on_ranks(memory: Memory, batch: Batch, reports: list[ranks.Report]) -> Tensor:
@@ -168,6 +170,6 @@ def _take_part(memory: Memory, batch: Batch, *, is_fill: bool = False) -> Conten
         refs = batch.refs.detach().to(contents.rows.dtype)
         with torch.no_grad():
             contents = contents._replace(rows=memory._hooks.take_part(contents, refs, batch.ref_labels))
-    num_rows = min(int(contents.rows.num_rows) + num_queued, memory.queue.num_places)
+    num_rows = min(int(contents.rows.num_rows) + num_queued, memory.queue.memory_size)
     newest = torch.zeros_like(batch.ref_labels)  # indices of other ranks
     return contents._replace(rows=contents.rows.counted(num_rows, 0), newest=newest)

@@ -6,18 +6,22 @@ are, and whether a batch can be stored. What cannot be computed so is refused in
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from .._tensor_checks import check_integers, check_rows
+from .._checks import check_integers, check_rows
 from .._tracing import is_compiling
 from ..memory._adapt import settle_, tensors_of
 from ..memory._batch import Batch
 from ..memory._rows import read_dtype
 from ..pairwise._supported import fused_loss_of, is_fused_miner
 from ._input import check_on_device
-from ._memory import Memory
 from ._step import step
+
+if TYPE_CHECKING:
+    from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory as Memory
 
 
 def step_traced(memory: Memory, embeddings: Tensor, labels: Tensor) -> Tensor:

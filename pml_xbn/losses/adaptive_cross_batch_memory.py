@@ -1,6 +1,6 @@
 """A cross-batch memory whose rows can be adapted, and whose steps are undone if they fail.
 
-``forward`` is the step, one act a line; README.md beside this folder explains it.
+``forward`` checks a call and makes the step of it; README.md in the package's folder explains the step.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from inspect import signature
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pytorch_metric_learning.losses import CrossBatchMemory
@@ -16,18 +16,18 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from .._eager import eager
-from .._keywords import refuse_keywords
 from .._tracing import is_compiling, is_tracing
 from ..adapters.base_adapter import BaseAdapter
 from ..distributed._group import Group
 from ..distributed._shards import ShardedQueue
-from ..memory._callers import OneThread
 from ..memory._hooks import MemoryHook, MemoryHooks, transaction
 from ..memory._loading import all_or_nothing, check_states_of_adapters
 from ..memory._queue import Queue, prepare_state
 from ..pairwise._index_tensors import IndicesTuple
 from ..pairwise._miners import Miner
+from ._callers import OneThread
 from ._input import check_input, check_sharded, raise_refused
+from ._options import suggest_keywords
 from ._settings import check_setting
 from ._step import compare, find_indices, read_contents, step, store_batch
 from ._step_on_ranks import fill_on_ranks, loss_on_ranks
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
+@suggest_keywords
 class AdaptiveCrossBatchMemory(CrossBatchMemory):
     r"""PML's ``CrossBatchMemory`` with hooks that adapt the stored rows before every loss.
 
@@ -80,7 +81,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             of NaN. ``"ignore"`` does not look, and stores it too: docs/mixed_precision.md says what each does
             to a step.
         memory_dtype: dtype of the stored rows, float32 by default. ``torch.bfloat16`` and ``torch.float16``
-            take half the room. Losses are computed in the most precise of it, float32 and the batch's dtype.
+            take half of the bytes. Losses are computed in the most precise of this dtype, float32 and the
+            batch's.
         update: what happens to the row of a sample that returns, as ``sample_ids`` tells. With ``"queue"``,
             the default, the new row takes its place. With ``"average"`` a weighted mean of both does, at
             unit length (Cross-Batch Memory, supplement §2).
@@ -126,9 +128,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         update: str = "queue",
         update_momentum: float = 0.0,
         collect_stats: bool | None = None,
-        **unknown: NoReturn,
     ) -> None:
-        refuse_keywords(type(self), unknown)
         # Every setting is checked as it is set, here and later. These come first because reset_queue needs
         # them, which runs inside super().__init__.
         self.memory_dtype = memory_dtype
@@ -156,7 +156,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         super().__setattr__(name, value)
 
     def extra_repr(self) -> str:
-        hidden = ("loss", "miner", "collect_stats", "unknown")  # or shown as modules
+        hidden = ("loss", "miner", "collect_stats")  # or shown as modules
         names = [name for name in signature(AdaptiveCrossBatchMemory).parameters if name not in hidden]
         values = {name: getattr(self, name) for name in names} | {"process_group": self._group}
         return ", ".join(f"{name}={value}" for name, value in values.items())
@@ -295,7 +295,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
     @property
     def returning_samples(self) -> tuple[Tensor, Tensor]:
-        """Places in memory and in the batch, ``(r,)`` each, of samples that the batch holds again; for hooks.
+        """Indices in memory and in the batch, ``(r,)`` each, of samples that return; for hooks.
 
         Raises:
             RuntimeError: no hook is running.
@@ -313,8 +313,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         before = self.queue if hasattr(self, "queue") else None
         if before is not None and before.is_in_transaction:
             raise RuntimeError("reset_queue within a step: call it when the step is over")
-        kind = partial(ShardedQueue, group=self._group) if self._is_sharded else Queue
-        self.queue = kind(self.memory_size, self.embedding_size, self.memory_dtype, before)
+        make_queue = partial(ShardedQueue, group=self._group) if self._is_sharded else Queue
+        self.queue = make_queue(self.memory_size, self.embedding_size, self.memory_dtype, before)
 
     @property
     def process_group(self) -> ProcessGroup | None:
@@ -332,7 +332,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     def process_group(self, process_group: ProcessGroup | DeviceMesh | None) -> None:
         group = Group(process_group)
         if isinstance(self.queue, ShardedQueue):
-            self.queue.check_places(group)
+            self.queue.check_indices(group)
         self._group.assign(process_group)
         self.queue.is_alike = False
 
@@ -377,12 +377,12 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
     @property
     def queue_idx(self) -> int:
-        """Place of the next row."""
+        """Index of the next row."""
         return self.queue.position
 
     @property
     def curr_batch_idx(self) -> Tensor | None:
-        """Places of the rows stored last, ``(b,)``; None before the first."""
+        """Indices of the rows stored last, ``(b,)``; None before the first."""
         return self.queue.newest
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:

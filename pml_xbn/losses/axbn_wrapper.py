@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-import torch
 from torch import nn
 
-from .._keywords import describe_others, parameters_of
 from ..adapters import KalmanMomentMatching
 from ..pairwise._miners import Miner
+from ._options import MemoryOptions, show_memory_options
 from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-    from torch.distributed.device_mesh import DeviceMesh
+    from typing_extensions import Unpack
 
 
-@describe_others
+@show_memory_options
 class AXBNWrapper(AdaptiveCrossBatchMemory):
     """A cross-batch memory whose rows take a Kalman filter's estimate of the data set's mean and σ.
 
@@ -32,8 +30,7 @@ class AXBNWrapper(AdaptiveCrossBatchMemory):
         initial_variance: p₀, the variance of the first estimate; 1 by default. It is forgotten after a few
             updates.
         gain_update_interval: number of batches from one update of the gain to the next, 100 by default.
-        others: :class:`AdaptiveCrossBatchMemory` describes all other parameters. The distance and the reducer
-            are those of ``loss``.
+        options: :class:`AdaptiveCrossBatchMemory` describes all other parameters.
 
     Raises:
         ValueError: a negative or non-finite noise or variance, an interval below 1, or what
@@ -41,6 +38,7 @@ class AXBNWrapper(AdaptiveCrossBatchMemory):
         TypeError: an unknown keyword.
 
     Example:
+        >>> import torch
         >>> from pytorch_metric_learning.losses import SupConLoss
         >>> loss_fn = AXBNWrapper(SupConLoss(), embedding_size=16, memory_size=64)
         >>> loss = loss_fn(torch.randn(8, 16), torch.arange(8) % 4)
@@ -59,21 +57,9 @@ class AXBNWrapper(AdaptiveCrossBatchMemory):
         measurement_noise: float = 0.01,
         initial_variance: float = 1.0,
         gain_update_interval: int = 100,
-        delay: int = 0,
-        warmup: int = 0,
-        batch_loss_weight: float = 0.0,
-        normalize_memory: bool = False,
-        gather_distributed: bool = False,
-        shard_distributed: bool = False,
-        process_group: ProcessGroup | DeviceMesh | None = None,
-        nonfinite: str = "raise",
-        memory_dtype: torch.dtype = torch.float32,
-        update: str = "queue",
-        update_momentum: float = 0.0,
-        collect_stats: bool | None = None,
-        **unknown: NoReturn,
+        **options: Unpack[MemoryOptions],
     ) -> None:
-        super().__init__(**parameters_of(AdaptiveCrossBatchMemory, locals()), **unknown)
+        super().__init__(loss, embedding_size, memory_size, miner, **options)
         settings = process_noise, measurement_noise, initial_variance, gain_update_interval
         self.adapter = KalmanMomentMatching(*settings, collect_stats=self.collect_stats)
         self.register_memory_hook(self.adapter)

@@ -11,8 +11,7 @@ from pytorch_metric_learning.utils import common_functions as c_f
 from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor, nn
 
-from .._number_checks import check_integer
-from .._tensor_checks import check_indices, check_integers, check_rows
+from .._checks import check_indices, check_integer, check_integers, check_rows
 from ..pairwise._index_tensors import IndicesTuple
 
 

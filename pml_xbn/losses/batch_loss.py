@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from .._tensor_checks import check_rows
+from .._checks import check_rows
 from ..distributed import _ranks as ranks
 from ..distributed._group import Group
 from ..memory._batch import Batch, split
@@ -15,12 +15,14 @@ from ..pairwise._batch_loss import loss_of_batch
 from ..pairwise._index_tensors import IndicesTuple
 from ..pairwise._miners import Miner
 from ..pairwise._supported import check_divisors
+from ._options import suggest_keywords
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
 
+@suggest_keywords
 class BatchLoss(nn.Module):
     """A loss and a miner of PML without a memory: what memories are compared with.
 

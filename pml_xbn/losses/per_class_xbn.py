@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-import torch
 from torch import nn
 
-from .._keywords import describe_others, parameters_of
 from ..adapters import GroupMomentMatching
 from ..pairwise._miners import Miner
+from ._options import MemoryOptions, show_memory_options
 from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-    from torch.distributed.device_mesh import DeviceMesh
+    from typing_extensions import Unpack
 
 
-@describe_others
+@show_memory_options
 class PerClassXBN(AdaptiveCrossBatchMemory):
     """A cross-batch memory whose rows take the mean and σ of their class in the batch.
 
@@ -30,14 +28,14 @@ class PerClassXBN(AdaptiveCrossBatchMemory):
         std_lambda: λ_σ in [0, 1], likewise for σ; 1 by default, because σ of few rows is noisy.
         normalize_absent: whether rows of classes that the batch lacks take the map of all rows, as they do by
             default. With ``False`` they stay as they are.
-        others: :class:`AdaptiveCrossBatchMemory` describes all other parameters. The distance and the reducer
-            are those of ``loss``.
+        options: :class:`AdaptiveCrossBatchMemory` describes all other parameters.
 
     Raises:
         ValueError: a λ outside [0, 1], or what :class:`AdaptiveCrossBatchMemory` refuses.
         TypeError: an unknown keyword.
 
     Example:
+        >>> import torch
         >>> from pytorch_metric_learning.losses import SupConLoss
         >>> loss_fn = PerClassXBN(SupConLoss(), embedding_size=16, memory_size=64)
         >>> loss = loss_fn(torch.randn(8, 16), torch.arange(8) % 4)
@@ -53,21 +51,9 @@ class PerClassXBN(AdaptiveCrossBatchMemory):
         mean_lambda: float = 0.5,
         std_lambda: float = 1.0,
         normalize_absent: bool = True,
-        delay: int = 0,
-        warmup: int = 0,
-        batch_loss_weight: float = 0.0,
-        normalize_memory: bool = False,
-        gather_distributed: bool = False,
-        shard_distributed: bool = False,
-        process_group: ProcessGroup | DeviceMesh | None = None,
-        nonfinite: str = "raise",
-        memory_dtype: torch.dtype = torch.float32,
-        update: str = "queue",
-        update_momentum: float = 0.0,
-        collect_stats: bool | None = None,
-        **unknown: NoReturn,
+        **options: Unpack[MemoryOptions],
     ) -> None:
-        super().__init__(**parameters_of(AdaptiveCrossBatchMemory, locals()), **unknown)
+        super().__init__(loss, embedding_size, memory_size, miner, **options)
         settings = mean_lambda, std_lambda, normalize_absent
         self.adapter = GroupMomentMatching(*settings, collect_stats=self.collect_stats)
         self.register_memory_hook(self.adapter)

@@ -9,15 +9,17 @@ from pytorch_metric_learning.distances import DotProductSimilarity
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from .._number_checks import check_positive
+from .._checks import check_positive
+from ._options import suggest_keywords
 from .base_classification_loss import BaseClassificationLoss
 
 
+@suggest_keywords
 class SampledNormalizedSoftmaxLoss(BaseClassificationLoss):
     """PML's ``NormalizedSoftmaxLoss`` among a random subset of the classes.
 
     Classification is a Strong Baseline for Deep Metric Learning, Eq. 1 with the subsampling of §4.5: every
-    batch is compared with its own classes, and with as many others, at random, as make up the share. With
+    batch is compared with its own classes, and with as many others, at random, as make up ``share``. With
     10 % of the classes of Stanford Online Products the paper's Recall@1 falls by less than one point
     (Figure 4). ``share=1`` is PML's loss. In ``eval()`` mode and in ``get_logits`` all classes are compared.
 
@@ -28,7 +30,7 @@ class SampledNormalizedSoftmaxLoss(BaseClassificationLoss):
 
     Args:
         temperature: σ, 0.05 in the paper (§4.1).
-        share: share of the C classes, in (0, 1]. A batch with more classes than that has them all.
+        share: fraction of the C classes, in (0, 1]. A batch with more classes than that has them all.
         others: see :class:`~pml_xbn.losses.base_classification_loss.BaseClassificationLoss`. The default
             distance is PML's ``DotProductSimilarity()``, which normalizes the embeddings, and the default
             reducer ``MeanReducer()``.

@@ -9,10 +9,12 @@ from pytorch_metric_learning.distances import DotProductSimilarity
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize, one_hot, softplus
 
-from .._number_checks import check_non_negative, check_positive
+from .._checks import check_non_negative, check_positive
+from ._options import suggest_keywords
 from .base_classification_loss import BaseClassificationLoss
 
 
+@suggest_keywords
 class StopGradientSoftmaxLoss(BaseClassificationLoss):
     """Stop-Gradient Softmax Loss, together with the softmax loss that it shares its weights with.
 
@@ -28,7 +30,7 @@ class StopGradientSoftmaxLoss(BaseClassificationLoss):
         gamma: γ; 30 in the paper, whose Table 4 finds little difference from 10 on.
         threshold: Eq. 6 counts in batches whose mean softmax loss, smoothed and without a miner's weights, is
             below it (Implementation Details: 3, for stability); ``float("inf")`` for always.
-        label_smoothing: share of the target that goes to all classes alike, in the softmax loss. The paper
+        label_smoothing: fraction of the target that goes to all classes alike, in the softmax loss. The paper
             does not say how much; Boudiaf et al. (2020), to whom it refers, give 0.1 to the other classes.
         beta: β, the weight of Eq. 6; 1 in Eq. 7, and the best of the paper's Table 6.
         others: see :class:`~pml_xbn.losses.base_classification_loss.BaseClassificationLoss`; no ``distance``.

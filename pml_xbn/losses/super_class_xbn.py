@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-import torch
 from torch import nn
 
-from .._keywords import describe_others, parameters_of
 from ..adapters import GroupMomentMatching
 from ..adapters.superclass_lookup import Superclasses
 from ..pairwise._miners import Miner
+from ._options import MemoryOptions, show_memory_options
 from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-    from torch.distributed.device_mesh import DeviceMesh
+    from typing_extensions import Unpack
 
 
-@describe_others
+@show_memory_options
 class SuperClassXBN(AdaptiveCrossBatchMemory):
     """A cross-batch memory whose rows take the mean and σ of their superclass in the batch.
 
     SC-XBN, thesis A Study of Cross Batch Memory, Eq. 4.4. The loss still sees the classes.
-    Where a batch holds most superclasses, nearly all rows are stored anew: the memory keeps room for as many.
+    Where a batch holds most superclasses, nearly all rows are stored anew, by way of a buffer of
+    that size, which the memory keeps.
 
     Args:
         superclasses: label → superclass, a 1-D integer tensor or sequence indexed by label, or a dict.
@@ -32,13 +31,13 @@ class SuperClassXBN(AdaptiveCrossBatchMemory):
         std_lambda: λ_σ in [0, 1], likewise for σ; 1 by default, because σ of few rows is noisy.
         normalize_absent: whether rows of superclasses that the batch lacks take the map of all rows, as they
             do by default. With ``False`` they stay as they are.
-        others: :class:`AdaptiveCrossBatchMemory` describes all other parameters. The distance and the reducer
-            are those of ``loss``.
+        options: :class:`AdaptiveCrossBatchMemory` describes all other parameters.
 
     Raises:
         ValueError: when it is called, a label without a superclass.
 
     Example:
+        >>> import torch
         >>> from pytorch_metric_learning.losses import SupConLoss
         >>> loss_fn = SuperClassXBN(SupConLoss(), 16, memory_size=64, superclasses=[0, 0, 1, 1])
         >>> loss = loss_fn(torch.randn(8, 16), torch.arange(8) % 4)
@@ -55,21 +54,9 @@ class SuperClassXBN(AdaptiveCrossBatchMemory):
         mean_lambda: float = 0.5,
         std_lambda: float = 1.0,
         normalize_absent: bool = True,
-        delay: int = 0,
-        warmup: int = 0,
-        batch_loss_weight: float = 0.0,
-        normalize_memory: bool = False,
-        gather_distributed: bool = False,
-        shard_distributed: bool = False,
-        process_group: ProcessGroup | DeviceMesh | None = None,
-        nonfinite: str = "raise",
-        memory_dtype: torch.dtype = torch.float32,
-        update: str = "queue",
-        update_momentum: float = 0.0,
-        collect_stats: bool | None = None,
-        **unknown: NoReturn,
+        **options: Unpack[MemoryOptions],
     ) -> None:
-        super().__init__(**parameters_of(AdaptiveCrossBatchMemory, locals()), **unknown)
+        super().__init__(loss, embedding_size, memory_size, miner, **options)
         settings = mean_lambda, std_lambda, normalize_absent, superclasses
         self.adapter = GroupMomentMatching(*settings, collect_stats=self.collect_stats)
         self.register_memory_hook(self.adapter)

@@ -10,14 +10,16 @@ import torch
 from pytorch_metric_learning.reducers import DoNothingReducer
 from torch import Tensor, nn
 
+from .._checks import check_integers, check_numbers, check_rows
 from .._eager import eager
-from .._tensor_checks import check_integers, check_numbers, check_rows
 from ..distributed._ranks import Exchange
 from ..memory._hooks import transaction
 from ..memory._loading import all_or_nothing
+from ._options import suggest_keywords
 from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
 
 
+@suggest_keywords
 class TwoTowerMemory(nn.Module):
     """A memory per tower, for models that embed queries and documents, or images and texts, apart.
 

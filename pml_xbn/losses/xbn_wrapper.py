@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-import torch
 from torch import nn
 
-from .._keywords import describe_others, parameters_of
 from ..adapters import MomentMatching
 from ..pairwise._miners import Miner
+from ._options import MemoryOptions, show_memory_options
 from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-    from torch.distributed.device_mesh import DeviceMesh
+    from typing_extensions import Unpack
 
 
-@describe_others
+@show_memory_options
 class XBNWrapper(AdaptiveCrossBatchMemory):
     """A cross-batch memory whose rows take the mean and standard deviation σ of every new batch.
 
@@ -37,7 +35,7 @@ class XBNWrapper(AdaptiveCrossBatchMemory):
         momentum: m in [0, 1), 0 by default. The rows take the moving average m · old + (1 − m) · new of the
             moments of the batches (Table 5 of the paper). A larger m averages over more batches, and lags
             further behind the model.
-        others: :class:`AdaptiveCrossBatchMemory` describes all other parameters.
+        options: :class:`AdaptiveCrossBatchMemory` describes all other parameters.
 
     Raises:
         ValueError: a ``momentum`` outside [0, 1), or what :class:`AdaptiveCrossBatchMemory` refuses.
@@ -61,20 +59,8 @@ class XBNWrapper(AdaptiveCrossBatchMemory):
         *,
         match_std: bool = True,
         momentum: float = 0.0,
-        delay: int = 0,
-        warmup: int = 0,
-        batch_loss_weight: float = 0.0,
-        normalize_memory: bool = False,
-        gather_distributed: bool = False,
-        shard_distributed: bool = False,
-        process_group: ProcessGroup | DeviceMesh | None = None,
-        nonfinite: str = "raise",
-        memory_dtype: torch.dtype = torch.float32,
-        update: str = "queue",
-        update_momentum: float = 0.0,
-        collect_stats: bool | None = None,
-        **unknown: NoReturn,
+        **options: Unpack[MemoryOptions],
     ) -> None:
-        super().__init__(**parameters_of(AdaptiveCrossBatchMemory, locals()), **unknown)
+        super().__init__(loss, embedding_size, memory_size, miner, **options)
         self.adapter = MomentMatching(match_std, momentum, collect_stats=self.collect_stats)
         self.register_memory_hook(self.adapter)

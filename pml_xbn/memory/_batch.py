@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._tensor_checks import check_indices, check_integers, check_mask, plain
+from .._checks import check_indices, check_integers, check_mask, plain
 
 
 class Batch(NamedTuple):

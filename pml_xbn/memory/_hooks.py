@@ -55,7 +55,7 @@ class MemoryHooks:
         return handle
 
     def name_modules(self, memory: nn.Module) -> None:
-        """Numbers the modules among the hooks, but those of them that the memory has by another name."""
+        """Registers the modules among the hooks under numbers, except those already registered."""
         for name, _ in list(memory.named_children()):
             if name.startswith(_PREFIX):  # some may have been removed
                 delattr(memory, name)
@@ -100,7 +100,7 @@ class MemoryHooks:
                 rows = adapt(
                     hook, rows, labels, batch, batch_labels, undo, adapts=adapts, is_checked=is_checked
                 )
-                if rows is not before and not is_checked:
+                if rows is not before and not (is_checked or contents.are_finite):
                     # A row of NaN leaves its dimensions as they are, and no other row is spoilt.
                     rows = rows.where_finite(before)
                 continue

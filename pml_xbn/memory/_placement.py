@@ -1,4 +1,4 @@
-"""Where the rows of samples go: samples that are stored already take the places that they have."""
+"""Where the rows of samples go: a sample that is stored already keeps its index."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from .._number_checks import check_one_of
+from .._checks import check_one_of
 from ._queue import Contents, Queue
 from ._rows import Rows
 
@@ -26,22 +26,22 @@ def check_update(update: str, momentum: float) -> None:
 class Placement(NamedTuple):
     """Where a batch goes. Of a sample that it holds more than once, the last row counts.
 
-    A row of a new sample goes to the next place of the queue. A row of a stored sample takes the place of the
-    old row, unless the queue is about to overwrite that place in this very step: then it is queued as well.
-    For instance, of M = 8 places the next is 2, and a batch holds two new samples and those stored in places
-    3 and 6. The new ones go to places 2 and 3. The old row in place 3 would be overwritten, so its sample is
-    queued too, and goes to place 4. The sample in place 6 stays there.
+    A row of a new sample goes to the next index of the queue. A row of a stored sample replaces the old row,
+    unless the queue is about to overwrite that one in this very step: then the new row is queued as well.
+    For instance, of M = 8 rows the next to be overwritten is row 2, and a batch holds two new samples and
+    those of rows 3 and 6. The new ones go to indices 2 and 3. The old row 3 is overwritten so, hence its
+    sample is queued too, and goes to index 4. The sample of row 6 stays there.
     """
 
-    places: Tensor  # of every row of the batch its sample's place afterwards, (b,)
-    kept: Tensor  # numbers of the rows that are stored, (k,)
-    num_queued: int  # how many of these go to the next places of the queue
-    returning: Tensor  # numbers of the rows whose sample is stored, (r,)
+    indices: Tensor  # for every row of the batch, the index of its sample after the step, (b,)
+    kept: Tensor  # positions in the batch of the rows that are stored, (k,)
+    num_queued: int  # how many of these go to the next indices of the queue
+    returning: Tensor  # positions in the batch of the rows whose sample is stored, (r,)
     stored_at: Tensor  # where these samples are stored before the step, (r,)
 
 
 def placement_of(queue: Queue, contents: Contents, ids: Tensor, labels: Tensor) -> Placement:
-    """Returns the places of a batch of these samples ``(b,)``, not empty; a negative one is of no sample."""
+    """Returns where a batch of these samples ``(b,)``, b ≥ 1, goes; a negative id is of no sample."""
     numbers = torch.arange(len(ids), device=ids.device)
     samples, sample_of = ids.unique(return_inverse=True)
     last = torch.zeros_like(samples).scatter_reduce_(0, sample_of, numbers, "amax")[sample_of]
@@ -52,19 +52,19 @@ def placement_of(queue: Queue, contents: Contents, ids: Tensor, labels: Tensor) 
             f"sample_ids names samples in rows {rows} of the batch that have another label further behind: "
             "give every sample one label, or every view of it an id of its own"
         )
-    stored_at = queue.holding.global_indices(_places(contents.ids, samples)[sample_of])
-    num_places, is_stored, kept = queue.num_places, stored_at >= 0, last == numbers
+    stored_at = queue.holding.global_indices(_indices_of(samples, contents.ids)[sample_of])
+    memory_size, is_stored, kept = queue.memory_size, stored_at >= 0, last == numbers
     # How far each stored sample is from the head of the queue, nearest first. The first is queued too if the
     # new rows reach it, the second if these and the first do, and so on to the first that is not reached.
-    distance = (stored_at - contents.position) % num_places
+    distance = (stored_at - contents.position) % memory_size
     nearest = distance[kept & is_stored].sort().values
     num_new = int((kept & ~is_stored).sum())
     reach = torch.arange(num_new, num_new + len(nearest), device=ids.device)
     num_queued = num_new + int((nearest < reach).cumprod(dim=0).sum())
-    places = stored_at.clone()
-    places[kept & (~is_stored | (distance < num_queued))] = queue.next_indices(contents, num_queued)
+    indices = stored_at.clone()
+    indices[kept & (~is_stored | (distance < num_queued))] = queue.next_indices(contents, num_queued)
     stored, returning = (flags.nonzero().squeeze(1) for flags in (kept, kept & is_stored))
-    return Placement(places[last], stored, num_queued, returning, stored_at[returning])
+    return Placement(indices[last], stored, num_queued, returning, stored_at[returning])
 
 
 def average_rows(rows: Tensor, stored: Rows, placement: Placement, momentum: float) -> Tensor:
@@ -73,10 +73,10 @@ def average_rows(rows: Tensor, stored: Rows, placement: Placement, momentum: flo
     return rows.index_copy(0, placement.returning, new)
 
 
-def _places(stored: Tensor, samples: Tensor) -> Tensor:
-    """Where the samples ``(s,)``, in ascending order, are stored; -1 where they are not."""
-    slots = torch.searchsorted(samples, stored).clamp_max_(len(samples) - 1)
-    places = ((samples[slots] == stored) & (stored >= 0)).nonzero().squeeze(1)
+def _indices_of(samples: Tensor, stored: Tensor) -> Tensor:
+    """Returns the rows' indices of samples ``(s,)``, in ascending order; -1 where one is not stored."""
+    nearest = torch.searchsorted(samples, stored).clamp_max_(len(samples) - 1)  # sample of every stored row
+    indices = ((samples[nearest] == stored) & (stored >= 0)).nonzero().squeeze(1)
     found = torch.full_like(samples, -1)
-    found[slots[places]] = places
+    found[nearest[indices]] = indices
     return found

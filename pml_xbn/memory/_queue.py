@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .._arithmetic import at_least_float32, widest
-from .._tensor_checks import INTEGERS
+from .._checks import INTEGERS
 from .._tracing import can_read, is_tracing
 from ..adapters.affine import Affine
 from ._findings import Findings
@@ -37,6 +37,7 @@ class Contents(NamedTuple):
         int | Tensor
     )  # rows that took the place of their sample's old row, since the last wrap-around
     newest: Tensor | None = None  # indices of the rows stored last, (b,)
+    are_finite: bool = False  # whether the host knows that all rows and the batch are
     wraps_around: bool = False  # whether the queue has gone round once with this step
     is_alike: bool = False  # whether all ranks are known to hold the same
     stored_last: tuple[Tensor, Tensor] | None = None  # indices here and rows of the batch, as it came
@@ -83,7 +84,7 @@ class Queue(nn.Module):
         holding: Holding | None = None,
     ) -> None:
         super().__init__()
-        self.dtype, self.num_places, self.holding = dtype, memory_size, holding or Holding()
+        self.dtype, self.memory_size, self.holding = dtype, memory_size, holding or Holding()
         self._pending: Contents | None = None  # of a step that is not over
         self.undo = Undo()
         # What `read` last returned, and torch's count of writes to it then: a user may write into it.
@@ -100,6 +101,10 @@ class Queue(nn.Module):
         self._take(self._empty(embedding_size, device))
         self.numbers[0] = num_calls
 
+    def __setattr__(self, name: str, value: object) -> None:
+        """Sets an attribute, none of which is a part of a module. A step sets many."""
+        object.__setattr__(self, name, value)
+
     def _empty(self, embedding_size: int, device: torch.device | None) -> dict[str, Tensor]:
         """Returns the state of a memory without rows."""
         with torch.inference_mode(False):
@@ -113,7 +118,7 @@ class Queue(nn.Module):
 
     def _num_stored(self) -> int:
         """Returns how many places this process holds."""
-        return self.num_places
+        return self.memory_size
 
     # Numbers of the host.
 
@@ -168,10 +173,10 @@ class Queue(nn.Module):
         """Returns the next indices of the queue, at most M, ``(num_rows,)``."""
         position = contents.position
         if isinstance(position, Tensor):
-            return (torch.arange(num_rows, device=self.labels.device) + position) % self.num_places
+            return (torch.arange(num_rows, device=self.labels.device) + position) % self.memory_size
         end = position + num_rows
         indices = torch.arange(position, end, device=self.labels.device)
-        return indices if end <= self.num_places else indices % self.num_places
+        return indices if end <= self.memory_size else indices % self.memory_size
 
     def store(
         self,
@@ -194,7 +199,7 @@ class Queue(nn.Module):
             num_queued: how many of the indices are the queue's next.
             is_stored: whether they are stored at all, a 0-d bool tensor; None: they are.
         """
-        undo, size, before = self.undo, self.num_places, contents.rows.ready_for(rows)
+        undo, size, before = self.undo, self.memory_size, contents.rows.ready_for(rows)
         num_rows, end = _at_most(before.num_rows + num_queued, size), contents.position + num_queued
         num_replaced = contents.num_replaced + len(rows) - num_queued
         own, rows, labels = self.holding.own_part(indices, rows, labels)
@@ -248,7 +253,7 @@ class Queue(nn.Module):
         if contents is None or contents.rows.sums is None or is_tracing():
             return
         # Ranks that share rows decide alike, also those that hold none yet.
-        had_rows = int(self.numbers[1]) > 0 if can_read(self.numbers) else self._most_rows > 0
+        had_rows = (self.numbers.tolist()[1] if can_read(self.numbers) else self._most_rows) > 0
         rows, is_first = contents.rows, had_rows and not self.is_measured
         is_needed = is_first or self.needs_standardizing
         if can_read(self.numbers):
@@ -259,16 +264,16 @@ class Queue(nn.Module):
             if is_first and contents.stored_last is not None:
                 # It was stored in the coordinates of rows as they came, in which it may have lost digits.
                 indices, batch = contents.stored_last
-                rows = rows.written_(indices, rows.to_store(batch), self.undo)
+                rows = rows.written_(indices, rows.to_store(batch.detach()), self.undo)
             self._pending = contents._replace(rows=rows)
         self.needs_standardizing = False
 
     def restandardize_(self) -> None:
         """Stores rows anew, in place, if they have drifted in steps that were traced, which never do so."""
-        contents = self.contents
-        if not self.was_traced or self.is_in_transaction or is_tracing() or contents.rows.sums is None:
+        if not self.was_traced or self.is_in_transaction or is_tracing():
             return
-        if bool(contents.rows.have_drifted()):
+        contents = self.contents
+        if contents.rows.sums is not None and bool(contents.rows.have_drifted()):
             self.hold(contents._replace(rows=contents.rows.standardized_(contents.rows.stored)))
             self.commit_()
 
@@ -305,7 +310,7 @@ class Queue(nn.Module):
                 device = self.numbers.device
                 self.numbers.copy_(torch.stack([torch.as_tensor(x, device=device) for x in numbers]))
             else:
-                self.numbers.copy_(torch.tensor(numbers, device="cpu"))  # whatever the default device is
+                self.numbers.numpy()[:] = numbers
         self.is_measured, self._most_rows = rows.sums is not None, rows.num_rows_here
         self._newest, self._read, self._read_labels = contents.newest, None, None
         self.is_alike = contents.is_alike
@@ -490,7 +495,7 @@ class Queue(nn.Module):
                 )
         if state["numbers"].device.type == "meta":
             return
-        size = self.num_places
+        size = self.memory_size
         num_calls, count, position, has_sums, num_replaced = state["numbers"].tolist()
         is_possible = 0 <= count <= size and 0 <= position < size and 0 <= num_replaced < size
         if not (is_possible and num_calls >= 0 and has_sums in (NO_SUMS, SUMS, SUMS_OF_A_SHARD)):
@@ -549,7 +554,7 @@ def _at_most(value: int | Tensor, most: int) -> int | Tensor:
 def prepare_state(state: dict[str, Any], prefix: str, memory: nn.Module, queue: Queue) -> None:
     """Refuses a state of a memory of another size, and turns one of PML's ``CrossBatchMemory`` into ours."""
     rows, labels = (state.pop(prefix + name, None) for name in ("embedding_memory", "label_memory"))
-    own_size = queue.num_places, queue.rows.shape[1]
+    own_size = queue.memory_size, queue.rows.shape[1]
     saved_rows = state.get(prefix + "queue.rows") if rows is None else rows
     for axis, name in enumerate(("memory_size", "embedding_size")):
         if saved_rows is not None and saved_rows.shape[axis] != own_size[axis]:

@@ -15,9 +15,10 @@ from ..adapters.affine import Affine
 from ..adapters.moments import GroupMoments, Moments, moments
 
 # Stored rows are standardized again where their root mean square is larger: float16 ends at 65504, and
-# moments lose digits. They also are where the scale has shrunk to this least one: different incoming rows
-# would be stored as the same numbers.
+# moments lose digits.
 LARGEST_RMS = 4.0
+# A dimension in which the newest batch has no spread gets this scale. The next row that differs is stored as
+# a large number, so that rows are standardized again then.
 _LEAST_SCALE = 2.0**-48
 # A shorter vector is one of zeros, as torch.nn.functional.normalize has it.
 _SMALLEST_LENGTH = 1e-12
@@ -151,7 +152,7 @@ class Rows:
         return rows
 
     def counted(self, num_rows: int | Tensor, num_rows_here: int) -> Rows:
-        """Returns the rows, of which so many are occupied."""
+        """Returns the rows with other numbers of occupied ones."""
         rows = type(self)(self.stored, self.affine, self.sums, num_rows, num_rows_here, self.holding)
         rows._rounded_affine = self._rounded_affine
         return rows
@@ -172,9 +173,11 @@ class Rows:
         """
         if self.sums is None:  # rows are as they came
             return _SMALLEST_LENGTH
-        eps = max(torch.finfo(self.stored.dtype).eps, torch.finfo(dtype).eps)
-        length = torch.linalg.vector_norm(self.affine.shift).mul_(_ROUNDINGS_OF_ZERO * eps)
-        least: Tensor = length.clamp_min_(_SMALLEST_LENGTH).to(dtype)
+        eps = _ROUNDINGS_OF_ZERO * max(torch.finfo(self.stored.dtype).eps, torch.finfo(dtype).eps)
+        length = torch.linalg.vector_norm(self.affine.shift)
+        if can_read(length):
+            return float(max(eps * length.item(), _SMALLEST_LENGTH))
+        least: Tensor = length.mul_(eps).clamp_min_(_SMALLEST_LENGTH).to(dtype)
         return least
 
     def zero_rounding_(self, rows: Tensor) -> Tensor:
@@ -188,12 +191,20 @@ class Rows:
         """Yields the rows as they are now, in order; the tensor of a part may be overwritten by the next."""
         scale, shift = self.affine_in(dtype)
         is_read_as_stored = self.sums is None and self.stored.dtype == dtype
+        if self.num_rows_here <= rows_at_a_time(self.stored) and self.num_rows_here > 0:
+            rows = self._stored_rows(slice(0, self.num_rows_here)).to(dtype)
+            yield slice(0, self.num_rows_here), rows if self.sums is None else shift.addcmul(rows, scale)
+            return
         buffer = self.stored if is_read_as_stored else self._buffer(dtype)
         for part in slices(self.num_rows_here, rows_at_a_time(self.stored)):
             rows = self._read_part(buffer, part)
             if self.sums is not None:
                 rows = torch.addcmul(shift, rows, scale, out=buffer[: len(rows)])
             yield part, rows
+
+    def _stored_rows(self, part: slice) -> Tensor:
+        """Returns a part of the rows as they are stored."""
+        return self.stored if part == slice(0, len(self.stored)) else self.stored[part]
 
     def _buffer(self, dtype: torch.dtype) -> Tensor:
         """Returns a tensor to read parts of the rows into, one after the other."""
@@ -202,7 +213,7 @@ class Rows:
 
     def _read_part(self, buffer: Tensor, part: slice) -> Tensor:
         """Returns a part of the rows as they are stored, in ``buffer`` if that is of another dtype."""
-        rows = self.stored[part]
+        rows = self._stored_rows(part)
         return rows if rows.dtype == buffer.dtype else buffer[: len(rows)].copy_(rows)
 
     def read(self, dtype: torch.dtype) -> Tensor:
@@ -289,10 +300,6 @@ class Rows:
 
     def where_finite(self, before: Rows) -> Rows:
         """Returns these rows, in dimensions in which their map holds NaN or inf with that of ``before``."""
-        if can_read(self.affine.scale):  # where a look costs less than the choice
-            scale, shift = self.affine
-            if math.isfinite((scale + shift).sum().item()):
-                return self
         return self.replaced(affine=self.affine.where_finite(before.affine))
 
     def mapped_in_groups_(self, maps: Affine, group_ids: Tensor, other_map: Affine, undo: Undo) -> Rows:
@@ -384,12 +391,19 @@ class Rows:
         """Returns whether rows have to be standardized again, 0-d bool; None where there are no sums."""
         if self.sums is None:
             return None
-        least: Tensor | float = _LEAST_SCALE
+        # A sum over u that is as large goes with a sum over u² that is larger.
         sums = self.total_sums()
+        is_out = (sums > self.num_rows * LARGEST_RMS**2).any()
         if self.stored.dtype == torch.float16:
             least = _LEAST_FRACTION_OF_FLOAT16 / 16 * _rms(self._moments(sums, self.num_rows))
-        is_out = (sums[1] > self.num_rows * LARGEST_RMS**2) | (self.affine.scale.abs() <= least)
-        return is_out.any()
+            is_out = is_out | (self.affine.scale.abs() <= least).any()
+        return is_out
+
+    def are_in_range(self) -> bool:
+        """Returns whether the host knows that all rows are finite, and need not be standardized again."""
+        if self.sums is None or not can_read(self.sums) or self.stored.dtype == torch.float16:
+            return False
+        return bool(self.total_sums().amax().item() <= self.num_rows * LARGEST_RMS**2)
 
     def have_drifted(self) -> Tensor:
         """Returns whether u has a mean of half of its spread, or a spread far from one, 0-d bool.
@@ -452,9 +466,9 @@ def read_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def rows_of(values: Tensor, like: Rows, num_places: int, dtype: torch.dtype) -> Rows:
-    """Returns other rows ``(n, d)``, stored in a tensor of ``num_places``; in half precision standardized."""
-    stored = torch.zeros(num_places, values.shape[1], dtype=dtype, device=values.device)
+def rows_of(values: Tensor, like: Rows, memory_size: int, dtype: torch.dtype) -> Rows:
+    """Returns other rows ``(n, d)``, in a tensor of ``memory_size``; in half precision standardized."""
+    stored = torch.zeros(memory_size, values.shape[1], dtype=dtype, device=values.device)
     zeros = widest(stored.new_zeros(values.shape[1]))
     empty = type(like)(stored, Affine(zeros + 1, zeros), None, 0, 0, like.holding).ready_for(values)
     for part in slices(len(values), rows_at_a_time(values)):

@@ -51,6 +51,7 @@ class Distances:
 
     anchors: Tensor  # (a, d), without a graph
     rows: Rows  # (n, d)
+    are_finite: bool = False  # whether the host knows that anchors and rows are
     _products: dict[bool, _Products] = field(default_factory=dict, init=False)
     _noise: dict[bool, _NoiseToSignal] = field(default_factory=dict, init=False)
     _by_pml: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False)
@@ -102,8 +103,10 @@ class Distances:
             gradient = self.rows.weighted_sum(gradient)
         return self._before_scaling(gradient) if is_normalized else gradient
 
-    def zero_if_finite(self) -> Tensor:
-        """Returns zero, a 0-d tensor, and NaN if an anchor or a row holds NaN or inf."""
+    def zero_if_finite(self) -> Tensor | float:
+        """Returns zero, and NaN if an anchor or a row holds NaN or inf."""
+        if self.are_finite:
+            return 0.0
         if self._zero is None:
             self._zero = zero_if_finite(self.anchors)
             for _, part in self.rows.parts(self.anchors.dtype):
@@ -170,6 +173,8 @@ class Distances:
                 torch.linalg.vector_norm(part, dim=1, out=lengths[indices])
         if mat is None:
             mat, lengths = vectors.new_empty(len(vectors), 0), vectors.new_empty(0)
+        if self.are_finite:
+            return mat, lengths if has_lengths else None
         if self._zero is None and not has_lengths:
             # A vector that is not finite has no finite product, so one row and one column tell of all.
             self._zero = zero_if_finite(mat[:1], mat[:, :1])
@@ -179,8 +184,10 @@ class Distances:
 
     def _inverse_lengths(self, lengths: Tensor) -> Tensor:
         """Returns 1 over lengths, in place; 0 for a row of zeros, which has no direction."""
-        is_zero = lengths <= self.rows.least_length(lengths.dtype)
-        return lengths.masked_fill_(is_zero, torch.inf).reciprocal_()
+        least = self.rows.least_length(lengths.dtype)
+        if isinstance(least, float):
+            return threshold(lengths, least, torch.inf, inplace=True).reciprocal_()
+        return lengths.masked_fill_(lengths <= least, torch.inf).reciprocal_()
 
     def _measure_euclidean(self) -> Tensor:
         """Returns |v - r| of unit vectors, whose square is 2 - 2 v·r."""

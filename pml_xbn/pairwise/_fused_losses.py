@@ -109,7 +109,7 @@ def supcon(loss: losses.SupConLoss, mat: Tensor, pairs: Pairs, over_rows: OverRo
     num_positive, positive_sum, log_sum = over_rows(
         Count(is_positive), Sum(mat, is_positive), LogSumExp(mat, pairs.of_both(), scale)
     )
-    positive_mean = positive_sum / (num_positive.clamp_min(1) / scale)
+    positive_mean = positive_sum * scale / num_positive.clamp_min(1)
     return {"loss": Elements((log_sum - positive_mean).masked_fill(num_positive == 0, 0))}
 
 

@@ -42,6 +42,7 @@ class Comparison(NamedTuple):
     self_pairs: Tensor | None = None  # (a,), rows of the anchors' own copies, with which they form no pairs
     user_pairs: IndicesTuple | None = None  # pairs or triplets of anchors and rows besides
     is_row: Tensor | None = None  # (n,) bool, which rows are occupied; None: all
+    are_finite: bool = False  # whether the host knows that anchors and rows are
 
     def all_pairs(self, first_row: int | None = None) -> Pairs:
         """Returns all pairs but self-pairs.
@@ -92,7 +93,7 @@ def loss_against(compared: Comparison) -> Tensor:
 
 def _loss_by_pml(compared: Comparison) -> Tensor:
     """Returns the loss by its own code, which gets index tensors and a tensor of rows."""
-    distances = Distances(compared.anchors.detach(), compared.rows)
+    distances = Distances(compared.anchors.detach(), compared.rows, compared.are_finite)
     lists = compared.choose_pairs(distances).lists()
     rows = compared.rows.read(compared.anchors.dtype)
     value: Tensor = compared.loss(compared.anchors, compared.anchor_labels, lists, rows, compared.row_labels)
@@ -105,7 +106,7 @@ def _loss_by_pml(compared: Comparison) -> Tensor:
 def sum_terms(compared: Comparison, fused: FusedLoss) -> LossSums:
     """Returns the sums of a fused loss's terms, with their gradients."""
     sums = LossSums(fused, compared.anchors)
-    distances = Distances(compared.anchors.detach(), compared.rows)
+    distances = Distances(compared.anchors.detach(), compared.rows, compared.are_finite)
     pairs = compared.choose_pairs(distances)
     show(lambda: _arguments(compared, pairs))
     if isinstance(fused.loss, GenericPairLoss):
@@ -388,12 +389,14 @@ def reducing_factors(
         zero: 0, or NaN to make the loss and all its gradients NaN.
         like: a tensor of the loss's dtype and device.
     """
-    has_terms = zero + 1.0
-    if isinstance(fused.loss, GenericPairLoss):  # PML's are zero for one pair of each kind, or fewer
+    has_terms: Tensor | float = 1.0
+    if isinstance(
+        fused.loss, GenericPairLoss
+    ):  # PML's are zero for one positive and one negative pair, or fewer
         positive, negative = num_pairs
         needs_both = fused.fused.needs_both
-        is_enough = positive * negative > 1 if needs_both else (positive > 1) | (negative > 1)
-        has_terms = is_enough + zero
+        has_terms = positive * negative > 1 if needs_both else (positive > 1) | (negative > 1)
+    has_terms = has_terms + zero
     has_terms = torch.as_tensor(has_terms, dtype=like.dtype, device=like.device)
     factors = []
     for reducer, divisor in zip(fused.reducers.values(), divisors, strict=True):

@@ -81,7 +81,10 @@ def pair_margin(miner: miners.PairMarginMiner, mat: Tensor, pairs: Pairs, over_r
 def multi_similarity(
     miner: miners.MultiSimilarityMiner, mat: Tensor, pairs: Pairs, over_rows: OverRows
 ) -> Pairs:
-    """Returns pairs beyond the hardest of the other kind (https://arxiv.org/abs/1904.06627)."""
+    """Returns positives beyond the nearest negative, and negatives within the farthest positive.
+
+    https://arxiv.org/abs/1904.06627
+    """
     mat = similarities(miner.distance, mat)
     nearest_negative, farthest_positive = over_rows(Max(mat, pairs.negative), Max(-mat, pairs.positive))
     return pairs.choose(

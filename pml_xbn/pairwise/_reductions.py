@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from .._arithmetic import widest
+from .._tracing import is_compiling
 
 # The log-sum-exp of no values; it is also added to values that do not count, before the largest is found.
 LOG_SUM_OF_NONE = -1e30
@@ -174,7 +175,7 @@ class LogSumExp(Reduction):
     Args:
         values: as of every reduction.
         counts: as of every reduction.
-        scale: a number, or a tensor without dimensions that may be learned.
+        scale: a number, or a 0-d tensor, which may be learned.
     """
 
     _exponentials: Tensor | None = None  # (a, n), divided by the largest of the anchor
@@ -255,8 +256,9 @@ def is_of_none(log_sums: Tensor) -> Tensor:
 
 def as_numbers(counts: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns how often each pair counts in a floating dtype."""
-    # A mask itself takes a CPU six times as long as its bytes.
-    return (counts.view(torch.uint8) if counts.dtype == torch.bool else counts).to(dtype)
+    # A mask itself takes a CPU six times as long as its bytes, and compiled bytes as long as an eager mask.
+    has_bytes = counts.dtype == torch.bool and not is_compiling()
+    return (counts.view(torch.uint8) if has_bytes else counts).to(dtype)
 
 
 def sum_over_rows(values: Tensor, counts: Tensor) -> Tensor:

@@ -36,7 +36,8 @@ class Elements(NamedTuple):
         values, counts = self.values, self.counts
         low, high = getattr(reducer, "low", None), getattr(reducer, "high", None)
         if counts is None and low is not None and high is None and values.ndim > 0:
-            return threshold(values, low, 0.0), (values > low).sum()
+            within = threshold(values, low, 0.0)
+            return within, within.count_nonzero() if low >= 0 else (values > low).sum()
         for name, is_beyond in (("low", torch.gt), ("high", torch.lt)):
             bound = getattr(reducer, name, None)
             if bound is not None and values.ndim > 0:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from torch import nn
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 # What Python writes into every class.
 _OF_EVERY_CLASS = {"__module__", "__qualname__", "__doc__", "__dict__", "__weakref__"}
 _OF_EVERY_CLASS |= {"__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__"}
@@ -32,7 +33,7 @@ def is_unchanged(module: nn.Module, *, allow_stats: bool = False) -> bool:
         attributes = vars(part)
         if any(attributes[name] for name in _HOOKS):
             return False
-        if any(hasattr(type(part), name) for name in attributes):
+        if any(hasattr(type(part), name) for name in attributes.keys() - _OF_EVERY_MODULE):
             return False
         if attributes.get("collect_stats") and not allow_stats:
             return False

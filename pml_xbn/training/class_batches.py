@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from .._number_checks import check_integer
-from .._tensor_checks import check_integers
+from .._checks import check_integer, check_integers
 from ..distributed._group import Group
 
 if TYPE_CHECKING:

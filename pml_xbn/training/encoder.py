@@ -13,7 +13,7 @@ from torch.nn.functional import normalize as unit_length
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from .._number_checks import check_integer
+from .._checks import check_integer
 from .._pillow import import_pillow
 from .image_files import open_image
 

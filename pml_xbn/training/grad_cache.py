@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from .._buffers import Buffers, buffers_as, copied_buffers
-from .._number_checks import check_integer
+from .._checks import check_integer
 from ._parts import batch_size, joined, own_part, rebuilt, tensors_of
 
 
@@ -83,10 +83,10 @@ class GradCache(nn.Module):
         """
         whole = (inputs, named_inputs)
         size = batch_size(whole)
-        places = [slice(first, first + self.part_size) for first in range(0, max(size, 1), self.part_size)]
+        slices = [slice(first, first + self.part_size) for first in range(0, max(size, 1), self.part_size)]
         whole = rebuilt(lambda leaf: leaf, whole)  # whose dictionaries the caller may change
-        parts = [self._embed(whole, rows, size) for rows in places]
-        return joined(parts, [len(range(size)[rows]) for rows in places])
+        parts = [self._embed(whole, rows, size) for rows in slices]
+        return joined(parts, [len(range(size)[rows]) for rows in slices])
 
     def _embed(self, batch: Any, rows: slice, size: int) -> Any:
         if not torch.is_grad_enabled():

@@ -33,9 +33,9 @@ def test_a_row_is_two_noises_of_a_mean_away_at_any_age_but_was_not_a_step_after_
         stored = memory.embedding_memory.clone()
         memory(batch, labels)
         if step > ROWS // size:
-            places = (first - age * size + torch.arange(size)) % ROWS
+            indices = (first - age * size + torch.arange(size)) % ROWS
             for rows, found in ((stored, before), (memory.embedding_memory, after)):
-                found.append(float((rows[places] - fresh[places]).square().sum(dim=1).mean()))
+                found.append(float((rows[indices] - fresh[indices]).square().sum(dim=1).mean()))
         fresh[(first + torch.arange(size)) % ROWS] = batch
     # Classes are drawn without replacement, of all; two images share what the class gives them.
     of_mean = (centres.var(dim=0) * (1 - num_classes / CLASSES) + WITHIN**2 / 2).sum() / num_classes

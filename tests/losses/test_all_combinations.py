@@ -34,7 +34,7 @@ MINERS: dict[str, Callable[[], Any]] = {
     "easy triplets": lambda: miners.TripletMarginMiner(0.3, "easy"),
     "semihard triplets": lambda: miners.TripletMarginMiner(0.3, "semihard"),
 }
-# Of its share of all pairs own copies may be a part.
+# They choose a fraction of all pairs, which may hold self-pairs.
 ONLY_WITHOUT_COPIES = {"hdc": miners.HDCMiner, "few of hdc": lambda: miners.HDCMiner(0.1)}
 DISTANCES: list[Callable[[], distances.BaseDistance]] = [
     distances.CosineSimilarity,

@@ -42,7 +42,7 @@ def contrastive_loss(
             elif own is None or own[i] != j:
                 positives.append(distance)
     if len(positives) <= 1 and len(negatives) <= 1:
-        return 0.0  # PML takes fewer than two pairs of each kind for none
+        return 0.0  # PML takes fewer than two positive or negative pairs for none
     return sum(np.mean(x) for x in (positives, negatives) if x)
 
 
@@ -76,16 +76,16 @@ class AnySequence(RuleBasedStateMachine):
     # -- the model ------------------------------------------------------------------------------------------
 
     def store(self, batch: list[np.ndarray], labels: list[int]) -> list[int]:
-        places = []
+        indices = []
         for row, label in zip(batch, labels, strict=True):
             if len(self.rows) < self.size:
                 self.rows.append(row)
                 self.labels.append(label)
             else:
                 self.rows[self.next], self.labels[self.next] = row, label
-            places.append(self.next)
+            indices.append(self.next)
             self.next = (self.next + 1) % self.size
-        return places
+        return indices
 
     def adapted(self, batch: np.ndarray, labels: list[int]) -> list[np.ndarray]:
         memory = self.adapt(np.array(self.rows).reshape(-1, D), self.labels, batch, labels)
@@ -143,14 +143,14 @@ class AnySequence(RuleBasedStateMachine):
         if self.calls >= self.warmup:
             if self.calls >= self.first_adapted:
                 self.rows = self.adapted(batch[mask], stored_labels)
-            places = self.store(list(batch[mask]), stored_labels)
+            indices = self.store(list(batch[mask]), stored_labels)
             anchor_labels = [label for label, is_anchor in zip(labels, anchors, strict=True) if is_anchor]
             # Of the rows as the loss has them, which the invariant compares with the model's: the direction
             # of a row that is where the model has zeros, to within rounding, is anybody's guess.
             rows = self.ours.loss.rows
             stored = np.empty((0, D)) if rows is None else rows.double().numpy()
             expected = contrastive_loss(
-                batch[anchors], anchor_labels, stored, self.labels, None if masked else places
+                batch[anchors], anchor_labels, stored, self.labels, None if masked else indices
             )
             np.testing.assert_allclose(loss.item(), expected, rtol=1e-3, atol=1e-3)
         self.calls += 1

@@ -102,8 +102,8 @@ def test_they_are_read_as_they_were_written(way: Callable) -> None:
     elif way is one_number:
         expected[0, 0] -= 20
     else:
-        places = {one_row: [3], in_many_pieces: [0, 1, 2, 3]}
-        chosen = places.get(way, list(range(M)))
+        indices = {one_row: [3], in_many_pieces: [0, 1, 2, 3]}
+        chosen = indices.get(way, list(range(M)))
         expected[chosen] = new_rows()[chosen]
     way(memory)
     assert torch.equal(memory.embedding_memory, expected)

@@ -78,11 +78,11 @@ def test_nothing_is_assigned_to_a_loss_or_miner_or_pml(loss: str, miner: str) ->
     train(loss_fn)
     after = contents(inner, chooser)
     if chooser is not None:
-        place = len(list(inner.modules()))
+        number = len(list(inner.modules()))
         # What miners note, HDCMiner its choice.
         for name in ("num_pos_pairs", "num_neg_pairs", "num_triplets", "a1", "p", "a2", "n"):
-            before[place].pop(name, None)
-            after[place].pop(name, None)
+            before[number].pop(name, None)
+            after[number].pop(name, None)
     for one, other in zip(before, after, strict=True):
         other.pop("divisor", None)  # that of DivisorReducer
         assert one.keys() == other.keys()
@@ -282,7 +282,7 @@ OWN_MINERS = {
 
 
 @pytest.mark.parametrize("name", OWN_MINERS)
-def test_own_rows_of_a_miner_of_the_users_own_are_dropped(name: str) -> None:
+def test_self_pairs_of_a_miner_of_the_users_own_are_dropped(name: str) -> None:
     values = [train(XBNWrapper(losses.ContrastiveLoss(), D, M, miner)) for miner in (OWN_MINERS[name], None)]
     assert_close(*values)
 

@@ -251,10 +251,10 @@ def test_b15_lifted_structure_does_not_depend_on_the_order_of_the_rows(ours: Cal
     assert not torch.isclose(*pmls, rtol=1e-3)
 
     rows, row_labels = torch.cat([old, embeddings]), torch.cat([old_labels, labels])
-    own_rows = torch.arange(4, 8)
+    self_pairs = torch.arange(4, 8)
     a1, p, a2, n = all_pairs(labels, row_labels)
     is_other = p != a1 + 4
-    expected = LiftedStructureOfPaper(losses.LiftedStructureLoss(), own_rows)(
+    expected = LiftedStructureOfPaper(losses.LiftedStructureLoss(), self_pairs)(
         embeddings, labels, (a1[is_other], p[is_other], a2, n), rows, row_labels
     )
     for order in orders:

@@ -96,7 +96,7 @@ def test_rows_of_few_groups_that_are_written_in_place_are_taken_back(dtype: torc
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_that_were_made_equal_are_taken_back_as_they_were(dtype: torch.dtype) -> None:
-    """Their map has no room for new rows, so the next step stores them anew first."""
+    """Their map cannot hold new rows, so the next step stores them anew first."""
     memory, twin = (EVERY["xbn"](TroubledLoss(), memory_dtype=dtype) for _ in range(2))
     for number in range(4):
         embeddings, labels = (x.detach() for x in batch(number))

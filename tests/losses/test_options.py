@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,8 +12,14 @@ import torch
 from pytorch_metric_learning import losses, miners
 from torch import Tensor
 
-from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
-from pml_xbn.losses import AdaptiveCrossBatchMemory
+from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, TwoTowerMemory, XBNWrapper
+from pml_xbn.losses import (
+    AdaptiveCrossBatchMemory,
+    BatchLoss,
+    SampledNormalizedSoftmaxLoss,
+    StopGradientSoftmaxLoss,
+)
+from pml_xbn.losses._options import MemoryOptions
 
 D = 3
 
@@ -182,6 +189,7 @@ def test_every_class_has_the_options_of_the_memory_and_hands_them_on(cls: type) 
     parameters = inspect.signature(AdaptiveCrossBatchMemory).parameters
     own = inspect.signature(cls).parameters
     assert {name: own[name] for name in parameters} == dict(parameters)
+    assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values())
     options: dict[str, Any] = {
         "memory_size": 30,
         "delay": 2,
@@ -197,11 +205,59 @@ def test_every_class_has_the_options_of_the_memory_and_hands_them_on(cls: type) 
         "update_momentum": 0.25,
         "collect_stats": True,
     }
-    assert {"loss", "embedding_size", "miner", "unknown", *options} == parameters.keys()
+    assert {"loss", "embedding_size", "miner", *options} == parameters.keys()
     superclasses = {"superclasses": [0, 0, 0]} if cls is SuperClassXBN else {}
     ours = cls(contrastive(), D, miner=miners.BatchHardMiner(), **options, **superclasses)
     assert {name: getattr(ours, name) for name in options} == options
     assert isinstance(ours.miner, miners.BatchHardMiner)
+
+
+def test_the_options_have_the_types_that_the_memory_asks_for() -> None:
+    parameters = inspect.signature(AdaptiveCrossBatchMemory).parameters.values()
+    types = {x.name: x.annotation for x in parameters if x.kind is x.KEYWORD_ONLY}
+    assert {name: x.__forward_arg__ for name, x in MemoryOptions.__annotations__.items()} == types
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            lambda: XBNWrapper(contrastive(), embeding_size=8),
+            "XBNWrapper .*'embeding_size'.*'embedding_size'",
+        ),
+        (
+            lambda: SuperClassXBN(contrastive(), 8, superclass=[0]),
+            "SuperClassXBN .*'superclass'.*'superclasses'",
+        ),
+        (lambda: AdaptiveCrossBatchMemory(embedding_size=8, los=contrastive()), "'los'.*'loss'"),
+        (lambda: TwoTowerMemory(document_memry=None), "'document_memry'.*'document_memory'"),
+        (
+            lambda: BatchLoss(contrastive(), gather_distribute=True),
+            "'gather_distribute'.*'gather_distributed'",
+        ),
+        (lambda: StopGradientSoftmaxLoss(num_classs=3, embedding_size=8), "'num_classs'.*'num_classes'"),
+        (lambda: SampledNormalizedSoftmaxLoss(3, 8, weight_init=None), "'weight_init'.*'weight_init_func'"),
+    ],
+)
+def test_a_misspelt_parameter_is_named_before_it_is_missed(build: Callable[[], object], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        build()
+
+
+def test_a_parameter_that_is_missing_is_named() -> None:
+    with pytest.raises(TypeError, match="'embedding_size'"):
+        XBNWrapper(contrastive())
+
+
+def test_a_subclass_may_take_keywords_out_before_the_memory_sees_them() -> None:
+    class Mine(XBNWrapper):
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            scale = kwargs.pop("scale")
+            super().__init__(*args, **kwargs)
+            self.scale = scale
+
+    assert Mine(contrastive(), D, scale=2.0).scale == 2.0
+    assert list(inspect.signature(Mine).parameters) == ["args", "kwargs"]
 
 
 def test_the_keywords_of_a_subclass_count_too() -> None:

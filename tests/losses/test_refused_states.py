@@ -35,8 +35,8 @@ def changed(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[State], 
     return lambda given: {**given, name: change(given[name])}
 
 
-def with_number(place: int, number: int) -> Callable[[State], State]:
-    return changed("queue.numbers", lambda x: x.index_fill(0, torch.tensor(place), number))
+def with_number(index: int, number: int) -> Callable[[State], State]:
+    return changed("queue.numbers", lambda x: x.index_fill(0, torch.tensor(index), number))
 
 
 def without(name: str) -> Callable[[State], State]:
@@ -59,9 +59,9 @@ REFUSED: dict[str, Callable[[State], State]] = {
     "a map of another width": changed("queue.map", lambda x: x[:, 1:]),
     "sums of another width": changed("queue.sums", lambda x: x[:, 1:]),
     "one number too many": changed("queue.numbers", longer),
-    "more rows than there are places": with_number(1, M + 1),
+    "more rows than memory_size": with_number(1, M + 1),
     "rows below none": with_number(1, -1),
-    "a next place beyond the last": with_number(2, M),
+    "a next index beyond the last": with_number(2, M),
     "calls below none": with_number(0, -3),
     "sums that are neither there nor not": with_number(3, 7),
     "no rows": without("queue.rows"),

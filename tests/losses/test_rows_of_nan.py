@@ -38,9 +38,9 @@ def is_ordinary(memory: AdaptiveCrossBatchMemory) -> Tensor:
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("when", [0, 1, 2, 3, 4])  # at other places of a turn
+@pytest.mark.parametrize("when", [0, 1, 2, 3, 4])  # at other positions of the queue
 @pytest.mark.parametrize("kind", OF_ALL_ROWS)
-def test_adaptation_goes_on_in_the_turn_after_the_row_has_left(kind: str, when: int, bad: float) -> None:
+def test_adaptation_goes_on_a_wrap_around_after_the_row_has_left(kind: str, when: int, bad: float) -> None:
     memory = EVERY[kind](nonfinite="ignore")
     for number in range(when):
         step(memory, number)
@@ -64,7 +64,7 @@ def test_adaptation_goes_on_in_the_turn_after_the_row_has_left(kind: str, when: 
 
 
 @pytest.mark.parametrize("kind", GROUPED)
-def test_with_groups_it_goes_on_in_two_turns_at_the_latest(kind: str) -> None:
+def test_with_groups_it_goes_on_after_two_wrap_arounds_at_the_latest(kind: str) -> None:
     memory = EVERY[kind](nonfinite="ignore")
     for number in range(3):
         step(memory, number)

@@ -39,8 +39,8 @@ def unit(row: np.ndarray) -> np.ndarray:
     return row / np.linalg.norm(row)
 
 
-class Slots:
-    """A memory as the supplement has it: a list of places, each with a row, a label and a sample."""
+class SampleMemory:
+    """A memory as the supplement has it: lists of rows, of their labels and of their samples."""
 
     def __init__(self, size: int, adapt: Adapt, update: str = "queue", m: float = 0.0):
         self.size, self.adapt, self.update, self.m = size, adapt, update, m
@@ -50,40 +50,40 @@ class Slots:
         self.next = 0
 
     def pairs(self, ids: list[int]) -> list[tuple[int, int]]:
-        """Places and numbers of the samples that come again."""
+        """Indices in memory and in the batch of the samples that come again."""
         last = {sample: number for number, sample in enumerate(ids) if sample >= 0}
         return [(self.ids.index(sample), last[sample]) for sample in sorted(last) if sample in self.ids]
 
     def store(self, batch: np.ndarray, labels: list[int], ids: list[int]) -> list[int]:
-        """Returns the place of every row."""
+        """Returns the index of every row of the batch in memory."""
         last = {sample if sample >= 0 else (n,): n for n, sample in enumerate(ids)}
         kept = sorted(last.values())
-        place_of = {ids[number]: place for place, number in self.pairs(ids)}
+        index_of = {ids[number]: index for index, number in self.pairs(ids)}
         new = {number: batch[number] for number in kept}
-        for sample, place in place_of.items():
+        for sample, index in index_of.items():
             number = last[sample]
             if self.m:
-                new[number] = self.m * self.rows[place] + (1 - self.m) * batch[number]
+                new[number] = self.m * self.rows[index] + (1 - self.m) * batch[number]
             if self.m or self.update == "average":
                 new[number] = unit(new[number])
         coming: list[int] = []
         while True:
             written = {(self.next + k) % self.size for k in range(len(coming))}
-            wanted = [n for n in kept if ids[n] not in place_of or place_of[ids[n]] in written]
+            wanted = [n for n in kept if ids[n] not in index_of or index_of[ids[n]] in written]
             if wanted == coming:
                 break
             coming = wanted
-        places = {number: place_of[ids[number]] for number in kept if number not in coming}
+        indices = {number: index_of[ids[number]] for number in kept if number not in coming}
         for number in coming:
-            places[number] = self.next
+            indices[number] = self.next
             if len(self.rows) < self.size:
                 self.rows.append(new[number])
                 self.labels.append(labels[number])
                 self.ids.append(ids[number])
             self.next = (self.next + 1) % self.size
-        for number, place in places.items():
-            self.rows[place], self.labels[place], self.ids[place] = new[number], labels[number], ids[number]
-        return [places[last[sample if sample >= 0 else (n,)]] for n, sample in enumerate(ids)]
+        for number, index in indices.items():
+            self.rows[index], self.labels[index], self.ids[index] = new[number], labels[number], ids[number]
+        return [indices[last[sample if sample >= 0 else (n,)]] for n, sample in enumerate(ids)]
 
     def loss(self, loss: Any, anchors: Tensor, labels: list[int], own: list[int] | None) -> Tensor:
         """PML's, on plain tensors."""
@@ -147,7 +147,7 @@ def test_any_sequence_leaves_the_memory_of_the_supplement(
         return memory
 
     memory = make()
-    model = Slots(
+    model = SampleMemory(
         size,
         KINDS[kind].equation(),
         options.get("update", "queue"),
@@ -205,23 +205,23 @@ def test_any_sequence_leaves_the_memory_of_the_supplement(
             wanted = model.pairs(stored_ids)
             rows_of_pairs = {(tuple(a.tolist()), tuple(b.tolist())) for a, b in zip(old, new, strict=True)}
             assert len(rows_of_pairs) == len(wanted)
-            for place, number in wanted:
+            for index, number in wanted:
                 gap = min(
-                    np.abs(np.array(a) - model.rows[place]).max()
+                    np.abs(np.array(a) - model.rows[index]).max()
                     + np.abs(np.array(b) - batch[mask][number]).max()
                     for a, b in rows_of_pairs
                 )
                 assert gap < 1e-6
-            places = model.store(batch[mask], stored_labels, stored_ids)
+            indices = model.store(batch[mask], stored_labels, stored_ids)
             if anchors.any() and model.rows and memory.curr_batch_idx is not None:
                 of_anchors = torch.tensor(batch[anchors], requires_grad=True)
                 # The gradient of a distance of zero has the direction of its rounding.
-                assume(model.nearest(of_anchors.detach(), None if is_masked else places) > 1e-7)
+                assume(model.nearest(of_anchors.detach(), None if is_masked else indices) > 1e-7)
                 expected = model.loss(
                     plain_loss,
                     of_anchors,
                     [label for label, is_anchor in zip(labels, anchors, strict=True) if is_anchor],
-                    None if is_masked else places,
+                    None if is_masked else indices,
                 )
                 torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-8)
                 (found,) = torch.autograd.grad(loss, embeddings)
@@ -397,7 +397,7 @@ def test_rows_of_a_hook_that_mixes_dimensions_are_replaced(options: dict[str, An
         new = adapter(*arguments)
         return rows if new is None else new.numpy()
 
-    model = Slots(20, adapt, options.get("update", "queue"), options.get("update_momentum", 0.0))
+    model = SampleMemory(20, adapt, options.get("update", "queue"), options.get("update_momentum", 0.0))
     draw = np.random.default_rng(0)
     for step in range(30):
         batch = draw.normal(size=(9, D)) @ draw.normal(size=(D, D)) + step
@@ -455,7 +455,7 @@ def test_rows_that_are_stored_in_inference_mode_are_replaced_outside_of_it() -> 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_rows_whose_samples_always_return_do_not_drift(dtype: torch.dtype) -> None:
-    """No row is new, so that the queue never turns; XBN in float64 says where they are."""
+    """No row is new, so that the queue never wraps around; XBN in float64 says where they are."""
     size, batch_size, draw = 24, 8, np.random.default_rng(0)
     memory = XBNWrapper(ContrastiveLoss(), D, size, memory_dtype=dtype)
     adapt, rows, order = Xbn(), np.zeros((0, D)), np.arange(size)

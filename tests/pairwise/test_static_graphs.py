@@ -1,4 +1,4 @@
-"""A fused loss reads no number of a device: it is traced, compiled, and given places without a row."""
+"""A fused loss reads no number of a device: it is traced, compiled, and given indices without a row."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Rows:
 
 
 def inputs(seed: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    """Anchors and labels, rows and labels, a map, the anchors' own rows, and which rows are occupied."""
+    """Anchors and labels, rows and labels, a map, the anchors' self-pairs, and which rows are occupied."""
     draw = torch.Generator().manual_seed(seed)
     anchors, stored = (torch.randn(size, D, generator=draw, dtype=dtype) for size in (A, N))
     labels, row_labels = (torch.randint(0, 4, (size,), generator=draw) for size in (A, N))

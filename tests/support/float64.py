@@ -106,11 +106,11 @@ class Memory:
         self.store(batch, labels)
 
     def store(self, batch: Rows, labels: Labels) -> None:
-        places = (self.next + np.arange(len(batch))) % self.size
+        indices = (self.next + np.arange(len(batch))) % self.size
         missing = max(0, min(self.next + len(batch), self.size) - len(self.rows))
         self.rows = np.concatenate([self.rows, np.zeros((missing, batch.shape[1]))])
         self.labels = [*self.labels, *[0] * missing]
-        self.rows[places] = batch
-        for place, label in zip(places, labels, strict=True):
-            self.labels[place] = int(label)
+        self.rows[indices] = batch
+        for index, label in zip(indices, labels, strict=True):
+            self.labels[index] = int(label)
         self.next = (self.next + len(batch)) % self.size

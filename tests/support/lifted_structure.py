@@ -13,23 +13,23 @@ class LiftedStructureOfPaper(LiftedStructureLoss):
     """Oh Song et al., Deep Metric Learning via Lifted Structured Feature Embedding, Eq. 4.
 
     Attributes:
-        own_rows: of every anchor the row that is its copy, ``(a,)``; None where it has none.
+        self_pairs: for every anchor the index of its own copy, ``(a,)``; None where there is none.
     """
 
-    def __init__(self, like: LiftedStructureLoss, own_rows: Tensor | None) -> None:
+    def __init__(self, like: LiftedStructureLoss, self_pairs: Tensor | None) -> None:
         margins = like.neg_margin, like.pos_margin
         super().__init__(*margins, distance=like.distance, reducer=like.reducer)
-        self.own_rows = own_rows
+        self.self_pairs = self_pairs
 
     def _compute_loss(self, pos_pairs: Tensor, neg_pairs: Tensor, indices_tuple: tuple[Tensor, ...]) -> Any:
         anchors, positives, anchors_of_negatives, _ = indices_tuple
         if len(anchors) == 0 or len(anchors_of_negatives) == 0:
             return self.zero_losses()
-        own_rows = [] if self.own_rows is None else self.own_rows.tolist()
+        self_pairs = [] if self.self_pairs is None else self.self_pairs.tolist()
         exponentials = self.distance.margin(self.neg_margin, neg_pairs).exp()
         terms = []
         for anchor, row, distance in zip(anchors.tolist(), positives.tolist(), pos_pairs, strict=True):
-            both = [anchor, own_rows.index(row)] if row in own_rows else [anchor]
+            both = [anchor, self_pairs.index(row)] if row in self_pairs else [anchor]
             of_both = exponentials[torch.isin(anchors_of_negatives, torch.tensor(both))]
             of_negatives = of_both.sum().log() if len(of_both) else 0.0
             hinge = (of_negatives + self.distance.margin(distance, self.pos_margin)).clamp_min(0)

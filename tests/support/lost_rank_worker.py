@@ -14,7 +14,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from pytorch_metric_learning.losses import SupConLoss
-from torch import distributed
+from torch import distributed, nn
 
 from pml_xbn import XBNWrapper
 from pml_xbn.memory._rows import Rows
@@ -49,6 +49,29 @@ def check(folder: Path, option: str, lose: Callable[[], None], seconds: float) -
         loss_fn(*batch)
     assert time.monotonic() - begin < seconds
     assert state_of(loss_fn) == before
+    (folder / f"rank {rank}").touch()
+    os._exit(0)  # there is no barrier to come to
+
+
+def check_uneven_inputs(folder: Path, option: str, seconds: float) -> None:
+    """The first rank runs out of batches within ``join()``; the other one's error names what to pass."""
+    rank = distributed.get_rank()
+    loss_fn: Any = XBNWrapper(SupConLoss(), 4, 32, **{option: True})
+    model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
+    states = []
+
+    def train() -> None:
+        for _ in range(3 + rank):
+            loss_fn(model(torch.randn(5, 4)), torch.arange(5) % 2).backward()
+            states.append(state_of(loss_fn))
+
+    begin = time.monotonic()
+    message = r"XBNWrapper.forward waited .*throw_on_early_termination=True" if rank == 1 else None
+    with pytest.raises(RuntimeError, match=message), model.join():
+        train()
+    assert time.monotonic() - begin < seconds
+    assert len(states) == 3
+    assert state_of(loss_fn) == states[-1]
     (folder / f"rank {rank}").touch()
     os._exit(0)  # there is no barrier to come to
 

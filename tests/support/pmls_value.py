@@ -16,20 +16,20 @@ Indices = tuple[Tensor, ...]
 
 
 def chosen_of_each(
-    miner: Any, anchors: Tensor, labels: Tensor, rows: Tensor, row_labels: Tensor, own_rows: Tensor | None
+    miner: Any, anchors: Tensor, labels: Tensor, rows: Tensor, row_labels: Tensor, self_pairs: Tensor | None
 ) -> Indices:
     """Pairs or triplets that PML's miner chooses if every anchor is compared with all rows but its own copy.
 
     The miner sees one anchor at a time, as PML's can leave out no other row than that of the diagonal.
 
     Args:
-        own_rows: for every anchor the row that is its copy, ``(a,)``; None where there is none.
+        self_pairs: for every anchor the index of its own copy, ``(a,)``; None where there is none.
     """
     chosen: list[Indices] = []
     for number in range(len(anchors)):
         others = torch.arange(len(rows))
-        if own_rows is not None:
-            others = others[others != own_rows[number]]
+        if self_pairs is not None:
+            others = others[others != self_pairs[number]]
         if len(others) == 0:
             continue
         anchor = slice(number, number + 1)
@@ -56,7 +56,7 @@ def pmls(
     memory: CrossBatchMemory,
     anchors: Tensor,
     labels: Tensor,
-    own_rows: Tensor | None,
+    self_pairs: Tensor | None,
     given: Indices | None = None,
     chosen: Indices | None = None,
 ) -> list[Tensor]:
@@ -69,20 +69,20 @@ def pmls(
     rows, row_labels = memory.embedding_memory[: memory.num_rows], memory.label_memory[: memory.num_rows]
     rows = rows.to(torch.promote_types(rows.dtype, anchors.dtype)).clone()
     if chosen is None:
-        chosen = chosen_of_each(memory.miner, anchors, labels, rows, row_labels, own_rows)
+        chosen = chosen_of_each(memory.miner, anchors, labels, rows, row_labels, self_pairs)
     if given is not None:
         of_anchors = {0, 2} if len(given) == 4 else {0}
-        moved = tuple(x if k in of_anchors else own_rows[x] for k, x in enumerate(given))
+        moved = tuple(x if k in of_anchors else self_pairs[x] for k, x in enumerate(given))
         if len(chosen) == 3 and len(moved) == 4:
             moved = lmu.convert_to_triplets(given, labels)
-            moved = moved[0], own_rows[moved[1]], own_rows[moved[2]]
+            moved = moved[0], self_pairs[moved[1]], self_pairs[moved[2]]
         elif len(chosen) == 4 and len(moved) == 3:
             moved = moved[0], moved[1], moved[0], moved[2]
         chosen = tuple(torch.cat(x) for x in zip(chosen, moved, strict=True))
     loss = memory.loss
     # Of LiftedStructureLoss PML's value is that of other pairs (B15).
     if isinstance(loss, losses.LiftedStructureLoss) and not isinstance(loss.reducer, ClassWeightedReducer):
-        loss = LiftedStructureOfPaper(loss, own_rows)
+        loss = LiftedStructureOfPaper(loss, self_pairs)
     return value_and_gradients(loss, anchors, labels, chosen, rows, row_labels)
 
 

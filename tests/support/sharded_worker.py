@@ -95,15 +95,15 @@ def assert_close(one: Tensor, other: Tensor) -> None:
     torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
 
 
-def built(kind: Any, miner: str, **options: Any) -> XBNWrapper:
-    return XBNWrapper(kind().double(), D, 17, MINERS[miner](), memory_dtype=torch.float64, **options)
+def built(loss_class: Any, miner: str, **options: Any) -> XBNWrapper:
+    return XBNWrapper(loss_class().double(), D, 17, MINERS[miner](), memory_dtype=torch.float64, **options)
 
 
 def check_losses(share: int) -> None:
     """Every share-th combination of a loss, a miner, a layout of the batch, and a mask or none."""
     cases = itertools.product(SHARDED_LOSSES, MINERS, LAYOUTS, (False, True))
-    for kind, miner, layout, is_masked in itertools.islice(cases, 0, None, share):
-        check_equal(partial(built, kind, miner), layout, 3, is_masked=is_masked, has_ids=False)
+    for loss_class, miner, layout, is_masked in itertools.islice(cases, 0, None, share):
+        check_equal(partial(built, loss_class, miner), layout, 3, is_masked=is_masked, has_ids=False)
 
 
 # One row at a time, of which the first is kept; some rows, and some matrices; some rows, graphs and matrices.
@@ -117,8 +117,8 @@ BUDGETS = (
 def check_budgets() -> None:
     """The loss is that of one process however few rows a rank goes through at a time."""
     part_of_rows = _sharded_loss.PartOfRows
-    kinds = itertools.product(SHARDED_LOSSES, MINERS, zip(LAYOUTS, BUDGETS, strict=True))
-    for loss, miner, (layout, budget) in itertools.islice(kinds, 0, None, 7):  # prime to the others
+    cases = itertools.product(SHARDED_LOSSES, MINERS, zip(LAYOUTS, BUDGETS, strict=True))
+    for loss, miner, (layout, budget) in itertools.islice(cases, 0, None, 7):  # prime to the others
         with (
             patch.dict(_sharded_loss.BUDGETS, cpu=budget),
             patch.object(_sharded_loss, "PartOfRows", wraps=part_of_rows) as parts,
@@ -146,7 +146,7 @@ def check_ties() -> None:
 
 
 def check_memories(share: int) -> None:
-    """Every class through fill, wraps and turns, with samples and without; some batches exceed a shard."""
+    """Every class through filling and wrap-arounds, with samples and without; some batches exceed a shard."""
     cases = itertools.product(WRAPPERS, (17, 18), LAYOUTS)
     for number, (name, size, layout) in enumerate(itertools.islice(cases, 0, None, share)):
         loss = losses.SupConLoss(reducer=reducers.MeanReducer())

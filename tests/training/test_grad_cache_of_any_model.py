@@ -91,8 +91,8 @@ def test_training_with_any_model_is_training_without_it(
         return embeddings
 
     def embed_once(batch: Batch) -> Tensor:
-        places = [slice(first, first + part_size) for first in range(0, 12, part_size)]
-        return torch.cat([embeddings_of(call(once, part_of(batch, rows), traits.takes)) for rows in places])
+        slices = [slice(first, first + part_size) for first in range(0, 12, part_size)]
+        return torch.cat([embeddings_of(call(once, part_of(batch, rows), traits.takes)) for rows in slices])
 
     found = trained(cache, stateful_loss(has_memory), model)
     assert_close(found, trained(embed_once, stateful_loss(has_memory), once))

@@ -1,11 +1,57 @@
-"""Checks of tensors that are given; every error names the value and the remedy."""
+"""Checks of arguments; every error names the argument, its value and the remedy."""
 
 from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 import torch
 from torch import Tensor
 
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+
+
+def check_keywords(cls: type, keywords: Iterable[str]) -> None:
+    """Refuses keywords that no ``__init__`` of a class and its bases names, with the nearest that one does.
+
+    Example:
+        >>> from pml_xbn import XBNWrapper
+        >>> check_keywords(XBNWrapper, ["memory_sizee"])
+        Traceback (most recent call last):
+        TypeError: XBNWrapper has no keyword 'memory_sizee': did you mean 'memory_size'?
+    """
+    initializers = [vars(base)["__init__"] for base in cls.__mro__[:-1] if "__init__" in vars(base)]
+    parameters = [x for init in initializers for x in list(inspect.signature(init).parameters.values())[1:]]
+    known = {x.name for x in parameters if x.kind in (x.POSITIONAL_OR_KEYWORD, x.KEYWORD_ONLY)}
+    for name in keywords:
+        if name not in known:
+            nearest = get_close_matches(name, known, n=1)
+            names = ", ".join(sorted(known))
+            remedy = f"did you mean {nearest[0]!r}?" if nearest else f"pass some of {names}"
+            raise TypeError(f"{cls.__name__} has no keyword {name!r}: {remedy}")
+
+
+def check_integer(name: str, value: int, at_least: int) -> None:
+    is_integer = hasattr(value, "__index__") and not isinstance(value, bool)
+    if not is_integer or value < at_least:
+        raise ValueError(f"{name}={value!r}: pass an integer, {at_least} or more")
+
+
+def check_non_negative(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name}={value!r}: pass a finite number, 0 or more")
+
+
+def check_positive(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name}={value!r}: pass a finite number above 0")
+
+
+def check_one_of(name: str, value: object, choices: Iterable[object]) -> None:
+    if value not in (known := tuple(choices)):
+        raise ValueError(f"{name}={value!r}: pass one of {', '.join(map(str, known))}")
 
 
 def plain(values: Tensor) -> Tensor:
