@@ -113,13 +113,15 @@ def pages_with(index: dict[str, Any], word: str) -> set[str]:
 
 
 def test_every_public_name_is_in_the_reference(site: Path) -> None:
-    rooms = [room for name in pml_xbn.__all__ if isinstance(room := getattr(pml_xbn, name), ModuleType)]
+    public = [getattr(pml_xbn, name) for name in pml_xbn.__all__]
+    subpackages = [each for each in public if isinstance(each, ModuleType)]
     documented = documented_names(site)
     missing = []
-    for room in rooms:
-        for name in room.__all__:
-            path = f"{room.__name__}.{name}"
-            members = public_members(getattr(room, name)) if inspect.isclass(getattr(room, name)) else ()
+    for subpackage in subpackages:
+        for name in subpackage.__all__:
+            path = f"{subpackage.__name__}.{name}"
+            found = getattr(subpackage, name)
+            members = public_members(found) if inspect.isclass(found) else ()
             missing += [p for p in (path, *(f"{path}.{m}" for m, _ in members)) if p not in documented]
     assert not missing
 
