@@ -13,6 +13,7 @@ import pytest
 import torch
 from at_step import at_step
 from comparisons import read_csv, run_until, without_times
+from float64 import Xbn
 from pytorch_metric_learning.losses import CrossBatchMemory, NTXentLoss
 from torch import Tensor, nn
 from torch.nn.functional import normalize
@@ -182,6 +183,7 @@ def test_losses_and_queue_are_those_of_the_equations(method: str) -> None:
     task.loss_fn.reset_queue()
     seen: list[tuple[Tensor, Tensor]] = []
     task.encoders.register_forward_hook(lambda module, args, output: seen.append(output))
+    adapt = Xbn(match_std=method != "centre")
     steps, queue = 6, torch.empty(0, TINY.embedding_size, dtype=torch.float64)
     batches = epoch_batches(len(task.data.train_labels), TINY.batch_size, seed=0, epoch=0)
     batches = batches.repeat(steps, 1)[:steps]  # images come again, and are new classes
@@ -191,17 +193,12 @@ def test_losses_and_queue_are_those_of_the_equations(method: str) -> None:
         )["loss"]
         anchors, positives = seen.pop()
         if method != "moco" and step:
-            queue = adapted(queue, positives, scales=method != "centre")
+            queue = torch.from_numpy(adapt(queue.numpy(), (), positives.numpy(), ()))
         queue = torch.cat([queue, positives])[-TINY.queue :]
         expected = info_nce(anchors, queue, TINY.temperature).item()
         assert loss.item() == pytest.approx(expected, rel=tolerance)
     oldest_first = task.loss_fn.embedding_memory.roll(-task.loss_fn.queue_idx, dims=0)
     torch.testing.assert_close(oldest_first, queue, rtol=tolerance, atol=tolerance)
-
-
-def adapted(rows: Tensor, batch: Tensor, scales: bool) -> Tensor:
-    centred = rows - rows.mean(dim=0)
-    return (centred / rows.std(dim=0) * batch.std(dim=0) if scales else centred) + batch.mean(dim=0)
 
 
 def info_nce(queries: Tensor, queue: Tensor, temperature: float) -> Tensor:
