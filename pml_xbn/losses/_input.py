@@ -170,11 +170,7 @@ def can_be_checked_later(memory: Memory, batch: Batch) -> bool:
 
 
 def raise_refused(memory: Memory, *, waits: bool) -> None:
-    """Raises a ``ValueError`` for earlier batches that were refused on their device.
-
-    A look at what traced steps have left, it also stores rows anew that have drifted in them.
-    """
-    memory.queue.restandardize_()
+    """Raises a ``ValueError`` for earlier batches that were refused on their device."""
     found = memory.queue.findings.take_(waits=waits)
     memory.queue.needs_standardizing |= found.is_out_of_range
     if found.labels:

@@ -35,7 +35,8 @@ def step(memory: Memory, batch: Batch) -> Tensor:
     if is_warming_up(memory, contents):
         memory.queue.hold(contents)
         return loss_of_batch_alone(memory, batch)
-    contents, placement = find_indices(memory, batch, contents)
+    contents = look_at_rows(memory, contents)
+    placement = find_indices(memory, batch, contents)
     contents = adapt_rows(memory, batch, contents, placement)
     contents = store_batch(memory, batch, contents, placement)
     return compare(memory, batch, contents)
@@ -57,24 +58,32 @@ def is_delayed(memory: Memory, contents: Contents) -> bool | Tensor:
     """Returns whether a call, which has been counted, stores rows and does not adapt them yet."""
     if memory.delay == 0:
         return False
-    return contents.num_calls <= memory.warmup + memory.delay
+    is_waiting = contents.num_calls <= memory.warmup + memory.delay
+    # These are no part of a graph, and wait for a GPU in any case.
+    is_read = memory.normalize_memory or memory._is_sharded or not memory._hooks.are_adapters
+    return bool(is_waiting) if is_read else is_waiting
 
 
-def find_indices(memory: Memory, batch: Batch, contents: Contents) -> tuple[Contents, Placement | None]:
-    """Returns contents that are ready to be adapted, and where a batch of samples goes.
+def look_at_rows(memory: Memory, contents: Contents) -> Contents:
+    """Returns the contents with rows that are in range, and with whether all of them are finite.
 
-    Without a placement, the batch goes to the next indices of the queue.
+    A GPU does not wait for a look in every step: ``Queue.store`` looks now and then.
     """
     rows = contents.rows
-    if can_read(rows.stored) and not memory._is_sharded:
-        are_in_range = rows.are_in_range()
-        contents = contents._replace(are_finite=are_in_range and memory.nonfinite != "ignore")
-        if not are_in_range and rows.is_out_of_range():
-            # In a tensor of their own, as the step may still fail.
-            contents = contents._replace(rows=rows.standardized_(torch.zeros_like(rows.stored)))
+    if not can_read(rows.stored) or memory._is_sharded:
+        return contents
+    are_in_range = rows.are_in_range()
+    if not are_in_range and rows.is_out_of_range():
+        # In a tensor of their own, as the step may still fail.
+        rows = rows.standardized_(torch.zeros_like(rows.stored))
+    return contents._replace(rows=rows, are_finite=are_in_range and memory.nonfinite != "ignore")
+
+
+def find_indices(memory: Memory, batch: Batch, contents: Contents) -> Placement | None:
+    """Returns where a batch of samples goes. Without a placement it goes to the next indices of the queue."""
     if batch.ids is None or len(batch.ids) == 0:
-        return contents, None
-    return contents, placement_of(memory.queue, contents, batch.ids, batch.ref_labels)
+        return None
+    return placement_of(memory.queue, contents, batch.ids, batch.ref_labels)
 
 
 @torch.no_grad()

@@ -24,6 +24,7 @@ from ._step import (
     find_indices,
     is_delayed,
     is_warming_up,
+    look_at_rows,
     loss_of_batch_alone,
     read_contents,
     store_batch,
@@ -58,7 +59,8 @@ def fill_on_ranks(memory: Memory, batch: Batch) -> None:
         if has_failed:
             _take_part(memory, batch, is_fill=True)
         else:
-            contents, placement = find_indices(memory, batch, memory.queue.contents)
+            contents = look_at_rows(memory, memory.queue.contents)
+            placement = find_indices(memory, batch, contents)
             _alike(store_batch(memory, batch, contents, placement), memory)
 
     _, error = memory._group.attempt(fill)
@@ -131,7 +133,8 @@ def _adapt_and_store(memory: Memory, batch: Batch) -> Contents | None:
     if is_warming_up(memory, contents):
         memory.queue.hold(contents)
         return None
-    contents, placement = find_indices(memory, batch, contents)
+    contents = look_at_rows(memory, contents)
+    placement = find_indices(memory, batch, contents)
     contents = adapt_rows(memory, batch, contents, placement)
     return _alike(store_batch(memory, batch, contents, placement), memory)
 

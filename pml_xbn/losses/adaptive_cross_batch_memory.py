@@ -20,16 +20,17 @@ from .._tracing import is_compiling, is_tracing
 from ..adapters.base_adapter import BaseAdapter
 from ..distributed._group import Group
 from ..distributed._shards import ShardedQueue
-from ..memory._hooks import MemoryHook, MemoryHooks, transaction
+from ..memory._hooks import MemoryHook, MemoryHooks
 from ..memory._loading import all_or_nothing, check_states_of_adapters
 from ..memory._queue import Queue, prepare_state
+from ..memory._transaction import transaction
 from ..pairwise._index_tensors import IndicesTuple
 from ..pairwise._miners import Miner
 from ._callers import OneThread
 from ._input import check_input, check_sharded, raise_refused
 from ._options import suggest_keywords
 from ._settings import check_setting
-from ._step import compare, find_indices, read_contents, step, store_batch
+from ._step import compare, find_indices, look_at_rows, read_contents, step, store_batch
 from ._step_on_ranks import fill_on_ranks, loss_on_ranks
 from ._traced_step import step_traced, why_not_traced
 
@@ -231,6 +232,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         """Returns the loss of a call that is not traced."""
         is_training = self.training and torch.is_grad_enabled()
         with self._one_thread:
+            self.queue.restandardize_()
             raise_refused(self, waits=False)
             if self.collect_stats:
                 self.reset_stats()
@@ -268,7 +270,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
                     if reports:
                         fill_on_ranks(self, batch)
                     else:
-                        contents, placement = find_indices(self, batch, self.queue.contents)
+                        contents = look_at_rows(self, self.queue.contents)
+                        placement = find_indices(self, batch, contents)
                         store_batch(self, batch, contents, placement)
 
     def add_to_memory(self, embeddings: Tensor, labels: Tensor, batch_size: int) -> None:
@@ -339,6 +342,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     @property
     def embedding_memory(self) -> Tensor:
         """The rows as they are now, ``(memory_size, d)``, zeros behind them; what is written in it counts."""
+        self.queue.restandardize_()
         raise_refused(self, waits=True)
         return self.queue.read()
 
@@ -391,6 +395,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             return super().load_state_dict(state_dict, *args, **kwargs)
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self.queue.restandardize_()
         raise_refused(self, waits=True)
         self._hooks.name_modules(self)
         super()._save_to_state_dict(*args, **kwargs)

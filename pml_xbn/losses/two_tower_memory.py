@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from .._checks import check_integers, check_numbers, check_rows
 from .._eager import eager
 from ..distributed._ranks import Exchange
-from ..memory._hooks import transaction
 from ..memory._loading import all_or_nothing
+from ..memory._transaction import transaction
 from ._options import suggest_keywords
 from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
-from .._tracing import can_read, is_tracing
+from .._tracing import is_tracing
 from ..adapters.base_adapter import BaseAdapter, Refusal
-from ._adapt import adapt, settle_, take_part, tensors_of
-from ._queue import Contents, Queue
+from ._adapt import adapt, take_part
+from ._queue import Contents
 from ._rows import Rows, Undo, rows_of
 
 _PREFIX = "memory_hook_"
@@ -164,34 +163,6 @@ def _buffers_outside_the_state(hook: nn.Module) -> Iterator[Tensor]:
             values = part._buffers[name]
             if values is not None and not is_lazy(values):
                 yield values
-
-
-@contextmanager
-def transaction(queue: Queue, hooks: MemoryHooks) -> Iterator[None]:
-    """Undoes a step if the block raises, and otherwise makes it the memory's state.
-
-    A block within another does neither: the outer one does.
-    """
-    if queue.is_in_transaction:
-        if hooks.returning is not None:
-            raise RuntimeError("a memory hook changes its own memory: return other rows instead")
-        yield
-        return
-    restore_hooks = hooks.state()
-    held = [] if can_read(queue.numbers) else [x for adapter in hooks.adapters for x in tensors_of(adapter)]
-    queue.begin_step(keeps_labels=not hooks.are_adapters)
-    try:
-        yield
-        queue.check_writes()
-        queue.standardize_()
-    except BaseException:
-        queue.undo_()
-        restore_hooks()
-        raise
-    finally:
-        queue.is_in_transaction, hooks.returning = False, None
-    queue.commit_()
-    settle_(held)
 
 
 def _check_unwritten(rows: Tensor, num_writes: int, hook: MemoryHook) -> None:

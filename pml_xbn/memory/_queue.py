@@ -96,7 +96,6 @@ class Queue(nn.Module):
         self._newest: Tensor | None = None
         # Whether all ranks are known to hold the same, unless somebody has written to the labels since.
         self._is_alike, self._num_label_writes = False, 0
-        # The host's knowledge: whether there are sums or ids, and how many rows there are at most.
         device, num_calls = (None, 0) if before is None else (before.labels.device, before.num_calls)
         self._take(self._empty(embedding_size, device))
         self.numbers[0] = num_calls
@@ -260,11 +259,7 @@ class Queue(nn.Module):
             has_drifted = contents.wraps_around and bool(rows.have_drifted())
             is_needed = bool(rows.has_two) and (is_needed or has_drifted)
         if is_needed:
-            rows = rows.standardized_(rows.stored)
-            if is_first and contents.stored_last is not None:
-                # It was stored in the coordinates of rows as they came, in which it may have lost digits.
-                indices, batch = contents.stored_last
-                rows = rows.written_(indices, rows.to_store(batch.detach()), self.undo)
+            rows = rows.standardized_(rows.stored, contents.stored_last if is_first else None)
             self._pending = contents._replace(rows=rows)
         self.needs_standardizing = False
 

@@ -295,6 +295,9 @@ class Rows:
         """Returns the rows after a map of all of them."""
         scale = self.affine.scale * affine.scale
         shift = torch.addcmul(affine.shift, self.affine.shift, affine.scale)
+        if self.stored.dtype == torch.float16 and self.sums is not None:
+            # Where all u are 0 any scale is right, and the next row that differs has to fit.
+            scale = torch.where(self.total_sums()[1] == 0, self.affine.scale, scale)
         scale = scale.masked_fill_(scale.abs() < _LEAST_SCALE, _LEAST_SCALE)
         return self.replaced(affine=Affine(scale, shift))
 
@@ -395,6 +398,7 @@ class Rows:
         sums = self.total_sums()
         is_out = (sums > self.num_rows * LARGEST_RMS**2).any()
         if self.stored.dtype == torch.float16:
+            # Standardizing makes it at least the fraction itself, so that this does not happen in every step.
             least = _LEAST_FRACTION_OF_FLOAT16 / 16 * _rms(self._moments(sums, self.num_rows))
             is_out = is_out | (self.affine.scale.abs() <= least).any()
         return is_out
@@ -418,10 +422,12 @@ class Rows:
         # Where there is NaN nothing holds, and what is left of it goes as rows are measured anew.
         return ~((mean.square() <= variance.clamp(min=0) / 4) & has_spread_of_one).all()
 
-    def standardized_(self, new: Tensor) -> Rows:
+    def standardized_(self, new: Tensor, as_they_came: tuple[Tensor, Tensor] | None = None) -> Rows:
         """Returns the rows, written to a tensor ``(M, d)`` so that u has mean 0 and σ 1.
 
-        ``new`` may be the tensor that holds them.
+        Args:
+            new: the tensor; it may be the one that holds them.
+            as_they_came: indices ``(k,)`` and rows ``(k, d)`` that have lost digits as they were stored.
         """
         mean, std = self.moments()
         std = std.masked_fill(std <= LARGEST_RMS * _LEAST_SCALE * (1 + mean.abs()), 0.0)
@@ -436,6 +442,9 @@ class Rows:
             for part in slices(self.num_rows_here, rows_at_a_time(new, 8)):
                 new[part] = torch.addcmul(offset, widest(self.stored[part]), factor)
                 done = part.stop
+            if as_they_came is not None:
+                indices, rows = as_they_came
+                new.index_copy_(0, indices, ((rows.detach() - shift) / scale).to(new.dtype))
             # Measured and not computed: what they are off by would stay for ever.
             sums = sums_of(new[: self.num_rows_here])
         except BaseException:  # an interrupt, or no memory is left

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -422,3 +423,23 @@ def test_a_refused_state_gives_back_all_buffers_of_a_hook(memory: AdaptiveCrossB
     with pytest.raises(RuntimeError, match="more"):
         memory.load_state_dict(given)
     assert str(hook.held()) == before
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["on a CPU", "as on a GPU"])
+def test_delay_delays_plain_hooks_and_unit_length(monkeypatch: pytest.MonkeyPatch, reads: bool) -> None:
+    if not reads:  # the host reads no number of a tensor that a step computes
+        for name, module in list(sys.modules.items()):
+            if name.startswith("pml_xbn") and hasattr(module, "can_read"):
+                monkeypatch.setattr(module, "can_read", lambda _: False)
+    memory = AdaptiveCrossBatchMemory(ContrastiveLoss(), 4, 16, delay=2, normalize_memory=True)
+    calls = []
+    memory.register_memory_hook(lambda rows, *_: calls.append(len(rows)))
+    batches = 3 * torch.rand(4, 4, 4) + 1
+    for batch in batches:
+        if len(calls) == 0:
+            before = memory.embedding_memory[: memory.num_rows].clone()
+        memory(batch.requires_grad_(), torch.arange(4) // 2)
+    assert calls == [8, 12]  # in the third call and the fourth
+    torch.testing.assert_close(before, torch.cat(list(batches[:2])).detach())  # as they came
+    lengths = memory.embedding_memory.norm(dim=1)
+    torch.testing.assert_close(lengths[:12], torch.ones(12))

@@ -1,0 +1,39 @@
+"""A step is made as a whole, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from .._tracing import can_read
+from ._adapt import settle_, tensors_of
+from ._hooks import MemoryHooks
+from ._queue import Queue
+
+
+@contextmanager
+def transaction(queue: Queue, hooks: MemoryHooks) -> Iterator[None]:
+    """Undoes a step if the block raises, and otherwise makes it the memory's state.
+
+    A block within another does neither: the outer one does.
+    """
+    if queue.is_in_transaction:
+        if hooks.returning is not None:
+            raise RuntimeError("a memory hook changes its own memory: return other rows instead")
+        yield
+        return
+    restore_hooks = hooks.state()
+    held = [] if can_read(queue.numbers) else [x for adapter in hooks.adapters for x in tensors_of(adapter)]
+    queue.begin_step(keeps_labels=not hooks.are_adapters)
+    try:
+        yield
+        queue.check_writes()
+        queue.standardize_()
+    except BaseException:
+        queue.undo_()
+        restore_hooks()
+        raise
+    finally:
+        queue.is_in_transaction, hooks.returning = False, None
+    queue.commit_()
+    settle_(held)
