@@ -20,8 +20,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from zipfile import ZipFile
 
-from trove_classifiers import classifiers
-
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 IN_SDIST = (
@@ -77,6 +75,8 @@ def check_metadata(metadata: Message, is_published: bool) -> None:
     for field in ("Author", "License-Expression", "Requires-Python", "Summary"):
         if field not in metadata:
             raise SystemExit(f"the metadata lacks {field}: see pyproject.toml")
+    from trove_classifiers import classifiers  # which only the environment of a release has
+
     if unknown := set(metadata.get_all("Classifier", [])) - classifiers:
         raise SystemExit(f"registries do not know the classifiers {sorted(unknown)}")
     description = str(metadata.get_payload())

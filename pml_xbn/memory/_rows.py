@@ -297,7 +297,8 @@ class Rows:
         shift = torch.addcmul(affine.shift, self.affine.shift, affine.scale)
         if self.stored.dtype == torch.float16 and self.sums is not None:
             # Where all u are 0 any scale is right, and the next row that differs has to fit.
-            scale = torch.where(self.total_sums()[1] == 0, self.affine.scale, scale)
+            is_free = (scale.abs() < _LEAST_SCALE) & (self.total_sums()[1] == 0)
+            scale = torch.where(is_free, self.affine.scale, scale)
         scale = scale.masked_fill_(scale.abs() < _LEAST_SCALE, _LEAST_SCALE)
         return self.replaced(affine=Affine(scale, shift))
 
