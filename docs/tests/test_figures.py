@@ -242,14 +242,15 @@ def test_what_is_said_of_han() -> None:
         recall(*run)
         for run in (
             ("none", 64, "first", 0.008),
-            ("xbn", 64, "first", 0.004),
+            ("xbn", 64, "first", 0.008),
             ("xbn", 64, "after an epoch", 0.008),
-            ("xbm", 64, "first", 0.004),
+            ("xbm", 64, "first", 0.002),
         )
     )
     assert_on(
-        SIZE, f"at {xbm} Recall@1 on Han", f"on Han at {xbn}", f"no memory has {none}, and {warmed} after"
+        SIZE, f"it ended at {xbm} Recall@1", f"on Han at {xbn}", f"no memory has {none}, and {warmed} after"
     )
+    assert_on(README, f"{none} without a memory, {xbn} with the defaults")
     like_xbm = recall("xbm", 64, "after an epoch", 0.008)
     assert_on(
         WHICH,
