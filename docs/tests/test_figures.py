@@ -228,30 +228,32 @@ def test_the_papers_table() -> None:
 
 
 def test_what_is_said_of_han() -> None:
-    rows = {
-        tuple(row[name] for name in ("method", "batch_size", "begins", "batch_loss", "rate", "seed")): row
+    rows = [
+        row
         for row in read_csv(RESULTS / "han_runs.csv")
-        if row["classes"] == "0" and row["weights"] == "random" and row["loss"] == "supcon"
-    }
+        if row["classes"] == "0"
+        and row["weights"] == "random"
+        and row["loss"] == "supcon"
+        and row["seed"] == "0"
+    ]
 
-    def recall(method: str, size: int, begins: str, rate: float) -> str:
-        row = rows[method, str(size), begins, "0", str(rate), "0"]
-        return f"{float(row['recall_at_1']):.1f}"
+    def recall(method: str, begins: str) -> str:
+        """At batch 64, at the rate that is best on the classes that choose."""
+        alike = [
+            row
+            for row in rows
+            if (row["method"], row["batch_size"], row["begins"], row["batch_loss"])
+            == (method, "64", begins, "0")
+        ]
+        best = max(alike, key=lambda row: float(row["map_at_r_validation"]))
+        return f"{float(best['recall_at_1']):.1f}"
 
-    none, xbn, warmed, xbm = (
-        recall(*run)
-        for run in (
-            ("none", 64, "first", 0.008),
-            ("xbn", 64, "first", 0.008),
-            ("xbn", 64, "after an epoch", 0.008),
-            ("xbm", 64, "first", 0.002),
-        )
-    )
+    none, xbn, xbm = (recall(method, "first") for method in ("none", "xbn", "xbm"))
+    warmed, like_xbm = (recall(method, "after an epoch") for method in ("xbn", "xbm"))
     assert_on(
         SIZE, f"it ended at {xbm} Recall@1", f"on Han at {xbn}", f"no memory has {none}, and {warmed} after"
     )
     assert_on(README, f"{none} without a memory, {xbn} with the defaults")
-    like_xbm = recall("xbm", 64, "after an epoch", 0.008)
     assert_on(
         WHICH,
         f"on Han at {xbm} Recall@1",
