@@ -191,20 +191,12 @@ class Rows:
         """Yields the rows as they are now, in order; the tensor of a part may be overwritten by the next."""
         scale, shift = self.affine_in(dtype)
         is_read_as_stored = self.sums is None and self.stored.dtype == dtype
-        if self.num_rows_here <= rows_at_a_time(self.stored) and self.num_rows_here > 0:
-            rows = self._stored_rows(slice(0, self.num_rows_here)).to(dtype)
-            yield slice(0, self.num_rows_here), rows if self.sums is None else shift.addcmul(rows, scale)
-            return
         buffer = self.stored if is_read_as_stored else self._buffer(dtype)
         for part in slices(self.num_rows_here, rows_at_a_time(self.stored)):
             rows = self._read_part(buffer, part)
             if self.sums is not None:
                 rows = torch.addcmul(shift, rows, scale, out=buffer[: len(rows)])
             yield part, rows
-
-    def _stored_rows(self, part: slice) -> Tensor:
-        """Returns a part of the rows as they are stored."""
-        return self.stored if part == slice(0, len(self.stored)) else self.stored[part]
 
     def _buffer(self, dtype: torch.dtype) -> Tensor:
         """Returns a tensor to read parts of the rows into, one after the other."""
@@ -213,7 +205,7 @@ class Rows:
 
     def _read_part(self, buffer: Tensor, part: slice) -> Tensor:
         """Returns a part of the rows as they are stored, in ``buffer`` if that is of another dtype."""
-        rows = self._stored_rows(part)
+        rows = self.stored[part]
         return rows if rows.dtype == buffer.dtype else buffer[: len(rows)].copy_(rows)
 
     def read(self, dtype: torch.dtype) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from across_ranks import from_first_rank, mean_of_ranks
+from pmls_value import PER_ANCHOR
 from pytorch_metric_learning import losses, miners, reducers, regularizers
 from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from ranks import on_ranks
@@ -24,7 +25,6 @@ MARGINS = {"pos_margin": 0.3, "neg_margin": 1.1}  # in reach of distances betwee
 LOSSES: dict[str, Callable[..., nn.Module]] = {
     name: getattr(losses, name) for name in losses.CrossBatchMemory.supported_losses()
 }
-PER_ANCHOR = {"CircleLoss", "GeneralizedLiftedStructureLoss", "MultiSimilarityLoss", "NCALoss", "SupConLoss"}
 REDUCERS: dict[str, Callable[[], nn.Module | None]] = {
     "default": lambda: None,
     "mean": reducers.MeanReducer,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from pmls_value import assert_as_pmls, pmls, value_and_gradients
+from pmls_value import PER_ANCHOR, assert_as_pmls, pmls, value_and_gradients
 from pytorch_metric_learning import distances, losses, miners, reducers
 from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor
@@ -63,7 +63,6 @@ REDUCERS: dict[str, Callable[[], reducers.BaseReducer | None]] = {
         default_reducer=reducers.ThresholdReducer(low=0.2),
     ),
 }
-PER_ANCHOR = {"CircleLoss", "GeneralizedLiftedStructureLoss", "MultiSimilarityLoss", "NCALoss", "SupConLoss"}
 
 
 def rows_of(kind: str, seed: int) -> tuple[Tensor, Tensor]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import every_memory
 import pytest
 import torch
+from as_on_a_gpu import read_as
 from every_memory import EVERY, are_equal, assert_same_runs, state
 from pytorch_metric_learning.losses import ContrastiveLoss
 from torch import Tensor, nn
@@ -428,9 +428,7 @@ def test_a_refused_state_gives_back_all_buffers_of_a_hook(memory: AdaptiveCrossB
 @pytest.mark.parametrize("reads", [True, False], ids=["on a CPU", "as on a GPU"])
 def test_delay_delays_plain_hooks_and_unit_length(monkeypatch: pytest.MonkeyPatch, reads: bool) -> None:
     if not reads:  # the host reads no number of a tensor that a step computes
-        for name, module in list(sys.modules.items()):
-            if name.startswith("pml_xbn") and hasattr(module, "can_read"):
-                monkeypatch.setattr(module, "can_read", lambda _: False)
+        read_as(monkeypatch, lambda _: False)
     memory = AdaptiveCrossBatchMemory(ContrastiveLoss(), 4, 16, delay=2, normalize_memory=True)
     calls = []
     memory.register_memory_hook(lambda rows, *_: calls.append(len(rows)))

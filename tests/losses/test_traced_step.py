@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from as_on_a_gpu import read_as
 from kinds import KINDS
 from pytorch_metric_learning import losses, miners
 from torch import Tensor, nn
@@ -224,12 +225,6 @@ def test_compiled_to_kernels_of_a_gpu_it_is_the_step(device: torch.device) -> No
     twin = copy.deepcopy(memory)
     compiled = torch.compile(memory, fullgraph=True)
     assert_runs_alike(lambda *given: value_and_gradient(compiled, *given), memory, twin, range(30), device)
-
-
-def read_as(monkeypatch: pytest.MonkeyPatch, can_read: Callable[[Tensor], bool]) -> None:
-    for name, module in list(sys.modules.items()):
-        if name.startswith("pml_xbn") and hasattr(module, "can_read"):
-            monkeypatch.setattr(module, "can_read", can_read)
 
 
 @pytest.fixture

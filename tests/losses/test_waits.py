@@ -5,7 +5,6 @@ A GPU says so itself. A CPU is treated as a GPU here, and every read of a number
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,6 +13,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from as_on_a_gpu import read_as
 from kinds import KINDS
 from pytorch_metric_learning import losses, miners
 from torch import Tensor, nn
@@ -69,11 +69,8 @@ def refused_reads(device: torch.device) -> Iterator[None]:
             finally:
                 torch.cuda.set_sync_debug_mode("default")
         return
-    modules = [x for name, x in list(sys.modules.items()) if name.startswith("pml_xbn.")]
-    with ExitStack() as stack:
-        for module in modules:
-            if hasattr(module, "can_read"):
-                stack.enter_context(patch.object(module, "can_read", lambda _: False))
+    with pytest.MonkeyPatch.context() as monkeypatch, ExitStack() as stack:
+        read_as(monkeypatch, lambda _: False)
         # A GPU looks at a copy that has come to the host.
         stack.enter_context(patch.object(Findings, "take_", lambda *_, **__: Found(False, False, False)))
         stack.enter_context(RefusingLists())

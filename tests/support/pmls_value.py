@@ -14,6 +14,9 @@ from torch import Tensor
 
 Indices = tuple[Tensor, ...]
 
+# Losses that hand their reducer one value of each anchor, as PerAnchorReducer needs it with a memory.
+PER_ANCHOR = {"CircleLoss", "GeneralizedLiftedStructureLoss", "MultiSimilarityLoss", "NCALoss", "SupConLoss"}
+
 
 def chosen_of_each(
     miner: Any, anchors: Tensor, labels: Tensor, rows: Tensor, row_labels: Tensor, self_pairs: Tensor | None
