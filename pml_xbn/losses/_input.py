@@ -169,7 +169,13 @@ def can_be_checked_later(memory: Memory, batch: Batch) -> bool:
     return is_queued and memory._hooks.are_adapters and is_fused and fused_loss_of(memory.loss) is not None
 
 
-def raise_refused(memory: Memory, *, waits: bool) -> None:
+def settle_earlier_steps(memory: Memory, *, waits: bool) -> None:
+    """Stores rows anew that have drifted in traced steps, and raises what steps have left to raise."""
+    memory.queue.restandardize_()
+    _raise_refused(memory, waits=waits)
+
+
+def _raise_refused(memory: Memory, *, waits: bool) -> None:
     """Raises a ``ValueError`` for earlier batches that were refused on their device."""
     found = memory.queue.findings.take_(waits=waits)
     memory.queue.needs_standardizing |= found.is_out_of_range

@@ -27,7 +27,7 @@ from ..memory._transaction import transaction
 from ..pairwise._index_tensors import IndicesTuple
 from ..pairwise._miners import Miner
 from ._callers import OneThread
-from ._input import check_input, check_sharded, raise_refused
+from ._input import check_input, check_sharded, settle_earlier_steps
 from ._options import suggest_keywords
 from ._settings import check_setting
 from ._step import compare, find_indices, look_at_rows, read_contents, step, store_batch
@@ -232,8 +232,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         """Returns the loss of a call that is not traced."""
         is_training = self.training and torch.is_grad_enabled()
         with self._one_thread:
-            self.queue.restandardize_()
-            raise_refused(self, waits=False)
+            settle_earlier_steps(self, waits=False)
             if self.collect_stats:
                 self.reset_stats()
             batch, reports = check_input(
@@ -342,8 +341,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     @property
     def embedding_memory(self) -> Tensor:
         """The rows as they are now, ``(memory_size, d)``, zeros behind them; what is written in it counts."""
-        self.queue.restandardize_()
-        raise_refused(self, waits=True)
+        settle_earlier_steps(self, waits=True)
         return self.queue.read()
 
     @embedding_memory.setter
@@ -395,8 +393,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             return super().load_state_dict(state_dict, *args, **kwargs)
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self.queue.restandardize_()
-        raise_refused(self, waits=True)
+        settle_earlier_steps(self, waits=True)
         self._hooks.name_modules(self)
         super()._save_to_state_dict(*args, **kwargs)
 
