@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._arithmetic import rows_at_a_time
 from ..memory._queue import SUMS_OF_A_SHARD, Queue
 from ..memory._rows import Holding, Rows, sums_of
 from ._group import Group
@@ -90,11 +91,12 @@ class ShardedRows(Rows):
         here = min(max(self.first + self.num_rows_here - indices.start, 0), len(indices))
         return ShardedRows(stored, self.affine, self.sums, self.num_rows, here, shard)
 
-    def _buffer(self, dtype: torch.dtype) -> Tensor:
+    def _buffer(self, dtype: torch.dtype) -> Tensor | None:
         if self.buffers is None:
             return super()._buffer(dtype)
         if dtype not in self.buffers:
-            self.buffers[dtype] = super()._buffer(dtype)
+            num_rows = min(self.num_rows_here, rows_at_a_time(self.stored))
+            self.buffers[dtype] = self.stored.new_empty(num_rows, self.stored.shape[1], dtype=dtype)
         return self.buffers[dtype]
 
 

@@ -95,9 +95,7 @@ def adapt_rows(memory: Memory, batch: Batch, contents: Contents, placement: Plac
     hooks, is_waiting = memory._hooks, is_delayed(memory, contents)
     if is_waiting is True:
         return contents
-    adapts = (
-        None if batch.is_storable is None and is_waiting is False else _adapts(batch.is_storable, is_waiting)
-    )
+    adapts = _adapts(batch.is_storable, is_waiting)
     refs = batch.refs.detach().to(contents.rows.dtype)
     hooks.returning = () if placement is None else (placement.stored_at, placement.returning)
     allow_nonfinite = memory.nonfinite == "ignore"

@@ -224,14 +224,14 @@ class Queue(nn.Module):
             here = self.holding.num_rows_here(num_rows)
         else:
             here = len(self.rows) if is_tracing() else min(before.num_rows_here + num_queued, len(self.rows))
-        if not (can_read(self.numbers) or is_tracing()):
-            self._look_at_range(after.counted(num_rows, here))
-        wraps_around = False
+        after, wraps_around = after.counted(num_rows, here), False
         if isinstance(end, int) and isinstance(num_replaced, int):
             wraps_around = max(end, num_replaced) >= size
             num_replaced = num_replaced if num_replaced < size else 0
+        elif not is_tracing():
+            self._look_at_range(after)
         return contents._replace(
-            rows=after.counted(num_rows, here),
+            rows=after,
             position=end % size,
             num_replaced=num_replaced,
             newest=indices,

@@ -190,23 +190,30 @@ class Rows:
     def parts(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
         """Yields the rows as they are now, in order; the tensor of a part may be overwritten by the next."""
         scale, shift = self.affine_in(dtype)
-        is_read_as_stored = self.sums is None and self.stored.dtype == dtype
-        buffer = self.stored if is_read_as_stored else self._buffer(dtype)
+        is_as_stored = self.sums is None and self.stored.dtype == dtype
+        buffer = None if is_as_stored else self._buffer(dtype)
         for part in slices(self.num_rows_here, rows_at_a_time(self.stored)):
-            rows = self._read_part(buffer, part)
+            rows = self._stored_part(part, dtype, buffer)
             if self.sums is not None:
-                rows = torch.addcmul(shift, rows, scale, out=buffer[: len(rows)])
+                is_copy = self.stored.dtype != dtype
+                into = rows if is_copy else None if buffer is None else buffer[: rows.shape[0]]
+                rows = torch.addcmul(shift, rows, scale, out=into)
             yield part, rows
 
-    def _buffer(self, dtype: torch.dtype) -> Tensor:
-        """Returns a tensor to read parts of the rows into, one after the other."""
-        num_rows = min(self.num_rows_here, rows_at_a_time(self.stored))
+    def _buffer(self, dtype: torch.dtype) -> Tensor | None:
+        """Returns a tensor to read parts of the rows into, one after the other; None if all are one part."""
+        num_rows = rows_at_a_time(self.stored)
+        if self.num_rows_here <= num_rows:
+            return None
         return self.stored.new_empty(num_rows, self.stored.shape[1], dtype=dtype)
 
-    def _read_part(self, buffer: Tensor, part: slice) -> Tensor:
-        """Returns a part of the rows as they are stored, in ``buffer`` if that is of another dtype."""
-        rows = self.stored[part]
-        return rows if rows.dtype == buffer.dtype else buffer[: len(rows)].copy_(rows)
+    def _stored_part(self, part: slice, dtype: torch.dtype, buffer: Tensor | None) -> Tensor:
+        """Returns a part of u in this dtype; a copy that this needs is in the buffer, if there is one."""
+        is_all = part.stop - part.start == self.stored.shape[0]
+        rows = self.stored if is_all else self.stored[part]
+        if rows.dtype == dtype:
+            return rows
+        return rows.to(dtype) if buffer is None else buffer[: rows.shape[0]].copy_(rows)
 
     def read(self, dtype: torch.dtype) -> Tensor:
         """Returns all rows as they are now, ``(n, d)``, in a tensor of their own."""
@@ -221,18 +228,18 @@ class Rows:
 
     def weighted_sum(self, weights: Tensor, row_factors: Tensor | None = None) -> Tensor:
         """Returns ``(a, d)``, the sum over j of ``weights[:, j]`` times ``row_factors[j]`` times row j."""
-        dtype = weights.dtype
-        buffer = self.stored if self.stored.dtype == dtype else self._buffer(dtype)
-        if self.num_rows_here <= rows_at_a_time(self.stored):
+        dtype, at_a_time = weights.dtype, rows_at_a_time(self.stored)
+        if self.num_rows_here <= at_a_time:
             weights = weights if row_factors is None else weights * row_factors
-            total = weights @ self._read_part(buffer, slice(0, self.num_rows_here))
+            total = weights @ self._stored_part(slice(0, self.num_rows_here), dtype, None)
             weight_sums = weights.sum(dim=1, keepdim=True)
         else:  # a part at a time, as a copy of the weights may not fit
             total = weights.new_zeros(len(weights), self.stored.shape[1])
             weight_sums = weights.new_zeros(len(weights), 1)
-            for part in slices(self.num_rows_here, rows_at_a_time(self.stored)):
+            buffer = None if self.stored.dtype == dtype else self._buffer(dtype)
+            for part in slices(self.num_rows_here, at_a_time):
                 own = weights[:, part] if row_factors is None else weights[:, part] * row_factors[part]
-                total.addmm_(own, self._read_part(buffer, part))
+                total.addmm_(own, self._stored_part(part, dtype, buffer))
                 weight_sums += own.sum(dim=1, keepdim=True)
         # The sum of a ∘ u + b is a ∘ (the sum of u) + b: no row has to be mapped for it.
         scale, shift = self.affine_in(dtype)

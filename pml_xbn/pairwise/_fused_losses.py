@@ -67,9 +67,10 @@ def multi_similarity(
     positive_log_sum, negative_log_sum = over_rows(
         LogSumExp(mat, positive, scale=alpha), LogSumExp(mat, negative, scale=-beta)
     )
-    too_far = _log_one_plus_exp(positive_log_sum - alpha * loss.base)
-    too_near = _log_one_plus_exp(negative_log_sum + beta * loss.base)
-    return {"loss": Elements(too_far / loss.alpha + too_near / loss.beta)}
+    too_far, too_near = positive_log_sum - alpha * loss.base, negative_log_sum + beta * loss.base
+    terms = _log_one_plus_exp(too_far) / loss.alpha + _log_one_plus_exp(too_near) / loss.beta
+    at_results = too_far.sigmoid() / loss.alpha, too_near.sigmoid() / loss.beta
+    return {"loss": Elements(terms, at_results=at_results)}
 
 
 def nca(loss: losses.NCALoss, mat: Tensor, pairs: Pairs, over_rows: OverRows) -> Terms:
@@ -109,8 +110,10 @@ def supcon(loss: losses.SupConLoss, mat: Tensor, pairs: Pairs, over_rows: OverRo
     num_positive, positive_sum, log_sum = over_rows(
         Count(is_positive), Sum(mat, is_positive), LogSumExp(mat, pairs.of_both(), scale)
     )
-    positive_mean = positive_sum * scale / num_positive.clamp_min(1)
-    return {"loss": Elements((log_sum - positive_mean).masked_fill(num_positive == 0, 0))}
+    has_positive = num_positive.clamp_max(1)
+    of_positive = has_positive / num_positive.clamp_min(1) * -scale
+    terms = torch.addcmul(log_sum * has_positive, positive_sum, of_positive)
+    return {"loss": Elements(terms, at_results=(of_positive, has_positive))}
 
 
 def tuplet_margin(loss: losses.TupletMarginLoss, mat: Tensor, pairs: Pairs, over_rows: OverRows) -> Terms:
@@ -229,6 +232,7 @@ class Fused(NamedTuple):
     is_reduced: bool = True  # they follow from reductions over the anchor's rows
     parts: tuple[str, ...] = ("loss",)  # by PML's names
     has_divisor: bool = False  # it hands PML's DivisorReducer what to divide by
+    has_derivatives: bool = False  # it gives the derivatives of its terms, which are of anchors
 
 
 _POSITIVE_AND_NEGATIVE = ("pos_loss", "neg_loss")
@@ -246,11 +250,11 @@ FUSED_LOSSES: dict[type, Fused] = {
     losses.MarginLoss: Fused(
         margin, is_reduced=False, parts=("margin_loss", "beta_reg_loss"), has_divisor=True
     ),
-    losses.MultiSimilarityLoss: Fused(multi_similarity, is_per_anchor=True),
+    losses.MultiSimilarityLoss: Fused(multi_similarity, is_per_anchor=True, has_derivatives=True),
     losses.NCALoss: Fused(nca, is_per_anchor=True, is_by_anchor=False),
     losses.NTXentLoss: Fused(nt_xent, needs_both=True),
     losses.SignalToNoiseRatioContrastiveLoss: Fused(contrastive, parts=_POSITIVE_AND_NEGATIVE),
-    losses.SupConLoss: Fused(supcon, is_per_anchor=True, needs_both=True),
+    losses.SupConLoss: Fused(supcon, is_per_anchor=True, needs_both=True, has_derivatives=True),
     losses.TripletMarginLoss: Fused(triplet_margin, is_reduced=False),
     losses.TupletMarginLoss: Fused(tuplet_margin, needs_both=True),
 }

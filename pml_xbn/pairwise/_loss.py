@@ -159,6 +159,10 @@ class PartSum(NamedTuple):
 
 def _terms_of(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learning: bool) -> list[PartSum]:
     """Returns the sums of the terms of anchors, for each part of the loss, with gradients at the matrix."""
+    if fused.fused.has_derivatives and not fused.learned:
+        of_anchors = _terms_of_anchors(fused, mat, pairs, is_learning)
+        if of_anchors is not None:
+            return [of_anchors]
     if is_compiling():
         return _terms_within_compile(fused, mat, pairs, is_learning)
     assert fused.fused.terms is not None
@@ -186,6 +190,29 @@ def _terms_of(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learning: bool) ->
             value = values.sum()
         found.append(PartSum(value, count if divisor is None else divisor, gradients))
     return found
+
+
+@torch.no_grad()
+def _terms_of_anchors(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learning: bool) -> PartSum | None:
+    """Does what ``_terms_of`` does, by the derivatives that the loss gives, which takes half of the time.
+
+    It returns None where the loss reduces something else than the matrix itself, such as a multiple of it.
+    """
+    compute, over_rows = fused.fused.terms, AllRows()
+    assert compute is not None
+    (elements,), (reducer,) = compute(fused.loss, mat, pairs, over_rows).values(), fused.reducers.values()
+    assert isinstance(elements, Elements)
+    assert elements.at_results is not None
+    if not all(reduction.values is mat for reduction in over_rows.reductions):
+        return None
+    value, divisor, counted = elements.total_of_anchors(reducer)
+    if not is_learning:
+        return PartSum(value, divisor, [])
+    at_matrix = None
+    for reduction, derivative in zip(over_rows.reductions, elements.at_results, strict=True):
+        at_matrix = reduction.gradient(derivative * counted, None, at_matrix)
+    assert at_matrix is not None
+    return PartSum(value, divisor, [at_matrix])
 
 
 def _terms_within_compile(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learning: bool) -> list[PartSum]:
@@ -390,17 +417,19 @@ def reducing_factors(
         like: a tensor of the loss's dtype and device.
     """
     has_terms: Tensor | float = 1.0
-    if isinstance(
-        fused.loss, GenericPairLoss
-    ):  # PML's are zero for one positive and one negative pair, or fewer
+    if isinstance(fused.loss, GenericPairLoss):
+        # PML's are zero for one positive and one negative pair, or fewer.
         positive, negative = num_pairs
         needs_both = fused.fused.needs_both
         has_terms = positive * negative > 1 if needs_both else (positive > 1) | (negative > 1)
-    has_terms = has_terms + zero
-    has_terms = torch.as_tensor(has_terms, dtype=like.dtype, device=like.device)
+    if isinstance(zero, Tensor) or isinstance(has_terms, bool):
+        has_terms = has_terms + zero
     factors = []
     for reducer, divisor in zip(fused.reducers.values(), divisors, strict=True):
-        factor = has_terms if type(reducer) is SumReducer else has_terms / divisor.clamp_min(1)
+        if type(reducer) is SumReducer:
+            factor = torch.as_tensor(has_terms, dtype=like.dtype, device=like.device)
+        else:
+            factor = has_terms / divisor.clamp_min(1).to(like)
         if type(reducer) is DivisorReducer:  # PML's result is 0 for a divisor of 0, whatever the sum
             factor = factor * (divisor > 0)
         factors.append(factor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +31,9 @@ class Elements(NamedTuple):
     values: Tensor
     counts: Tensor | None = None  # how often each counts, bool or integers; None: once
     divisor: Tensor | None = None  # that of PML's DivisorReducer
+    # The derivatives of terms of anchors at the results of reductions that have a gradient, in their order,
+    # (a,) each; without them autograd finds these.
+    at_results: Sequence[Tensor] | None = None
 
     def totals(self, reducer: Any) -> tuple[Tensor, Tensor]:
         """Returns values to sum, per anchor or listed pair, and the number that the reducer divides by."""
@@ -51,6 +55,22 @@ class Elements(NamedTuple):
         # What does not count may be NaN.
         values = values.masked_fill(~counts if is_mask else counts == 0, 0)
         return values if is_mask else values * counts, counts.sum()
+
+    def total_of_anchors(self, reducer: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the sum of terms of anchors, what the reducer divides it by, and 1 for each that counts."""
+        values, is_counted = self.values, None
+        for name, is_beyond in (("low", torch.gt), ("high", torch.lt)):
+            bound = getattr(reducer, name, None)
+            if bound is not None:
+                is_within = is_beyond(values, bound)
+                is_counted = is_within if is_counted is None else is_counted & is_within
+        if is_counted is None:
+            counted = torch.ones_like(values)
+            return values.sum(), counted.sum(), counted
+        counted = is_counted.to(values.dtype)
+        if getattr(reducer, "high", None) is None:
+            return torch.dot(values, counted), counted.sum(), counted
+        return torch.where(is_counted, values, 0.0).sum(), counted.sum(), counted  # which may be inf
 
 
 class TripletTerms(NamedTuple):

@@ -31,10 +31,12 @@ def is_unchanged(module: nn.Module, *, allow_stats: bool = False) -> bool:
     """Returns whether a module and its parts have no hook, no method of their own, and keep no statistics."""
     for part in module.modules():
         attributes = vars(part)
-        if any(attributes[name] for name in _HOOKS):
-            return False
-        if any(hasattr(type(part), name) for name in attributes.keys() - _OF_EVERY_MODULE):
-            return False
+        for name in _HOOKS:
+            if attributes[name]:
+                return False
+        for name in attributes:
+            if name not in _OF_EVERY_MODULE and hasattr(type(part), name):
+                return False
         if attributes.get("collect_stats") and not allow_stats:
             return False
     return True
