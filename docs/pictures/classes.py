@@ -17,6 +17,7 @@ from benchmarks.han import cases as han
 from benchmarks.han.report import CLASSES, Runs, sweep_values
 from benchmarks.study.fine_tuning import (
     CACHED,
+    LARGE_BATCH,
     MULTI_SIMILARITY,
     NONE,
     SENSES,
@@ -144,6 +145,12 @@ def of_fine_tuning(results: Path) -> Iterator[Point]:
                     if gain is not None:
                         share = 100 * size / _PER_CLASS / TRAINED_ON[data] * beside
                         yield Point(f"{_TITLES[data]}, {size}", share, gain, compared, kind)
+    report, (none, memory) = Report(study, results, LARGE_BATCH), LARGE_BATCH
+    for data in domains(memory):
+        gain = paired(report.confirmed(memory, data), report.confirmed(none, data))
+        if gain is not None:
+            share = 100 * memory.batch_size / _PER_CLASS / TRAINED_ON[data]
+            yield Point(f"{_TITLES[data]}, 256", share, gain, "same", "fine-tuning, SupCon")
 
 
 def of_two_towers(results: Path) -> Iterator[Point]:

@@ -11,14 +11,18 @@ from statistics import fmean
 import pytest
 from pictures.batch_noise import EPOCH, batch_share
 from pictures.classes import of_fine_tuning, of_the_papers
+from pictures.front_page import drawn_points, figures_of
 from pictures.gains import RANDOM, TRAINS, fine_tuning, of_settings, senses, two_towers
 from pictures.noise_law import EXPECTED, distances
+from PIL import Image
 from scipy.stats import ttest_1samp
 
 from benchmarks.engine.intervals import Difference, paired
 from benchmarks.engine.results import read_csv
+from benchmarks.han import cases as han
+from benchmarks.han.report import Runs
 from benchmarks.study.cases import KINDS
-from benchmarks.study.measured import Study
+from benchmarks.study.measured import Setting, Study
 from benchmarks.study.report import at_batch_512
 from benchmarks.tuning.results import FIGURE, SUBGROUPS, Tuning
 from benchmarks.two_towers.report import experiments, gains, title
@@ -88,20 +92,37 @@ def test_what_xbn_gains_from_random_weights(study: Study, method: str) -> None:
     assert_on(
         GAINS, f"{glyphs} and {emoji} over" if method == "xbm" else f"{glyphs} (Glyphs) and {emoji} (Emoji)"
     )
-    if method != "xbm":
-        other = "no memory" if method == "no-xbm" else "a `CrossBatchMemory` that was warmed up"
-        assert_on(README, "{} and {} over {}".format(*(f"{gap.mean:+.1f}" for gap in gaps), other))
+    if method == "xbm+warm-up":
+        assert_on(README, "{:.1f} and {:.1f} points behind".format(*(gap.mean for gap in gaps)))
 
 
-def test_what_the_readme_says_of_a_pretrained_network() -> None:
-    for loss, at_64, words in (
-        ("SupCon", "centre+batch loss", "{} to {} over no memory"),
-        ("MultiSimilarity", "xbn", "between {} and {}"),
-    ):
-        reports = [fine_tuned(f"{loss}: {data}") for data in ("Emoji", "Icons")]
-        places = [("16", "xbn"), ("64", at_64)]
-        gaps = [float(report[place][5].partition(" ")[0]) for report in reports for place in places]
-        assert_on(README, words.format(*(f"{x:+.1f}".replace("-", "−") for x in (min(gaps), max(gaps)))))
+def test_the_table_of_the_readme(study: Study) -> None:
+    """At batch 64: over no memory there, and over no memory at a larger batch."""
+    gaps = [study.differences(setting, "no-xbm")["xbn"] for setting in (LONG, EMOJI)]
+    large = [over_batch_512(study, setting) for setting in (LONG, EMOJI)]
+    rows = [[" and ".join(f"{gap.mean:+.1f}" for gap in pair) for pair in (gaps, large)]]
+    runs = Runs(RESULTS)
+    with_ten_thousand = [
+        runs.difference(han.Case("xbn"), han.none(size), "recall_at_1") for size in (64, 256)
+    ]
+    rows.append([f"{gap.mean:+.1f}" for gap in with_ten_thousand if gap])
+    reports = [fine_tuned(f"SupCon: {data}")["64", "centre+batch loss"] for data in ("Emoji", "Icons")]
+    rows.append([" and ".join(report[column].partition(" ")[0] for report in reports) for column in (5, 6)])
+    lines = README.read_text(encoding="utf-8").partition("| You train |")[2].splitlines()[2:5]
+    assert [[text.strip().replace("−", "-") for text in line.split("|")[2:-1]] for line in lines] == rows
+
+
+def test_the_picture_of_the_readme_is_drawn_from_the_results() -> None:
+    with Image.open(DOCS / "images" / "gain.png") as picture:
+        drawn = picture.info["Description"]
+    assert drawn == figures_of(drawn_points(RESULTS)), "draw it anew: python -m docs.pictures.front_page"
+
+
+def test_what_multi_similarity_gives_in_fine_tuning() -> None:
+    reports = [fine_tuned(f"MultiSimilarity: {data}") for data in ("Emoji", "Icons")]
+    gaps = [float(report[size, "xbn"][5].partition(" ")[0]) for report in reports for size in ("16", "64")]
+    said = f"between {min(gaps):+.1f} and {max(gaps):+.1f}"
+    assert_on(WHICH, said.replace("-", "−"))
 
 
 @pytest.mark.parametrize("page", ADVICE)
@@ -384,15 +405,19 @@ def test_what_xbn_gains(study: Study) -> None:
     assert_on(GAINS, *map(cell, (*beside, *sooner, best)))
 
 
+def over_batch_512(study: Study, setting: Setting) -> Difference:
+    """Returns what XBN gains over no memory at batch 512 with the best of three rates."""
+    large = [study.values("no-xbm", place) for place in at_batch_512(setting[3]).values()]
+    return paired(study.values("xbn", setting), max(large, key=lambda found: fmean(found.values())))
+
+
 def test_what_xbn_gains_over_a_large_batch(study: Study) -> None:
     page = GAINS.read_text(encoding="utf-8").split("### Against a larger batch")[1].partition("###")[0]
     for epochs in (30, 60, 120, 240):
         cells = []
         for data in ("glyphs", "emoji"):
             regime = "converged" if (data, epochs) == ("glyphs", 30) else f"{data}, {epochs} epochs"
-            of_xbn = study.values("xbn", (64, 0.5, "batch", regime))
-            of_large = [study.values("no-xbm", setting) for setting in at_batch_512(regime).values()]
-            gap = paired(of_xbn, max(of_large, key=lambda found: fmean(found.values())))
+            gap = over_batch_512(study, (64, 0.5, "batch", regime))
             cells.append(cell(gap) + " (one seed)" * (len(gap.gaps) == 1))
         assert f"| {epochs} epochs | {' | '.join(cells)} |" in page
 
