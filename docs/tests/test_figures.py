@@ -106,6 +106,7 @@ def test_the_table_of_the_readme(study: Study) -> None:
         runs.difference(han.Case("xbn"), han.none(size), "recall_at_1") for size in (64, 256)
     ]
     rows.append([f"{gap.mean:+.1f}" for gap in with_ten_thousand if gap])
+    assert_on(WHICH, f"with the defaults they would be at {' and '.join(rows[1])}, one seed")
     reports = [fine_tuned(f"SupCon: {data}")["64", "centre+batch loss"] for data in ("Emoji", "Icons")]
     rows.append([" and ".join(report[column].partition(" ")[0] for report in reports) for column in (5, 6)])
     lines = README.read_text(encoding="utf-8").partition("| You train |")[2].splitlines()[2:5]
