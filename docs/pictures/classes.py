@@ -128,16 +128,19 @@ def of_random_weights(results: Path) -> Iterator[Point]:
             yield Point(f"{name}, to 512", share, gain, "four", "random weights")
 
 
-def of_fine_tuning(results: Path) -> Iterator[Point]:
-    """Yields XBN in fine-tuning, everything chosen."""
+def of_fine_tuning(results: Path, last_stage_at_64: str = "xbn") -> Iterator[Point]:
+    """Yields XBN in fine-tuning, everything chosen; another method may stand for the last stage at batch 64."""
     study = Study(results)
     for methods, beside in (*_PARTS, (SENSES, 1.0)):
         report, like = Report(study, results, methods), methods[0]
         kind = "fine-tuning, MultiSimilarity" if like.loss else "fine-tuning, SupCon"
         kind = "senses of words" if methods is SENSES else kind
+        kind = "fine-tuning, whole network" if methods is WHOLE_NETWORK else kind
         for data in domains(like):
             for size in sorted({method.batch_size for method in methods} & {16, 64}):
-                ours = report.confirmed(like._replace(name="xbn", batch_size=size), data)
+                is_another = methods is SUPCON and size == 64
+                method = like._replace(name=last_stage_at_64 if is_another else "xbn", batch_size=size)
+                ours = report.confirmed(method, data)
                 others = {"same": (NONE, size), "four": (NONE, 64) if size == 16 else (CACHED, 256)}
                 for compared, (name, large) in others.items():
                     theirs = report.confirmed(like._replace(name=name, batch_size=large), data)
@@ -188,7 +191,8 @@ _LOOKS = {
     "Han, XBM": ("s-", "orange", True),
     "random weights": ("o", "blue", False),
     "fine-tuning, SupCon": ("D", "green", True),
-    "fine-tuning, MultiSimilarity": ("D", "green", False),
+    "fine-tuning, whole network": ("D", "green", False),
+    "fine-tuning, MultiSimilarity": ("x", "green", True),
     "senses of words": ("v", "orange", False),
     "two towers": ("X", "orange", True),
     "papers": ("^", "ink", True),

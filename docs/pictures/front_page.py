@@ -33,14 +33,18 @@ RESULTS, IMAGES = ROOT / "benchmarks" / "results", ROOT / "docs" / "images"
 LIGHT = STYLES[0]  # on white paper, also where the page is dark
 # Small enough that words can be read where 390 pixels show the whole width.
 _WIDTH, _DPI = 5.4, 144
-_MOST, _NONE = 0.3, 7  # per cent of the classes
-# What is drawn -> sign, colour, and words of the legend.
+# Per cent of the classes: up to the first all marks gained, from the second on all lost.
+ALWAYS, NEVER = 0.6, 7
+# What is drawn -> sign, colour, whether it is filled, and words of the legend.
 _LOOKS = {
-    "papers": ("^", "ink", "the papers"),
-    "random weights": ("o", "blue", "ours, from random weights"),
-    "pretrained": ("D", "green", "ours, pretrained network"),
-    "two towers": ("X", "orange", "ours, pairs of texts"),
+    "papers": ("^", "ink", False, "pretrained, all of it trains (AXBN paper)"),
+    "fine-tuning, whole network": ("D", "green", False, "pretrained, all of it trains"),
+    "last layers": ("D", "green", True, "pretrained, last layers train"),
+    "fine-tuning, MultiSimilarity": ("x", "green", True, "the same, MultiSimilarityLoss"),
+    "random weights": ("o", "blue", True, "from random weights"),
+    "two towers": ("X", "orange", True, "pairs of texts"),
 }
+_LAST_LAYERS = ("fine-tuning, SupCon", "senses of words")
 
 
 def drawn_points(results: Path) -> Iterator[Point]:
@@ -50,7 +54,9 @@ def drawn_points(results: Path) -> Iterator[Point]:
         yield Point("Han, 64", 100 * 32 / CLASSES, gain, "same", "random weights")
     found = [*of_random_weights(results), *of_two_towers(results), *of_the_papers()]
     yield from (point for point in found if point.compared == "same")
-    yield from (x._replace(kind="pretrained") for x in of_fine_tuning(results) if x.compared == "same")
+    for point in of_fine_tuning(results, last_stage_at_64="centre+batch loss"):
+        if point.compared == "same":
+            yield point._replace(kind="last layers") if point.kind in _LAST_LAYERS else point
 
 
 def figures_of(points: Iterator[Point]) -> str:
@@ -64,36 +70,40 @@ def figures_of(points: Iterator[Point]) -> str:
 
 def draw_gain(results: Path, path: Path) -> None:
     """Draws what a memory gains against the share of the classes in a batch."""
-    figure = Figure(figsize=(_WIDTH, 3.7), layout="constrained")
+    figure = Figure(figsize=(_WIDTH, 4), layout="constrained")
     axes = figure.subplots()
     points = [*drawn_points(results)]
-    for kind, (mark, colour, words) in _LOOKS.items():
+    for kind, (mark, colour, is_filled, words) in _LOOKS.items():
         of_kind = [point for point in points if point.kind == kind]
-        options: dict[str, Any] = {"color": getattr(LIGHT, colour), "markersize": 5.5, "label": words}
+        ink = getattr(LIGHT, colour)
+        options: dict[str, Any] = {"color": ink, "markersize": 5, "markeredgewidth": 1.2, "label": words}
+        options["markerfacecolor"] = ink if is_filled else LIGHT.paper
         axes.errorbar(
             [point.share for point in of_kind],
             [point.gain.mean for point in of_kind],
             yerr=[point.gain.half_width or math.nan for point in of_kind],
             fmt=mark,
-            elinewidth=0.8,
+            elinewidth=0.9,
+            capsize=2.5,  # without it a mark covers a short bar
+            capthick=0.9,
             **options,
         )
     axes.set_xscale("log")
     axes.set_xlim(0.025, 18)
-    ticks = (0.03, 0.1, _MOST, 1, 3, _NONE)
+    ticks = (0.03, 0.1, 0.3, ALWAYS, 1, 3, NEVER)
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.axhline(0, color=LIGHT.ink, linewidth=0.8)
-    for end in (_MOST, _NONE):
+    for end in (ALWAYS, NEVER):
         axes.axvline(end, color=LIGHT.faint, linestyle="--", linewidth=1)
     top = axes.get_ylim()[1] + 1.4
     axes.set_ylim(top=top)
-    for share, words in ((0.087, "gains most"), (1.45, "may gain, may lose"), (11.2, "gains\nnothing")):
+    for share, words in ((0.12, "all gained"), (2.05, "some gained,\nsome lost"), (11.2, "all lost")):
         axes.text(share, top - 0.2, words, ha="center", va="top", fontsize=10.5)
     axes.set_xlabel("share of the training classes in a batch, %", fontsize=10.5)
     axes.set_ylabel("Recall@1 gained, points", fontsize=10.5)
     recolour(axes, LIGHT)
-    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=10, columnspacing=1)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9, columnspacing=0.6)
     _save(figure, path, figures_of(iter(points)))
 
 
