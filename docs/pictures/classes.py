@@ -129,7 +129,7 @@ def of_random_weights(results: Path) -> Iterator[Point]:
 
 
 def of_fine_tuning(results: Path, last_stage_at_64: str = "xbn") -> Iterator[Point]:
-    """Yields XBN in fine-tuning, everything chosen; another method may stand for the last stage at batch 64."""
+    """Yields XBN in fine-tuning, everything chosen; the last stage at batch 64 may have another method."""
     study = Study(results)
     for methods, beside in (*_PARTS, (SENSES, 1.0)):
         report, like = Report(study, results, methods), methods[0]

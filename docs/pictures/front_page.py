@@ -40,7 +40,7 @@ _LOOKS = {
     "papers": ("^", "ink", False, "pretrained, all of it trains (AXBN paper)"),
     "fine-tuning, whole network": ("D", "green", False, "pretrained, all of it trains"),
     "last layers": ("D", "green", True, "pretrained, last layers train"),
-    "fine-tuning, MultiSimilarity": ("x", "green", True, "the same, MultiSimilarityLoss"),
+    "fine-tuning, MultiSimilarity": ("x", "green", True, "last layers, MultiSimilarityLoss"),
     "random weights": ("o", "blue", True, "from random weights"),
     "two towers": ("X", "orange", True, "pairs of texts"),
 }
