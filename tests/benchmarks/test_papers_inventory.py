@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import pairwise
 
 import pytest
 import torch
@@ -80,20 +79,6 @@ def test_every_source_of_an_experiment_is_listed() -> None:
         named = source_places(experiment)
         assert named, experiment.source
         assert {(source_paper(experiment), place) for place in named} <= listed, experiment.source
-
-
-def test_what_is_left_out_is_on_the_page_with_its_reason() -> None:
-    section = table().partition("## What is left out, and why")[2]
-    rows = [line for line in section.splitlines() if line.startswith("| ")][1:]
-    assert len(rows) == sum(bool(item["reason"]) for item in INVENTORY)
-    for item in INVENTORY:
-        row = f"| {item['paper']} | {item['place']} | {item['what']} | {item['reason']} |"
-        assert (row in rows) == bool(item["reason"])
-
-
-def test_the_inventory_says_nothing_twice() -> None:
-    rows = sorted((item["paper"], item["place"], item["what"]) for item in INVENTORY)
-    assert all(first != second for first, second in pairwise(rows))
 
 
 def test_every_experiment_has_a_loss() -> None:
