@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sqlite3
 from itertools import pairwise
 from pathlib import Path
 
@@ -143,7 +142,7 @@ def test_not_every_epoch_need_be_evaluated_and_a_checkpoint_can_be(
             assert f" {value:.2f} |" in printed
 
 
-def test_repeated_runs_print_mean_and_deviation_and_leave_everything_on_disk(
+def test_repeated_runs_print_mean_and_deviation_and_are_not_run_over(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_script(monkeypatch, tmp_path, "--method", "no-xbm", "--repeat", "2")
@@ -158,16 +157,6 @@ def test_repeated_runs_print_mean_and_deviation_and_leave_everything_on_disk(
     folder = tmp_path / "seed-1"
     epochs = read_csv(folder / "logs" / "records" / "accuracy_no_xbm.csv")
     assert max(float(row["recall_at_1"]) for row in epochs) == pytest.approx(second["recall_at_1"])
-    connection = sqlite3.connect(folder / "logs" / "records" / "logs.db")
-    steps = connection.execute("SELECT loss FROM training_no_xbm").fetchall()
-    connection.close()
-    assert len(steps) == 4
-    assert list((folder / "logs" / "tensorboard").glob("events.*"))
-    from matplotlib.image import imread
-
-    for picture in (folder / "curves.png", tmp_path / "curves.png"):
-        assert imread(picture)[..., :3].std() > 0.05
-
     with pytest.raises(SystemExit, match=r"seed-0 holds a run; pass --resume"):
         run_script(monkeypatch, tmp_path, "--method", "no-xbm")
     with pytest.raises(SystemExit, match=r"written with method='no-xbm', not 'xbn'"):

@@ -6,10 +6,8 @@ import re
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from benchmarks.papers.experiments import EXPERIMENTS, Experiment
-from benchmarks.papers.methods import LossSetup, build_loss
 from benchmarks.papers.reproducing import INVENTORY, table
 
 Item = dict[str, str]
@@ -79,11 +77,3 @@ def test_every_source_of_an_experiment_is_listed() -> None:
         named = source_places(experiment)
         assert named, experiment.source
         assert {(source_paper(experiment), place) for place in named} <= listed, experiment.source
-
-
-def test_every_experiment_has_a_loss() -> None:
-    names = ("method", "loss", "loss_options", "miner", "miner_options", "update", "batch_loss_weight")
-    kinds = {str([getattr(e.settings, name) for name in names]): e.settings for e in EXPERIMENTS}
-    for settings in kinds.values():
-        setup = LossSetup(8, 64, superclasses=torch.zeros(10).long(), num_classes=10, world_size=1)
-        assert build_loss(settings, setup) is not None

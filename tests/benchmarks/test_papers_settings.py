@@ -14,7 +14,8 @@ import benchmarks.papers.__main__ as papers
 from benchmarks.engine.results import spread
 from benchmarks.papers import reproducing
 from benchmarks.papers.evaluation import signs
-from benchmarks.papers.experiments import EXPERIMENTS, Experiment
+from benchmarks.papers.experiments import EXPERIMENTS
+from benchmarks.papers.methods import LossSetup, build_loss
 from benchmarks.papers.optimisation import clip_gradient, learning_rate, run_length
 from benchmarks.papers.presets import read_settings
 from benchmarks.papers.reproducing import result_table, same_experiments, table
@@ -38,10 +39,17 @@ def test_moco_has_its_rows_and_its_figures(monkeypatch: pytest.MonkeyPatch, tmp_
     assert table().count("| moco 12.3; xbn 56.8 |") == 2
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda e: f"{e.key}-{e.dataset}-{e.source}")
-def test_every_command_of_the_table_is_its_own_experiment(experiment: Experiment) -> None:
-    found = [same for same, differences in same_experiments(experiment.settings) if not differences]
-    assert experiment in found
+def test_every_command_of_the_table_is_its_own_experiment_and_has_a_loss() -> None:
+    names = ("method", "loss", "loss_options", "miner", "miner_options", "update", "batch_loss_weight")
+    setup = LossSetup(8, 64, superclasses=torch.zeros(10).long(), num_classes=10, world_size=1)
+    built = set()
+    for experiment in EXPERIMENTS:
+        found = [same for same, differences in same_experiments(experiment.settings) if not differences]
+        assert experiment in found, experiment
+        kind = str([getattr(experiment.settings, name) for name in names])
+        if kind not in built:
+            assert build_loss(experiment.settings, setup) is not None
+            built.add(kind)
 
 
 def test_every_command_can_be_tried_on_glyphs() -> None:
