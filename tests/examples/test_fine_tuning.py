@@ -21,8 +21,9 @@ from training_script import assert_equal, has_timm
 if not has_timm():
     pytest.skip("timm cannot be imported", allow_module_level=True)
 
+import numpy as np
 import timm
-from product_images import CLASSES, IMAGES, write_products
+from PIL import Image
 
 from pml_xbn.training import load_encoder
 
@@ -31,6 +32,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 GUIDE = Path(__file__).parents[2] / "docs" / "after_training.md"
 SMALL = ["--backbone", "test_resnet", "--weights", "none", "--size", "32", "--batch-size", "32"]
 SMALL += ["--epochs", "2", "--workers", "0"]
+CLASSES, IMAGES, SIZE = 40, 12, 24
 
 
 def fine_tune(*flags: str, **environment: str) -> Ended:
@@ -56,6 +58,28 @@ def pictures_of(run: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def write_products(folder: Path) -> None:
+    """Images as people have them: of products, one truncated, and an empty subfolder and a hidden one."""
+    generator = np.random.default_rng(0)
+    for number in range(CLASSES):
+        pattern = generator.uniform(0, 255, (4, 4, 3)).repeat(SIZE // 4, 0).repeat(SIZE // 4, 1)
+        (folder / f"product {number:02}").mkdir(parents=True)
+        for copy in range(IMAGES):
+            # Noise and brightness hide the pattern.
+            pixels = pattern * generator.uniform(0.3, 1) + generator.normal(0, 60, pattern.shape)
+            image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+            image.save(folder / f"product {number:02}" / f"{copy:02}.{'png' if copy % 2 else 'jpg'}")
+    # One class lies elsewhere, and is linked to.
+    elsewhere = folder.parent / f"elsewhere of {folder.name}"
+    (folder / "product 11").rename(elsewhere)
+    (folder / "product 11").symlink_to(elsewhere)
+    truncated = folder / "product 07" / "00.jpg"
+    truncated.write_bytes(truncated.read_bytes()[:300])
+    (folder / "empty").mkdir()
+    (folder / ".hidden").mkdir()
+    Image.new("RGB", (SIZE, SIZE)).save(folder / ".hidden" / "00.png")
+
+
 @pytest.fixture(scope="module")
 def products(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data") / "products"
@@ -65,11 +89,11 @@ def products(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(products: Path, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """A run of two epochs, and what it printed."""
+    """A run of two epochs, and the last line that it printed."""
     output = tmp_path_factory.mktemp("whole")
     ended = fine_tune("--data", str(products), "--output", str(output), "--skip-bad", *SMALL)
     assert ended.returncode == 0, ended.stderr
-    return SimpleNamespace(run=run_of(output), printed=ended.stdout, last=ended.stdout.splitlines()[-1])
+    return SimpleNamespace(run=run_of(output), last=ended.stdout.splitlines()[-1])
 
 
 # -- A run ---------------------------------------------------------------------------------------------------
