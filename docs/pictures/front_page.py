@@ -33,7 +33,7 @@ RESULTS, IMAGES = ROOT / "benchmarks" / "results", ROOT / "docs" / "images"
 LIGHT = STYLES[0]  # on white paper, also where the page is dark
 # Small enough that words can be read where 390 pixels show the whole width.
 _WIDTH, _DPI = 5.4, 144
-# Per cent of the classes: up to the first all marks gained, from the second on all lost.
+# Per cent of the classes: up to the first all means are gains, from the second on all are losses.
 ALWAYS, NEVER = 0.6, 7
 # What is drawn -> sign, colour, whether it is filled, and words of the legend.
 _LOOKS = {
@@ -42,7 +42,7 @@ _LOOKS = {
     "last layers": ("D", "green", True, "pretrained, last layers train"),
     "fine-tuning, MultiSimilarity": ("x", "green", True, "last layers, MultiSimilarityLoss"),
     "random weights": ("o", "blue", True, "from random weights"),
-    "two towers": ("X", "orange", True, "pairs of texts"),
+    "two towers": ("X", "orange", True, "pairs of texts, each a class"),
 }
 _LAST_LAYERS = ("fine-tuning, SupCon", "senses of words")
 
@@ -78,10 +78,15 @@ def draw_gain(results: Path, path: Path) -> None:
         ink = getattr(LIGHT, colour)
         options: dict[str, Any] = {"color": ink, "markersize": 5, "markeredgewidth": 1.2, "label": words}
         options["markerfacecolor"] = ink if is_filled else LIGHT.paper
+        shares, means = [point.share for point in of_kind], [point.gain.mean for point in of_kind]
+        half_widths = [point.gain.half_width or math.nan for point in of_kind]
+        if all(map(math.isnan, half_widths)):  # errorbar would give the legend a bar
+            axes.plot(shares, means, mark, **options)
+            continue
         axes.errorbar(
-            [point.share for point in of_kind],
-            [point.gain.mean for point in of_kind],
-            yerr=[point.gain.half_width or math.nan for point in of_kind],
+            shares,
+            means,
+            yerr=half_widths,
             fmt=mark,
             elinewidth=0.9,
             capsize=2.5,  # without it a mark covers a short bar
@@ -98,7 +103,11 @@ def draw_gain(results: Path, path: Path) -> None:
         axes.axvline(end, color=LIGHT.faint, linestyle="--", linewidth=1)
     top = axes.get_ylim()[1] + 1.4
     axes.set_ylim(top=top)
-    for share, words in ((0.12, "all gained"), (2.05, "some gained,\nsome lost"), (11.2, "all lost")):
+    for share, words in (
+        (0.12, "mostly gained"),
+        (2.05, "some gained,\nsome lost"),
+        (11.2, "two,\nboth lost"),
+    ):
         axes.text(share, top - 0.2, words, ha="center", va="top", fontsize=10.5)
     axes.set_xlabel("share of the training classes in a batch, %", fontsize=10.5)
     axes.set_ylabel("Recall@1 gained, points", fontsize=10.5)
