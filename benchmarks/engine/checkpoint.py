@@ -10,6 +10,7 @@ from pytorch_metric_learning.losses import CrossBatchMemory
 
 # What PML's own memory needs to go on and leaves out of its state_dict.
 _QUEUE = ("queue_idx", "has_been_filled")
+REMEDY = "resume with the options of the first run, or start anew"
 
 
 def state_of(part: Any) -> dict[str, Any]:
@@ -45,12 +46,7 @@ def load(path: Path) -> dict[str, Any]:
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def check_same(
-    ours: Mapping[str, Any],
-    saved: Mapping[str, Any],
-    path: Path,
-    remedy: str = "resume with the options of the first run, or start anew",
-) -> None:
+def check_same(ours: Mapping[str, Any], saved: Mapping[str, Any], path: Path, remedy: str = REMEDY) -> None:
     """Refuses to resume from a checkpoint whose identity ``saved`` is another than ``ours``, by name."""
     for name, value in ours.items():
         if saved.get(name) != value:
