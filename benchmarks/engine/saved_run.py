@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ from benchmarks.engine.ranks import Ranks
 from benchmarks.engine.run import Progress, Run, quietly
 
 
+@dataclass
 class SavedRun:
     """A run, and the file of its last state.
 
-    Args:
+    Attributes:
         run: what is trained.
         path: of the file.
         identity: what a run that goes on must share with the one that was stopped, by name.
@@ -24,17 +26,14 @@ class SavedRun:
         ranks: those that train together, of which the first one writes.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        path: Path,
-        identity: Mapping[str, Any],
-        every: int = 0,
-        pause: float = -1,
-        ranks: Ranks | None = None,
-    ) -> None:
-        self.run, self.path, self.identity = run, path, dict(identity)
-        self.every, self.pause, self.ranks = every, pause, ranks
+    run: Run
+    path: Path
+    identity: dict[str, Any]
+    every: int = 0
+    pause: float = -1
+    ranks: Ranks | None = None
+
+    def __post_init__(self) -> None:
         self._began, self._saved_at = time.process_time(), time.monotonic()
 
     @property
@@ -42,11 +41,11 @@ class SavedRun:
         """What the processes that train it have taken so far."""
         return time.process_time() - self._began
 
-    def resume(self, remedy: str = checkpoint.REMEDY) -> None:
+    def resume(self) -> None:
         """Goes back to the last checkpoint, if there is one; refuses that of another run."""
         if self.path.exists():
             saved = checkpoint.load(self.path)
-            checkpoint.check_same(self.identity, saved.get("identity", {}), self.path, remedy)
+            checkpoint.check_same(self.identity, saved.get("identity", {}), self.path)
             self.run.load_state_dict(saved["run"])
             self._began -= saved.get("cpu_seconds", 0.0)  # which older files lack
 
@@ -57,10 +56,7 @@ class SavedRun:
         stop: Callable[[], bool] = lambda: False,
         after_epoch: Callable[[], None] = lambda: None,
     ) -> bool:
-        """Trains to the end of so many epochs; returns False when ``stop`` said so before.
-
-        ``stop`` is asked after every step.
-        """
+        """Trains to the end of so many epochs; returns False when ``stop``, asked at every step, said so."""
         run = self.run
 
         def after_step() -> bool:

@@ -23,7 +23,6 @@ from benchmarks.papers.task import PapersTask
 # The largest of them selects the epoch; of equal ones the first.
 _SELECTED_BY = {"best-recall": "recall_at_1", "best-map": "map_at_r", "last": "epoch"}
 _PANELS = {"recall_at_1": ("Test accuracy", "Recall@1 (%)"), "loss": ("Loss", "mean over the epoch")}
-_REMEDY = "resume with the flags of the first run, or start anew in another --output"
 
 
 def draw(histories: Mapping[str, History], settings: Settings, path: Path) -> None:
@@ -48,7 +47,7 @@ class Session:
                 f"{folder} holds a run; pass --resume to go on with it, or another --output for a new one"
             )
         self._saved = SavedRun(self.run, path, identity(task), every, ranks=task.ranks)
-        self._saved.resume(_REMEDY)
+        self._saved.resume()
 
     def train(self, progress: Progress, stop: Callable[[], bool]) -> Row | None:
         """Returns the result of the selected epoch, on the first rank; None if ``stop`` ended it before."""
