@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import tyro
 
-from benchmarks.engine.results import RESULTS, read_csv
+from benchmarks.engine.results import RESULTS, read_runs
 from benchmarks.study.budget import Budget
 from benchmarks.study.cases import PRETRAINED, Case
 from benchmarks.study.files import RUNS
@@ -138,7 +138,7 @@ class Runs:
     """Recall@1 of the runs that have been made; a run that failed has zero."""
 
     def __init__(self, folder: Path) -> None:
-        self._found = {Case.from_row(row): float(row[FIGURE] or 0) for row in read_csv(folder / RUNS)}
+        self._found = {case: float(row[FIGURE] or 0) for case, row in read_runs(Case, folder / RUNS)}
 
     def of(self, case: Case) -> float:
         if case not in self._found:
