@@ -26,8 +26,8 @@ class Comparison:
 
     Args:
         build: makes the run of a method.
-        settings: ``methods``, ``epochs``, ``device``, the folder ``output``, and ``checkpoint``, the steps
-            between checkpoints beside those of epochs; 0 for none.
+        settings: ``methods``, ``epochs``, the folder ``output``, whether to ``resume``, and ``checkpoint``,
+            the steps between checkpoints beside those of epochs; 0 for none.
         images: tells the images from others; a resumed comparison must share it and the settings.
         warmup_epochs: epochs without memory that all methods share, before the others.
     """
@@ -40,6 +40,8 @@ class Comparison:
         self.folder = settings.output / "checkpoints"
         self.histories: dict[str, History] = {}
         self._resumes = False
+        if settings.resume:
+            self.resume()
 
     def resume(self) -> None:
         """Lets `run` go on from the checkpoints; what has none begins at the beginning."""

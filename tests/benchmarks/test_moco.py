@@ -109,6 +109,8 @@ def test_resume_adds_a_method_and_keeps_the_others(tmp_path: Path) -> None:
     moco = compare("moco", path).histories["moco"]
     compare("centre", path, resume=True)
     assert compare("moco", path, resume=True, kill_at=0).histories["moco"] == moco
+    compare("centre", path)  # which starts anew
+    assert [file.name for file in path.iterdir()] == ["centre.pt"]
 
 
 @pytest.mark.parametrize("method", METHODS)
