@@ -75,7 +75,6 @@ class Comparison:
         self, name: str, run: Run, epochs: int, progress: Progress, interruption: Interruption, log: RunLog
     ) -> None:
         saved = SavedRun(run, self.folder / f"{name}.pt", self.identity, self.settings.checkpoint)
-        saved.resume()
         if name != WARM_START:
             self.histories[name] = run.history
 

@@ -15,7 +15,7 @@ from benchmarks.engine.run import Progress, Run, quietly
 
 @dataclass
 class SavedRun:
-    """A run, and the file of its last state.
+    """A run, and the file of its last state, from which it goes on if there is one of the same run.
 
     Attributes:
         run: what is trained.
@@ -35,19 +35,16 @@ class SavedRun:
 
     def __post_init__(self) -> None:
         self._began, self._saved_at = time.process_time(), time.monotonic()
-
-    @property
-    def cpu_seconds(self) -> float:
-        """What the processes that train it have taken so far."""
-        return time.process_time() - self._began
-
-    def resume(self) -> None:
-        """Goes back to the last checkpoint, if there is one; refuses that of another run."""
         if self.path.exists():
             saved = checkpoint.load(self.path)
             checkpoint.check_same(self.identity, saved.get("identity", {}), self.path)
             self.run.load_state_dict(saved["run"])
             self._began -= saved.get("cpu_seconds", 0.0)  # which older files lack
+
+    @property
+    def cpu_seconds(self) -> float:
+        """What the processes that train it have taken so far."""
+        return time.process_time() - self._began
 
     def train(
         self,

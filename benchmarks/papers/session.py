@@ -47,7 +47,6 @@ class Session:
                 f"{folder} holds a run; pass --resume to go on with it, or another --output for a new one"
             )
         self._saved = SavedRun(self.run, path, identity(task), every, ranks=task.ranks)
-        self._saved.resume()
 
     def train(self, progress: Progress, stop: Callable[[], bool]) -> Row | None:
         """Returns the result of the selected epoch, on the first rank; None if ``stop`` ended it before."""

@@ -85,7 +85,6 @@ def _trained(run: Run, num_epochs: int, path: Path, pace: Pace) -> dict[str, Any
     task = run.task
     assert isinstance(task, StudyTask)
     saved = SavedRun(run, path, {}, pause=pace.saved_after)  # the path says which run it is
-    saved.resume()
     saved.train(num_epochs)
     if not task.evaluates_after(run.epoch):
         run.evaluate()

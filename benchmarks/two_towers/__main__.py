@@ -60,7 +60,6 @@ def main() -> None:
         # Its name says which run it is.
         unfinished = settings.results / f"{NAME}_{seed_for(repr(sorted(row.items())))}.pt"
         saved = SavedRun(run, unfinished, row, pause=_SAVED_AFTER)
-        saved.resume()
         with Interruption(second_stops=True) as interruption:
             if not saved.train(epochs, progress_bar, lambda: interruption.wanted):
                 raise SystemExit("stopped; the same command goes on")
