@@ -77,6 +77,12 @@ FRONT = (
     Case("xbm"),
 )
 EQUAL = (none(256, EQUAL_MINUTES), none(64, EQUAL_MINUTES))
+# Added once the runs of equal minutes were there: the best memories of the front, with as many images as these,
+# at the rate that they were chosen with.
+LONG = (
+    Case("xbn", rate=1.6e-2, steps=EQUAL_MINUTES * EPOCH),
+    memory("xbm", rate=8e-3, steps=EQUAL_MINUTES * EPOCH),
+)
 GAINS = tuple(
     case
     for method in ("gain", "gain per dimension", "gain of both")
@@ -184,6 +190,7 @@ def planned(path: Path) -> Iterator[Case]:
     yield from trials(EQUAL)
     for _ in range(3):
         yield from beyond(EQUAL, read_csv(path))
+    yield from LONG
     yield from sweep(read_csv(path), seeds=(0,))
     yield from chosen((*FRONT, *EQUAL), read_csv(path), seeds=(1,))
     yield from trials(GAINS)

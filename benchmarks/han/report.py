@@ -28,6 +28,9 @@ Declared in `benchmarks/study/declared_han.md`; made by `python -m benchmarks.ha
 `han_runs.csv` and `han_log.csv`. Figures are of the classes that confirm, in per cent. Differences are in
 points, paired by seed, with the 95 % interval of their own pairs. Where *the choice's* stands for the seeds,
 there is only the one that chose the rate: such a figure is a first look, without an interval."""
+_MINUTES = f"""\
+Here no memory trains for {plan.EQUAL_MINUTES} epochs, which take about as many minutes as six with a memory, and differences are to
+it. The memories of {plan.EQUAL_MINUTES} epochs were added once these runs were known: they see as many images, and take longer."""
 _NOISE = """\
 Of the last third of the runs, at chosen rates. *Shift* is the squared mean of what 512 rows are away from
 fresh ones, before and after the memory adapts them, in multiples of the sampling noise of one batch's mean.
@@ -88,8 +91,12 @@ def label(case: Case) -> str:
     return ", ".join(parts)
 
 
-def front_table(runs: Runs, settings: Iterable[Case]) -> str:
-    """Returns a table of settings at their chosen rates, with costs and differences to no memory."""
+def front_table(runs: Runs, settings: Iterable[Case], epochs: float = 6) -> str:
+    """Returns a table of settings at their chosen rates, with costs and differences to no memory.
+
+    Args:
+        epochs: of no memory with which the settings are compared.
+    """
     columns = ["Setting", "Rate", "Seeds", *FIGURES.values()]
     columns += [f"{name} to no memory at {size}" for size in (64, 256) for name in FIGURES.values()]
     columns += ["Images", "Steps", "Minutes of a core"]
@@ -102,7 +109,7 @@ def front_table(runs: Runs, settings: Iterable[Case]) -> str:
         line = [label(setting), f"{case.rate:g}", "the choice's" if [*seeds] == [CHOICE] else str(len(seeds))]
         line += [_mean(runs.values(setting, figure)) for figure in FIGURES]
         for size in (64, 256):
-            baseline = replace(plan.none(size), loss=setting.loss, weights=setting.weights)
+            baseline = replace(plan.none(size, epochs), loss=setting.loss, weights=setting.weights)
             is_itself = setting.setting == baseline.setting
             gaps = [None if is_itself else runs.difference(setting, baseline, name) for name in FIGURES]
             line += [str(gap or "–") for gap in gaps]
@@ -253,11 +260,16 @@ def report(folder: Path) -> str:
     """Returns the page."""
     runs = Runs(folder)
     every = list(_in_order(runs))
+    long = [case.setting for case in (*plan.EQUAL, *plan.LONG)]
+    memories = [case for case in plan.FRONT if case.method != "none"]
     parts = [
         "# What a memory is worth with ten thousand classes",
         _INTRODUCTION,
         "## Settings at their chosen rates",
-        front_table(runs, every),
+        front_table(runs, [case for case in every if case not in long]),
+        "## In equal minutes",
+        _MINUTES,
+        front_table(runs, (*plan.EQUAL, *memories, *plan.LONG), plan.EQUAL_MINUTES),
         "## By number of training classes",
         sweep_table(runs),
         "## What rows share, and noise",

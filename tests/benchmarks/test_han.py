@@ -246,6 +246,7 @@ def write_report(folder: Path) -> str:
     seeds = {
         none(64): {0: 90.0, 1: 60.0, 2: 62.0, 3: 61.0},
         none(256): {0: 10.0, 1: 64.0, 2: 65.0, 3: 66.0},
+        none(256, han.EQUAL_MINUTES): {0: 60.0, 1: 70.0, 2: 72.0, 3: 71.0},
         memory("xbn"): {0: 20.0, 1: 66.0, 2: 69.0, 3: 69.0},
         memory("xbm"): {0: 55.0},
     }
@@ -286,13 +287,31 @@ def test_differences_are_paired_by_seed_without_the_one_that_chose(tmp_path: Pat
     assert line_of(page, "XBM, batch 64, warmed up, filled")[2:4] == ["the choice's", "55.0"]
 
 
-def test_fewer_classes_take_the_better_of_two_rates(tmp_path: Path) -> None:
+def test_memories_are_compared_with_no_memory_of_as_many_minutes(tmp_path: Path) -> None:
     page = write_report(tmp_path).split("## ")[2]
+    gaps = [66.0 - 70.0, 69.0 - 72.0, 69.0 - 71.0]
+    half = student.ppf(0.975, 2) * np.std(gaps, ddof=1) / 3**0.5
+    found = line_of(page, "XBN, batch 64, warmed up, filled")
+    assert found[5:8:2] == ["–", f"{np.mean(gaps):+.1f} (± {half:.1f})"]
+    assert "no memory, batch 256 |" not in page
+
+
+def test_long_memories_come_after_the_rates_of_equal_minutes_and_see_as_many_images(tmp_path: Path) -> None:
+    order = list(han.planned(tmp_path / "no runs yet.csv"))
+    last = max(order.index(case) for case in han.trials(han.EQUAL))
+    assert order[last + 1 : last + 3] == list(han.LONG)
+    assert {case.steps * case.batch_size for case in (*han.EQUAL, *han.LONG)} == {14 * 874 * 64}
+    rates = {case.setting: case.rate for case in han.LONG}
+    assert rates == {Case("xbn", steps=12_236).setting: 1.6e-2, memory("xbm", steps=12_236).setting: 8e-3}
+
+
+def test_fewer_classes_take_the_better_of_two_rates(tmp_path: Path) -> None:
+    page = write_report(tmp_path).split("## ")[3]
     lines = [line for line in page.splitlines() if line.startswith("| 350 |")]
     assert [line.split("|")[4].strip() for line in lines] == ["45.0", "45.0", "44.0", "44.0"]
     assert "| 9.1 % |" in lines[0]
 
 
 def test_noise_is_of_the_last_third(tmp_path: Path) -> None:
-    found = line_of(write_report(tmp_path).split("## ")[3], "XBN, batch 64, warmed up, filled")
+    found = line_of(write_report(tmp_path).split("## ")[4], "XBN, batch 64, warmed up, filled")
     assert found[1:5] == ["2.00", "25.00", "1.50", "25.00"]
