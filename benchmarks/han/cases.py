@@ -77,8 +77,8 @@ FRONT = (
     Case("xbm"),
 )
 EQUAL = (none(256, EQUAL_MINUTES), none(64, EQUAL_MINUTES))
-# Added once the runs of equal minutes were there: the best memories of the front, with as many images as these,
-# at the rate that they were chosen with.
+# Added once the runs of equal minutes were there: the best memories of the front, with as many images as
+# these, at the rate that they were chosen with.
 LONG = (
     Case("xbn", rate=1.6e-2, steps=EQUAL_MINUTES * EPOCH),
     memory("xbm", rate=8e-3, steps=EQUAL_MINUTES * EPOCH),

@@ -29,8 +29,9 @@ Declared in `benchmarks/study/declared_han.md`; made by `python -m benchmarks.ha
 points, paired by seed, with the 95 % interval of their own pairs. Where *the choice's* stands for the seeds,
 there is only the one that chose the rate: such a figure is a first look, without an interval."""
 _MINUTES = f"""\
-Here no memory trains for {plan.EQUAL_MINUTES} epochs, which take about as many minutes as six with a memory, and differences are to
-it. The memories of {plan.EQUAL_MINUTES} epochs were added once these runs were known: they see as many images, and take longer."""
+Here no memory trains for {plan.EQUAL_MINUTES} epochs, which take about as many minutes as six with a memory,
+and differences are to it. The memories of {plan.EQUAL_MINUTES} epochs were added once these runs were
+known: they see as many images, and take longer."""
 _NOISE = """\
 Of the last third of the runs, at chosen rates. *Shift* is the squared mean of what 512 rows are away from
 fresh ones, before and after the memory adapts them, in multiples of the sampling noise of one batch's mean.

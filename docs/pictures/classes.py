@@ -20,6 +20,7 @@ from benchmarks.study.fine_tuning import (
     LARGE_BATCH,
     MULTI_SIMILARITY,
     NONE,
+    OTHER_SIZES,
     SENSES,
     SUPCON,
     THREE_STAGES,
@@ -49,7 +50,8 @@ PAIRS = 16_384  # of words and their definitions, each a class
 _TITLES = {"pretrained": "Emoji", "pretrained icons": "icons", "pretrained senses": "senses"}
 _PAPERS = {"sop": "SOP", "in-shop": "In-Shop", "deep-fashion2": "DeepFashion2"}
 # What trains in fine-tuning -> by how much its diamond stands beside those of the same share.
-_PARTS = ((SUPCON, 1.0), (THREE_STAGES, 1.13), (WHOLE_NETWORK, 1.0), (MULTI_SIMILARITY, 0.88))
+_LAST_STAGE = SUPCON + OTHER_SIZES
+_PARTS = ((_LAST_STAGE, 1.0), (THREE_STAGES, 1.13), (WHOLE_NETWORK, 1.0), (MULTI_SIMILARITY, 0.88))
 _RANDOM: dict[str, Setting] = {
     "Glyphs, 64": (64, 0.5, "batch", "glyphs, 60 epochs"),
     "Emoji, 64": (64, 0.5, "batch", "emoji, 60 epochs"),
@@ -137,14 +139,15 @@ def of_fine_tuning(results: Path, last_stage_at_64: str = "xbn") -> Iterator[Poi
         kind = "senses of words" if methods is SENSES else kind
         kind = "fine-tuning, whole network" if methods is WHOLE_NETWORK else kind
         for data in domains(like):
-            for size in sorted({method.batch_size for method in methods} & {16, 64}):
-                is_another = methods is SUPCON and size == 64
+            for size in sorted(method.batch_size for method in methods if method.name == "xbn"):
+                is_another = methods is _LAST_STAGE and size == 64
                 method = like._replace(name=last_stage_at_64 if is_another else "xbn", batch_size=size)
                 ours = report.confirmed(method, data)
-                others = {"same": (NONE, size), "four": (NONE, 64) if size == 16 else (CACHED, 256)}
-                for compared, (name, large) in others.items():
-                    theirs = report.confirmed(like._replace(name=name, batch_size=large), data)
-                    gain = paired(ours, theirs)
+                for compared, large in (("same", size), ("four", 4 * size)):
+                    none = like._replace(name=CACHED if large == 256 else NONE, batch_size=large)
+                    if none not in methods:  # no batch four times 32 was trained
+                        continue
+                    gain = paired(ours, report.confirmed(none, data))
                     if gain is not None:
                         share = 100 * size / _PER_CLASS / TRAINED_ON[data] * beside
                         yield Point(f"{_TITLES[data]}, {size}", share, gain, compared, kind)
