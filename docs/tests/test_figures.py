@@ -685,6 +685,7 @@ def test_equal_minutes_on_han() -> None:
         f"six epochs take {minutes(han.none(256)):.1f} and {minutes(han.none(64)):.1f} minutes",
         f"XBN is {gap.mean:.1f} above batch 64 without one",
         "One seed** so far",
+        f"in equal minutes** ({said[0]} to {said[1]} Recall@1)",
     )
     assert_on(README, "a batch of 256 without a memory won in equal minutes.**")
     twice = minutes(xbn) / minutes(han.none(64))
