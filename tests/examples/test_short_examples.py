@@ -136,20 +136,32 @@ def test_moco_trains_on_glyphs(
     assert all(100 / 24 < accuracy <= 100 for accuracy in accuracies)
 
 
-@pytest.mark.parametrize("memory", ["xbm", "xbn"])
-def test_diagnoses_are_printed_and_drawn(
-    memory: str,
-    monkeypatch: pytest.MonkeyPatch,
-    few_glyphs: None,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
+def test_two_memories_are_diagnosed_by_age_and_by_recall(
+    monkeypatch: pytest.MonkeyPatch, few_glyphs: None, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    run(monkeypatch, "diagnose", "--memory", memory, "--steps", "42", "--output", str(tmp_path))
-    printed = re.findall(r"staleness (\S+) before and (\S+) after", capsys.readouterr().out)
-    assert len(printed) == 2
-    assert all((before == after) == (memory == "xbm") for before, after in printed)
-    names = {"drift", "staleness", "valid_pairs", "push"}
-    assert {path.name for path in tmp_path.iterdir()} == {f"{memory}_{name}.png" for name in names}
+    monkeypatch.setattr(sys, "argv", ["diagnose.py", "--steps", "80", "--output", str(tmp_path)])
+    measured = runpy.run_path(str(EXAMPLES / "diagnose.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert "Before and after\nadaptation of one run do not tell" in printed
+    for name in ("xbm", "xbn"):
+        lines = printed.partition(f"{name.upper()}: Recall@1 ")[2]
+        assert 0 < float(lines.split()[0]) <= 100
+        before, after = measured[name]["staleness"]
+        assert torch.equal(before.mean_by_age, after.mean_by_age) == (name == "xbm")
+        ages = re.search(r"staleness (\S+) at age 1, (\S+) at age 31\n", lines)
+        assert ages is not None
+        assert [float(x) for x in ages.groups()] == [
+            pytest.approx(after.mean_by_age[place].item(), abs=0.006) for place in (0, -1)
+        ]
+        late = [measured[name]["push"][step] for step in (40, 50, 60, 70)]
+        push = re.search(r"share \* cosine ([+-]\S+)\n", lines)
+        assert push is not None
+        expected = sum(float(x.share * x.cosine) for x in late) / len(late)
+        assert float(push[1]) == pytest.approx(expected, abs=0.006)
+        # Of unit vectors no two means are farther from each other than this.
+        assert all(0 <= x.displacement <= 2 for x in late)
+    names = {"drift", "staleness", "valid_pairs", "push", "distances", "separability"}
+    assert {path.name for path in tmp_path.iterdir()} == {f"{name}.png" for name in names}
 
 
 def test_an_adapter_of_ones_own_is_checked_and_trained_with(
