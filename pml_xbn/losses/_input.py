@@ -130,8 +130,8 @@ def _check_numbers(memory: Memory, embeddings: Tensor, batch: Batch) -> Batch:
         return batch._replace(is_stored=False, is_finite=is_finite)
     bad_rows = (~(embeddings.abs() <= limit)).any(dim=1).nonzero().flatten().tolist()
     raise ValueError(
-        f"embeddings has NaN or inf in rows {bad_rows}, or numbers beyond {limit:.1e}: lower the "
-        "learning rate or correct the data, or pass nonfinite='skip' to leave such batches out of the memory"
+        f"embeddings has NaN or inf in rows {bad_rows}, or numbers beyond {limit:.1e}: correct the "
+        "data or lower the learning rate, or pass nonfinite='skip' to leave such batches out of the memory"
     )
 
 
@@ -187,7 +187,7 @@ def _raise_refused(memory: Memory, *, waits: bool) -> None:
     if found.numbers and memory.nonfinite == "raise":
         raise ValueError(
             f"an earlier batch had NaN or inf, or numbers beyond {largest_storable(memory.queue):.1e}, and "
-            "was not stored: lower the learning rate or correct the data, pass nonfinite='raise_at_once' to "
+            "was not stored: correct the data or lower the learning rate, pass nonfinite='raise_at_once' to "
             "see it in the call itself, or nonfinite='skip' to leave such batches out of the memory"
         )
 
