@@ -87,10 +87,33 @@ def test_so_it_is_of_other_losses_and_with_a_miner(loss: type[nn.Module]) -> Non
         torch.testing.assert_close(a, b)
 
 
-def test_what_cannot_be_compiled_runs_as_it_is_written_and_says_why() -> None:
-    memory = XBNWrapper(SupConLoss(), D, M, batch_loss_weight=0.5)
+def test_what_cannot_be_compiled_runs_as_it_is_written_and_a_full_graph_raises() -> None:
+    memory, twin = (XBNWrapper(SupConLoss(), D, M, batch_loss_weight=0.5) for _ in range(2))
+    batch = torch.randn(4, D), torch.arange(4) % 2
     with pytest.raises(Exception, match="outside of the graph"):
-        torch.compile(memory, fullgraph=True, backend="eager")(torch.randn(4, D), torch.arange(4) % 2)
+        torch.compile(memory, fullgraph=True, backend="eager")(*batch)
+    assert memory.num_rows == 0
+    torch.compiler.reset()
+    torch.testing.assert_close(torch.compile(memory, backend="eager")(*batch), twin(*batch))
+
+
+@pytest.mark.parametrize("miner", [None, PairMarginMiner(0.2, 0.8)], ids=["no miner", "miner"])
+@pytest.mark.parametrize("loss", [ContrastiveLoss(), SupConLoss(0.1)], ids=repr)
+def test_the_batchs_own_loss_can_be_added_to_a_compiled_memory(
+    loss: nn.Module, miner: nn.Module | None
+) -> None:
+    """As the page of benchmarks says, since a memory with ``batch_loss_weight`` is not compiled."""
+    whole = XBNWrapper(loss, D, M, miner, batch_loss_weight=0.5)
+    memory = XBNWrapper(loss, D, M, miner)
+    compiled, labels = torch.compile(memory, fullgraph=True, backend="eager"), torch.arange(BATCH_SIZE) % 3
+    for step in range(2 * M // BATCH_SIZE + 1):
+        first = (torch.randn(BATCH_SIZE, D) + step / 10).requires_grad_()
+        second = first.detach().clone().requires_grad_()
+        own = loss(second, labels) if miner is None else loss(second, labels, miner(second, labels))
+        value, expected = compiled(second, labels) + 0.5 * own, whole(first, labels)
+        torch.testing.assert_close(value, expected)
+        torch.testing.assert_close(torch.autograd.grad(value, second), torch.autograd.grad(expected, first))
+    torch.testing.assert_close(memory.embedding_memory, whole.embedding_memory)
 
 
 def test_importing_the_package_does_not_import_dynamo() -> None:
