@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from .._arithmetic import nan_unless_zero, zero_if_finite
 from .._tracing import can_read
 from ..memory._batch import Batch
 from ..memory._placement import Placement, average_rows, placement_of
 from ..memory._queue import Contents
 from ..memory._rows import plain_rows, rows_of
 from ..pairwise._batch_loss import loss_of_batch, loss_without_pairs
-from ..pairwise._finite import nan_unless_zero, zero_if_finite
-from ..pairwise._index_tensors import IndicesTuple, drop_self_pairs, mapped
 from ..pairwise._loss import Comparison, loss_against
+from ..pairwise._pairs import IndicesTuple, drop_self_pairs, mapped
 from ._settings import weighted_sum
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def look_at_rows(memory: Memory, contents: Contents) -> Contents:
     are_in_range = rows.are_in_range()
     if not are_in_range and rows.is_out_of_range():
         # In a tensor of their own, as the step may still fail.
-        rows = rows.standardized_(torch.zeros_like(rows.stored))
+        rows = rows.written_standardized_(torch.zeros_like(rows.stored))
     return contents._replace(rows=rows, are_finite=are_in_range and memory.nonfinite != "ignore")
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .._arithmetic import nan_unless_zero
 from ..distributed import _ranks as ranks
 from ..distributed._sharded_loss import sharded_loss
 from ..memory._batch import Batch, zero_loss
 from ..memory._placement import placement_of
 from ..memory._queue import Contents
-from ..pairwise._finite import nan_unless_zero
 from ..pairwise._loss import LossSums, sum_terms, with_known_gradients
 from ..pairwise._supported import FusedLoss, fused_loss_of
 from ._step import (

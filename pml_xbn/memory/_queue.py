@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from .._arithmetic import at_least_float32, widest
 from .._checks import INTEGERS
 from .._tracing import can_read, is_tracing
-from ..adapters.affine import Affine
-from ._findings import Findings
+from ..adapters.moments import Affine
 from ._rows import Holding, Rows, Undo, rows_of, sums_of
 
 # What `numbers` says of the sums: they are not kept, or of all rows, or of those of one rank, so that they
@@ -33,9 +32,8 @@ class Contents(NamedTuple):
     ids: Tensor  # samples of the rows, (M,) int64, -1 where there is none
     num_calls: int | Tensor
     position: int | Tensor  # where the next row goes; as all numbers, 0-d where the host cannot read it
-    num_replaced: (
-        int | Tensor
-    )  # rows that took the place of their sample's old row, since the last wrap-around
+    # Rows that took the place of their sample's old row, since the last wrap-around.
+    num_replaced: int | Tensor
     newest: Tensor | None = None  # indices of the rows stored last, (b,)
     are_finite: bool = False  # whether the host knows that all rows and the batch are
     wraps_around: bool = False  # whether the queue has gone round once with this step
@@ -72,7 +70,7 @@ class Queue(nn.Module):
     numbers: Tensor
     kind = Rows
     is_in_transaction = False
-    needs_standardizing = False  # at the end of the next step
+    standardizing_is_due = False  # at the end of the next step
     was_traced = False  # whether a step was ever part of a graph
 
     def __init__(
@@ -246,7 +244,7 @@ class Queue(nn.Module):
             nothing = torch.zeros_like(is_out)
             self.findings.add_(torch.stack([nothing, nothing, is_out]))
 
-    def standardize_(self) -> None:
+    def standardize_if_due_(self) -> None:
         """Stores rows anew, in place, after a step that was the first to measure them or wrapped around."""
         contents = self._pending
         if contents is None or contents.rows.sums is None or is_tracing():
@@ -254,22 +252,22 @@ class Queue(nn.Module):
         # Ranks that share rows decide alike, also those that hold none yet.
         had_rows = (self.numbers.tolist()[1] if can_read(self.numbers) else self._most_rows) > 0
         rows, is_first = contents.rows, had_rows and not self.is_measured
-        is_needed = is_first or self.needs_standardizing
+        is_needed = is_first or self.standardizing_is_due
         if can_read(self.numbers):
             has_drifted = contents.wraps_around and bool(rows.have_drifted())
             is_needed = bool(rows.has_two) and (is_needed or has_drifted)
         if is_needed:
-            rows = rows.standardized_(rows.stored, contents.stored_last if is_first else None)
+            rows = rows.written_standardized_(rows.stored, contents.stored_last if is_first else None)
             self._pending = contents._replace(rows=rows)
-        self.needs_standardizing = False
+        self.standardizing_is_due = False
 
-    def restandardize_(self) -> None:
+    def standardize_after_traced_steps_(self) -> None:
         """Stores rows anew, in place, if they have drifted in steps that were traced, which never do so."""
         if not self.was_traced or self.is_in_transaction or is_tracing():
             return
         contents = self.contents
         if contents.rows.sums is not None and bool(contents.rows.have_drifted()):
-            self.hold(contents._replace(rows=contents.rows.standardized_(contents.rows.stored)))
+            self.hold(contents._replace(rows=contents.rows.written_standardized_(contents.rows.stored)))
             self.commit_()
 
     def undo_(self) -> None:
@@ -586,3 +584,60 @@ def prepare_state(state: dict[str, Any], prefix: str, memory: nn.Module, queue: 
     for key, value in memory.state_dict(prefix=prefix).items():
         if not key.startswith((prefix + "loss.", prefix + "miner.")):
             state.setdefault(key, value)
+
+
+class Found(NamedTuple):
+    """Why a batch was not stored, and whether the rows have to be stored anew."""
+
+    numbers: bool  # it held NaN or inf, or numbers that are too large
+    labels: bool  # an adapter refused its labels
+    is_out_of_range: bool  # the stored rows are
+
+
+class Findings:
+    """Remembers on the device what steps have found, until the host looks.
+
+    A step adds to it. A GPU copies it to the host when it comes to that, and the host looks at the copy in
+    the next call, if it is there by then. In a graph nothing is copied: the host looks when it reads the
+    memory.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.flags = torch.zeros(3, dtype=torch.bool, device=device)  # as in Found
+        self._may_be_set = False
+        self._copy: Tensor | None = None
+        self._is_copied: torch.cuda.Event | None = None
+
+    def add_(self, found: Tensor) -> None:
+        """Adds what a step has found, ``(3,)`` bool."""
+        self.flags.logical_or_(found)
+        self._may_be_set = True
+        if self.flags.device.type == "cuda" and not is_tracing():
+            if self._copy is None:
+                self._copy, self._is_copied = (
+                    torch.zeros(3, dtype=torch.bool).pin_memory(),
+                    torch.cuda.Event(),
+                )
+            self._copy.copy_(self.flags, non_blocking=True)
+            assert self._is_copied is not None
+            self._is_copied.record()
+
+    def take_(self, *, waits: bool) -> Found:
+        """Returns what was found since the last time, and forgets it.
+
+        Args:
+            waits: whether to wait for the device. If not, what it has not come to is told the next time.
+        """
+        if not self._may_be_set:
+            return Found(False, False, False)
+        if self._is_copied is not None and self._copy is not None and not waits:
+            found = self._copy.tolist() if self._is_copied.query() else [False] * 3
+        elif waits or self.flags.device.type == "cpu":
+            found = self.flags.tolist()
+        else:  # all of it was in a graph
+            found = [False] * 3
+        if any(found):
+            self.flags.zero_()
+            if self._copy is not None:
+                self._copy.zero_()
+        return Found(*found)

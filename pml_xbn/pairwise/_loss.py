@@ -14,20 +14,17 @@ from pytorch_metric_learning.losses import AngularLoss, GenericPairLoss
 from pytorch_metric_learning.reducers import DivisorReducer, SumReducer
 from torch import Tensor
 
-from .._arithmetic import slices
+from .._arithmetic import nan_unless_zero, slices
 from .._tracing import is_compiling
 from ..memory._rows import Rows, plain_rows
 from ._distance_weighted import mine_by_distance
 from ._distances import Distances
-from ._finite import nan_unless_zero
-from ._index_tensors import IndicesTuple, listed
+from ._fused_losses import Elements
 from ._miners import mine, mine_by_pml
-from ._observers import show
-from ._pairs import Pairs, anchors_at_once
-from ._ranges import Ranges
+from ._pairs import IndicesTuple, Pairs, anchors_at_once
+from ._ranges import Ranges, listed
 from ._reductions import AllRows, GivenResults, added, gradients_of_values, total
-from ._supported import FusedLoss, draws_by_distance, fused_loss_of, is_fused_miner
-from ._terms import Elements
+from ._supported import FusedLoss, draws_by_distance, fused_loss_of, fused_miner_of, is_fused_miner, show
 
 
 class Comparison(NamedTuple):
@@ -56,8 +53,9 @@ class Comparison(NamedTuple):
         """Returns the pairs that the miner chooses, by default all, and the caller's pairs."""
         pairs = self.all_pairs()
         if self.miner is not None:
-            if is_fused_miner(self.miner):
-                pairs = mine(self.miner, distances, pairs)
+            fused = fused_miner_of(self.miner) if is_fused_miner(self.miner) else None
+            if fused is not None:
+                pairs = mine(fused, self.miner, distances, pairs)
             elif draws_by_distance(self.miner):
                 pairs = mine_by_distance(self.miner, distances, pairs)
             else:
@@ -270,7 +268,7 @@ def _check_listed_pairs(loss: Any, pairs: Pairs) -> None:
 
 def _anchors_at_once(fused: FusedLoss, pairs: Pairs, mat: Tensor) -> int:
     """Returns for how many anchors the terms are computed at once: all, if they depend on each other."""
-    if not (fused.is_by_anchor and (pairs.triplets is None or isinstance(pairs.triplets, Ranges))):
+    if not (fused.anchors_are_independent and (pairs.triplets is None or isinstance(pairs.triplets, Ranges))):
         return len(mat)
     num_listed = mat.shape[1]
     if getattr(fused.loss, "smooth_loss", False):  # lists triplets
