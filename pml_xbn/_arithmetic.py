@@ -23,6 +23,11 @@ def widest(values: Tensor) -> Tensor:
     return values.float() if values.device.type == "mps" else values.double()
 
 
+def at_most(value: int | Tensor, most: int) -> int | Tensor:
+    """Returns the value, or the bound where it is larger."""
+    return value.clamp(max=most) if isinstance(value, Tensor) else min(value, most)
+
+
 def rows_at_a_time(rows: Tensor, num_copies: int = 1) -> int:
     """Returns the number of rows ``(n, d)`` to work on at a time, if so many copies of them are made."""
     numbers = _NUMBERS_AT_A_TIME["cpu" if rows.device.type == "cpu" else "gpu"]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 def step(memory: Memory, batch: Batch) -> Tensor:
     """Returns the loss of a batch against the memory, which then holds the batch."""
-    contents = count_call(memory.queue.contents)
+    contents = count_call(memory.queue.contents, batch)
     if is_warming_up(memory, contents):
         memory.queue.hold(contents)
         return loss_of_batch_alone(memory, batch)
@@ -42,16 +42,18 @@ def step(memory: Memory, batch: Batch) -> Tensor:
     return compare(memory, batch, contents)
 
 
-def count_call(contents: Contents) -> Contents:
-    """Returns the contents after one more call."""
-    return contents._replace(num_calls=contents.num_calls + 1)
+def count_call(contents: Contents, batch: Batch | None = None) -> Contents:
+    """Returns the contents after one more call, unless its batch is refused on its device."""
+    one = 1 if batch is None or batch.is_storable is None else batch.is_storable
+    return contents._replace(num_calls=contents.num_calls + one)
 
 
 def is_warming_up(memory: Memory, contents: Contents) -> bool:
     """Returns whether a call, which has been counted, is one of the warm-up, which stores nothing."""
-    if memory.warmup == 0:
+    if memory.queue.most_calls > memory.warmup:  # so that a GPU is not waited for in every later step
         return False
-    return bool(contents.num_calls <= memory.warmup)
+    memory.queue.most_calls = int(contents.num_calls)
+    return memory.queue.most_calls <= memory.warmup
 
 
 def is_delayed(memory: Memory, contents: Contents) -> bool | Tensor:

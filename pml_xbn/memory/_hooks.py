@@ -60,12 +60,7 @@ def apply_adapter(
         _keep_unless(held, adapts)
     if rows.has_two is False:
         return rows
-    is_precise = isinstance(adapter, GroupMomentMatching) or rows.stored.dtype == torch.float64
-    if rows.sums is None and is_precise and not is_tracing():
-        # Sums of rows as they came lose digits where the mean is large. In a tensor of their own, as the step
-        # may still fail; with one map of float32 rows this can wait until it has succeeded.
-        rows = rows.measured().written_standardized_(torch.zeros_like(rows.stored))
-    rows = rows.measured()
+    rows = measured_for(adapter, rows)
     affine = adapter.checked_map(rows.moments(), of_batch, target)
     if adapts is not None or isinstance(rows.has_two, Tensor):
         affine = _where(_all(adapts, rows.has_two), affine)
@@ -87,6 +82,16 @@ def apply_adapter(
     return rows.mapped_in_groups_(maps, groups.of_memory, affine, undo)
 
 
+def measured_for(adapter: BaseAdapter, rows: Rows) -> Rows:
+    """Returns the rows with their sums; all ranks that share rows call it, as it may add up theirs."""
+    is_precise = isinstance(adapter, GroupMomentMatching) or rows.stored.dtype == torch.float64
+    if rows.sums is None and is_precise and not is_tracing():
+        # Sums of rows as they came lose digits where the mean is large. In a tensor of their own, as the step
+        # may still fail; with one map of float32 rows this can wait until it has succeeded.
+        rows = rows.measured().written_standardized_(torch.zeros_like(rows.stored))
+    return rows.measured()
+
+
 def take_part_in_sums(
     adapter: BaseAdapter, rows: Rows, labels: Tensor, batch: Tensor, batch_labels: Tensor
 ) -> Rows:
@@ -96,7 +101,7 @@ def take_part_in_sums(
     """
     if len(batch) < 2 or rows.has_two is False:
         return rows
-    rows = rows.measured()
+    rows = measured_for(adapter, rows)
     rows.total_sums()
     if isinstance(adapter, GroupMomentMatching):
         groups = adapter.groups_of(labels, batch_labels)

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .._arithmetic import at_least_float32, widest
+from .._arithmetic import at_least_float32, at_most, widest
 from .._checks import INTEGERS
 from .._tracing import can_read, is_tracing
 from ..adapters.moments import Affine
-from ._rows import Holding, Rows, Undo, rows_of, sums_of
+from ._rows import AsTheyCame, Holding, Rows, Undo, rows_of, sums_of
 
 # What `numbers` says of the sums: they are not kept, or of all rows, or of those of one rank, so that they
 # have to be measured anew where a state is loaded on other ranks.
@@ -38,7 +38,7 @@ class Contents(NamedTuple):
     are_finite: bool = False  # whether the host knows that all rows and the batch are
     wraps_around: bool = False  # whether the queue has gone round once with this step
     is_alike: bool = False  # whether all ranks are known to hold the same
-    stored_last: tuple[Tensor, Tensor] | None = None  # indices here and rows of the batch, as it came
+    stored_last: AsTheyCame | None = None
 
     @property
     def row_labels(self) -> Tensor:
@@ -72,6 +72,7 @@ class Queue(nn.Module):
     is_in_transaction = False
     standardizing_is_due = False  # at the end of the next step
     was_traced = False  # whether a step was ever part of a graph
+    most_calls = 0  # that the host knows to have been counted
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class Queue(nn.Module):
         # The same of labels within a step.
         self._read_labels: tuple[Tensor, int] | None = None
         self._labels_before: Tensor | None = None
-        self._num_own_writes = self._num_stores = 0
+        self._num_own_writes = self._num_stores = self._num_queued = 0
         self._newest: Tensor | None = None
         # Whether all ranks are known to hold the same, unless somebody has written to the labels since.
         self._is_alike, self._num_label_writes = False, 0
@@ -197,7 +198,7 @@ class Queue(nn.Module):
             is_stored: whether they are stored at all, a 0-d bool tensor; None: they are.
         """
         undo, size, before = self.undo, self.memory_size, contents.rows.ready_for(rows)
-        num_rows, end = _at_most(before.num_rows + num_queued, size), contents.position + num_queued
+        num_rows, end = at_most(before.num_rows + num_queued, size), contents.position + num_queued
         num_replaced = contents.num_replaced + len(rows) - num_queued
         own, rows, labels = self.holding.own_part(indices, rows, labels)
         after = before.written_(own, before.to_store(rows), undo, is_stored)
@@ -205,8 +206,6 @@ class Queue(nn.Module):
             labels = torch.where(is_stored, labels, self.labels.index_select(0, own))
             num_rows = torch.where(is_stored, num_rows, before.num_rows)
             end = torch.where(is_stored, end, contents.position)
-            num_calls = torch.where(is_stored, contents.num_calls, contents.num_calls - 1)
-            contents = contents._replace(num_calls=num_calls)
             affine = (
                 torch.where(is_stored, x, y) for x, y in zip(after.affine, contents.rows.affine, strict=True)
             )
@@ -217,7 +216,10 @@ class Queue(nn.Module):
             self._has_ids = True
             undo.write_(self.ids, *self.holding.own_part(indices, ids))
         elif self._has_ids:
-            undo.write_(self.ids, own, torch.full_like(own, -1))
+            none = torch.full_like(own, -1)
+            if is_stored is not None:
+                none = torch.where(is_stored, none, self.ids.index_select(0, own))
+            undo.write_(self.ids, own, none)
         if isinstance(num_rows, int):
             here = self.holding.num_rows_here(num_rows)
         else:
@@ -227,22 +229,27 @@ class Queue(nn.Module):
             wraps_around = max(end, num_replaced) >= size
             num_replaced = num_replaced if num_replaced < size else 0
         elif not is_tracing():
-            self._look_at_range(after)
+            self._look(after, num_queued)
         return contents._replace(
             rows=after,
             position=end % size,
             num_replaced=num_replaced,
             newest=indices,
             wraps_around=contents.wraps_around or wraps_around,
-            stored_last=(own, rows),
+            stored_last=AsTheyCame(own, rows, is_stored),
         )
 
-    def _look_at_range(self, rows: Rows) -> None:
-        """Remembers, once in so many steps, whether stored rows are out of range."""
-        self._num_stores += 1
-        if self._num_stores % _STORES_BETWEEN_LOOKS == 0 and (is_out := rows.is_out_of_range()) is not None:
-            nothing = torch.zeros_like(is_out)
-            self.findings.add_(torch.stack([nothing, nothing, is_out]))
+    def _look(self, rows: Rows, num_queued: int) -> None:
+        """Has a GPU look whether rows are to be standardized again: once in some steps, and a wrap-around."""
+        self._num_stores, self._num_queued = self._num_stores + 1, self._num_queued + num_queued
+        is_due = None
+        if self._num_queued >= self.memory_size and rows.sums is not None:
+            self._num_queued, is_due = 0, rows.have_drifted()
+        elif self._num_stores % _STORES_BETWEEN_LOOKS == 0:
+            is_due = rows.is_out_of_range()
+        if is_due is not None:
+            nothing = torch.zeros_like(is_due)
+            self.findings.add_(torch.stack([nothing, nothing, is_due]))
 
     def standardize_if_due_(self) -> None:
         """Stores rows anew, in place, after a step that was the first to measure them or wrapped around."""
@@ -396,7 +403,9 @@ class Queue(nn.Module):
         if labels.shape != self.labels.shape:
             shape = tuple(self.labels.shape)
             raise ValueError(f"label_memory of shape {tuple(labels.shape)}: assign {shape}")
-        self.labels, self.is_alike = labels.to(self.labels, copy=True), False
+        with torch.inference_mode(False), torch.no_grad():
+            self.labels.copy_(labels)
+        self.is_alike = False
 
     # Devices, checkpoints and copies.
 
@@ -442,7 +451,7 @@ class Queue(nn.Module):
         self._pending = self._read = self._newest = None
         self.is_alike = False
         self.is_measured = self._has_ids = False
-        self._most_rows = 0
+        self._most_rows = self.most_calls = 0
         if self.numbers.device.type != "meta":
             self._has_ids = bool((self.ids >= 0).any())
             _, num_rows, _, has_sums, _ = self.numbers.tolist()
@@ -540,10 +549,6 @@ def _num_writes(values: Tensor) -> int:
     return 0 if values.is_inference() else values._version
 
 
-def _at_most(value: int | Tensor, most: int) -> int | Tensor:
-    return value.clamp(max=most) if isinstance(value, Tensor) else min(value, most)
-
-
 def prepare_state(state: dict[str, Any], prefix: str, memory: nn.Module, queue: Queue) -> None:
     """Refuses a state of a memory of another size, and turns one of PML's ``CrossBatchMemory`` into ours."""
     rows, labels = (state.pop(prefix + name, None) for name in ("embedding_memory", "label_memory"))
@@ -591,7 +596,7 @@ class Found(NamedTuple):
 
     numbers: bool  # it held NaN or inf, or numbers that are too large
     labels: bool  # an adapter refused its labels
-    is_out_of_range: bool  # the stored rows are
+    is_out_of_range: bool  # the stored rows are, or have drifted
 
 
 class Findings:

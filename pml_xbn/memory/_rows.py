@@ -60,6 +60,14 @@ class Overwritten(NamedTuple):
     before: Tensor
 
 
+class AsTheyCame(NamedTuple):
+    """The rows that a step has stored, before they lost digits."""
+
+    indices: Tensor  # (k,), here
+    rows: Tensor  # (k, d)
+    is_stored: Tensor | None  # 0-d bool, whether they were stored at all; None: they were
+
+
 class Undo(list[Overwritten]):
     """What a step has overwritten in place, so that a step that fails can be undone."""
 
@@ -420,12 +428,12 @@ class Rows:
         # Where there is NaN nothing holds, and what is left of it goes as rows are measured anew.
         return ~((mean.square() <= variance.clamp(min=0) / 4) & has_spread_of_one).all()
 
-    def written_standardized_(self, new: Tensor, as_they_came: tuple[Tensor, Tensor] | None = None) -> Rows:
+    def written_standardized_(self, new: Tensor, as_they_came: AsTheyCame | None = None) -> Rows:
         """Returns the rows, written to a tensor ``(M, d)`` so that u has mean 0 and σ 1.
 
         Args:
             new: the tensor; it may be the one that holds them.
-            as_they_came: indices ``(k,)`` and rows ``(k, d)`` that have lost digits as they were stored.
+            as_they_came: rows that have lost digits as they were stored.
         """
         mean, std = self.moments()
         std = std.masked_fill(std <= LARGEST_RMS * _LEAST_SCALE * (1 + mean.abs()), 0.0)
@@ -443,8 +451,11 @@ class Rows:
                 new[part] = torch.addcmul(offset, widest(self.stored[part]), factor)
                 done = part.stop
             if as_they_came is not None:
-                indices, rows = as_they_came
-                new.index_copy_(0, indices, ((rows.detach() - shift) / scale).to(new.dtype))
+                indices, came, is_stored = as_they_came
+                u = ((came.detach() - shift) / scale).to(new.dtype)
+                if is_stored is not None:
+                    u = torch.where(is_stored, u, new.index_select(0, indices))
+                new.index_copy_(0, indices, u)
             # Measured and not computed: what they are off by would stay for ever.
             sums = sums_of(new[: self.num_rows_here])
         except BaseException:  # an interrupt, or no memory is left

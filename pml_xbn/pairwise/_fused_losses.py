@@ -212,10 +212,10 @@ def supcon(loss: losses.SupConLoss, mat: Tensor, pairs: Pairs, over_rows: OverRo
     num_positive, positive_sum, log_sum = over_rows(
         Count(is_positive), Sum(mat, is_positive), LogSumExp(mat, pairs.of_both(), scale)
     )
-    has_positive = num_positive.clamp_max(1)
-    of_positive = has_positive / num_positive.clamp_min(1) * -scale
-    terms = torch.addcmul(log_sum * has_positive, positive_sum, of_positive)
-    return {"loss": Elements(terms, at_results=(of_positive, has_positive))}
+    has_positive, divisor = num_positive.clamp_max(1), num_positive.clamp_min(1)
+    # In this order it is exactly 0 where an anchor has one pair alone, a positive one, as in PML's loss.
+    terms = (log_sum - positive_sum * scale / divisor) * has_positive
+    return {"loss": Elements(terms, at_results=(has_positive * -scale / divisor, has_positive))}
 
 
 def tuplet_margin(loss: losses.TupletMarginLoss, mat: Tensor, pairs: Pairs, over_rows: OverRows) -> Terms:

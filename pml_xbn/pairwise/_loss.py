@@ -14,7 +14,7 @@ from pytorch_metric_learning.losses import AngularLoss, GenericPairLoss
 from pytorch_metric_learning.reducers import DivisorReducer, SumReducer
 from torch import Tensor
 
-from .._arithmetic import nan_unless_zero, slices
+from .._arithmetic import at_most, nan_unless_zero, slices
 from .._tracing import is_compiling
 from ..memory._rows import Rows, plain_rows
 from ._distance_weighted import mine_by_distance
@@ -418,8 +418,9 @@ def reducing_factors(
     if isinstance(fused.loss, GenericPairLoss):
         # PML's are zero for one positive and one negative pair, or fewer.
         positive, negative = num_pairs
-        needs_both = fused.fused.needs_both
-        has_terms = positive * negative > 1 if needs_both else (positive > 1) | (negative > 1)
+        # Of many pairs the product may be beyond int64.
+        both, either = positive * at_most(negative, 2) > 1, (positive > 1) | (negative > 1)
+        has_terms = both if fused.fused.needs_both else either
     if isinstance(zero, Tensor) or isinstance(has_terms, bool):
         has_terms = has_terms + zero
     factors = []

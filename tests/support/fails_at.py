@@ -32,6 +32,7 @@ class FailsAt:
         *((kind, "result") for kind in (Count, Largest, LogSumExp, Max, Sum)),
         (_pairs, "drop_self_pairs_"),
         (Elements, "totals"),
+        (Elements, "total_of_anchors"),
         (BaseAdapter, "estimate"),
         (MomentMatching, "map"),
         (GroupMomentMatching, "map_groups"),
