@@ -35,7 +35,7 @@ def step(memory: Memory, batch: Batch) -> Tensor:
     if is_warming_up(memory, contents):
         memory.queue.hold(contents)
         return loss_of_batch_alone(memory, batch)
-    contents = look_at_rows(memory, contents)
+    contents = bring_rows_into_range(memory, contents)
     placement = find_indices(memory, batch, contents)
     contents = adapt_rows(memory, batch, contents, placement)
     contents = store_batch(memory, batch, contents, placement)
@@ -50,7 +50,8 @@ def count_call(contents: Contents, batch: Batch | None = None) -> Contents:
 
 def is_warming_up(memory: Memory, contents: Contents) -> bool:
     """Returns whether a call, which has been counted, is one of the warm-up, which stores nothing."""
-    if memory.queue.most_calls > memory.warmup:  # so that a GPU is not waited for in every later step
+    # What the host has seen is kept, so that a GPU is not waited for in every step after the warm-up.
+    if memory.warmup == 0 or memory.queue.most_calls > memory.warmup:
         return False
     memory.queue.most_calls = int(contents.num_calls)
     return memory.queue.most_calls <= memory.warmup
@@ -66,7 +67,7 @@ def is_delayed(memory: Memory, contents: Contents) -> bool | Tensor:
     return bool(is_waiting) if is_read else is_waiting
 
 
-def look_at_rows(memory: Memory, contents: Contents) -> Contents:
+def bring_rows_into_range(memory: Memory, contents: Contents) -> Contents:
     """Returns the contents with rows that are in range, and with whether all of them are finite.
 
     A GPU does not wait for a look in every step: ``Queue.store`` looks now and then.

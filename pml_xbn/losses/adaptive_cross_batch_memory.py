@@ -28,7 +28,7 @@ from ..pairwise._pairs import IndicesTuple
 from ._input import OneThread, check_input, check_sharded, settle_earlier_steps
 from ._options import suggest_keywords
 from ._settings import check_setting
-from ._step import compare, find_indices, look_at_rows, read_contents, step, store_batch
+from ._step import bring_rows_into_range, compare, find_indices, read_contents, step, store_batch
 from ._step_on_ranks import fill_on_ranks, loss_on_ranks
 from ._traced_step import step_traced, why_not_traced
 
@@ -267,7 +267,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
                     if reports:
                         fill_on_ranks(self, batch)
                     else:
-                        contents = look_at_rows(self, self.queue.contents)
+                        contents = bring_rows_into_range(self, self.queue.contents)
                         placement = find_indices(self, batch, contents)
                         store_batch(self, batch, contents, placement)
 

@@ -202,8 +202,9 @@ class Rows:
         for part in slices(self.num_rows_here, rows_at_a_time(self.stored)):
             rows = self._stored_part(part, dtype, buffer)
             if self.sums is not None:
-                is_copy = self.stored.dtype != dtype
-                into = rows if is_copy else None if buffer is None else buffer[: rows.shape[0]]
+                into = None if buffer is None else buffer[: rows.shape[0]]
+                if self.stored.dtype != dtype:  # so that these are a copy
+                    into = rows
                 rows = torch.addcmul(shift, rows, scale, out=into)
             yield part, rows
 

@@ -81,8 +81,8 @@ class Comparison(NamedTuple):
 def loss_against(compared: Comparison) -> Tensor:
     """Returns the loss of the anchors against the rows, a scalar if the loss's reducer returns one."""
     fused = fused_loss_of(compared.loss)
-    can_leave_out = fused is not None and (compared.miner is None or is_fused_miner(compared.miner))
-    if not can_leave_out or fused is None or fused.fused.terms is None:
+    can_mask_empty_rows = fused is not None and (compared.miner is None or is_fused_miner(compared.miner))
+    if not can_mask_empty_rows or fused is None or fused.fused.terms is None:
         compared = compared.without_empty_rows()
     if fused is None:
         return _loss_by_pml(compared)
@@ -158,11 +158,15 @@ class PartSum(NamedTuple):
 def _terms_of(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learning: bool) -> list[PartSum]:
     """Returns the sums of the terms of anchors, for each part of the loss, with gradients at the matrix."""
     if fused.fused.has_derivatives and not fused.learned:
-        of_anchors = _terms_of_anchors(fused, mat, pairs, is_learning)
-        if of_anchors is not None:
-            return [of_anchors]
-    if is_compiling():
-        return _terms_within_compile(fused, mat, pairs, is_learning)
+        found = _terms_by_derivatives(fused, mat, pairs, is_learning)
+        if found is not None:
+            return [found]
+    by_means = _terms_by_functions if is_compiling() else _terms_by_autograd
+    return by_means(fused, mat, pairs, is_learning)
+
+
+def _terms_by_autograd(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learning: bool) -> list[PartSum]:
+    """Does what ``_terms_of`` does for every loss."""
     assert fused.fused.terms is not None
     over_rows = AllRows(has_gradient=is_learning)
     leaf = mat.detach().requires_grad_(is_learning)
@@ -191,10 +195,10 @@ def _terms_of(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learning: bool) ->
 
 
 @torch.no_grad()
-def _terms_of_anchors(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learning: bool) -> PartSum | None:
-    """Does what ``_terms_of`` does, by the derivatives that the loss gives, which takes half of the time.
+def _terms_by_derivatives(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learning: bool) -> PartSum | None:
+    """Does what ``_terms_of`` does, by the derivatives that the loss gives, in half of the time of autograd.
 
-    It returns None where the loss reduces something else than the matrix itself, such as a multiple of it.
+    It returns None where ``LogSumExp`` reduces a multiple of the matrix in place of the matrix itself.
     """
     compute, over_rows = fused.fused.terms, AllRows()
     assert compute is not None
@@ -213,10 +217,8 @@ def _terms_of_anchors(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learning: 
     return PartSum(value, divisor, [at_matrix])
 
 
-def _terms_within_compile(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learning: bool) -> list[PartSum]:
+def _terms_by_functions(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learning: bool) -> list[PartSum]:
     """Does what ``_terms_of`` does, by ``torch.func``: ``torch.compile`` takes no ``torch.autograd.grad``."""
-    if fused.learned:
-        raise RuntimeError(f"{type(fused.loss).__name__} with learned settings cannot be compiled")
     compute, loss, over_rows = fused.fused.terms, fused.loss, AllRows()
     assert compute is not None
     terms, num_parts = compute(loss, mat, pairs, over_rows), len(fused.reducers)
