@@ -11,14 +11,20 @@ from statistics import fmean
 import pytest
 from pictures.batch_noise import EPOCH, batch_share
 from pictures.classes import of_fine_tuning, of_the_papers
+from pictures.front_page import ALWAYS, NEVER, drawn_points, figures_of
 from pictures.gains import RANDOM, TRAINS, fine_tuning, of_settings, senses, two_towers
 from pictures.noise_law import EXPECTED, distances
+from PIL import Image
 from scipy.stats import ttest_1samp
 
 from benchmarks.engine.intervals import Difference, paired
 from benchmarks.engine.results import read_csv
+from benchmarks.han import cases as han
+from benchmarks.han.report import Runs
 from benchmarks.study.cases import KINDS
-from benchmarks.study.measured import Study
+from benchmarks.study.fine_tuning import DOMAINS, LIKE_XBM, SUPCON, Method
+from benchmarks.study.fine_tuning_report import Report
+from benchmarks.study.measured import Setting, Study
 from benchmarks.study.report import at_batch_512
 from benchmarks.tuning.results import FIGURE, SUBGROUPS, Tuning
 from benchmarks.two_towers.report import experiments, gains, title
@@ -88,20 +94,108 @@ def test_what_xbn_gains_from_random_weights(study: Study, method: str) -> None:
     assert_on(
         GAINS, f"{glyphs} and {emoji} over" if method == "xbm" else f"{glyphs} (Glyphs) and {emoji} (Emoji)"
     )
-    if method != "xbm":
-        other = "no memory" if method == "no-xbm" else "a `CrossBatchMemory` that was warmed up"
-        assert_on(README, "{} and {} over {}".format(*(f"{gap.mean:+.1f}" for gap in gaps), other))
 
 
-def test_what_the_readme_says_of_a_pretrained_network() -> None:
-    for loss, at_64, words in (
-        ("SupCon", "centre+batch loss", "{} to {} over no memory"),
-        ("MultiSimilarity", "xbn", "between {} and {}"),
-    ):
-        reports = [fine_tuned(f"{loss}: {data}") for data in ("Emoji", "Icons")]
-        places = [("16", "xbn"), ("64", at_64)]
-        gaps = [float(report[place][5].partition(" ")[0]) for report in reports for place in places]
-        assert_on(README, words.format(*(f"{x:+.1f}".replace("-", "−") for x in (min(gaps), max(gaps)))))
+def over_xbm_in_the_last_stage(study: Study) -> list[Difference]:
+    """Returns the advised setting at batch 64, minus XBM, warmed up and filled, of both kinds of images."""
+    report = Report(study, RESULTS, SUPCON)
+    ours, theirs = (Method(name, 64) for name in ("centre+batch loss", LIKE_XBM))
+    return [paired(report.confirmed(ours, data), report.confirmed(theirs, data)) for data in DOMAINS]
+
+
+def test_the_table_of_the_readme(study: Study) -> None:
+    """At batch 64: over no memory there and at a larger batch, and over XBM, warmed up and filled."""
+
+    def means(gaps: Sequence[Difference | None]) -> str:
+        return " and ".join(f"{gap.mean:+.1f}" for gap in gaps if gap)
+
+    settings = (LONG, EMOJI)
+    rows = [
+        [
+            means([study.differences(setting, "no-xbm")["xbn"] for setting in settings]),
+            means([over_batch_512(study, setting) for setting in settings]),
+            means([study.differences(setting, "xbm+warm-up")["xbn"] for setting in settings]),
+        ]
+    ]
+    runs, xbm = Runs(RESULTS), han.memory("xbm")
+    rows.append(
+        [
+            means([runs.difference(han.Case("xbn"), other, "recall_at_1")])
+            for other in (han.none(64), han.none(256), xbm)
+        ]
+    )
+    assert_on(WHICH, f"with the defaults they would be at {' and '.join(rows[1][:2])}, one seed")
+    reports = [fine_tuned(f"SupCon: {data}")["64", "centre+batch loss"] for data in ("Emoji", "Icons")]
+    rows.append([" and ".join(report[column].partition(" ")[0] for report in reports) for column in (5, 6)])
+    over_xbm = over_xbm_in_the_last_stage(study)
+    rows[-1].append(means(over_xbm))
+    assert_on(FINE_TUNING, " and ".join(map(cell, over_xbm)))
+    assert_on(WHICH, "At 64 it was {:.1f} and {:.1f} above".format(*(gap.mean for gap in over_xbm)))
+    whole = fine_tuned("The whole network: Emoji")["64", "xbn"]
+    rows.append([whole[column].partition(" ")[0] for column in (5, 6)] + ["not measured"])
+    at_64, at_512 = ([80.62 - 75.94, 91.49 - 88.76], [80.62 - 79.63, 91.49 - 90.39])  # AXBN, Table 2
+    rows.append([" and ".join(f"{gap:+.1f}" for gap in gaps) for gaps in (at_64, at_512)] + ["not measured"])
+    lines = README.read_text(encoding="utf-8").partition("Over `CrossBatchMemory`")[2].splitlines()[2:7]
+    found = [
+        [text.partition(" (")[0].strip(" *\\").replace("−", "-") for text in line.split("|")[2:-1]]
+        for line in lines
+    ]
+    assert found == rows
+
+
+def test_what_the_picture_of_the_readme_says_of_small_and_large_shares() -> None:
+    points = [*drawn_points(RESULTS)]
+    small, large = (
+        [x.gain for x in points if x.share <= ALWAYS],
+        [x.gain for x in points if x.share >= NEVER],
+    )
+    assert all(gain.mean > 0 for gain in small)  # "mostly gained": certainly so in most that have a bar
+    with_bars = [gain for gain in small if gain.half_width]
+    assert len(with_bars) / 2 < sum(map(is_above_zero, with_bars)) < len(with_bars)
+    assert [gain.mean < 0 for gain in large] == [True, True]  # "two, both lost"
+    assert_on(README, f"{ALWAYS:g} % or less | the defaults", f"At {NEVER:g} % or more, use no memory")
+    assert_on(README, f"from random weights, or at {ALWAYS:g} % or less, also do step 5")
+
+
+def test_the_mark_of_the_whole_network_stands_at_its_share() -> None:
+    (whole,) = (point for point in drawn_points(RESULTS) if point.kind == "fine-tuning, whole network")
+    assert whole.share == pytest.approx(100 * 16 / 882)
+
+
+def test_the_steps_are_the_same_on_the_overview() -> None:
+    readme, overview = (
+        re.sub(r"\[(.+?)\](\(.+?\)|\[.+?\])", r"\1", words_of(page)) for page in (README, DOCS / "index.md")
+    )
+    steps = readme[readme.index("1. **Count.**") : readme.index(" | You train | Share")]
+    assert steps in overview
+
+
+def test_what_the_readme_says_of_memories_that_do_not_adapt() -> None:
+    """Warmed up and filled: below no memory for the last stage at batch 64, level with XBN on Han."""
+    last_stage = [
+        fine_tuned(f"SupCon: {data}")["64", "xbm+warm-up of an epoch"] for data in ("Emoji", "Icons")
+    ]
+    assert all(line[5].startswith("-") for line in last_stage)
+    runs = Runs(RESULTS)
+    assert abs(runs.difference(han.Case("xbn"), han.memory("xbm"), "recall_at_1").mean) < 1
+    assert_on(README, "level with XBN at 9,992 classes, but still below no memory for the last stage")
+    tuning = Tuning(RESULTS)
+    tuned = paired(tuning.tested("xbn", "recall_at_1"), tuning.tested("no-xbm", "recall_at_1"))
+    assert not is_above_zero(tuned)
+    assert_on(README, f"this gain was {tuned.mean:+.1f}, which [may be chance]")
+
+
+def test_the_picture_of_the_readme_is_drawn_from_the_results() -> None:
+    with Image.open(DOCS / "images" / "gain.png") as picture:
+        drawn = picture.info["Description"]
+    assert drawn == figures_of(drawn_points(RESULTS)), "draw it anew: python -m docs.pictures.front_page"
+
+
+def test_what_multi_similarity_gives_in_fine_tuning() -> None:
+    reports = [fine_tuned(f"MultiSimilarity: {data}") for data in ("Emoji", "Icons")]
+    gaps = [float(report[size, "xbn"][5].partition(" ")[0]) for report in reports for size in ("16", "64")]
+    said = f"between {min(gaps):+.1f} and {max(gaps):+.1f}"
+    assert_on(WHICH, said.replace("-", "−"))
 
 
 @pytest.mark.parametrize("page", ADVICE)
@@ -253,9 +347,9 @@ def test_what_is_said_of_han() -> None:
     assert_on(
         SIZE, f"it ended at {xbm} Recall@1", f"on Han at {xbn}", f"no memory has {none}, and {warmed} after"
     )
-    assert_on(README, f"{none} without a memory, {xbn} with the defaults")
     assert_on(
         WHICH,
+        f"{none} without a memory, {xbn} with the defaults",
         f"on Han at {xbm} Recall@1",
         f"has {xbn} (one seed each)",
         f"({like_xbm} and {warmed}, one seed each)",
@@ -384,15 +478,19 @@ def test_what_xbn_gains(study: Study) -> None:
     assert_on(GAINS, *map(cell, (*beside, *sooner, best)))
 
 
+def over_batch_512(study: Study, setting: Setting) -> Difference:
+    """Returns what XBN gains over no memory at batch 512 with the best of three rates."""
+    large = [study.values("no-xbm", place) for place in at_batch_512(setting[3]).values()]
+    return paired(study.values("xbn", setting), max(large, key=lambda found: fmean(found.values())))
+
+
 def test_what_xbn_gains_over_a_large_batch(study: Study) -> None:
     page = GAINS.read_text(encoding="utf-8").split("### Against a larger batch")[1].partition("###")[0]
     for epochs in (30, 60, 120, 240):
         cells = []
         for data in ("glyphs", "emoji"):
             regime = "converged" if (data, epochs) == ("glyphs", 30) else f"{data}, {epochs} epochs"
-            of_xbn = study.values("xbn", (64, 0.5, "batch", regime))
-            of_large = [study.values("no-xbm", setting) for setting in at_batch_512(regime).values()]
-            gap = paired(of_xbn, max(of_large, key=lambda found: fmean(found.values())))
+            gap = over_batch_512(study, (64, 0.5, "batch", regime))
             cells.append(cell(gap) + " (one seed)" * (len(gap.gaps) == 1))
         assert f"| {epochs} epochs | {' | '.join(cells)} |" in page
 

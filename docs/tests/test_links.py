@@ -100,7 +100,7 @@ def test_links_between_files_lead_somewhere(path: Path) -> None:
 
 def test_the_links_of_the_readme_are_found() -> None:
     links = links_of(ROOT / "README.md")
-    assert {"docs/images/demo.png", "docs/losses/xbn_wrapper.md", "CONTRIBUTING.md"} <= set(links)
+    assert {"docs/images/gain.png", "docs/losses/xbn_wrapper.md", "CONTRIBUTING.md"} <= set(links)
     assert len(links) > 25
 
 

@@ -117,12 +117,6 @@ def test_a_failure_says_nothing_about_larger_memories(
     assert [row["outcome"] for row in rows] == ["fails: exit status 3"] * 4
 
 
-def test_all_supported_losses_have_a_usual_miner_and_are_planned_once() -> None:
-    planned = list(losses.planned(losses.Settings()))
-    assert len(set(planned)) == len(planned) == 14 * 2 * 4 * 2
-    assert {case.miner for case in planned if case.loss == "AngularLoss"} == {"none", "AngularMiner"}
-
-
 @needs_limits
 def test_the_room_of_a_miner_that_fits_and_of_one_that_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -138,11 +132,6 @@ def test_the_room_of_a_miner_that_fits_and_of_one_that_does_not(
     _, _, peak, time, _ = fits.split("|")
     assert float(peak) >= 2_000 * 512 * 4 / 1e6
     assert float(time) == float(f"{float(time):.1g}")
-
-
-def test_all_miners_and_losses_have_a_line_of_room() -> None:
-    planned = list(room.planned(100))
-    assert len(set(planned)) == len(planned) == 2 * (9 + 14)
 
 
 def test_classes_are_nearer_to_themselves_than_to_others() -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from at_step import at_step
-from comparisons import read_csv, run_until, without_times
+from comparisons import read_csv, run_until
 from float64 import Xbn
-from pytorch_metric_learning.losses import CrossBatchMemory, NTXentLoss
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 from training_script import assert_equal
@@ -29,24 +26,15 @@ from benchmarks.moco.encoders import Encoders
 from benchmarks.moco.knn import knn_accuracy
 from benchmarks.moco.settings import METHODS, Settings
 from benchmarks.moco.split_batch_norm import SplitBatchNorm2d, split_batch_norms
-from benchmarks.moco.task import MoCoTask, build_queue
+from benchmarks.moco.task import MoCoTask
 
 TINY = Settings(
     epochs=3, batch_size=16, queue=40, bn_splits=4, classes=8, knn_k=20, diagnostics_every=2, device="cpu"
 )
 TINY_OPTIONS = [
     *("--epochs", "2", "--batch-size", "16", "--queue", "40", "--bn-splits", "4", "--classes", "8"),
-    *("--diagnostics-every", "2"),
+    *("--diagnostics-every", "2", "--device", "cpu"),
 ]
-
-
-def run_script(output: Path, *options: str) -> str:
-    """What it prints."""
-    printed = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
-        patch.setattr(sys, "argv", ["moco", "--output", str(output), "--device", "cpu", *options])
-        main()
-    return printed.getvalue()
 
 
 def compare(method: str, path: Path, *, resume: bool = False, kill_at: int = -1) -> Comparison:
@@ -62,56 +50,18 @@ def tiny_data(settings: Settings = TINY) -> Any:
 # -- the script ------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def script(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """What it writes and prints; beside it lies what a kill within the second method would leave of it."""
-    output = tmp_path_factory.mktemp("moco") / "whole"
-    steps = len(tiny_data().train_labels) // TINY.batch_size
-    with at_step(3 * steps + 2, shutil.copytree, output, output.with_name("killed")):
-        return output, run_script(output, *TINY_OPTIONS, "--methods", *METHODS)
-
-
-def test_script_prints_the_data_and_a_row_per_method(script: tuple[Path, str]) -> None:
-    _, printed = script
-    assert "Glyphs" in printed
-    lines = [line for line in printed.splitlines() if line.startswith("|")]
-    titles = [cell.strip() for cell in lines[0].strip("|").split("|")]
-    assert titles == ["method", "kNN", "best kNN", "Recall@1", "loss", "step (ms)"]
-    assert [line.split("|")[1].strip() for line in lines[2:]] == list(METHODS)
-
-
-def test_script_writes_csv_a_picture_and_logs(script: tuple[Path, str]) -> None:
-    from matplotlib.image import imread
-
-    output, _ = script
-    results, epochs = read_csv(output / "results.csv"), read_csv(output / "epochs.csv")
+def test_script_writes_its_figures_as_csv(tmp_path: Path) -> None:
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setattr(sys, "argv", ["moco", "--output", str(tmp_path), *TINY_OPTIONS, "--methods", *METHODS])
+        main()
+    results, epochs = read_csv(tmp_path / "results.csv"), read_csv(tmp_path / "epochs.csv")
     assert [(row["method"], row["epoch"]) for row in epochs] == [
         (method, epoch) for method in METHODS for epoch in "012"
     ]
     for start, last, result in zip(epochs[::3], epochs[2::3], results, strict=True):
         assert last["weighted_knn"] == result["weighted_knn"]
         assert {**start, "method": ""} == {**epochs[0], "method": ""}  # of equal initial weights
-    assert imread(output / "accuracy.png")[..., :3].std() > 0.03
-    logged = read_csv(output / "logs" / "records" / "accuracy_axbn.csv")
-    expected = [row["weighted_knn"] for row in epochs if row["method"] == "axbn"]
-    assert [row["weighted_knn"] for row in logged] == expected
-    names = {path.name for path in (output / "logs" / "records").glob("*_axbn.csv")}
-    tables = ("staleness", "push", "memory_push", "valid_pairs", "drift_1", "embeddings")
-    assert names >= {f"{table}_axbn.csv" for table in tables}
-
-
-def test_killed_script_resumes_to_the_same_table(script: tuple[Path, str], tmp_path: Path) -> None:
-    killed = shutil.copytree(script[0].with_name("killed"), tmp_path / "killed")
-    assert not (killed / "results.csv").exists()
-    run_script(killed, *TINY_OPTIONS, "--methods", *METHODS, "--resume")
-    for name in ("results.csv", "epochs.csv"):
-        assert without_times(killed / name) == without_times(script[0] / name)
-
-
-def test_script_names_what_it_cannot_do(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"^error: queue is 64; the keys of a batch, 128, must fit"):
-        run_script(tmp_path / "new", "--queue", "64")
-    assert list(tmp_path.iterdir()) == []
 
 
 # -- training and resuming -------------------------------------------------------------------------------
@@ -161,16 +111,6 @@ def test_resume_adds_a_method_and_keeps_the_others(tmp_path: Path) -> None:
     assert compare("moco", path, resume=True, kill_at=0).histories["moco"] == moco
 
 
-def test_resume_with_other_settings_names_the_difference(tmp_path: Path) -> None:
-    path = tmp_path / "checkpoint.pt"
-    compare("moco", path)
-    other = Settings(**{**vars(TINY), "momentum": 0.5})
-    comparison = build_comparison(other, tiny_data())
-    comparison.path = path
-    with pytest.raises(ValueError, match=r"written with momentum=0\.99, not 0\.5"):
-        comparison.resume()
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_losses_and_queue_are_those_of_the_equations(method: str) -> None:
     """InfoNCE (MoCo, Eq. 1) against a queue that Eq. 6 of AXBN adapts, recomputed from the embeddings."""
@@ -206,21 +146,6 @@ def info_nce(queries: Tensor, queue: Tensor, temperature: float) -> Tensor:
     logits = normalize(queries) @ normalize(queue).T / temperature
     positive = logits.diagonal(offset=len(queue) - len(queries))
     return (logits.logsumexp(dim=1) - positive).mean()
-
-
-def test_moco_is_pmls_memory_with_ntxent() -> None:
-    ours, pmls = build_queue("moco", TINY), CrossBatchMemory(NTXentLoss(TINY.temperature), 128, TINY.queue)
-    for step in range(6):
-        embeddings = torch.randn(32, 128)
-        labels = torch.arange(step * 16, (step + 1) * 16).repeat(2)
-        is_key = torch.arange(32) >= 16
-        gradients = []
-        for loss_fn in (ours, pmls):
-            leaf = embeddings.clone().requires_grad_()
-            loss = loss_fn(leaf, labels, enqueue_mask=is_key)
-            loss.backward()
-            gradients.append((loss.detach(), leaf.grad))
-        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
 
 
 # -- encoders --------------------------------------------------------------------------------------------
@@ -333,48 +258,16 @@ def test_two_views_differ_and_depend_on_seed_epoch_and_step_alone() -> None:
     assert torch.equal(again, first)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"epochs": 0}, "epochs is 0"),
-        ({"queue": 8}, "queue is 8; the keys of a batch, 16, must fit"),
-        ({"momentum": 1.0}, r"momentum is 1\.0"),
-        ({"momentum": -0.1}, r"momentum is -0\.1"),
-        ({"temperature": 0.0}, r"temperature is 0\.0"),
-        ({"temperature": float("nan")}, "temperature is nan"),
-        ({"batch_size": 18}, "batch_size is 18; it must be a multiple of bn_splits=4"),
-        ({"batch_size": 4}, "at least twice as large"),
-        ({"classes": 1}, "classes is 1"),
-        ({"diagnostics_every": -1}, "diagnostics_every is -1"),
-    ],
-)
-def test_settings_out_of_range_are_named(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Settings(**{**vars(TINY), **change})
-
-
-def test_too_few_images_for_a_batch_are_counted() -> None:
-    with pytest.raises(ValueError, match=r"batch_size is 512, but there are \d+ training images"):
-        tiny_data(Settings(**{**vars(TINY), "batch_size": 512, "queue": 512}))
-
-
-def test_absent_cifar_is_named(tmp_path: Path) -> None:
-    settings = Settings(**{**vars(TINY), "dataset": "cifar10", "root": tmp_path})
-    with pytest.raises((FileNotFoundError, ImportError), match=r"cifar-10-batches-py|torchvision"):
-        load_data(settings)
-
-
-@pytest.mark.parametrize(("name", "workers"), [("cifar10", 1), ("cifar100", 0)])
-def test_cifar_trains(name: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cifar_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         importlib.import_module("torchvision.datasets")
     except (ImportError, RuntimeError) as error:  # the latter: built for another torch
         pytest.skip(f"no torchvision: {error}")
     import tiny_datasets
 
-    getattr(tiny_datasets, f"write_{name}")(tmp_path, monkeypatch)
+    tiny_datasets.write_cifar10(tmp_path, monkeypatch)
     settings = Settings(
-        dataset=name,
+        dataset="cifar10",
         epochs=2,
         batch_size=2,
         queue=4,
@@ -382,7 +275,7 @@ def test_cifar_trains(name: str, workers: int, tmp_path: Path, monkeypatch: pyte
         embedding_size=8,
         diagnostics_every=1,
         root=tmp_path,
-        workers=workers,
+        workers=1,
         device="cpu",
     )
     data = load_data(settings)

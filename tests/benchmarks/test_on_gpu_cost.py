@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.engine.results import read_csv
 from benchmarks.on_gpu.cost import run as cost
-from benchmarks.on_gpu.cost.case import PML, PRODUCTS, Case, cases
+from benchmarks.on_gpu.cost.case import PML, PRODUCTS, Case
 from benchmarks.on_gpu.cost.subject import Batch
 from benchmarks.on_gpu.deadline import Deadline
 
@@ -50,6 +50,8 @@ def test_every_method_has_a_row_and_none_is_measured_twice(
     assert cost.run(tmp_path, CPU, Deadline(1.0), is_tiny=True) == 0
     assert not steps
     assert len(read_csv(tmp_path / cost.FILE)) == 3
+    assert cost.run(tmp_path / "late", CPU, Deadline(0.01), is_tiny=True) == 0  # no time is left to begin
+    assert not steps
 
 
 @pytest.mark.usefixtures("one_case")
@@ -74,13 +76,3 @@ def test_a_row_says_why_a_method_was_not_measured_and_the_others_go_on(
     assert rows[method]["message"] == f"{type(error).__name__}: {error}"
     assert not rows[method]["ms"]
     assert all(row["ms"] for name, row in rows.items() if name != method)
-
-
-def test_nothing_is_begun_for_which_no_time_is_left(tmp_path: Path) -> None:
-    assert cost.run(tmp_path, CPU, Deadline(0.01), is_tiny=True) == 0
-    assert not (tmp_path / cost.FILE).exists()
-
-
-def test_the_size_that_is_asked_about_most_comes_first() -> None:
-    first = next(cases(is_tiny=False))
-    assert (first.rows, first.batch, first.precision, first.miner) == (60_000, 64, "float32", "none")

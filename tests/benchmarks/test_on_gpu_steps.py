@@ -55,13 +55,6 @@ def test_what_a_step_keeps_the_host_for_is_measured_behind_the_network() -> None
     assert 15 <= added < 60
 
 
-def test_first_come_the_sizes_that_are_asked_about_most() -> None:
-    first = [(cell.rows, cell.batch, cell.method) for cell in cells.cells(is_tiny=False)][:5]
-    assert first == [(60_000, 64, method) for method in cells.ALL]
-    of_large = {cell.method for cell in cells.cells(is_tiny=False) if cell.rows == 10**6}
-    assert of_large == set(cells.ALL)
-
-
 @pytest.mark.parametrize("method", network_cells.METHODS)
 def test_a_training_step_trains(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if method == cells.COMPILED:
@@ -83,10 +76,3 @@ def test_a_training_step_trains(method: str, monkeypatch: pytest.MonkeyPatch) ->
     # Biases of convolutions before a batch normalization have no gradient but for rounding.
     assert changed[0]
     assert changed[-2]
-
-
-def test_without_a_package_of_networks_a_row_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(networks, "find_spec", lambda _: None)
-    assert networks.names(is_tiny=True) == (networks.LAYERS,)
-    with pytest.raises(ModuleNotFoundError, match="ViT-B/16 needs timm or torchvision: pip install timm"):
-        networks.build(networks.VIT)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,7 @@ from benchmarks.papers.data import TaskData, load_data
 from benchmarks.papers.evaluation import Evaluation
 from benchmarks.papers.presets import read_settings
 from benchmarks.papers.settings import CHARACTERS, DATASETS
-from pml_xbn.datasets import Han, StanfordOnlineProducts, VehicleID
+from pml_xbn.datasets import Han, VehicleID
 
 WRITERS = {
     "sop": tiny_datasets.write_stanford_online_products,
@@ -101,26 +100,6 @@ def test_galleries_of_fewer_vehicles_are_drawn_alike(tmp_path: Path) -> None:
     assert some.drawn_galleries.tolist() == every.drawn_galleries[:3, kept].tolist()
 
 
-def test_fewer_classes_by_choice_are_no_fewer_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    complete = [len(tiny_datasets.EBAY_TRAIN), len(tiny_datasets.EBAY_TEST)]
-    monkeypatch.setattr(StanfordOnlineProducts, "official_counts", complete)
-    tiny_datasets.write_stanford_online_products(tmp_path)
-    flags = ["--dataset", "sop", "--root", str(tmp_path), "--limit-classes", "1"]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        data = load_data(read_settings(flags))
-    assert len(data.train) < complete[0]
-
-
-def test_vehicles_of_one_image_are_nothing_to_search_for(tmp_path: Path) -> None:
-    rows = [("0000001", 1), ("0000002", 2)]
-    tiny_datasets.write_vehicle_id(tmp_path)
-    tiny_datasets.write_vehicle_list(tmp_path, "test_list_800.txt", rows)
-    settings = read_settings(["--dataset", "vehicle-id", "--root", str(tmp_path)])
-    with pytest.raises(ValueError, match="every vehicle of test set 'small' has one image alone"):
-        load_data(settings)
-
-
 class Colour(torch.nn.Module):
     """Embeds an image by its mean colours, and counts the images."""
 
@@ -166,19 +145,6 @@ def test_figures_of_vehicles_are_means_over_galleries_of_images_embedded_once(tm
     assert measured["recall_at_1"] == pytest.approx(100 * sum(hits) / 4)
 
 
-def test_result_of_vehicles_names_the_draws(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tiny_datasets.write_vehicle_id(tmp_path)
-    for name, first in (("train_list.txt", 100), ("test_list_800.txt", 200)):
-        rows = [(f"{first + number:07}", number % 4) for number in range(16)]
-        tiny_datasets.write_vehicle_list(tmp_path, name, rows)
-    flags = ["--dataset", "vehicle-id", "--root", str(tmp_path), "--image-size", "32", "--no-nmi"]
-    run_script(monkeypatch, tmp_path / "out", *flags, "--gallery-draws", "2")
-    assert "12 queries in a gallery of 4, drawn 2 times" in capsys.readouterr().out
-    assert {"epoch", "recall_at_1", "map_at_r"} <= set(result_of(tmp_path / "out"))
-
-
 def transform(image: PillowImage) -> torch.Tensor:
     return torch.from_numpy(np.array(image)).movedim(-1, 0).float() / 255 - 0.5
 
@@ -194,12 +160,6 @@ def test_protocol_of_deep_fashion_2_is_the_presets(tmp_path: Path) -> None:
         settings = read_settings([*flags, *more])
         assert settings.protocol == protocol
         assert load_data(settings).num_classes == classes
-
-
-def test_absent_dataset_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    flags = ["--dataset", "in-shop", "--root", str(tmp_path / "absent")]
-    with pytest.raises(SystemExit, match=r"error: .*list_eval_partition\.txt is missing"):
-        run_script(monkeypatch, tmp_path / "out", *flags)
 
 
 def test_queries_are_searched_for_in_the_gallery(

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from training_script import TINY, has_timm, result_of, run_script
+from training_script import TINY, has_timm
 
 if not has_timm():
     pytest.skip("timm cannot be imported", allow_module_level=True)
 
 from torchvision.models import googlenet
 
-from benchmarks.papers import model as models
-from benchmarks.papers.inception import INCEPTIONS, build_inception
+from benchmarks.papers.inception import build_inception
 from benchmarks.papers.model import build_model, weights_name
 from benchmarks.papers.presets import read_settings
 from benchmarks.papers.settings import Settings
@@ -43,12 +41,6 @@ def network(name: str) -> Any:
     torch.manual_seed(0)
     built = build_inception(name) if name == "bninception" else googlenet(aux_logits=False, init_weights=True)
     return built.eval()
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_trains_on_glyphs(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    run_script(monkeypatch, tmp_path, "--backbone", name, "--method", "xbn", "--no-nmi")
-    assert 0 <= result_of(tmp_path)["recall_at_1"] <= 100
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -84,32 +76,3 @@ def test_all_parameters_are_trained_and_heads_may_pool(name: str) -> None:
     model(torch.randn(4, 3, 64, 64)).square().sum().backward()
     assert all(parameter.grad is not None for parameter in model.backbone.parameters())
     assert model.backbone(torch.randn(4, 3, 64, 64)).shape == (4, 1024, 2, 2)
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_weights_are_fetched_or_the_error_says_from_where(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = network(name)
-
-    def fetched(url: str, **_: Any) -> dict[str, torch.Tensor]:
-        assert url == INCEPTIONS[name]
-        return {**source.state_dict(), "aux1.fc1.weight": torch.zeros(1)}
-
-    monkeypatch.setattr(models, "load_state_dict_from_url", fetched)
-    settings = read(f"--pretrained --backbone {name}")
-    parameters = list(build_model(settings, num_calls=1)[0].backbone.parameters())
-    assert torch.equal(parameters[0], next(source.parameters()))
-    assert weights_name(settings) == name
-
-    def unreachable(*_: Any, **__: Any) -> None:
-        raise OSError("no network")
-
-    monkeypatch.setattr(models, "load_state_dict_from_url", unreachable)
-    with pytest.raises(FileNotFoundError, match=f"weights {name} are not here .*--weights") as refused:
-        build_model(settings, num_calls=1)
-    assert INCEPTIONS[name] in str(refused.value)
-
-
-def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pretrainedmodels.models.bninception", None)
-    with pytest.raises(ImportError, match="pip install pretrainedmodels six"):
-        build_model(read("--backbone bninception"), num_calls=1)

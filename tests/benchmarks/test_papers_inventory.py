@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import pairwise
 
 import pytest
-import torch
 
 from benchmarks.papers.experiments import EXPERIMENTS, Experiment
-from benchmarks.papers.methods import LossSetup, build_loss
 from benchmarks.papers.reproducing import INVENTORY, table
 
 Item = dict[str, str]
@@ -80,25 +77,3 @@ def test_every_source_of_an_experiment_is_listed() -> None:
         named = source_places(experiment)
         assert named, experiment.source
         assert {(source_paper(experiment), place) for place in named} <= listed, experiment.source
-
-
-def test_what_is_left_out_is_on_the_page_with_its_reason() -> None:
-    section = table().partition("## What is left out, and why")[2]
-    rows = [line for line in section.splitlines() if line.startswith("| ")][1:]
-    assert len(rows) == sum(bool(item["reason"]) for item in INVENTORY)
-    for item in INVENTORY:
-        row = f"| {item['paper']} | {item['place']} | {item['what']} | {item['reason']} |"
-        assert (row in rows) == bool(item["reason"])
-
-
-def test_the_inventory_says_nothing_twice() -> None:
-    rows = sorted((item["paper"], item["place"], item["what"]) for item in INVENTORY)
-    assert all(first != second for first, second in pairwise(rows))
-
-
-def test_every_experiment_has_a_loss() -> None:
-    names = ("method", "loss", "loss_options", "miner", "miner_options", "update", "batch_loss_weight")
-    kinds = {str([getattr(e.settings, name) for name in names]): e.settings for e in EXPERIMENTS}
-    for settings in kinds.values():
-        setup = LossSetup(8, 64, superclasses=torch.zeros(10).long(), num_classes=10, world_size=1)
-        assert build_loss(settings, setup) is not None

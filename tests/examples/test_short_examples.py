@@ -82,26 +82,12 @@ def without_extras() -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_help_needs_the_core_install_alone(name: str, without_extras: dict[str, dict[str, Any]]) -> None:
-    assert without_extras[name]["status"] == 0
-    assert f"examples/{name}.py" in without_extras[name]["help"]
-
-
-@pytest.mark.parametrize("name", SHORT)
-def test_a_missing_package_names_itself_and_how_to_install_it(
+def test_help_needs_the_core_install_alone_and_what_is_missing_is_named(
     name: str, without_extras: dict[str, dict[str, Any]]
 ) -> None:
+    assert without_extras[name]["status"] == 0
+    assert f"examples/{name}.py" in without_extras[name]["help"]
     assert re.fullmatch(r"\w+ is missing: pip install .*\.\[examples\]\"", without_extras[name]["error"])
-
-
-def test_a_missing_data_folder_gives_what_to_fetch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    if not has_timm():
-        pytest.skip("timm cannot be imported")
-    root = str(tmp_path / "sop")
-    with pytest.raises(
-        SystemExit, match=rf"^{root}/.* is missing; .*https://.* into {root}, or try --dataset glyphs"
-    ):
-        run(monkeypatch, "train_sop", "--root", root)
 
 
 @pytest.mark.skipif(not has_timm(), reason="timm cannot be imported")

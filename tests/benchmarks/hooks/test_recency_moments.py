@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
 from float64 import mean_std
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 from pytorch_metric_learning.losses import ContrastiveLoss
 
 from benchmarks.hooks.recency_moments import RecencyMatching
-from pml_xbn.adapters import MomentMatching
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 
 D, SIZE, HALF_LIFE = 3, 23, 7.0
@@ -78,52 +73,3 @@ def test_rows_of_a_memory_equal_the_replay(delay: int, filled: int) -> None:
         queue.put(batch)
         rows = memory.embedding_memory[: memory.num_rows].numpy()
         np.testing.assert_allclose(rows, queue.rows, rtol=1e-5, atol=2e-5)
-
-
-def example(seed: int, n: int, b: int) -> tuple[torch.Tensor, ...]:
-    generator = torch.Generator().manual_seed(seed)
-    memory, batch = (torch.randn(k, D, generator=generator, dtype=torch.float64) for k in (n, b))
-    return memory * 2 - 1, torch.zeros(n), batch + 3, torch.zeros(b)
-
-
-@settings(max_examples=40)
-@given(seed=st.integers(0, 999), n=st.integers(2, 40), b=st.integers(2, 20))
-def test_equal_weights_are_xbn(seed: int, n: int, b: int) -> None:
-    inputs = example(seed, n, b)
-    assume(inputs[0].std(dim=0).min() > 1e-2)  # XBN's sums round a spread that is small beside the mean
-    torch.testing.assert_close(RecencyMatching(math.inf)(*inputs), MomentMatching()(*inputs))
-
-
-@settings(max_examples=40)
-@given(
-    seed=st.integers(0, 999), n=st.integers(2, 40), b=st.integers(2, 20), half_life=st.floats(1, 100)
-)  # fmt: skip
-def test_the_weighted_moments_become_those_of_the_batch(seed: int, n: int, b: int, half_life: float) -> None:
-    inputs = example(seed, n, b)
-    out = RecencyMatching(half_life)(*inputs)
-    weights = 0.5 ** (torch.arange(n, dtype=torch.float64).flip(0) / half_life)
-    mean = torch.from_numpy(np.average(out, axis=0, weights=weights))
-    spread = torch.from_numpy(np.cov(out.T, aweights=weights)).diagonal().sqrt()
-    torch.testing.assert_close(mean, inputs[2].mean(dim=0))
-    torch.testing.assert_close(spread, inputs[2].std(dim=0))
-
-
-def test_what_the_newest_rows_do_counts_most() -> None:
-    """Rows that came in after a jump tell where the model is; those from before are carried along."""
-    old, new = torch.zeros(50, 1), torch.full((50, 1), 8.0)
-    noise = torch.randn(100, 1, generator=torch.Generator().manual_seed(0)) / 100
-    inputs = torch.cat([old, new]) + noise, torch.zeros(100), 8 + noise[::20], torch.zeros(5)
-    out = RecencyMatching(half_life=5)(*inputs)
-    assert (out[50:] - 8).abs().max() < 0.1
-    assert (MomentMatching(match_std=False)(*inputs)[50:] > 11).all()
-
-
-@pytest.mark.parametrize("half_life", [0.5, math.nan])
-def test_a_bad_half_life_is_named(half_life: float) -> None:
-    with pytest.raises(ValueError, match=f"half_life={half_life}"):
-        RecencyMatching(half_life)
-
-
-@pytest.mark.parametrize(("n", "b"), [(1, 8), (8, 1)])
-def test_fewer_than_two_rows_leave_the_memory(n: int, b: int) -> None:
-    assert RecencyMatching(3)(*example(0, n, b)) is None

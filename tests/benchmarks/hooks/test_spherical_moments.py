@@ -7,14 +7,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from pytorch_metric_learning.losses import ContrastiveLoss
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from benchmarks.hooks.spherical_moments import match_on_sphere
-from pml_xbn.losses import AdaptiveCrossBatchMemory
 
 Array = np.ndarray
 
@@ -75,47 +71,6 @@ def test_rows_agree_with_the_equation(seed: int, n: int, b: int, d: int, spread:
     np.testing.assert_allclose(adapted(memory.float(), batch.float()).numpy(), expected, rtol=1e-5, atol=1e-5)
 
 
-sizes = {
-    "seed": st.integers(0, 999),
-    "n": st.integers(2, 30),
-    "b": st.integers(2, 12),
-    "d": st.integers(2, 8),
-}
-
-
-@settings(max_examples=50)
-@given(**sizes)
-def test_a_rotation_of_all_rotates_the_result(seed: int, n: int, b: int, d: int) -> None:
-    memory, batch = cloud(seed, n, d, 0.3), cloud(seed + 1, b, d, 0.2)
-    generator = torch.Generator().manual_seed(seed)
-    rotation = torch.linalg.qr(torch.randn(d, d, generator=generator, dtype=torch.float64))[0]
-    rotated = adapted(memory @ rotation, batch @ rotation)
-    torch.testing.assert_close(rotated, adapted(memory, batch) @ rotation, rtol=1e-7, atol=1e-7)
-
-
-@settings(max_examples=50)
-@given(**sizes)
-def test_a_row_keeps_its_length_whatever_it_is(seed: int, n: int, b: int, d: int) -> None:
-    memory, batch = cloud(seed, n, d, 1.0), cloud(seed + 1, b, d, 1.0)
-    torch.testing.assert_close(adapted(memory, batch).norm(dim=1), torch.ones(n, dtype=torch.float64))
-    lengths = torch.arange(n, dtype=torch.float64).unsqueeze(1)  # zero among them
-    torch.testing.assert_close(adapted(lengths * memory, batch).norm(dim=1, keepdim=True), lengths)
-
-
-@settings(max_examples=12)
-@given(**sizes)
-def test_the_moments_become_those_of_the_batch(seed: int, n: int, b: int, d: int) -> None:
-    memory, batch = cloud(seed, n, d, 0.2), cloud(seed + 1, b, d, 0.1)
-    (mean, spread), (new_mean, new_spread) = (karcher(x.numpy()) for x in (batch, adapted(memory, batch)))
-    np.testing.assert_allclose(new_mean, mean, atol=1e-7)
-    assert new_spread == pytest.approx(spread, rel=1e-6)
-
-
-def test_a_memory_like_the_batch_stays() -> None:
-    rows = cloud(0, 40, 16, 0.5)
-    torch.testing.assert_close(adapted(rows, rows[torch.randperm(40)]), rows)
-
-
 def test_a_memory_without_spread_is_turned() -> None:
     memory, batch = cloud(0, 1, 4, 0.1).repeat(5, 1), cloud(1, 6, 4, 0.3)
     mean, _ = karcher(batch.numpy())
@@ -149,17 +104,6 @@ def test_no_row_is_taken_around_the_sphere() -> None:
     torch.testing.assert_close(out[-1], torch.tensor([-1.0, 0.0], dtype=torch.float64))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_rows_of_a_memory_stay_unit_vectors(dtype: torch.dtype) -> None:
-    memory = AdaptiveCrossBatchMemory(ContrastiveLoss(), 8, 50, memory_dtype=dtype)
-    memory.register_memory_hook(match_on_sphere)
-    for step in range(60):
-        batch = cloud(0, 7, 8, 0.2 + step / 200).float().roll(step // 20, dims=1)
-        memory(batch, torch.arange(7))
-    lengths = memory.embedding_memory.norm(dim=1)
-    assert (lengths - 1).abs().max() < 8 * torch.finfo(dtype).eps
-
-
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize(("n", "d"), [(9, 3), (30, 8)])
 def test_the_mean_of_rows_all_over_the_sphere_is_found(seed: int, n: int, d: int) -> None:
@@ -168,14 +112,3 @@ def test_the_mean_of_rows_all_over_the_sphere_is_found(seed: int, n: int, d: int
     mean, _ = karcher(batch.numpy())
     gradient = np.mean([log(x, mean) for x in adapted(memory, batch).numpy()], axis=0)
     assert np.linalg.norm(gradient) < 1e-8
-
-
-def test_a_mean_that_has_not_converged_says_so() -> None:
-    memory, labels = cloud(0, 30, 3, 1.0), torch.zeros(30)
-    with pytest.warns(RuntimeWarning, match="mean of the memory has not converged in 1 steps"):
-        match_on_sphere(memory, labels, memory[:1].repeat(30, 1), labels, most_steps=1)
-
-
-@pytest.mark.parametrize(("n", "b"), [(1, 8), (8, 1)])
-def test_fewer_than_two_rows_leave_the_memory(n: int, b: int) -> None:
-    assert match_on_sphere(torch.randn(n, 3), torch.zeros(n), torch.randn(b, 3), torch.zeros(b)) is None
