@@ -151,19 +151,21 @@ def check_on_device(memory: Memory, batch: Batch) -> Batch:
 
     The memory remembers a refusal, and raises it when the host looks.
     """
-    embeddings = [x for x in (batch.refs, batch.anchors) if len(x) > 0][: 1 if batch.own is not None else 2]
-    refused = [is_refused for is_refused, _ in memory._hooks.refusals(batch.ref_labels)]
-    if memory.nonfinite == "ignore" and not refused:
-        return batch
-    none = torch.zeros((), dtype=torch.bool, device=batch.refs.device)
-    is_bad, is_refused = none, torch.stack(refused).any() if refused else none
+    findings, is_storable = memory.queue.findings, None
     if memory.nonfinite != "ignore":
-        limit = largest_storable(memory.queue)
-        for x in embeddings:
-            least, largest = x.detach().aminmax()
-            is_bad = is_bad | ~((least >= -limit) & (largest <= limit))  # which is True where there is NaN
-    memory.queue.findings.add_(torch.stack([is_bad, is_refused, none]))
-    return batch._replace(is_storable=~(is_bad | is_refused))
+        limit, own = largest_storable(memory.queue), batch.own is not None
+        for x in (batch.refs,) if own else (batch.refs, batch.anchors):
+            if x.shape[0] > 0:
+                is_small = x.detach().abs().amax() <= limit  # which is False where there is NaN
+                is_storable = is_small if is_storable is None else is_storable & is_small
+        if is_storable is not None:
+            findings.add_("numbers", ~is_storable)
+    refused = [is_refused for is_refused, _ in memory._hooks.refusals(batch.ref_labels)]
+    if refused:
+        are_known = ~torch.stack(refused).any()
+        findings.add_("labels", ~are_known)
+        is_storable = are_known if is_storable is None else is_storable & are_known
+    return batch._replace(is_storable=is_storable)
 
 
 def can_be_checked_later(memory: Memory, batch: Batch) -> bool:

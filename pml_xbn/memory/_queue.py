@@ -248,8 +248,7 @@ class Queue(nn.Module):
         elif self._num_stores % _STORES_BETWEEN_LOOKS == 0:
             is_due = rows.is_out_of_range()
         if is_due is not None:
-            nothing = torch.zeros_like(is_due)
-            self.findings.add_(torch.stack([nothing, nothing, is_due]))
+            self.findings.add_("is_out_of_range", is_due)
 
     def standardize_if_due_(self) -> None:
         """Stores rows anew, in place, after a step that was the first to measure them or wrapped around."""
@@ -613,9 +612,9 @@ class Findings:
         self._copy: Tensor | None = None
         self._is_copied: torch.cuda.Event | None = None
 
-    def add_(self, found: Tensor) -> None:
-        """Adds what a step has found, ``(3,)`` bool."""
-        self.flags.logical_or_(found)
+    def add_(self, name: str, is_found: Tensor) -> None:
+        """Adds whether a step has found something, 0-d bool, by its name in ``Found``."""
+        self.flags[Found._fields.index(name)].logical_or_(is_found)
         self._may_be_set = True
         if self.flags.device.type == "cuda" and not is_tracing():
             if self._copy is None:
