@@ -31,10 +31,10 @@ from tqdm import tqdm
 
 from benchmarks.cost.harness import DEVICE
 from benchmarks.cost.loss_case import LOSSES, USUAL_MINERS, Case
-from benchmarks.cost.losses_page import FITS, NO_FIT, Results, case_from_row, page
+from benchmarks.cost.losses_page import FITS, NO_FIT, Results, page
 from benchmarks.cost.machine import describe_fully
 from benchmarks.engine.command_line import existing_device
-from benchmarks.engine.results import RESULTS, read_csv, write_csv
+from benchmarks.engine.results import RESULTS, read_runs, write_csv
 from benchmarks.engine.settings import Positive, among, check
 from benchmarks.engine.trial import at_most
 
@@ -123,7 +123,7 @@ def main(settings: tyro.conf.OmitArgPrefixes[Settings]) -> None:
     }
     path = settings.output / f"loss_cost_{device.type}.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
-    results = {case_from_row(row): row for row in read_csv(path)}
+    results = dict(read_runs(Case, path))
     bar = tqdm([case for case in planned(settings) if case not in results], unit="case")
     for case in bar:
         bar.set_postfix_str(f"{case.memory}, {case.loss}, {case.miner}, {case.rows} rows")

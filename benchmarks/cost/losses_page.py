@@ -12,11 +12,6 @@ _NAMES = {OURS: "ours", PML: "PML's"}
 Results = dict[Case, dict[str, str]]
 
 
-def case_from_row(row: dict[str, str]) -> Case:
-    """Returns the case of a line of the CSV file."""
-    return Case(row["loss"], row["miner"], row["classes"], row["memory"], int(row["rows"]))
-
-
 def page(results: Results) -> str:
     """Returns the tables, in Markdown."""
     first = next(iter(results.values()))

@@ -38,11 +38,8 @@ def main() -> None:
     torch.set_num_threads(1)  # a network this small gains little from more
     with errors_in_one_line():
         settings, _ = read(Settings, __doc__)
-        settings.output.mkdir(parents=True, exist_ok=True)
         data = GlyphsData(settings)
         comparison = compare(data)
-        if settings.resume:
-            comparison.resume()
 
     print(
         f"{data.train.name}: {len(data.train.images)} training and {len(data.test.images)} test images, "

@@ -45,13 +45,11 @@ def load(path: Path) -> dict[str, Any]:
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def check_same(
-    ours: Mapping[str, Any],
-    saved: Mapping[str, Any],
-    path: Path,
-    remedy: str = "resume with the options of the first run, or start anew",
-) -> None:
+def check_same(ours: Mapping[str, Any], saved: Mapping[str, Any], path: Path) -> None:
     """Refuses to resume from a checkpoint whose identity ``saved`` is another than ``ours``, by name."""
     for name, value in ours.items():
         if saved.get(name) != value:
-            raise ValueError(f"{path} was written with {name}={saved.get(name)!r}, not {value!r}; {remedy}")
+            raise ValueError(
+                f"{path} was written with {name}={saved.get(name)!r}, not {value!r}; resume with the flags "
+                "of the first run, or start anew in another --output"
+            )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,19 @@ from benchmarks.engine.interruption import Interruption
 from benchmarks.engine.results import table, write_results
 from benchmarks.engine.run import Progress, Run, progress_bar
 from benchmarks.engine.run_log import RunLog
+from benchmarks.engine.saved_run import SavedRun
 from benchmarks.engine.settings import identity
 
 WARM_START = "warm-start"
 
 
 class Comparison:
-    """The histories of the methods build up in ``histories``.
+    """The histories of the methods build up in ``histories``, and checkpoints of all in ``folder``.
 
     Args:
         build: makes the run of a method.
-        settings: ``methods``, ``epochs``, ``device``, the folder ``output``, and ``checkpoint``, the steps
-            between checkpoints beside those of epochs; 0 for none.
+        settings: ``methods``, ``epochs``, the folder ``output``, whether to ``resume``, and ``checkpoint``,
+            the steps between checkpoints beside those of epochs; 0 for none.
         images: tells the images from others; a resumed comparison must share it and the settings.
         warmup_epochs: epochs without memory that all methods share, before the others.
     """
@@ -35,34 +37,33 @@ class Comparison:
     ) -> None:
         self.build, self.settings, self.warmup_epochs = build, settings, warmup_epochs
         self.identity = {**identity(settings), "images": images}
-        self.path = settings.output / "checkpoint.pt"
+        self.folder = settings.output / "checkpoints"
         self.histories: dict[str, History] = {}
-        self._states: dict[str, dict[str, Any]] = {}
+        self._resumes = False
+        if settings.resume:
+            self.resume()
 
     def resume(self) -> None:
-        """Goes back to the last checkpoint, if there is one; what it lacks begins at the beginning."""
-        if not self.path.exists():
-            return
-        saved = checkpoint.load(self.path)
-        checkpoint.check_same(self.identity, saved["identity"], self.path)
-        self._states = saved["states"]
+        """Lets `run` go on from the checkpoints; what has none begins at the beginning."""
+        for path in self.folder.glob("*.pt"):
+            checkpoint.check_same(self.identity, checkpoint.load(path)["identity"], path)
+        self._resumes = True
 
-    def run(self, progress: Progress, folder: Path) -> None:
+    def run(self, progress: Progress, logs: Path) -> None:
         """Trains whatever is not trained yet, and saves every epoch, and the step at which a signal came."""
-        log, start = RunLog(folder), None
+        log, start = RunLog(logs), None
+        if not self._resumes:
+            shutil.rmtree(self.folder, ignore_errors=True)
         try:
             with Interruption(second_stops=True) as interruption:
                 if self.warmup_epochs:
                     warm = self.build("no-xbm")
-                    self._restore(WARM_START, warm)
                     self._train(WARM_START, warm, self.warmup_epochs, progress, interruption, log)
                     start = warm.state_dict()
                 for method in self.settings.methods:
                     run = self.build(method)
                     if start is not None:
                         run.start_from(start)
-                    self._restore(method, run)
-                    self.histories[method] = run.history
                     epochs = self.warmup_epochs + self.settings.epochs
                     self._train(method, run, epochs, progress, interruption, log)
         except KeyboardInterrupt:
@@ -70,31 +71,22 @@ class Comparison:
         log.update(self.histories)  # a run that was resumed after its end has no epoch left
         log.close()
 
-    def _restore(self, name: str, run: Run) -> None:
-        if name in self._states:
-            run.load_state_dict(self._states[name])
-
     def _train(
         self, name: str, run: Run, epochs: int, progress: Progress, interruption: Interruption, log: RunLog
     ) -> None:
-        def save() -> None:
-            self._states[name] = run.state_dict()
-            checkpoint.save({"identity": self.identity, "states": self._states}, self.path)
+        saved = SavedRun(run, self.folder / f"{name}.pt", self.identity, self.settings.checkpoint)
+        if name != WARM_START:
+            self.histories[name] = run.history
 
-        def after_step() -> bool:
-            every, stops = self.settings.checkpoint, interruption.wanted
-            if stops or (every and len(run.history.step_times) % every == 0):
-                save()
-            return stops
+        def named(batches: Iterable[Any], title: str, *counts: int) -> Iterable[Any]:
+            return progress(batches, f"{name}, {title}", *counts)
 
-        while run.epoch < epochs:
-            if not run.train_epoch(
-                lambda b, title, *counts: progress(b, f"{name}, {title}", *counts), after_step
-            ):
-                raise KeyboardInterrupt
+        def after_epoch() -> None:
             print(f"{name}, {run.line}")
-            save()
             log.update(self.histories)
+
+        if not saved.train(epochs, named, lambda: interruption.wanted, after_epoch):
+            raise KeyboardInterrupt
 
     def report(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from statistics import fmean, stdev
 from typing import NamedTuple
 
@@ -44,8 +45,15 @@ def bootstrap(gaps: np.ndarray, images: np.ndarray, resamples: int = 10_000) -> 
         gaps: by how many images one method finds more of a class than another, (seeds, classes).
         images: of every class, (classes,).
     """
-    draw = np.random.default_rng(0)
-    seeds, classes = (draw.multinomial(n, np.full(n, 1 / n), resamples) for n in gaps.shape)
+    seeds, classes = _draws(*gaps.shape, resamples)
     differences = 100 * (seeds @ gaps * classes).sum(axis=1) / (classes @ images) / len(gaps)
     low, high = np.quantile(differences, (0.025, 0.975))
     return 100 * gaps.sum() / images.sum() / len(gaps), low, high
+
+
+@lru_cache(maxsize=4)  # a page has many intervals of the same seeds and classes
+def _draws(seeds: int, classes: int, resamples: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns how often each seed and each class is in each sample."""
+    draw = np.random.default_rng(0)
+    of_seeds, of_classes = (draw.multinomial(n, np.full(n, 1 / n), resamples) for n in (seeds, classes))
+    return of_seeds, of_classes

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, TypeVar, get_type_hints
 
 from benchmarks.engine.history import History
 
+T = TypeVar("T")
+_types: Any = lru_cache(get_type_hints)
 RESULTS = Path(__file__).parents[1] / "results"
 
 
@@ -53,6 +56,16 @@ def read_csv(path: Path) -> list[dict[str, str]]:
         return []
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
+
+
+def run_of(kind: type[T], row: Mapping[str, str]) -> T:
+    """Returns the run that a row is of: a dataclass or a named tuple, whose fields are among the columns."""
+    return kind(**{name: of(row[name]) for name, of in _types(kind).items()})
+
+
+def read_runs(kind: type[T], path: Path) -> list[tuple[T, dict[str, str]]]:
+    """Returns rows of a CSV file, each behind the run that it is of."""
+    return [(run_of(kind, row), row) for row in read_csv(path)]
 
 
 def append_csv(rows: list[dict[str, Any]], path: Path) -> None:

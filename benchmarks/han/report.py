@@ -14,9 +14,9 @@ from typing import Any
 import tyro
 
 from benchmarks.engine.intervals import Difference, paired
-from benchmarks.engine.results import RESULTS, markdown, read_csv
+from benchmarks.engine.results import RESULTS, markdown, read_runs
 from benchmarks.han import cases as plan
-from benchmarks.han.cases import Case, best_rates, read_cases
+from benchmarks.han.cases import Case, best_rates
 
 RUNS, LOG, PAGE = "han_runs.csv", "han_log.csv", "han.md"
 CHOICE = 0  # the seed that chooses
@@ -46,12 +46,10 @@ class Runs:
     """
 
     def __init__(self, folder: Path) -> None:
-        rows = read_csv(folder / RUNS)
-        self.rows = dict(zip(read_cases(rows), rows, strict=True))
-        self.best = best_rates(rows)
+        self.rows = dict(read_runs(Case, folder / RUNS))
+        self.best = best_rates([*self.rows.values()])
         self.log: dict[Case, list[Row]] = {}
-        entries = read_csv(folder / LOG)
-        for case, entry in zip(read_cases(entries), entries, strict=True):
+        for case, entry in read_runs(Case, folder / LOG):
             self.log.setdefault(case, []).append(entry)
 
     def chosen(self, setting: Case) -> Case | None:

@@ -48,10 +48,7 @@ def main() -> None:
         if settings.dataset == "glyphs":
             torch.set_num_threads(1)  # a network this small gains little from more
         data = load_data(settings)
-        settings.output.mkdir(parents=True, exist_ok=True)
         comparison = compare(settings, data)
-        if settings.resume:
-            comparison.resume()
     print(data.summary)
     title = f"MoCo on {DATASETS[settings.dataset]}: batch {settings.batch_size}, queue {settings.queue}"
     panel = {"weighted_knn": (title, "weighted kNN accuracy (%)")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from benchmarks.engine.figures import draw_curves
 from benchmarks.engine.history import History, Row
 from benchmarks.engine.run import Progress, Run
 from benchmarks.engine.run_log import RunLog
+from benchmarks.engine.saved_run import SavedRun
 from benchmarks.engine.settings import identity as settings_of
 from benchmarks.papers.evaluation import result_row
 from benchmarks.papers.model import weights_name
@@ -21,7 +23,6 @@ from benchmarks.papers.task import PapersTask
 # The largest of them selects the epoch; of equal ones the first.
 _SELECTED_BY = {"best-recall": "recall_at_1", "best-map": "map_at_r", "last": "epoch"}
 _PANELS = {"recall_at_1": ("Test accuracy", "Recall@1 (%)"), "loss": ("Loss", "mean over the epoch")}
-_REMEDY = "resume with the flags of the first run, or start anew in another --output"
 
 
 def draw(histories: Mapping[str, History], settings: Settings, path: Path) -> None:
@@ -37,76 +38,56 @@ class Session:
     """
 
     def __init__(self, task: PapersTask, folder: Path) -> None:
+        settings = task.settings
         self.task, self.run, self.folder, self.ranks = task, Run(task), folder, task.ranks
-        self._last, self._selected = folder / "last.pt", folder / "selected.pt"
-        self.selected: Row = {}
-        if not self._last.exists():
-            return
-        if not task.settings.resume:
+        self._selected = folder / "selected.pt"
+        path, every = folder / "last.pt", settings.checkpoint
+        if path.exists() and not settings.resume:
             raise ValueError(
                 f"{folder} holds a run; pass --resume to go on with it, or another --output for a new one"
             )
-        state = checkpoint.load(self._last)
-        checkpoint.check_same(identity(task), state["identity"], self._last, _REMEDY)
-        self.run.load_state_dict(state["run"])
-        self.selected = state["selected"]
+        self._saved = SavedRun(self.run, path, identity(task), every, ranks=task.ranks)
 
     def train(self, progress: Progress, stop: Callable[[], bool]) -> Row | None:
         """Returns the result of the selected epoch, on the first rank; None if ``stop`` ended it before."""
-        run, log, method, every = self.run, None, self.task.settings.method, self.task.settings.checkpoint
+        run, settings, epochs = self.run, self.task.settings, self.task.length.epochs
+        log = RunLog(self.folder / "logs") if self.ranks.is_first else None
 
-        def after_step() -> bool:
-            if every and run.step % every == 0:
-                self._save()
-            return stop()
-
-        if self.ranks.is_first:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            log = RunLog(self.folder / "logs")
-        while run.epoch < self.task.length.epochs:
-            if run.train_epoch(progress, after_step):
-                self._keep_if_selected()
-                if log is not None:
-                    print(run.line)
-            self._save()
+        def after_epoch() -> None:
             if log is not None:
-                log.update({method: run.history})
-            if run.epoch < self.task.length.epochs and stop():
-                return None
+                self._keep_if_selected()
+                print(run.line)
+                log.update({settings.method: run.history})
+
+        if not self._saved.train(epochs, progress, stop, after_epoch):
+            return None
         if log is not None:
-            log.update({method: run.history})  # a run that is resumed after its end
+            log.update({settings.method: run.history})  # a run that is resumed after its end
             log.close()
-            draw(
-                {f"seed {self.task.settings.seed}": run.history},
-                self.task.settings,
-                self.folder / "curves.png",
-            )
+            draw({f"seed {settings.seed}": run.history}, settings, self.folder / "curves.png")
         return self._result()
 
-    def _keep_if_selected(self) -> None:
-        if not (self.ranks.is_first and self.task.evaluates_after(self.run.epoch)):
-            return
-        history, by = self.run.history, _SELECTED_BY[self.task.settings.select]
-        row = history.epochs[-1]
-        if not self.selected or row[by] > self.selected[by]:
-            self.selected = result_row(row, history.diagnostics["embeddings"][-1])
-            state = {"epoch": self.run.epoch, "model": self.task.model.state_dict()}
-            checkpoint.save(state, self._selected)
+    @property
+    def selected(self) -> Row:
+        """The row of the epoch that ``select`` names among those so far."""
+        return max(self.run.history.epochs, key=itemgetter(_SELECTED_BY[self.task.settings.select]))
 
-    def _save(self) -> None:
-        if self.ranks.is_first:
-            state = {"identity": identity(self.task), "run": self.run.state_dict(), "selected": self.selected}
-            checkpoint.save(state, self._last)
-        self.ranks.wait()
+    def _keep_if_selected(self) -> None:
+        epoch = self.run.epoch
+        if self.task.evaluates_after(epoch) and self.selected["epoch"] == epoch:
+            checkpoint.save({"epoch": epoch, "model": self.task.model.state_dict()}, self._selected)
 
     def _result(self) -> Row:
-        result = dict(self.selected)
-        if self.task.settings.nmi:
+        settings, result = self.task.settings, Row()
+        if self.ranks.is_first:
+            embeddings = self.run.history.diagnostics["embeddings"]
+            (lie,) = (row for row in embeddings if row["epoch"] == self.selected["epoch"])
+            result = result_row(self.selected, lie)
+            result.pop("loss", None)
+        if settings.nmi:
             model = checkpoint.load(self._selected)["model"]
             result.update(self.task.model_accuracy(model))
-        result.pop("loss", None)
         if self.ranks.is_first:
-            settings = self.task.settings
             run_settings = {"pretrained_weights": weights_name(settings), "select": settings.select, **result}
             (self.folder / "result.json").write_text(json.dumps(run_settings, indent=1) + "\n")
         return result

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from tyro.constructors import PrimitiveConstructorSpec
 
@@ -23,7 +23,10 @@ from benchmarks.engine.settings import (
     check,
 )
 
-Method = Literal[MethodName, "norm-softmax", "sgsl"]
+if TYPE_CHECKING:
+    Method = str
+else:
+    Method = Literal[MethodName, "norm-softmax", "sgsl"]
 Dataset = Literal[
     "glyphs", "han", "sop", "in-shop", "deep-fashion2", "vehicle-id", "cifar10", "cifar100", "cub", "cars"
 ]

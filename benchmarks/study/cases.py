@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.engine.results import read_csv
+from benchmarks.engine.results import read_runs
 from benchmarks.study.budget import Budget
 from benchmarks.study.data_sets import DATA_SETS
 
@@ -128,12 +128,6 @@ class Case:
     regime: str
     seed: int
 
-    @classmethod
-    def from_row(cls, row: Mapping[str, str]) -> Case:
-        """Returns the run that a row of a CSV file belongs to."""
-        kinds = {"str": str, "int": int, "float": float}
-        return cls(**{field.name: kinds[str(field.type)](row[field.name]) for field in fields(cls)})
-
     @property
     def name(self) -> str:
         """What the method is called in tables."""
@@ -178,7 +172,7 @@ def read_cases(path: Path) -> list[Case]:
     """Returns the runs that a CSV file lists, in its order; its columns are the attributes of `Case`."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no list of runs {path}")
-    listed = [Case.from_row(row) for row in read_csv(path)]
+    listed = [case for case, _ in read_runs(Case, path)]
     for case in listed:
         budget_of(case.regime)  # which names a regime that there is not
     return list(dict.fromkeys(listed))

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine.results import append_csv, read_csv
+from benchmarks.engine.results import append_csv, read_runs
 from benchmarks.study.cases import Case
 
 RUNS, BY_EPOCH, BY_CLASS = "study_runs.csv", "study_epochs.csv", "study_classes.csv"
@@ -14,7 +14,7 @@ RUNS, BY_EPOCH, BY_CLASS = "study_runs.csv", "study_epochs.csv", "study_classes.
 
 def done(path: Path) -> set[Case]:
     """Returns the runs that are finished."""
-    return {Case.from_row(row) for row in read_csv(path)}
+    return {case for case, _ in read_runs(Case, path)}
 
 
 def save(case: Case, outcome: dict[str, Any], folder: Path) -> None:

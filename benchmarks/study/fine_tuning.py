@@ -13,14 +13,15 @@ import csv
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import tyro
 
-from benchmarks.engine.results import RESULTS, read_csv
+from benchmarks.engine.results import RESULTS, read_runs
 from benchmarks.study.budget import Budget
 from benchmarks.study.cases import PRETRAINED, Case
 from benchmarks.study.files import RUNS
@@ -137,7 +138,7 @@ class Runs:
     """Recall@1 of the runs that have been made; a run that failed has zero."""
 
     def __init__(self, folder: Path) -> None:
-        self._found = {Case.from_row(row): float(row[FIGURE] or 0) for row in read_csv(folder / RUNS)}
+        self._found = {case: float(row[FIGURE] or 0) for case, row in read_runs(Case, folder / RUNS)}
 
     def of(self, case: Case) -> float:
         if case not in self._found:
@@ -160,7 +161,7 @@ class Runs:
         )
 
 
-def select(methods: tuple[Method, ...]) -> Iterator[Case]:
+def select(methods: tuple[Method, ...], _: Runs | None = None) -> Iterator[Case]:
     """Yields all trials."""
     for method in methods:
         yield from trials(method)
@@ -205,15 +206,11 @@ def confirmed(chosen: Case, data: str, seed: int, epochs: int | None = None) -> 
     return replace(chosen, regime=str(budget), seed=seed)
 
 
-def mended() -> Iterator[Case]:
+def mended(_: Runs) -> Iterator[Case]:
     """Yields the study's runs with rows of a momentum encoder, which was in evaluation mode by accident."""
     budgets = sorted(PRETRAINED, key=lambda budget: (-budget.epochs, -budget.rate))
     for budget, batch_size, seed in product(budgets, (16, 64), (1, 2, 3)):
         yield Case("xbm+momentum 0.99", 0, batch_size, 0.5, "batch", str(budget), seed)
-
-
-def _core(runs: Runs) -> Iterator[Case]:
-    return confirm(tuple(Method(*one) for one in FIRST_CONFIRMED), runs)
 
 
 def _rest(runs: Runs) -> Iterator[Case]:
@@ -221,70 +218,44 @@ def _rest(runs: Runs) -> Iterator[Case]:
     yield from equal_time(runs)
 
 
-STAGES: dict[str, Callable[[Runs], Iterator[Case]]] = {
-    "select": lambda runs: select(SUPCON),
-    "again": lambda runs: again(SUPCON, runs),
-    "confirm": _core,
-    "mended": lambda runs: mended(),
-    "confirm-others": _rest,
-    "select-multi-similarity": lambda runs: select(MULTI_SIMILARITY),
-    "again-multi-similarity": lambda runs: again(MULTI_SIMILARITY, runs),
-    "confirm-multi-similarity": lambda runs: confirm(MULTI_SIMILARITY, runs),
-    "select-other-sizes": lambda runs: select(OTHER_SIZES),
-    "again-other-sizes": lambda runs: again(OTHER_SIZES, runs),
-    "confirm-other-sizes": lambda runs: confirm(OTHER_SIZES, runs),
-    "select-large-batch": lambda runs: select(LARGE_BATCH),
-    "again-large-batch": lambda runs: again(LARGE_BATCH, runs),
-    "confirm-large-batch": lambda runs: confirm(LARGE_BATCH, runs),
-    "select-xbm-star": lambda runs: select(XBM_STAR),
-    "again-xbm-star": lambda runs: again(XBM_STAR, runs),
-    "confirm-xbm-star": lambda runs: confirm(XBM_STAR, runs),
-    "select-three-stages": lambda runs: select(THREE_STAGES),
-    "again-three-stages": lambda runs: again(THREE_STAGES, runs),
-    "confirm-three-stages": lambda runs: confirm(THREE_STAGES, runs),
-    "whole-network": lambda runs: confirm_on_emoji(AS_THREE_STAGES, runs),
-    "select-whole-network": lambda runs: select(WHOLE_NETWORK),
-    "again-whole-network": lambda runs: again(WHOLE_NETWORK, runs),
-    "confirm-whole-network": lambda runs: confirm_on_emoji(WHOLE_NETWORK, runs),
-    "select-senses": lambda runs: select(SENSES),
-    "again-senses": lambda runs: again(SENSES, runs),
-    "confirm-senses": lambda runs: confirm(SENSES, runs),
+_METHODS = {
+    "": SUPCON,
+    "-multi-similarity": MULTI_SIMILARITY,
+    "-other-sizes": OTHER_SIZES,
+    "-large-batch": LARGE_BATCH,
+    "-xbm-star": XBM_STAR,
+    "-three-stages": THREE_STAGES,
+    "-whole-network": WHOLE_NETWORK,
+    "-senses": SENSES,
 }
+_RULES: dict[str, Callable[[tuple[Method, ...], Runs], Iterator[Case]]] = {
+    "select": select,
+    "again": again,
+    "confirm": confirm,
+}
+STAGES: dict[str, Callable[[Runs], Iterator[Case]]] = {
+    f"{stage}{name}": partial(rule, methods)
+    for name, methods in _METHODS.items()
+    for stage, rule in _RULES.items()
+}
+STAGES |= {
+    "confirm": partial(confirm, tuple(Method(*one) for one in FIRST_CONFIRMED)),
+    "confirm-others": _rest,
+    "mended": mended,
+    "whole-network": partial(confirm_on_emoji, AS_THREE_STAGES),
+    "confirm-whole-network": partial(confirm_on_emoji, WHOLE_NETWORK),
+}
+if TYPE_CHECKING:
+    Stage = str
+else:
+    Stage = Literal[tuple(STAGES)]
 
 
 @dataclass(frozen=True)
 class Settings:
     """Which list, and where the runs are that it follows from."""
 
-    stage: Literal[
-        "select",
-        "again",
-        "confirm",
-        "mended",
-        "confirm-others",
-        "select-multi-similarity",
-        "again-multi-similarity",
-        "confirm-multi-similarity",
-        "select-other-sizes",
-        "again-other-sizes",
-        "confirm-other-sizes",
-        "select-large-batch",
-        "again-large-batch",
-        "confirm-large-batch",
-        "select-xbm-star",
-        "again-xbm-star",
-        "confirm-xbm-star",
-        "select-three-stages",
-        "again-three-stages",
-        "confirm-three-stages",
-        "whole-network",
-        "select-whole-network",
-        "again-whole-network",
-        "confirm-whole-network",
-        "select-senses",
-        "again-senses",
-        "confirm-senses",
-    ]
+    stage: Stage
     output: Path = RESULTS  # folder of the CSV files
 
 

@@ -10,7 +10,7 @@ from statistics import fmean
 
 import numpy as np
 
-from benchmarks.engine.intervals import Difference, bootstrap, paired
+from benchmarks.engine.intervals import bootstrap, paired
 from benchmarks.engine.results import markdown, spread
 from benchmarks.study.budget import Budget
 from benchmarks.study.cases import Case
@@ -193,7 +193,8 @@ def _confirmation(report: Report, method: Method, data: str) -> list[str]:
     cells += [spread(list(ours.values()))]
     for other in (none, best, method._replace(name="xbn")):
         is_other = other is not None and other != method
-        cells.append(_text(paired(ours, report.confirmed(other, data))) if other and is_other else "–")
+        gap = paired(ours, report.confirmed(other, data)) if other and is_other else None
+        cells.append(str(gap or "–"))
     longer = report.confirmed(method, data, epochs=EQUAL_TIME)
     if longer:
         cells[4] += f"; {EQUAL_TIME} epochs: {spread(list(longer.values()))}"
@@ -218,7 +219,3 @@ def _by_class(report: Report, data: str) -> str:
         + "\n\n"
         + markdown(["batch", "method", "to none, same batch", "to best none"], lines, ["method"])
     )
-
-
-def _text(difference: Difference | None) -> str:
-    return "–" if difference is None else str(difference)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.engine.intervals import Difference, bootstrap, paired
-from benchmarks.engine.results import read_csv
+from benchmarks.engine.results import read_runs
 from benchmarks.study.cases import Case, cases
 from benchmarks.study.files import BY_CLASS, BY_EPOCH, RUNS
 
@@ -34,15 +34,15 @@ class Study:
         if not (folder / RUNS).exists():
             raise FileNotFoundError(f"there is no {folder / RUNS}: run python -m benchmarks.study first")
         self.planned = list(cases())
-        self.all_runs = {Case.from_row(row): row for row in read_csv(folder / RUNS)}
+        self.all_runs = dict(read_runs(Case, folder / RUNS))
         self.runs = {case: self.all_runs[case] for case in self.planned if case in self.all_runs}
         self.epochs: dict[Case, list[Row]] = {}
-        for row in read_csv(folder / BY_EPOCH):
-            if (case := Case.from_row(row)) in self.runs:
+        for case, row in read_runs(Case, folder / BY_EPOCH):
+            if case in self.runs:
                 self.epochs.setdefault(case, []).append(row)
         self.classes = {
-            Case.from_row(row): [[int(x) for x in row[name].split()] for name in ("hits", "images")]
-            for row in read_csv(folder / BY_CLASS)
+            case: [[int(x) for x in row[name].split()] for name in ("hits", "images")]
+            for case, row in read_runs(Case, folder / BY_CLASS)
         }
 
     def methods(self, setting: Setting) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.engine.intervals import Difference, paired
+from benchmarks.engine.intervals import paired
 from benchmarks.engine.results import markdown, spread
 from benchmarks.study.budget import Budget
 from benchmarks.study.cases import BUDGETS, OTHER_RATES, REGIMES
@@ -73,21 +73,21 @@ def _image_lines(study: Study) -> Iterator[list[str]]:
             names = (published, "xbm", _STAR, _XBN)
             to_published = study.differences(setting, published).get(_XBN) if published else None
             if setting[2] == "batch" and _XBN in to_none:
-                cells = [_text(to_none.get(name or "")) for name in names]
+                cells = [str(to_none.get(name or "", "–")) for name in names]
                 none = list(study.values(_NONE, setting).values())
-                yield [_name(setting), spread(none), *cells, _text(to_published)]
+                yield [_name(setting), spread(none), *cells, str(to_published or "–")]
 
 
 def _two_tower_lines(folder: Path) -> Iterator[list[str]]:
     """Yields the lines of two towers."""
     for experiment, rows in experiments(folder).items():
         to_none, to_stale = gains(rows), gains(rows, "stale-star")
-        with_batch_loss = _text(to_none.get("adapted-star"))
+        with_batch_loss = to_none.get("adapted-star", "–")
         yield [
             f"two towers: {title(dict(experiment))}",
             spread([both(row) for row in rows if row["method"] == BASELINE]),
-            *(_text(to_none.get(name)) for name in ("", "stale", "stale-star", "adapted")),
-            f"with the batch's loss {with_batch_loss}, to XBM* {_text(to_stale.get('adapted-star'))}",
+            *(str(to_none.get(name, "–")) for name in ("", "stale", "stale-star", "adapted")),
+            f"with the batch's loss {with_batch_loss}, to XBM* {to_stale.get('adapted-star', '–')}",
         ]
 
 
@@ -194,8 +194,8 @@ def _line(study: Study, name: str, setting: Setting, compared_in: Setting | None
     def to(baseline: str, figure: str) -> str:
         if compared_in:
             theirs = study.values(baseline, compared_in, figure)
-            return _text(paired(study.values(name, setting, figure), theirs))
-        return _text(study.differences(setting, baseline, figure).get(name))
+            return str(paired(study.values(name, setting, figure), theirs) or "–")
+        return str(study.differences(setting, baseline, figure).get(name, "–"))
 
     seeds = str(len(study.values(name, setting)))
     cells = [_place(setting), name, seeds, values("recall_at_1"), to(_NONE, "recall_at_1")]
@@ -211,7 +211,3 @@ def _place(setting: Setting) -> str:
 
 def _name(setting: Setting) -> str:
     return f"{_TITLES.get(setting[3], setting[3])}: {_place(setting)}"
-
-
-def _text(difference: Difference | None) -> str:
-    return "–" if difference is None else str(difference)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from benchmarks.engine import checkpoint
 from benchmarks.engine.accuracy import embed, hits_by_class
 from benchmarks.engine.history import History, Row
 from benchmarks.engine.run import Run
+from benchmarks.engine.saved_run import SavedRun
 from benchmarks.study.budget import Budget
 from benchmarks.study.cases import EVALUATE_EVERY, MILDER, MILESTONES, SLOW_RATE, Case, budget_of
 from benchmarks.study.data_sets import PretrainedData, Roots, Source
@@ -84,21 +84,11 @@ def train(
 def _trained(run: Run, num_epochs: int, path: Path, pace: Pace) -> dict[str, Any]:
     task = run.task
     assert isinstance(task, StudyTask)
-    cpu_seconds = 0.0
-    if path.exists():
-        saved = checkpoint.load(path)
-        run.load_state_dict(saved["run"])
-        cpu_seconds = saved["cpu_seconds"]
-    was_saved, began = time.monotonic(), time.process_time() - cpu_seconds
-    while run.epoch < num_epochs:
-        run.train_epoch()
-        if time.monotonic() - was_saved > pace.saved_after:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            checkpoint.save({"run": run.state_dict(), "cpu_seconds": time.process_time() - began}, path)
-            was_saved = time.monotonic()
+    saved = SavedRun(run, path, {}, pause=pace.saved_after)  # the path says which run it is
+    saved.train(num_epochs)
     if not task.evaluates_after(run.epoch):
         run.evaluate()
-    cpu_seconds = time.process_time() - began
+    cpu_seconds = saved.cpu_seconds
     epochs = run.history.epochs
     numbers = dict(run.history.diagnostics["embeddings"][-1])
     del numbers["epoch"]

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from benchmarks.engine.intervals import Difference, paired
-from benchmarks.engine.results import read_csv
+from benchmarks.engine.results import read_runs
 
 METHODS = ("no-xbm", "xbm", "xbm-star", "xbn")
 SEARCH, AGAIN, FINAL = "search", "again", "final"
@@ -47,10 +47,7 @@ class Tuning:
     """The runs of all stages."""
 
     def __init__(self, folder: Path) -> None:
-        self.runs: dict[Trial, Row] = {
-            Trial(row["stage"], row["method"], int(row["number"]), int(row["seed"])): row
-            for row in read_csv(folder / RUNS)
-        }
+        self.runs = dict(read_runs(Trial, folder / RUNS))
 
     def searched(self, method: str) -> dict[int, Row]:
         """Returns its draws by number."""

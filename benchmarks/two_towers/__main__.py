@@ -11,12 +11,12 @@ texts that are given. All methods share seed, weights and batches.
     python -m benchmarks.two_towers --seeds          (writes the tables anew)
 
 Writes ``two_towers.csv``, to which it adds a line per run, and the page ``two_towers.md`` that follows from
-it. A run that the CSV holds is not repeated. One program at a time may write to a folder.
+it. The same line goes on where it was stopped: a run that the CSV holds is not repeated, one that was under
+way goes on from its last checkpoint. One program at a time may write to a folder.
 """
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from statistics import fmean
 
@@ -24,14 +24,18 @@ import torch
 
 from benchmarks.engine.command_line import errors_in_one_line, read
 from benchmarks.engine.history import History, Row
+from benchmarks.engine.interruption import Interruption
+from benchmarks.engine.randomness import seed_for
 from benchmarks.engine.results import append_csv, read_csv
 from benchmarks.engine.run import Run, progress_bar
+from benchmarks.engine.saved_run import SavedRun
 from benchmarks.engine.settings import identity
 from benchmarks.two_towers.pairs import load_pairs
 from benchmarks.two_towers.report import NAME, write_report
 from benchmarks.two_towers.settings import Settings
 from benchmarks.two_towers.task import TwoTowersTask
 
+_SAVED_AFTER = 60  # seconds
 _LATE = 0.75  # share of the epochs behind which a curve is to be flat
 
 
@@ -53,11 +57,15 @@ def main() -> None:
         assert halves is not None
         epochs = settings.epochs * (2 if row["method"] == "no-memory-twice" else 1)
         run = Run(TwoTowersTask(replace(settings, epochs=epochs), *halves, row["method"], int(row["seed"])))
-        began = time.process_time()
-        for _ in range(epochs):
-            run.train_epoch(progress_bar)
-        minutes = {"cpu_minutes": (time.process_time() - began) / 60}
+        # Its name says which run it is.
+        unfinished = settings.results / f"{NAME}_{seed_for(repr(sorted(row.items())))}.pt"
+        saved = SavedRun(run, unfinished, row, pause=_SAVED_AFTER)
+        with Interruption(second_stops=True) as interruption:
+            if not saved.train(epochs, progress_bar, lambda: interruption.wanted):
+                raise SystemExit("stopped; the same command goes on")
+        minutes = {"cpu_minutes": saved.cpu_seconds / 60}
         append_csv([{**row, **_summary(run.history), **minutes}], path)
+        unfinished.unlink(missing_ok=True)
     print(write_report(settings.results))
 
 

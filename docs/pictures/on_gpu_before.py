@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.engine.results import markdown, read_csv
+from benchmarks.engine.results import markdown, read_csv, run_of
 from benchmarks.study.cases import Case
 
 Row = dict[str, str]
@@ -114,11 +114,11 @@ def _number(row: Row | None, name: str, digits: int = 2) -> str:
 
 
 def _runs_table(rows: Sequence[Row], on_cpu: Sequence[Row], processes: Sequence[Row]) -> str:
-    cpu = {Case.from_row(row): row for row in on_cpu}
+    cpu = {run_of(Case, row): row for row in on_cpu}
     done = (row for row in rows if row.get("recall_at_1"))
     lines = []
     for key, mine in sorted(_grouped(done, "regime", "norm", "batch_size", "method")):
-        same = [cpu.get(Case.from_row(row)) for row in mine]
+        same = [cpu.get(run_of(Case, row)) for row in mine]
         there = [float(row["recall_at_1"]) for row in same if row is not None and row["recall_at_1"]]
         beside = f"{fmean(there):.1f}" if len(there) == len(mine) else "–"
         here = fmean(float(row["recall_at_1"]) for row in mine)

@@ -128,7 +128,7 @@ def data() -> Iterator[GlyphsData]:
 
 
 def test_sigterm_saves_the_step_it_came_in(data: GlyphsData, tmp_path: Path) -> None:
-    expected = compare(data, "xbn", tmp_path / "whole.pt", resume=False).histories["xbn"]
+    expected = compare(data, "xbn", tmp_path / "whole", resume=False).histories["xbn"]
     stopped = build_comparison(with_settings(data, methods=("xbn",), epochs=1, output=tmp_path))
     step = len(data.batches) + 3
     with (
@@ -137,7 +137,7 @@ def test_sigterm_saves_the_step_it_came_in(data: GlyphsData, tmp_path: Path) -> 
     ):
         stopped.run(quietly, tmp_path / "logs")
     assert len(stopped.histories["xbn"].step_times) == 3
-    history = compare(data, "xbn", stopped.path, resume=True).histories["xbn"]
+    history = compare(data, "xbn", stopped.folder, resume=True).histories["xbn"]
     assert history.steps == expected.steps
     assert history.epochs == expected.epochs
 
@@ -174,7 +174,7 @@ def test_images_are_embedded_as_they_were_when_they_were_stored(data: GlyphsData
 
 
 def test_resume_with_other_settings_names_the_difference(data: GlyphsData, tmp_path: Path) -> None:
-    path = tmp_path / "checkpoint.pt"
+    path = tmp_path / "checkpoints"
     compare(data, "no-xbm", path, resume=False)
     with pytest.raises(ValueError, match=r"methods=\('no-xbm',\), not \('xbn',\)"):
         compare(data, "xbn", path, resume=True)

@@ -122,7 +122,9 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_result(
         with pytest.raises(KeyboardInterrupt):
             study_run.train(case, tmp_path, None, Roots(root), PACE._replace(saved_after=-1))
     trained = []
-    monkeypatch.setattr(Run, "train_epoch", lambda run: trained.append(run.epoch) or train_epoch(run))
+    monkeypatch.setattr(
+        Run, "train_epoch", lambda run, *args: trained.append(run.epoch) or train_epoch(run, *args)
+    )
     resumed = study_run.train(case, tmp_path, None, Roots(root), PACE)
     assert trained == [4, 5]
     for outcome in (whole, resumed):

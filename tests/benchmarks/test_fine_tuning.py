@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -171,10 +172,10 @@ def test_a_list_is_run_in_its_order_and_failures_are_noted(
     append_csv([vars(case) for case in (*cases, cases[0])], path)
     assert read_cases(path) == cases
 
-    def run_epoch(run: Run) -> None:
+    def run_epoch(run: Run, *args: Any) -> bool:
         if run.task.data.settings.seed == 3:
             raise ValueError("embeddings are not finite")
-        train_epoch(run)
+        return train_epoch(run, *args)
 
     train_epoch = Run.train_epoch
     monkeypatch.setattr(Run, "train_epoch", run_epoch)

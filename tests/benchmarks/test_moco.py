@@ -69,8 +69,8 @@ def test_script_writes_its_figures_as_csv(tmp_path: Path) -> None:
 
 def test_what_is_interrupted_within_an_epoch_resumes_exactly(tmp_path: Path) -> None:
     method = "axbn"
-    expected = compare(method, tmp_path / "whole.pt").histories[method]
-    path, steps = tmp_path / "checkpoint.pt", len(expected.step_times) // 3
+    expected = compare(method, tmp_path / "whole").histories[method]
+    path, steps = tmp_path / "checkpoints", len(expected.step_times) // 3
     with pytest.raises(SystemExit, match="--resume goes on"):
         compare(method, path, kill_at=steps + 1)
     history = compare(method, path, resume=True).histories[method]
@@ -105,10 +105,12 @@ def test_keys_are_embedded_as_they_were_when_they_were_stored() -> None:
 
 
 def test_resume_adds_a_method_and_keeps_the_others(tmp_path: Path) -> None:
-    path = tmp_path / "checkpoint.pt"
+    path = tmp_path / "checkpoints"
     moco = compare("moco", path).histories["moco"]
     compare("centre", path, resume=True)
     assert compare("moco", path, resume=True, kill_at=0).histories["moco"] == moco
+    compare("centre", path)  # which starts anew
+    assert [file.name for file in path.iterdir()] == ["centre.pt"]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -3,6 +3,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from at_step import after_each_step, at_step
 from comparisons import read_csv
 from efficientnet_wheel import write_weights
 from emoji_packages import package, write_emoji
@@ -71,6 +74,25 @@ def test_script_writes_a_line_per_run_and_the_page_follows_from_them(tmp_path: P
     assert page.read_text() == text
     run_script(tmp_path, "--seeds", "1", "--methods", "adapted", "--memory-ratio", "0.5")
     assert page.read_text().count("## glyphs, batch 16") == 2
+
+
+def test_a_stopped_run_goes_on_to_the_same_line(tmp_path: Path) -> None:
+    options = "--methods", "adapted", "--seeds", "0", "--epochs", "2"
+    all_steps: list[int] = []
+    with after_each_step(all_steps.append):
+        run_script(tmp_path / "whole", *options)
+    with at_step(5, os.kill, os.getpid(), signal.SIGTERM), pytest.raises(SystemExit, match="goes on"):
+        run_script(tmp_path / "stopped", *options)
+    (unfinished,) = (tmp_path / "stopped").iterdir()
+    taken: list[int] = []
+    with after_each_step(taken.append):
+        run_script(tmp_path / "stopped", *options)
+    assert not unfinished.exists()
+    assert len(taken) == len(all_steps) - 5
+    whole, stopped = (read_csv(tmp_path / name / f"{NAME}.csv") for name in ("whole", "stopped"))
+    for row in (*whole, *stopped):
+        del row["minutes"], row["cpu_minutes"]
+    assert whole == stopped
 
 
 def test_twice_the_epochs_without_memory_are_beside_the_others(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ def without_times(results: Path) -> list[dict[str, str]]:
     return [{name: value for name, value in row.items() if name != "step_ms"} for row in read_csv(results)]
 
 
-def run_until(comparison: Comparison, path: Path, *, resume: bool, kill_at: int) -> Comparison:
-    """Runs a comparison that saves to ``path``, and interrupts it before the step ``kill_at``."""
+def run_until(comparison: Comparison, folder: Path, *, resume: bool, kill_at: int) -> Comparison:
+    """Runs a comparison that saves to ``folder``, and interrupts it before the step ``kill_at``."""
     taken = 0
 
     def progress(batches: Iterable[Any], *_: Any) -> Iterable[Any]:
@@ -32,8 +32,8 @@ def run_until(comparison: Comparison, path: Path, *, resume: bool, kill_at: int)
             yield batch
             taken += 1
 
-    comparison.path = path
+    comparison.folder = folder
     if resume:
         comparison.resume()
-    comparison.run(progress, path.parent / "logs")
+    comparison.run(progress, folder.parent / "logs")
     return comparison

@@ -40,7 +40,9 @@ def result_of(output: Path, seed: int = 0) -> dict[str, float]:
 
 
 def state_of(output: Path, name: str = "last.pt") -> dict[str, Any]:
+    """The state in a file, without how long it took to come there."""
     state: dict[str, Any] = torch.load(output / "seed-0" / name, weights_only=True)
+    state.pop("cpu_seconds", None)
     return state
 
 
