@@ -420,9 +420,9 @@ def reducing_factors(
     if isinstance(fused.loss, GenericPairLoss):
         # PML's are zero for one positive and one negative pair, or fewer.
         positive, negative = num_pairs
-        # Of many pairs the product may be beyond int64.
-        both, either = positive * at_most(negative, 2) > 1, (positive > 1) | (negative > 1)
-        has_terms = both if fused.fused.needs_both else either
+        needs_both = fused.fused.needs_both
+        # Of many pairs the product of both may be beyond int64.
+        has_terms = positive * at_most(negative, 2) > 1 if needs_both else (positive > 1) | (negative > 1)
     if isinstance(zero, Tensor) or isinstance(has_terms, bool):
         has_terms = has_terms + zero
     factors = []
