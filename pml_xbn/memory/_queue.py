@@ -198,14 +198,15 @@ class Queue(nn.Module):
             is_stored: whether they are stored at all, a 0-d bool tensor; None: they are.
         """
         undo, size, before = self.undo, self.memory_size, contents.rows.ready_for(rows)
-        num_rows, end = at_most(before.num_rows + num_queued, size), contents.position + num_queued
-        num_replaced = contents.num_replaced + len(rows) - num_queued
+        num_new = num_queued if is_stored is None else num_queued * is_stored
+        num_rows, end = at_most(before.num_rows + num_new, size), contents.position + num_new
+        num_replaced = contents.num_replaced
+        if len(rows) != num_queued:
+            num_replaced = num_replaced + len(rows) - num_queued
         own, rows, labels = self.holding.own_part(indices, rows, labels)
         after = before.written_(own, before.to_store(rows), undo, is_stored)
         if is_stored is not None:
             labels = torch.where(is_stored, labels, self.labels.index_select(0, own))
-            num_rows = torch.where(is_stored, num_rows, before.num_rows)
-            end = torch.where(is_stored, end, contents.position)
             affine = (
                 torch.where(is_stored, x, y) for x, y in zip(after.affine, contents.rows.affine, strict=True)
             )
@@ -306,13 +307,17 @@ class Queue(nn.Module):
                 self.sums.copy_(rows.sums)
             numbers += [SUMS if rows.sums is not None else NO_SUMS, contents.num_replaced]
             if any(isinstance(number, Tensor) for number in numbers):
-                device = self.numbers.device
-                self.numbers.copy_(torch.stack([torch.as_tensor(x, device=device) for x in numbers]))
+                # A number of the host is written by a kernel, not copied, for which a GPU may be waited for.
+                self.numbers.copy_(torch.stack([self._on_device(number) for number in numbers]))
             else:
                 self.numbers.numpy()[:] = numbers
         self.is_measured, self._most_rows = rows.sums is not None, rows.num_rows_here
         self._newest, self._read, self._read_labels = contents.newest, None, None
         self.is_alike = contents.is_alike
+
+    def _on_device(self, number: int | Tensor) -> Tensor:
+        """Returns a number of the state as a 0-d tensor."""
+        return number if isinstance(number, Tensor) else self.numbers.new_full((), number)
 
     def begin_step(self, *, keeps_labels: bool) -> None:
         """Begins a step, within which writes by others are refused.
