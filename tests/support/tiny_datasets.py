@@ -234,7 +234,7 @@ def write_pickle(path: Path, content: object) -> str:
     return hashlib.md5(path.read_bytes()).hexdigest()
 
 
-# Who writes the tiny files of a data set into its folder; those of CIFAR set the checksums that are asked for.
+# Who writes the tiny files of a data set into its folder; those of CIFAR also set the checksums to expect.
 WRITERS: dict[str, Callable[..., None]] = {
     "CIFAR10": write_cifar10,
     "CIFAR100": write_cifar100,
