@@ -124,7 +124,7 @@ def train(
             images, labels = (tensor.to(device) for tensor in batch)
             torch.manual_seed((epoch * steps + step) * world_size + rank)  # if the model or the miner draws
             with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):  # which needs no GradScaler
-                if loss_fn.num_calls == loss_fn.warmup > 0:  # by all ranks together
+                if epoch * steps + step == loss_fn.warmup > 0:  # by all ranks together
                     to_store = islice(load(batch_sampler=others), memory_size // args.batch_size)
                     fill_from(loss_fn, to_store, model)
                 loss = loss_fn(model(images), labels)

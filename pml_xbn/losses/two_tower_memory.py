@@ -11,7 +11,7 @@ from pytorch_metric_learning.reducers import DoNothingReducer
 from torch import Tensor, nn
 
 from .._checks import check_integers, check_numbers, check_rows
-from .._eager import eager
+from .._tracing import eager
 from ..distributed._ranks import Exchange
 from ..memory._loading import all_or_nothing
 from ..memory._transaction import transaction
