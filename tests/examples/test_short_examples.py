@@ -108,6 +108,7 @@ def test_frozen_batch_norm_keeps_its_statistics(
     moved = {}
     for norm in ("trains", "frozen"):
         flags = ["--dataset", "glyphs", "--epochs", "1", "--workers", "1", "--batch-norm", norm]
+        flags += ["--miner", "pair-margin"]
         run(monkeypatch, "train_sop", *flags, "--output", str(tmp_path / norm))
         network = torch.load(tmp_path / norm / "last.pt", weights_only=True)["network"]
         moved[norm] = [bool(network[name].any()) for name in network if name.endswith("running_mean")]
@@ -226,9 +227,10 @@ def test_a_memory_is_spread_over_a_dimension_of_a_mesh_and_resumed_over_another(
 @pytest.mark.skipif(not has_timm(), reason="timm cannot be imported")
 @on_ranks(2, timeout=300)
 def test_a_run_that_is_killed_and_resumed_ends_as_a_whole_one(tmp_path: Path) -> None:
-    def train_sop(output: str) -> None:
+    def train_sop(output: str, workers: int) -> str:
         arguments = ["--dataset", "glyphs", "--epochs", "2", "--batch-size", str(BATCH_SIZE)]
-        run_on_rank("train_sop", *arguments, "--workers", "1", "--resume", "--output", str(tmp_path / output))
+        arguments += ["--warmup", "1", "--workers", str(workers)]
+        return run_on_rank("train_sop", *arguments, "--resume", "--output", str(tmp_path / output))
 
     def keep(source: str, destination: str) -> None:
         if distributed.get_rank() == 0:
@@ -240,14 +242,16 @@ def test_a_run_that_is_killed_and_resumed_ends_as_a_whole_one(tmp_path: Path) ->
 
     # What a kill in the second epoch leaves; from there one rank is told to end, and all go on to the end.
     with at_step(len(FewGlyphs("train")) // BATCH_SIZE + 2, keep, "whole", "stopped"):
-        train_sop("whole")
+        printed = train_sop("whole", workers=1)
+    assert distributed.get_rank() == 1 or ", 0 rows in memory" in printed  # after the warm-up
     with at_step(2, end_second_rank):
-        train_sop("stopped")
+        train_sop("stopped", workers=2)
     keep("stopped", "terminated")
-    train_sop("stopped")
+    train_sop("stopped", workers=0)
     distributed.barrier()
     whole, terminated, resumed = (state_of(tmp_path / name) for name in ("whole", "terminated", "stopped"))
     assert (whole["epoch"], whole["done"] > 3) == (1, True)
     assert list((tmp_path / "whole").glob("events.*"))
     assert (terminated["epoch"], terminated["done"]) == (1, 2)
+    assert terminated["loss_fn"]["queue.rows"].any(dim=1).all()  # filled, before the first of these steps
     assert_equal(resumed, whole)
