@@ -427,18 +427,23 @@ def set_size(network: Any, settings: Settings) -> int:
     return int(size)
 
 
+def stages_of(network: Any) -> list[list[str]]:
+    """Returns the parameters of every stage; the first has the stem, the last not yet the embedding layer."""
+    groups = timm.models.group_parameters(network, network.group_matcher(coarse=True))
+    stem, *stages, _ = (groups[number] for number in sorted(groups))
+    return [stem + stages[0], *stages[1:]]
+
+
 def freeze_first_stages(network: Any, settings: Settings) -> int:
     """Leaves the last stages and the layer that makes the embeddings to train; returns how many do."""
-    groups = timm.models.group_parameters(network, network.group_matcher(coarse=True))
-    numbers, num_stages = sorted(groups), len(groups) - 1
-    num_trained = num_stages if settings.stages is None else settings.stages
-    if num_trained > num_stages:
+    stages = stages_of(network)
+    num_trained = len(stages) if settings.stages is None else settings.stages
+    if num_trained > len(stages):
         raise ValueError(
-            f"--stages {num_trained}: {settings.backbone} has {num_stages}, of which the first is its stem: "
-            f"pass {num_stages} or less"
+            f"--stages {num_trained}: {settings.backbone} has {len(stages)}: pass {len(stages)} or less"
         )
-    for number in numbers[: num_stages - num_trained]:
-        for name in groups[number]:
+    for names in stages[: len(stages) - num_trained]:
+        for name in names:
             network.get_parameter(name).requires_grad_(False)
     for layer in network.modules():
         parameters = list(layer.parameters())
@@ -488,8 +493,7 @@ def suit(settings: Settings, network: Any, pictures: Sequence[Picture]) -> Plan:
     is_pretrained = settings.weights != "none"
     norm = settings.batch_norm or ("frozen" if is_pretrained else "trains")
     num_frozen = freeze_batch_norm(network) if norm == "frozen" else 0
-    num_stages = len(timm.models.group_parameters(network, network.group_matcher(coarse=True))) - 1
-    stages = freeze_first_stages(network, settings)
+    num_stages, stages = len(stages_of(network)), freeze_first_stages(network, settings)
     is_part = stages <= 3 and stages < num_stages
 
     memory_size, why = settings.memory_size, "as asked for"
@@ -512,6 +516,8 @@ def suit(settings: Settings, network: Any, pictures: Sequence[Picture]) -> Plan:
         rate, source = settings.rate, "as asked for"
     if settings.resume or settings.all:
         why = source = "as in the run before"
+    if settings.all and memory_size:
+        why = "the share of the images that it was in the run before"
 
     parts = {part: [x.name for x in pictures if x.part == part] for part in ("train", "choose", "measure")}
     counts = [f"{len(set(names))} {part} ({len(names)} images)" for part, names in parts.items() if names]
@@ -715,9 +721,10 @@ def main(settings: Settings) -> None:
             one |= measure(encoder, parts["choose"], settings, f"epoch {epoch}: embedding")[1]
         is_best = all(merit(one) > merit(other) for other in history)
         history.append(one)
-        said = words(one) if parts["choose"] else "every class trains, so none measures"
-        said = said if loss is None else f"loss {loss:.3f}, {said}"
-        print(f"epoch {epoch}: {said}{', the best so far' if is_best else ''}", flush=True)
+        said = [] if loss is None else [f"loss {loss:.3f}"]
+        said += [words(one)] if parts["choose"] else ["not measured, as every class trains"]
+        said += ["the best so far"] if parts["choose"] and is_best else []
+        print(f"epoch {epoch}: {', '.join(said)}", flush=True)
         write_csv(history, run / "history.csv")
         if is_best:
             save({"state_dict": network.state_dict(), "encoder": saved, "epoch": epoch}, run / "best.pt")

@@ -5,8 +5,8 @@ from which --resume goes on, on a CPU bit for bit. Glyphs needs neither data nor
 classes as Stanford Online Products, drawn from fonts that it fetches on Debian 12. For data of your own
 return images and labels by index from build(), and all labels as .labels or .targets.
 
-Batch normalization trains, on GPUs over the batch of all ranks. With batches below 64 take
---batch-norm frozen, which keeps the statistics of ImageNet: docs/fine_tuning.md says why.
+Settings are those of docs/which_variant.md: XBNWrapper from the first step, without a miner, and batch
+normalization frozen where the network is pretrained. Where it trains, on GPUs it sees the batch of all ranks.
 
     python examples/train_sop.py --dataset glyphs --epochs 2
     python examples/train_sop.py --dataset han --epochs 6
@@ -20,6 +20,7 @@ import os
 import signal
 from functools import partial
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from tqdm import tqdm
 
 from pml_xbn import XBNWrapper
 from pml_xbn.datasets import Glyphs, Han, StanfordOnlineProducts
-from pml_xbn.training import ClassBatches, freeze_batch_norm
+from pml_xbn.training import ClassBatches, SeededAugmentation, fill_from, freeze_batch_norm
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
 parser.add_argument("--dataset", choices=("sop", "han", "glyphs"), default="sop", help="(default: sop)")
@@ -39,11 +40,14 @@ parser.add_argument("--root", type=Path, help="folder of the data (default: data
 parser.add_argument("--output", type=Path, default=Path("runs/sop"))
 parser.add_argument("--epochs", type=int, default=50)
 parser.add_argument("--batch-size", type=int, default=64, help="of all ranks (default: 64)")
-parser.add_argument("--batch-norm", choices=("trains", "frozen"), default="trains", help="(default: trains)")
-parser.add_argument("--workers", type=int, default=4, help="that load images, at least 1 (default: 4)")
+parser.add_argument("--batch-norm", choices=("trains", "frozen"), help="(default: frozen if pretrained: sop)")
+parser.add_argument("--miner", choices=("none", "pair-margin"), default="none", help="(default: none)")
+parser.add_argument("--warmup", type=int, default=0, help="epochs, before the memory is filled (default: 0)")
+parser.add_argument("--workers", type=int, default=4, help="that load images (default: 4)")
 parser.add_argument("--resume", action="store_true")
 args = parser.parse_args()
 args.root = args.root or Path("data") / args.dataset
+args.batch_norm = args.batch_norm or ("frozen" if args.dataset == "sop" else "trains")
 # Behind the flags, so that --help needs none of them.
 for package in ("faiss", "matplotlib", "tensorboard", "timm", "torchvision"):
     if find_spec(package) is None:
@@ -86,13 +90,22 @@ def train(
     network = network.to(device)
     model = nn.parallel.DistributedDataParallel(network)
     steps, memory_size = len(train_set) // args.batch_size, len(train_set) // 2
-    loss, miner = losses.SupConLoss(temperature=0.1), miners.PairMarginMiner(pos_margin=0.2, neg_margin=0.8)
-    loss_fn = XBNWrapper(loss, network.num_classes, memory_size, miner, gather_distributed=True, warmup=steps)
+    loss, pair_margin = losses.SupConLoss(temperature=0.1), miners.PairMarginMiner(0.2, 0.8)
+    miner = pair_margin if args.miner == "pair-margin" else None
+    options = {"miner": miner, "warmup": args.warmup * steps, "gather_distributed": True}
+    loss_fn = XBNWrapper(loss, network.num_classes, memory_size, **options)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4 if args.dataset == "sop" else 1e-3)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 15 * steps, gamma=0.33)
     parts = {"network": network, "loss_fn": loss_fn, "optimizer": optimizer, "scheduler": scheduler}
     all_labels = train_set.labels if hasattr(train_set, "labels") else train_set.targets
     batches = ClassBatches(all_labels, 4, args.batch_size, num_ranks=world_size, rank=rank)
+    others = ClassBatches(all_labels, 4, args.batch_size, num_ranks=world_size, rank=rank, seed=1)
+    load = partial(
+        data.DataLoader,
+        SeededAugmentation(train_set),
+        num_workers=args.workers,
+        worker_init_fn=outlive_sigterm,
+    )
     tester = testers.BaseTester(batch_size=128, dataloader_num_workers=args.workers, data_device=device)
     calculator = AccuracyCalculator(include=("precision_at_1",), k=1, device=torch.device("cpu"))
     path, stop = args.output / "last.pt", torch.tensor(0)
@@ -105,15 +118,15 @@ def train(
     signal.signal(signal.SIGTERM, lambda number, frame: terminated.append(number))
     for epoch in range(first_epoch, args.epochs):
         batches.set_epoch(epoch)
-        torch.manual_seed(epoch * world_size + rank)  # the seeds of the workers are drawn from it
-        options = {"num_workers": args.workers, "worker_init_fn": outlive_sigterm}
-        loader = iter(data.DataLoader(train_set, batch_sampler=batches, **options))
-        for _ in range(done % steps):  # what was seen before the checkpoint
-            next(loader)
-        for step in tqdm(range(done, steps), f"epoch {epoch + 1}", steps, initial=done, disable=rank > 0):
-            images, labels = (tensor.to(device) for tensor in next(loader))
+        loader = load(batch_sampler=list(batches)[done:])  # what the run has not seen before the checkpoint
+        bar = tqdm(loader, f"epoch {epoch + 1}", steps, initial=done, disable=rank > 0)
+        for step, batch in enumerate(bar, done):
+            images, labels = (tensor.to(device) for tensor in batch)
             torch.manual_seed((epoch * steps + step) * world_size + rank)  # if the model or the miner draws
             with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):  # which needs no GradScaler
+                if epoch * steps + step == loss_fn.warmup > 0:  # by all ranks together
+                    to_store = islice(load(batch_sampler=others), memory_size // args.batch_size)
+                    fill_from(loss_fn, to_store, model)
                 loss = loss_fn(model(images), labels)
             optimizer.zero_grad()
             loss.backward()

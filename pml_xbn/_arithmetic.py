@@ -1,8 +1,9 @@
-"""How precisely to compute, and how much at a time."""
+"""How precisely to compute, how much at a time, and how NaN is told."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,11 @@ def widest(values: Tensor) -> Tensor:
     return values.float() if values.device.type == "mps" else values.double()
 
 
+def at_most(value: int | Tensor, most: int) -> int | Tensor:
+    """Returns the value, or the bound where it is larger."""
+    return value.clamp(max=most) if isinstance(value, Tensor) else min(value, most)
+
+
 def rows_at_a_time(rows: Tensor, num_copies: int = 1) -> int:
     """Returns the number of rows ``(n, d)`` to work on at a time, if so many copies of them are made."""
     numbers = _NUMBERS_AT_A_TIME["cpu" if rows.device.type == "cpu" else "gpu"]
@@ -32,3 +38,20 @@ def slices(num_rows: int, at_a_time: int) -> Iterator[slice]:
     """Yields the parts of so many rows."""
     for first in range(0, num_rows, at_a_time):
         yield slice(first, min(first + at_a_time, num_rows))
+
+
+@torch.no_grad()
+def zero_if_finite(*tensors: Tensor) -> Tensor:
+    """Returns zero, a 0-d tensor, and NaN if one of the numbers is NaN or inf."""
+    # Times zero before they are summed, as a sum of finite numbers may be inf.
+    return torch.cat([x.reshape(-1) for x in tensors]).mul_(0).sum()
+
+
+def nan_unless_zero(value: Any, zero: Tensor | float) -> Any:
+    """Returns the loss, or NaN with a gradient of NaN if ``zero`` is NaN.
+
+    A reducer's result that is no tensor is returned unchanged.
+    """
+    if not isinstance(value, Tensor):
+        return value
+    return value * (zero.to(value) + 1 if isinstance(zero, Tensor) else zero + 1)

@@ -1,4 +1,4 @@
-"""Whether the host may read numbers of tensors.
+"""What may be part of a graph of operations, and whether the host may read numbers of tensors.
 
 Where it may not, a step computes with 0-d tensors. So ``torch.compile``, ``make_fx`` and a CUDA graph take it
 whole, and a GPU does not wait.
@@ -6,7 +6,10 @@ whole, and a GPU does not wait.
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,3 +33,15 @@ def is_tracing() -> bool:
 def can_read(values: Tensor) -> bool:
     """Returns whether the host reads numbers of this tensor without waiting for a device."""
     return values.device.type == "cpu" and not is_tracing()
+
+
+def eager(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Returns the function as one that runs as it is written in a compiled module too."""
+
+    # As a decorator, torch.compiler.disable would import Dynamo, which takes seconds, along with the package.
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        is_compiling = "torch._dynamo" in sys.modules
+        return (torch.compiler.disable(function) if is_compiling else function)(*args, **kwargs)
+
+    return call

@@ -15,10 +15,9 @@ from pytorch_metric_learning.losses import ContrastiveLoss
 from torch import Tensor, nn
 
 from ._checks import check_integer
-from .adapters.affine import Affine
 from .adapters.base_adapter import BaseAdapter
 from .adapters.moment_matching import MomentMatching
-from .adapters.moments import Moments, moments
+from .adapters.moments import Affine, Moments, moments
 from .losses import AdaptiveCrossBatchMemory
 
 _MEMORY_SIZE, _NUM_LABELS = 20, 4

@@ -57,6 +57,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "device" in getattr(item, "fixturenames", ()):
             item.add_marker("device")
+            if not TAKES_DEVICE.search(item.path.read_text(encoding="utf-8")):
+                raise pytest.UsageError(
+                    f"{item.path} has a test with a device, and no parameter `device: torch.device` by which "
+                    "`-m device` finds the file: annotate it so"
+                )
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -13,7 +13,7 @@ LAYERS = [
     "pairwise",
     "memory",
     "adapters",
-    {"_buffers", "_checks", "_eager", "_pillow"},
+    {"_buffers", "_checks", "_pillow"},
     {"_arithmetic", "_tracing"},
 ]
 

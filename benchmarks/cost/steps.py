@@ -39,7 +39,7 @@ from benchmarks.engine.measuring import milliseconds
 from benchmarks.engine.methods import MemorySetup, build_loss
 from benchmarks.engine.results import RESULTS, read_csv
 from benchmarks.engine.trial import at_most
-from pml_xbn.memory._adapt import adapt
+from pml_xbn.memory._hooks import apply_adapter
 from pml_xbn.memory._rows import Undo
 
 MethodName = Literal["xbn", "axbn", "ema", "centre", "unit-norm", "delayed", "per-class", "super-class"]
@@ -107,7 +107,7 @@ def time_adaptation(ours: FullMemory) -> float:
     contents, undo = ours.loss_fn.queue.contents, Undo()
     embeddings, labels = ours.batch()
     arguments = contents.rows.measured(), contents.labels, embeddings.detach(), labels, undo
-    elapsed = milliseconds(lambda: adapt(ours.loss_fn.adapter, *arguments), ours.device)
+    elapsed = milliseconds(lambda: apply_adapter(ours.loss_fn.adapter, *arguments), ours.device)
     undo.undo_()
     return elapsed
 

@@ -40,7 +40,7 @@ from benchmarks.study.fine_tuning import (
 )
 from benchmarks.study.fine_tuning_report import Report
 from benchmarks.study.measured import Setting, Study
-from benchmarks.study.report import at_batch_512
+from benchmarks.study.report import REGIMES, at_batch_512
 from benchmarks.tuning.results import FIGURE, SUBGROUPS, Tuning
 from benchmarks.two_towers.report import experiments, gains, title
 
@@ -534,6 +534,41 @@ def test_the_picture_of_two_towers_has_every_setting() -> None:
     settings = {tuple(row[x] for x in ("data", "batch_size", "memory_ratio")) for row in read_csv(TWO_TOWERS)}
     assert len(drawn) == len(settings) == 15
     assert all(line.gains.keys() == {"xbn", "first step", "star", "xbn star"} for line in drawn)
+
+
+def test_how_far_the_variants_are_from_xbn(study: Study) -> None:
+    gaps: dict[str, list[float]] = {"axbn": [], "centre": [], "xbm+momentum 0.99": []}
+    for regime in REGIMES:
+        for setting in study.settings(regime):
+            for method, gap in study.differences(setting, "xbn").items():
+                if method in gaps:
+                    gaps[method].append(gap.mean)
+    for kind in ("SupCon: Emoji", "SupCon: Icons"):
+        report = fine_tuned(kind)
+        gaps["centre"] += [float(report[size, "centre"][7].partition(" ")[0]) for size in ("16", "64")]
+    axbn, centre, momentum = ((f"{-min(x):.1f}", f"{max(x):.1f}") for x in gaps.values())
+    assert_on(
+        WHICH,
+        "is between {} below and {} above it. `match_std=False`".format(*axbn),
+        "(*centring*), is between {} below and {} above".format(*centre),
+        "([MoCo](recipes.md#moco)), are between {} below and {} above".format(*momentum),
+    )
+
+
+def test_how_fresh_the_rows_are_on_han() -> None:
+    page = (RESULTS / "han.md").read_text(encoding="utf-8")
+    lines = page.partition("## What rows share")[2].partition("\n## ")[0].splitlines()
+    starred = {
+        line[2:5]: line.split(" | ")[-2:]
+        for line in lines
+        if line.startswith("| X") and "warmed up, filled, batch's own loss beside" in line
+    }
+    (xbn, fresh), (xbm, _) = starred["XBN"], starred["XBM"]
+    assert_on(
+        DOCS / "many_classes.md",
+        f"{xbn} against {xbm}, mean squared distances",
+        f"two fresh ones are {float(fresh.strip(' |')):.2f} apart",
+    )
 
 
 def test_what_is_said_of_two_towers() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -54,3 +55,32 @@ def test_tests_that_pages_name_are_there() -> None:
             assert f"{name}.py" in {path.name for path in paths}, name
         else:
             assert f"def {name}(" in sources, name
+
+
+class _WithoutTypes(ast.NodeTransformer):
+    """Takes the annotations away, which scripts have and pages have not."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        node.returns = None
+        return self.generic_visit(node)
+
+    def visit_arg(self, node: ast.arg) -> ast.AST:
+        return ast.arg(node.arg)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        assert node.value is not None
+        return ast.copy_location(ast.Assign([node.target], self.visit(node.value)), node)
+
+
+def functions(source: str) -> dict[str, str]:
+    tree = _WithoutTypes().visit(ast.parse(source))
+    return {node.name: ast.unparse(node) for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_the_loop_of_diagnostics_is_that_of_the_script() -> None:
+    page = (DOCS / "diagnostics.md").read_text(encoding="utf-8")
+    cells = re.findall(r"^```{code-cell} ipython3\n(.*?)^```", page, re.M | re.S)
+    shown = functions("\n".join(cells).replace("%matplotlib inline", ""))
+    script = functions((DOCS.parent / "examples" / "diagnose.py").read_text(encoding="utf-8"))
+    assert {"train", "report", "batches"} <= set(shown)
+    assert shown == script

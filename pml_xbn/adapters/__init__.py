@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .affine import Affine
 from .base_adapter import BaseAdapter
 from .covariance_matching import CovarianceMatching
 from .group_moment_matching import GroupMomentMatching
 from .kalman_moment_matching import KalmanMomentMatching
 from .moment_matching import MomentMatching
-from .moments import Moments, match_moments, moments
+from .moments import Affine, Moments, match_moments, moments
 from .superclass_lookup import SuperclassLookup
 
 if TYPE_CHECKING:

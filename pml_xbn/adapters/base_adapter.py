@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .._arithmetic import widest
-from .affine import Affine
-from .moments import Moments, moments
+from .moments import Affine, Moments, moments
 
 # Whether the labels are refused, as a 0-d tensor that stays on its device, and the text of the error.
 Refusal = tuple[Tensor, Callable[[], str]]

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from .._tracing import can_read
-from .affine import Affine
 from .base_adapter import BaseAdapter, Refusal
-from .moments import GroupMoments, Moments, group_moments
+from .moments import Affine, GroupMoments, Moments, group_moments
 from .superclass_lookup import Superclasses, SuperclassLookup
 
 

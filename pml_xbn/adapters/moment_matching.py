@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from .._arithmetic import widest
-from .affine import Affine
 from .base_adapter import BaseAdapter
-from .moments import Moments
+from .moments import Affine, Moments
 
 
 class MomentMatching(BaseAdapter):
@@ -71,9 +70,8 @@ class MomentMatching(BaseAdapter):
         return 1 - self.momentum
 
     def set_embedding_size(self, embedding_size: int) -> None:
-        if (
-            len(self.estimated.mean) != embedding_size
-        ):  # an adapter that is registered again keeps its estimate
+        # An adapter that is registered again keeps its estimate.
+        if len(self.estimated.mean) != embedding_size:
             zeros = self.estimated.mean.new_zeros(embedding_size)
             self.estimated, self._numbers = Moments(zeros, zeros.clone()), self._first_numbers()
 
@@ -83,9 +81,8 @@ class MomentMatching(BaseAdapter):
 
     def estimate(self, batch: Moments, batch_size: int) -> Moments:
         """Moves the estimate towards the moments of the batch by the gain, and returns it."""
-        if (
-            len(self.estimated.mean) == 0 or self.estimated.mean.is_meta
-        ):  # of a size or a device not known yet
+        # Of a size or a device not known yet.
+        if len(self.estimated.mean) == 0 or self.estimated.mean.is_meta:
             self.estimated = Moments(*torch.zeros_like(torch.stack(batch)).unbind())
         if self._numbers.is_meta:
             self._numbers = self._first_numbers()

@@ -13,8 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .._arithmetic import at_least_float32
 from ..losses.adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
-from ..pairwise._observers import observers
-from ..pairwise._supported import fused_loss_of
+from ..pairwise._supported import fused_loss_of, observers
 from .common_mode_push import CommonModePush, common_mode_push
 from .memory_rows import StoredSince, num_occupied
 from .valid_pairs import ValidPairs, valid_pairs

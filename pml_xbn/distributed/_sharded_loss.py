@@ -17,9 +17,9 @@ from torch import Tensor
 
 from .._arithmetic import slices, widest
 from ..pairwise._distances import Distances
-from ..pairwise._fused_losses import Terms
+from ..pairwise._fused_losses import Elements, Terms
 from ..pairwise._loss import Comparison, reducing_factors
-from ..pairwise._miners import fused_miner_of, record_num_pairs
+from ..pairwise._miners import record_num_pairs
 from ..pairwise._reductions import (
     Count,
     Largest,
@@ -31,8 +31,7 @@ from ..pairwise._reductions import (
     gradients_of_values,
     total,
 )
-from ..pairwise._supported import FusedLoss
-from ..pairwise._terms import Elements
+from ..pairwise._supported import FusedLoss, fused_miner_of
 from ._group import Group
 from ._shards import ShardedRows
 
@@ -79,9 +78,8 @@ class _KnownResults:
 
     def __init__(self, known: _Known, computed: Sequence[Sequence[Reduction]] = ()) -> None:
         self._known, self._num_told = known, 0
-        self._computed = (
-            computed  # reductions of this part in an earlier run, in the order they were asked for
-        )
+        # Reductions of this part in an earlier run, in the order they were asked for.
+        self._computed = computed
         self.reductions: Sequence[Reduction] = []  # which were asked for last, over a part of the rows
 
     def __call__(self, *reductions: Reduction) -> Sequence[Tensor]:

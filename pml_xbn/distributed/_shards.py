@@ -75,7 +75,7 @@ class ShardedRows(Rows):
         """Returns the rows with their sums, standardized if all ranks see that they are out of range."""
         if self.sums is None:
             return super().measured()
-        return self.standardized_(torch.zeros_like(self.stored)) if self.is_out_of_range() else self
+        return self.written_standardized_(torch.zeros_like(self.stored)) if self.is_out_of_range() else self
 
     def without_rows(self) -> ShardedRows:
         """Returns what a rank has that holds no rows, of these."""
@@ -149,7 +149,7 @@ class ShardedQueue(Queue):
         rounded = rows.stored.to(self.dtype)
         if rows.num_rows == 0:
             return rows.replaced(stored=rounded)
-        self.needs_standardizing = True
+        self.standardizing_is_due = True
         return rows.replaced(stored=rounded, sums=sums_of(rounded[: rows.num_rows_here]))
 
     def _measure_sums_(self) -> None:
@@ -177,9 +177,8 @@ class ShardedQueue(Queue):
             whole: Any = DTensor.from_local(
                 own, mesh, [ShardOfTensor(0)], run_check=False, shape=shape, stride=own.stride()
             )
-            whole.first = (
-                self.holding.indices.start
-            )  # which torch.save keeps, and torch.load gives every rank
+            # Which torch.save keeps, and torch.load gives every rank.
+            whole.first = self.holding.indices.start
             destination[prefix + name] = whole
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:

@@ -1,10 +1,11 @@
-"""What a call of a memory brings is checked before anything changes."""
+"""What a call of a memory brings, and who calls, is checked before anything changes."""
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,10 +16,8 @@ from ..distributed import _ranks as ranks
 from ..memory._batch import Batch, split
 from ..memory._queue import Queue
 from ..memory._rows import read_dtype
-from ..pairwise._index_tensors import IndicesTuple
+from ..pairwise._pairs import IndicesTuple
 from ..pairwise._supported import can_be_sharded, can_share, fused_loss_of, is_fused_miner
-from ._callers import check_caller
-from ._settings import check_queue
 
 if TYPE_CHECKING:
     from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory as Memory
@@ -79,7 +78,7 @@ def _check_own_input(
     """Returns the batch of this process."""
     check_caller(memory, is_stored=is_stored)
     memory.queue.take_edits()
-    check_queue(memory, memory.queue)
+    _check_queue(memory, memory.queue)
     if memory._is_sharded:
         _check_input_of_shards(memory, user_pairs)
     if is_stored and memory.update == "average" and ids is None:
@@ -102,6 +101,17 @@ def _check_own_input(
     if not is_stored:
         return batch._replace(is_stored=False)
     return check_on_device(memory, batch) if is_checked_later else batch
+
+
+def _check_queue(memory: Any, queue: Queue) -> None:
+    """Refuses a queue that does not have the size or dtype that was set after it had been made."""
+    for name, value in (("memory_size", queue.memory_size), ("memory_dtype", queue.dtype)):
+        if getattr(memory, name) != value:
+            raise ValueError(
+                f"{name} was set to {getattr(memory, name)}, and the rows are stored with {value}: call "
+                "reset_queue(), which empties the memory, or build another one and hand it the rows with "
+                "fill_memory"
+            )
 
 
 def _check_size(num_rows: int, memory_size: int) -> None:
@@ -130,8 +140,8 @@ def _check_numbers(memory: Memory, embeddings: Tensor, batch: Batch) -> Batch:
         return batch._replace(is_stored=False, is_finite=is_finite)
     bad_rows = (~(embeddings.abs() <= limit)).any(dim=1).nonzero().flatten().tolist()
     raise ValueError(
-        f"embeddings has NaN or inf in rows {bad_rows}, or numbers beyond {limit:.1e}: lower the "
-        "learning rate or correct the data, or pass nonfinite='skip' to leave such batches out of the memory"
+        f"embeddings has NaN or inf in rows {bad_rows}, or numbers beyond {limit:.1e}: correct the "
+        "data or lower the learning rate, or pass nonfinite='skip' to leave such batches out of the memory"
     )
 
 
@@ -141,19 +151,21 @@ def check_on_device(memory: Memory, batch: Batch) -> Batch:
 
     The memory remembers a refusal, and raises it when the host looks.
     """
-    embeddings = [x for x in (batch.refs, batch.anchors) if len(x) > 0][: 1 if batch.own is not None else 2]
-    refused = [is_refused for is_refused, _ in memory._hooks.refusals(batch.ref_labels)]
-    if memory.nonfinite == "ignore" and not refused:
-        return batch
-    none = torch.zeros((), dtype=torch.bool, device=batch.refs.device)
-    is_bad, is_refused = none, torch.stack(refused).any() if refused else none
+    findings, is_storable = memory.queue.findings, None
     if memory.nonfinite != "ignore":
-        limit = largest_storable(memory.queue)
-        for x in embeddings:
-            least, largest = x.detach().aminmax()
-            is_bad = is_bad | ~((least >= -limit) & (largest <= limit))  # which is True where there is NaN
-    memory.queue.findings.add_(torch.stack([is_bad, is_refused, none]))
-    return batch._replace(is_storable=~(is_bad | is_refused))
+        limit, own = largest_storable(memory.queue), batch.own is not None
+        for x in (batch.refs,) if own else (batch.refs, batch.anchors):
+            if x.shape[0] > 0:
+                is_small = x.detach().abs().amax() <= limit  # which is False where there is NaN
+                is_storable = is_small if is_storable is None else is_storable & is_small
+        if is_storable is not None:
+            findings.add_("numbers", ~is_storable)
+    refused = [is_refused for is_refused, _ in memory._hooks.refusals(batch.ref_labels)]
+    if refused:
+        are_known = ~torch.stack(refused).any()
+        findings.add_("labels", ~are_known)
+        is_storable = are_known if is_storable is None else is_storable & are_known
+    return batch._replace(is_storable=is_storable)
 
 
 def can_be_checked_later(memory: Memory, batch: Batch) -> bool:
@@ -171,14 +183,14 @@ def can_be_checked_later(memory: Memory, batch: Batch) -> bool:
 
 def settle_earlier_steps(memory: Memory, *, waits: bool) -> None:
     """Stores rows anew that have drifted in traced steps, and raises what steps have left to raise."""
-    memory.queue.restandardize_()
+    memory.queue.standardize_after_traced_steps_()
     _raise_refused(memory, waits=waits)
 
 
 def _raise_refused(memory: Memory, *, waits: bool) -> None:
     """Raises a ``ValueError`` for earlier batches that were refused on their device."""
     found = memory.queue.findings.take_(waits=waits)
-    memory.queue.needs_standardizing |= found.is_out_of_range
+    memory.queue.standardizing_is_due |= found.is_out_of_range
     if found.labels:
         raise ValueError(
             "an earlier batch had labels without a superclass, and was not stored: add them to superclasses, "
@@ -187,7 +199,7 @@ def _raise_refused(memory: Memory, *, waits: bool) -> None:
     if found.numbers and memory.nonfinite == "raise":
         raise ValueError(
             f"an earlier batch had NaN or inf, or numbers beyond {largest_storable(memory.queue):.1e}, and "
-            "was not stored: lower the learning rate or correct the data, pass nonfinite='raise_at_once' to "
+            "was not stored: correct the data or lower the learning rate, pass nonfinite='raise_at_once' to "
             "see it in the call itself, or nonfinite='skip' to leave such batches out of the memory"
         )
 
@@ -257,3 +269,49 @@ def check_sharded(memory: Memory) -> None:
             f"shard_distributed=True with a {names}: pass a loss and a miner of docs/distributed.md, without "
             "a hook, a regularizer or statistics, or gather_distributed=True instead"
         )
+
+
+def check_caller(memory: object, *, is_stored: bool) -> None:
+    """Refuses calls whose batch would be stored where nobody finds it, or more than once.
+
+    Raises:
+        RuntimeError: the memory is a replica that ``torch.nn.DataParallel`` has made, or the call is to store
+            a batch within a backward pass.
+    """
+    name = type(memory).__name__
+    if vars(memory).get("_is_replica"):
+        raise RuntimeError(
+            f"this {name} is a replica that torch.nn.DataParallel made for one call, and what one stores "
+            "is lost: wrap the model alone in DataParallel and compute the loss outside, or train with "
+            "torch.nn.parallel.DistributedDataParallel and gather_distributed=True"
+        )
+    # As in torch.utils.checkpoint, -1 stands for none.
+    if is_stored and torch._C._current_graph_task_id() != -1:
+        raise RuntimeError(
+            f"{name} is called within a backward pass, as torch.utils.checkpoint calls a function for the "
+            "second time: it would find other rows in memory than the first time, so that value and gradient "
+            "do not belong together. Checkpoint the model alone, and compute the loss of what it returns"
+        )
+
+
+class OneThread:
+    """Lets one thread at a time into a block, which may enter it again; other threads get a RuntimeError."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._lock = what, threading.RLock()
+        self._name = ""
+
+    def __enter__(self) -> None:
+        name = threading.current_thread().name
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError(
+                f"thread {name!r} calls a {self._what} while thread {self._name!r} does: call it in one "
+                "thread at a time, or build one for each thread"
+            )
+        self._name = name
+
+    def __exit__(self, *_: Any) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[type[OneThread], tuple[str]]:
+        return OneThread, (self._what,)  # a copy is in no thread

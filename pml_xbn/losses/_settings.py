@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from .._checks import check_integer, check_non_negative, check_one_of
 from ..memory._placement import check_update
-from ..memory._queue import Queue
 from ..pairwise._supported import check_supported
 
 _CHOICES: dict[str, tuple[object, ...]] = {
@@ -76,14 +75,3 @@ def weighted_sum(memory: Any, of_memory: Tensor, of_batch: Tensor) -> Tensor:
         raise cannot_add(memory.loss, memory.batch_loss_weight)
     value: Tensor = of_memory + memory.batch_loss_weight * of_batch
     return value
-
-
-def check_queue(memory: Any, queue: Queue) -> None:
-    """Refuses a queue that does not have the size or dtype that was set after it had been made."""
-    for name, value in (("memory_size", queue.memory_size), ("memory_dtype", queue.dtype)):
-        if getattr(memory, name) != value:
-            raise ValueError(
-                f"{name} was set to {getattr(memory, name)}, and the rows are stored with {value}: call "
-                "reset_queue(), which empties the memory, or build another one and hand it the rows with "
-                "fill_memory"
-            )

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from .._arithmetic import nan_unless_zero, zero_if_finite
 from .._tracing import can_read
 from ..memory._batch import Batch
 from ..memory._placement import Placement, average_rows, placement_of
 from ..memory._queue import Contents
 from ..memory._rows import plain_rows, rows_of
 from ..pairwise._batch_loss import loss_of_batch, loss_without_pairs
-from ..pairwise._finite import nan_unless_zero, zero_if_finite
-from ..pairwise._index_tensors import IndicesTuple, drop_self_pairs, mapped
 from ..pairwise._loss import Comparison, loss_against
+from ..pairwise._pairs import IndicesTuple, drop_self_pairs, mapped
 from ._settings import weighted_sum
 
 if TYPE_CHECKING:
@@ -31,27 +31,30 @@ if TYPE_CHECKING:
 
 def step(memory: Memory, batch: Batch) -> Tensor:
     """Returns the loss of a batch against the memory, which then holds the batch."""
-    contents = count_call(memory.queue.contents)
+    contents = count_call(memory.queue.contents, batch)
     if is_warming_up(memory, contents):
         memory.queue.hold(contents)
         return loss_of_batch_alone(memory, batch)
-    contents = look_at_rows(memory, contents)
+    contents = bring_rows_into_range(memory, contents)
     placement = find_indices(memory, batch, contents)
     contents = adapt_rows(memory, batch, contents, placement)
     contents = store_batch(memory, batch, contents, placement)
     return compare(memory, batch, contents)
 
 
-def count_call(contents: Contents) -> Contents:
-    """Returns the contents after one more call."""
-    return contents._replace(num_calls=contents.num_calls + 1)
+def count_call(contents: Contents, batch: Batch | None = None) -> Contents:
+    """Returns the contents after one more call, unless its batch is refused on its device."""
+    one = 1 if batch is None or batch.is_storable is None else batch.is_storable
+    return contents._replace(num_calls=contents.num_calls + one)
 
 
 def is_warming_up(memory: Memory, contents: Contents) -> bool:
     """Returns whether a call, which has been counted, is one of the warm-up, which stores nothing."""
-    if memory.warmup == 0:
+    # What the host has seen is kept, so that a GPU is not waited for in every step after the warm-up.
+    if memory.warmup == 0 or memory.queue.most_calls > memory.warmup:
         return False
-    return bool(contents.num_calls <= memory.warmup)
+    memory.queue.most_calls = int(contents.num_calls)
+    return memory.queue.most_calls <= memory.warmup
 
 
 def is_delayed(memory: Memory, contents: Contents) -> bool | Tensor:
@@ -64,7 +67,7 @@ def is_delayed(memory: Memory, contents: Contents) -> bool | Tensor:
     return bool(is_waiting) if is_read else is_waiting
 
 
-def look_at_rows(memory: Memory, contents: Contents) -> Contents:
+def bring_rows_into_range(memory: Memory, contents: Contents) -> Contents:
     """Returns the contents with rows that are in range, and with whether all of them are finite.
 
     A GPU does not wait for a look in every step: ``Queue.store`` looks now and then.
@@ -75,7 +78,7 @@ def look_at_rows(memory: Memory, contents: Contents) -> Contents:
     are_in_range = rows.are_in_range()
     if not are_in_range and rows.is_out_of_range():
         # In a tensor of their own, as the step may still fail.
-        rows = rows.standardized_(torch.zeros_like(rows.stored))
+        rows = rows.written_standardized_(torch.zeros_like(rows.stored))
     return contents._replace(rows=rows, are_finite=are_in_range and memory.nonfinite != "ignore")
 
 

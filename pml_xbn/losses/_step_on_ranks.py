@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .._arithmetic import nan_unless_zero
 from ..distributed import _ranks as ranks
 from ..distributed._sharded_loss import sharded_loss
 from ..memory._batch import Batch, zero_loss
 from ..memory._placement import placement_of
 from ..memory._queue import Contents
-from ..pairwise._finite import nan_unless_zero
 from ..pairwise._loss import LossSums, sum_terms, with_known_gradients
 from ..pairwise._supported import FusedLoss, fused_loss_of
 from ._step import (
     adapt_rows,
+    bring_rows_into_range,
     compare,
     comparison,
     count_call,
     find_indices,
     is_delayed,
     is_warming_up,
-    look_at_rows,
     loss_of_batch_alone,
     read_contents,
     store_batch,
@@ -59,7 +59,7 @@ def fill_on_ranks(memory: Memory, batch: Batch) -> None:
         if has_failed:
             _take_part(memory, batch, is_fill=True)
         else:
-            contents = look_at_rows(memory, memory.queue.contents)
+            contents = bring_rows_into_range(memory, memory.queue.contents)
             placement = find_indices(memory, batch, contents)
             _alike(store_batch(memory, batch, contents, placement), memory)
 
@@ -133,7 +133,7 @@ def _adapt_and_store(memory: Memory, batch: Batch) -> Contents | None:
     if is_warming_up(memory, contents):
         memory.queue.hold(contents)
         return None
-    contents = look_at_rows(memory, contents)
+    contents = bring_rows_into_range(memory, contents)
     placement = find_indices(memory, batch, contents)
     contents = adapt_rows(memory, batch, contents, placement)
     return _alike(store_batch(memory, batch, contents, placement), memory)

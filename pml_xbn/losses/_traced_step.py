@@ -13,8 +13,8 @@ from torch import Tensor
 
 from .._checks import check_integers, check_rows
 from .._tracing import is_compiling
-from ..memory._adapt import settle_, tensors_of
 from ..memory._batch import Batch
+from ..memory._hooks import settle_, tensors_of
 from ..memory._rows import read_dtype
 from ..pairwise._supported import fused_loss_of, is_fused_miner
 from ._input import check_on_device
@@ -66,8 +66,13 @@ def why_not_traced(memory: Memory, is_training: bool, has_more_input: bool) -> s
         return "with a hook that is no adapter"
     if memory.collect_stats:
         return "that collects statistics"
-    if fused_loss_of(memory.loss) is None:
-        return f"with a {type(memory.loss).__name__} that runs PML's own code"
+    name, fused = type(memory.loss).__name__, fused_loss_of(memory.loss)
+    if fused is None or fused.fused.terms is None:
+        return f"with a {name} that runs PML's own code"
+    if fused.learned:
+        return f"with a {name} that learns a setting"
+    if getattr(memory.loss, "smooth_loss", False):
+        return f"with a {name} with smooth_loss, which lists triplets"
     if memory.miner is not None and not is_fused_miner(memory.miner):
         return f"with a {type(memory.miner).__name__} that runs PML's own code"
     is_measured = memory.queue.is_measured or is_compiling()  # which compiles again after it

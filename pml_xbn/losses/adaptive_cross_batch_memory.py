@@ -15,8 +15,7 @@ from pytorch_metric_learning.losses import CrossBatchMemory
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from .._eager import eager
-from .._tracing import is_compiling, is_tracing
+from .._tracing import eager, is_compiling, is_tracing
 from ..adapters.base_adapter import BaseAdapter
 from ..distributed._group import Group
 from ..distributed._shards import ShardedQueue
@@ -24,13 +23,12 @@ from ..memory._hooks import MemoryHook, MemoryHooks
 from ..memory._loading import all_or_nothing, check_states_of_adapters
 from ..memory._queue import Queue, prepare_state
 from ..memory._transaction import transaction
-from ..pairwise._index_tensors import IndicesTuple
 from ..pairwise._miners import Miner
-from ._callers import OneThread
-from ._input import check_input, check_sharded, settle_earlier_steps
+from ..pairwise._pairs import IndicesTuple
+from ._input import OneThread, check_input, check_sharded, settle_earlier_steps
 from ._options import suggest_keywords
 from ._settings import check_setting
-from ._step import compare, find_indices, look_at_rows, read_contents, step, store_batch
+from ._step import bring_rows_into_range, compare, find_indices, read_contents, step, store_batch
 from ._step_on_ranks import fill_on_ranks, loss_on_ranks
 from ._traced_step import step_traced, why_not_traced
 
@@ -269,7 +267,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
                     if reports:
                         fill_on_ranks(self, batch)
                     else:
-                        contents = look_at_rows(self, self.queue.contents)
+                        contents = bring_rows_into_range(self, self.queue.contents)
                         placement = find_indices(self, batch, contents)
                         store_batch(self, batch, contents, placement)
 

@@ -12,7 +12,7 @@ from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor, nn
 
 from .._checks import check_indices, check_integer, check_integers, check_rows
-from ..pairwise._index_tensors import IndicesTuple
+from ..pairwise._pairs import IndicesTuple
 
 
 class BaseClassificationLoss(WeightRegularizerMixin, BaseMetricLossFunction):

@@ -12,8 +12,8 @@ from ..distributed import _ranks as ranks
 from ..distributed._group import Group
 from ..memory._batch import Batch, split
 from ..pairwise._batch_loss import loss_of_batch
-from ..pairwise._index_tensors import IndicesTuple
 from ..pairwise._miners import Miner
+from ..pairwise._pairs import IndicesTuple
 from ..pairwise._supported import check_divisors
 from ._options import suggest_keywords
 

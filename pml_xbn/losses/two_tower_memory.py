@@ -11,7 +11,7 @@ from pytorch_metric_learning.reducers import DoNothingReducer
 from torch import Tensor, nn
 
 from .._checks import check_integers, check_numbers, check_rows
-from .._eager import eager
+from .._tracing import eager
 from ..distributed._ranks import Exchange
 from ..memory._loading import all_or_nothing
 from ..memory._transaction import transaction
@@ -98,7 +98,8 @@ class TwoTowerMemory(nn.Module):
 
         Raises:
             ValueError: input that does not fit, or that holds NaN or inf; documents that require a gradient
-                which a one-sided loss does not give them. No memory changes where this or a loss raises.
+                which a one-sided loss does not give them; one tower without a gradient where two memories
+                are to train both. No memory changes where this or a loss raises.
         """
         is_training = self.training and torch.is_grad_enabled()
         memories = [x for x in (self.document_memory, self.query_memory) if x is not None]
@@ -141,12 +142,34 @@ class TwoTowerMemory(nn.Module):
         check_integers("labels", labels, len(queries), "one label per pair")
         if ids is not None:
             check_integers("sample_ids", ids, len(queries), "one number per pair, -1 where there is none")
-        trains_documents = self.query_memory is not None or self.document_memory.batch_loss_weight
-        if is_training and documents.requires_grad and not trains_documents:
+        if is_training:
+            self._check_gradients(queries, documents)
+
+    def _check_gradients(self, queries: Tensor, documents: Tensor) -> None:
+        """Refuses embeddings that the memories cannot train, or were built to train and cannot."""
+        if self.query_memory is None:
+            if documents.requires_grad and not self.document_memory.batch_loss_weight:
+                raise ValueError(
+                    "documents require a gradient, which a one-sided loss against stored documents does not "
+                    "give them: pass documents.detach() if their tower is not to be trained, or build the "
+                    "document_memory with batch_loss_weight=1.0, or pass a query_memory"
+                )
+            return
+        # Stored rows have no gradient. So where anchors have none either, their direction trains nothing, but
+        # for the other tower by the batch's own loss. Where neither tower has a gradient, backward() says so.
+        if queries.requires_grad == documents.requires_grad:
+            return
+        if queries.requires_grad:
+            frozen, trained, memory = "documents", "queries", self.query_memory
+        else:
+            frozen, trained, memory = "queries", "documents", self.document_memory
+        has_batch_loss = memory.batch_loss_weight or memory.num_calls < memory.warmup
+        if not has_batch_loss:
             raise ValueError(
-                "documents require a gradient, which a one-sided loss against stored documents does not give "
-                "them: pass documents.detach() if their tower is not to be trained, or build the "
-                "document_memory with batch_loss_weight=1.0, or pass a query_memory"
+                f"{frozen} require no gradient, so comparing them with stored {trained} trains neither "
+                f"tower: pass {frozen} with their gradient if their tower is to be trained. If it is frozen, "
+                "or they are keys of a momentum encoder, build TwoTowerMemory(document_memory=...) without a "
+                f"query_memory and call it as ({trained}, {frozen}, labels): docs/two_towers.md has code"
             )
 
 

@@ -22,9 +22,8 @@ class Batch(NamedTuple):
     ids: Tensor | None = None  # samples of the refs, (b,); None: of no ref
     is_stored: bool = True
     is_finite: bool = True  # False: it is known, on many ranks of any rank's, to hold NaN or inf
-    is_storable: Tensor | None = (
-        None  # whether all numbers can be stored, 0-d bool; None: the host has seen it
-    )
+    # Whether all numbers can be stored, 0-d bool; None: the host has seen it.
+    is_storable: Tensor | None = None
 
 
 def split(

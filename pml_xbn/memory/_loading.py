@@ -31,9 +31,8 @@ def all_or_nothing(module: nn.Module, *parts: tuple[Queue, MemoryHooks]) -> Iter
         yield
     except BaseException:
         for queue, held, restore_hooks in contents:
-            vars(queue).update(
-                held
-            )  # what is loaded takes the place of tensors, and is not written into them
+            # What is loaded takes the place of tensors, and is not written into them.
+            vars(queue).update(held)
             restore_hooks()
         for own, old_names in named:
             own.update(old_names)

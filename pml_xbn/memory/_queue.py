@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .._arithmetic import at_least_float32, widest
+from .._arithmetic import at_least_float32, at_most, widest
 from .._checks import INTEGERS
 from .._tracing import can_read, is_tracing
-from ..adapters.affine import Affine
-from ._findings import Findings
-from ._rows import Holding, Rows, Undo, rows_of, sums_of
+from ..adapters.moments import Affine
+from ._rows import AsTheyCame, Holding, Rows, Undo, rows_of, sums_of
 
 # What `numbers` says of the sums: they are not kept, or of all rows, or of those of one rank, so that they
 # have to be measured anew where a state is loaded on other ranks.
@@ -33,14 +32,13 @@ class Contents(NamedTuple):
     ids: Tensor  # samples of the rows, (M,) int64, -1 where there is none
     num_calls: int | Tensor
     position: int | Tensor  # where the next row goes; as all numbers, 0-d where the host cannot read it
-    num_replaced: (
-        int | Tensor
-    )  # rows that took the place of their sample's old row, since the last wrap-around
+    # Rows that took the place of their sample's old row, since the last wrap-around.
+    num_replaced: int | Tensor
     newest: Tensor | None = None  # indices of the rows stored last, (b,)
     are_finite: bool = False  # whether the host knows that all rows and the batch are
     wraps_around: bool = False  # whether the queue has gone round once with this step
     is_alike: bool = False  # whether all ranks are known to hold the same
-    stored_last: tuple[Tensor, Tensor] | None = None  # indices here and rows of the batch, as it came
+    stored_last: AsTheyCame | None = None
 
     @property
     def row_labels(self) -> Tensor:
@@ -72,8 +70,9 @@ class Queue(nn.Module):
     numbers: Tensor
     kind = Rows
     is_in_transaction = False
-    needs_standardizing = False  # at the end of the next step
+    standardizing_is_due = False  # at the end of the next step
     was_traced = False  # whether a step was ever part of a graph
+    most_calls = 0  # that the host knows to have been counted
 
     def __init__(
         self,
@@ -92,7 +91,7 @@ class Queue(nn.Module):
         # The same of labels within a step.
         self._read_labels: tuple[Tensor, int] | None = None
         self._labels_before: Tensor | None = None
-        self._num_own_writes = self._num_stores = 0
+        self._num_own_writes = self._num_stores = self._num_queued = 0
         self._newest: Tensor | None = None
         # Whether all ranks are known to hold the same, unless somebody has written to the labels since.
         self._is_alike, self._num_label_writes = False, 0
@@ -199,16 +198,15 @@ class Queue(nn.Module):
             is_stored: whether they are stored at all, a 0-d bool tensor; None: they are.
         """
         undo, size, before = self.undo, self.memory_size, contents.rows.ready_for(rows)
-        num_rows, end = _at_most(before.num_rows + num_queued, size), contents.position + num_queued
-        num_replaced = contents.num_replaced + len(rows) - num_queued
+        num_new = num_queued if is_stored is None else num_queued * is_stored
+        num_rows, end = at_most(before.num_rows + num_new, size), contents.position + num_new
+        num_replaced = contents.num_replaced
+        if len(rows) != num_queued:
+            num_replaced = num_replaced + len(rows) - num_queued
         own, rows, labels = self.holding.own_part(indices, rows, labels)
         after = before.written_(own, before.to_store(rows), undo, is_stored)
         if is_stored is not None:
             labels = torch.where(is_stored, labels, self.labels.index_select(0, own))
-            num_rows = torch.where(is_stored, num_rows, before.num_rows)
-            end = torch.where(is_stored, end, contents.position)
-            num_calls = torch.where(is_stored, contents.num_calls, contents.num_calls - 1)
-            contents = contents._replace(num_calls=num_calls)
             affine = (
                 torch.where(is_stored, x, y) for x, y in zip(after.affine, contents.rows.affine, strict=True)
             )
@@ -219,7 +217,10 @@ class Queue(nn.Module):
             self._has_ids = True
             undo.write_(self.ids, *self.holding.own_part(indices, ids))
         elif self._has_ids:
-            undo.write_(self.ids, own, torch.full_like(own, -1))
+            none = torch.full_like(own, -1)
+            if is_stored is not None:
+                none = torch.where(is_stored, none, self.ids.index_select(0, own))
+            undo.write_(self.ids, own, none)
         if isinstance(num_rows, int):
             here = self.holding.num_rows_here(num_rows)
         else:
@@ -229,24 +230,28 @@ class Queue(nn.Module):
             wraps_around = max(end, num_replaced) >= size
             num_replaced = num_replaced if num_replaced < size else 0
         elif not is_tracing():
-            self._look_at_range(after)
+            self._look(after, num_queued)
         return contents._replace(
             rows=after,
             position=end % size,
             num_replaced=num_replaced,
             newest=indices,
             wraps_around=contents.wraps_around or wraps_around,
-            stored_last=(own, rows),
+            stored_last=AsTheyCame(own, rows, is_stored),
         )
 
-    def _look_at_range(self, rows: Rows) -> None:
-        """Remembers, once in so many steps, whether stored rows are out of range."""
-        self._num_stores += 1
-        if self._num_stores % _STORES_BETWEEN_LOOKS == 0 and (is_out := rows.is_out_of_range()) is not None:
-            nothing = torch.zeros_like(is_out)
-            self.findings.add_(torch.stack([nothing, nothing, is_out]))
+    def _look(self, rows: Rows, num_queued: int) -> None:
+        """Has a GPU look whether rows are to be standardized again: once in some steps, and a wrap-around."""
+        self._num_stores, self._num_queued = self._num_stores + 1, self._num_queued + num_queued
+        is_due = None
+        if self._num_queued >= self.memory_size and rows.sums is not None:
+            self._num_queued, is_due = 0, rows.have_drifted()
+        elif self._num_stores % _STORES_BETWEEN_LOOKS == 0:
+            is_due = rows.is_out_of_range()
+        if is_due is not None:
+            self.findings.add_("is_out_of_range", is_due)
 
-    def standardize_(self) -> None:
+    def standardize_if_due_(self) -> None:
         """Stores rows anew, in place, after a step that was the first to measure them or wrapped around."""
         contents = self._pending
         if contents is None or contents.rows.sums is None or is_tracing():
@@ -254,22 +259,22 @@ class Queue(nn.Module):
         # Ranks that share rows decide alike, also those that hold none yet.
         had_rows = (self.numbers.tolist()[1] if can_read(self.numbers) else self._most_rows) > 0
         rows, is_first = contents.rows, had_rows and not self.is_measured
-        is_needed = is_first or self.needs_standardizing
+        is_needed = is_first or self.standardizing_is_due
         if can_read(self.numbers):
             has_drifted = contents.wraps_around and bool(rows.have_drifted())
             is_needed = bool(rows.has_two) and (is_needed or has_drifted)
         if is_needed:
-            rows = rows.standardized_(rows.stored, contents.stored_last if is_first else None)
+            rows = rows.written_standardized_(rows.stored, contents.stored_last if is_first else None)
             self._pending = contents._replace(rows=rows)
-        self.needs_standardizing = False
+        self.standardizing_is_due = False
 
-    def restandardize_(self) -> None:
+    def standardize_after_traced_steps_(self) -> None:
         """Stores rows anew, in place, if they have drifted in steps that were traced, which never do so."""
         if not self.was_traced or self.is_in_transaction or is_tracing():
             return
         contents = self.contents
         if contents.rows.sums is not None and bool(contents.rows.have_drifted()):
-            self.hold(contents._replace(rows=contents.rows.standardized_(contents.rows.stored)))
+            self.hold(contents._replace(rows=contents.rows.written_standardized_(contents.rows.stored)))
             self.commit_()
 
     def undo_(self) -> None:
@@ -302,13 +307,17 @@ class Queue(nn.Module):
                 self.sums.copy_(rows.sums)
             numbers += [SUMS if rows.sums is not None else NO_SUMS, contents.num_replaced]
             if any(isinstance(number, Tensor) for number in numbers):
-                device = self.numbers.device
-                self.numbers.copy_(torch.stack([torch.as_tensor(x, device=device) for x in numbers]))
+                # A number of the host is written by a kernel, not copied, for which a GPU may be waited for.
+                self.numbers.copy_(torch.stack([self._on_device(number) for number in numbers]))
             else:
                 self.numbers.numpy()[:] = numbers
         self.is_measured, self._most_rows = rows.sums is not None, rows.num_rows_here
         self._newest, self._read, self._read_labels = contents.newest, None, None
         self.is_alike = contents.is_alike
+
+    def _on_device(self, number: int | Tensor) -> Tensor:
+        """Returns a number of the state as a 0-d tensor."""
+        return number if isinstance(number, Tensor) else self.numbers.new_full((), number)
 
     def begin_step(self, *, keeps_labels: bool) -> None:
         """Begins a step, within which writes by others are refused.
@@ -398,7 +407,9 @@ class Queue(nn.Module):
         if labels.shape != self.labels.shape:
             shape = tuple(self.labels.shape)
             raise ValueError(f"label_memory of shape {tuple(labels.shape)}: assign {shape}")
-        self.labels, self.is_alike = labels.to(self.labels, copy=True), False
+        with torch.inference_mode(False), torch.no_grad():
+            self.labels.copy_(labels)
+        self.is_alike = False
 
     # Devices, checkpoints and copies.
 
@@ -444,7 +455,7 @@ class Queue(nn.Module):
         self._pending = self._read = self._newest = None
         self.is_alike = False
         self.is_measured = self._has_ids = False
-        self._most_rows = 0
+        self._most_rows = self.most_calls = 0
         if self.numbers.device.type != "meta":
             self._has_ids = bool((self.ids >= 0).any())
             _, num_rows, _, has_sums, _ = self.numbers.tolist()
@@ -542,10 +553,6 @@ def _num_writes(values: Tensor) -> int:
     return 0 if values.is_inference() else values._version
 
 
-def _at_most(value: int | Tensor, most: int) -> int | Tensor:
-    return value.clamp(max=most) if isinstance(value, Tensor) else min(value, most)
-
-
 def prepare_state(state: dict[str, Any], prefix: str, memory: nn.Module, queue: Queue) -> None:
     """Refuses a state of a memory of another size, and turns one of PML's ``CrossBatchMemory`` into ours."""
     rows, labels = (state.pop(prefix + name, None) for name in ("embedding_memory", "label_memory"))
@@ -586,3 +593,60 @@ def prepare_state(state: dict[str, Any], prefix: str, memory: nn.Module, queue: 
     for key, value in memory.state_dict(prefix=prefix).items():
         if not key.startswith((prefix + "loss.", prefix + "miner.")):
             state.setdefault(key, value)
+
+
+class Found(NamedTuple):
+    """Why a batch was not stored, and whether the rows have to be stored anew."""
+
+    numbers: bool  # it held NaN or inf, or numbers that are too large
+    labels: bool  # an adapter refused its labels
+    is_out_of_range: bool  # the stored rows are, or have drifted
+
+
+class Findings:
+    """Remembers on the device what steps have found, until the host looks.
+
+    A step adds to it. A GPU copies it to the host when it comes to that, and the host looks at the copy in
+    the next call, if it is there by then. In a graph nothing is copied: the host looks when it reads the
+    memory.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.flags = torch.zeros(3, dtype=torch.bool, device=device)  # as in Found
+        self._may_be_set = False
+        self._copy: Tensor | None = None
+        self._is_copied: torch.cuda.Event | None = None
+
+    def add_(self, name: str, is_found: Tensor) -> None:
+        """Adds whether a step has found something, 0-d bool, by its name in ``Found``."""
+        self.flags[Found._fields.index(name)].logical_or_(is_found)
+        self._may_be_set = True
+        if self.flags.device.type == "cuda" and not is_tracing():
+            if self._copy is None:
+                self._copy, self._is_copied = (
+                    torch.zeros(3, dtype=torch.bool).pin_memory(),
+                    torch.cuda.Event(),
+                )
+            self._copy.copy_(self.flags, non_blocking=True)
+            assert self._is_copied is not None
+            self._is_copied.record()
+
+    def take_(self, *, waits: bool) -> Found:
+        """Returns what was found since the last time, and forgets it.
+
+        Args:
+            waits: whether to wait for the device. If not, what it has not come to is told the next time.
+        """
+        if not self._may_be_set:
+            return Found(False, False, False)
+        if self._is_copied is not None and self._copy is not None and not waits:
+            found = self._copy.tolist() if self._is_copied.query() else [False] * 3
+        elif waits or self.flags.device.type == "cpu":
+            found = self.flags.tolist()
+        else:  # all of it was in a graph
+            found = [False] * 3
+        if any(found):
+            self.flags.zero_()
+            if self._copy is not None:
+                self._copy.zero_()
+        return Found(*found)

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from .._arithmetic import rows_at_a_time, slices, widest
 from .._tracing import can_read, is_tracing
-from ..adapters.affine import Affine
-from ..adapters.moments import GroupMoments, Moments, moments
+from ..adapters.moments import Affine, GroupMoments, Moments, moments
 
 # Stored rows are standardized again where their root mean square is larger: float16 ends at 65504, and
 # moments lose digits.
@@ -59,6 +58,14 @@ class Overwritten(NamedTuple):
     values: Tensor
     indices: Tensor
     before: Tensor
+
+
+class AsTheyCame(NamedTuple):
+    """The rows that a step has stored, before they lost digits."""
+
+    indices: Tensor  # (k,), here
+    rows: Tensor  # (k, d)
+    is_stored: Tensor | None  # 0-d bool, whether they were stored at all; None: they were
 
 
 class Undo(list[Overwritten]):
@@ -195,8 +202,9 @@ class Rows:
         for part in slices(self.num_rows_here, rows_at_a_time(self.stored)):
             rows = self._stored_part(part, dtype, buffer)
             if self.sums is not None:
-                is_copy = self.stored.dtype != dtype
-                into = rows if is_copy else None if buffer is None else buffer[: rows.shape[0]]
+                into = None if buffer is None else buffer[: rows.shape[0]]
+                if self.stored.dtype != dtype:  # so that these are a copy
+                    into = rows
                 rows = torch.addcmul(shift, rows, scale, out=into)
             yield part, rows
 
@@ -352,7 +360,7 @@ class Rows:
             return self
         wide, zeros = widest(values), torch.zeros_like(self.affine.shift)
         found = moments(wide) if len(wide) > 1 else Moments(wide[0], zeros)
-        affine = self._standardizing(found, equal=_rms(found))
+        affine = self._map_if_standardized(found, equal=_rms(found))
         sums = torch.stack([zeros, zeros])
         if isinstance(is_empty, Tensor):
             affine = Affine(*(torch.where(is_empty, x, y) for x, y in zip(affine, self.affine, strict=True)))
@@ -374,9 +382,8 @@ class Rows:
         """
         dtype = self.stored.dtype
         if dtype == torch.float16:
-            u = (
-                u.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max) + u * 0
-            )  # inf becomes NaN, and not a number
+            # Inf becomes NaN, and not a number.
+            u = u.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max) + u * 0
         u = u.to(dtype)
         if is_stored is not None:
             u = torch.where(is_stored, u, self.stored.index_select(0, indices))
@@ -422,18 +429,20 @@ class Rows:
         # Where there is NaN nothing holds, and what is left of it goes as rows are measured anew.
         return ~((mean.square() <= variance.clamp(min=0) / 4) & has_spread_of_one).all()
 
-    def standardized_(self, new: Tensor, as_they_came: tuple[Tensor, Tensor] | None = None) -> Rows:
+    def written_standardized_(self, new: Tensor, as_they_came: AsTheyCame | None = None) -> Rows:
         """Returns the rows, written to a tensor ``(M, d)`` so that u has mean 0 and σ 1.
 
         Args:
             new: the tensor; it may be the one that holds them.
-            as_they_came: indices ``(k,)`` and rows ``(k, d)`` that have lost digits as they were stored.
+            as_they_came: rows that have lost digits as they were stored.
         """
         mean, std = self.moments()
         std = std.masked_fill(std <= LARGEST_RMS * _LEAST_SCALE * (1 + mean.abs()), 0.0)
         found = Moments(mean, std)
         # What equal rows are off by is small beside the spread that they had.
-        scale, shift = self._standardizing(found, equal=torch.maximum(_rms(found), self.affine.scale.abs()))
+        scale, shift = self._map_if_standardized(
+            found, equal=torch.maximum(_rms(found), self.affine.scale.abs())
+        )
         # Rows that have become equal are zeros.
         factor = (self.affine.scale / scale).masked_fill_(std == 0, 0.0)
         offset = ((self.affine.shift - shift) / scale).masked_fill_(std == 0, 0.0)
@@ -443,8 +452,11 @@ class Rows:
                 new[part] = torch.addcmul(offset, widest(self.stored[part]), factor)
                 done = part.stop
             if as_they_came is not None:
-                indices, rows = as_they_came
-                new.index_copy_(0, indices, ((rows.detach() - shift) / scale).to(new.dtype))
+                indices, came, is_stored = as_they_came
+                u = ((came.detach() - shift) / scale).to(new.dtype)
+                if is_stored is not None:
+                    u = torch.where(is_stored, u, new.index_select(0, indices))
+                new.index_copy_(0, indices, u)
             # Measured and not computed: what they are off by would stay for ever.
             sums = sums_of(new[: self.num_rows_here])
         except BaseException:  # an interrupt, or no memory is left
@@ -455,7 +467,7 @@ class Rows:
             raise
         return self.replaced(stored=new, affine=Affine(scale, shift), sums=sums)
 
-    def _standardizing(self, found: Moments, equal: Tensor) -> Affine:
+    def _map_if_standardized(self, found: Moments, equal: Tensor) -> Affine:
         """Returns the map to rows of these moments from where they are stored standardized.
 
         Args:

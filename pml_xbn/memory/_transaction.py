@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from .._tracing import can_read
-from ._adapt import settle_, tensors_of
-from ._hooks import MemoryHooks
+from ._hooks import MemoryHooks, settle_, tensors_of
 from ._queue import Queue
 
 
@@ -28,7 +27,7 @@ def transaction(queue: Queue, hooks: MemoryHooks) -> Iterator[None]:
     try:
         yield
         queue.check_writes()
-        queue.standardize_()
+        queue.standardize_if_due_()
     except BaseException:
         queue.undo_()
         restore_hooks()

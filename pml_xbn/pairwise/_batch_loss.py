@@ -10,10 +10,10 @@ from pytorch_metric_learning.reducers import MultipleReducers
 from torch import Tensor, nn
 
 from ..memory._batch import Batch, zero_loss
-from ._index_tensors import appended, mapped
+from ._fused_losses import REDUCERS
 from ._miners import Miner
-from ._observers import show
-from ._terms import REDUCERS
+from ._pairs import appended, mapped
+from ._supported import show
 
 
 def loss_of_batch(

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from .._arithmetic import slices, widest
 from ._distances import Distances
-from ._index_tensors import IndicesTuple, drop_self_pairs
-from ._pairs import Pairs, anchors_at_once
+from ._pairs import IndicesTuple, Pairs, anchors_at_once, drop_self_pairs
 
 
 def mine_by_distance(miner: Any, distances: Distances, pairs: Pairs) -> Pairs:

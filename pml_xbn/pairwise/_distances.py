@@ -16,9 +16,9 @@ from pytorch_metric_learning.distances import (
 from torch import Tensor
 from torch.nn.functional import threshold
 
+from .._arithmetic import zero_if_finite
 from .._tracing import is_tracing
 from ..memory._rows import Rows
-from ._finite import zero_if_finite
 
 DISTANCES = (CosineSimilarity, DotProductSimilarity, LpDistance, SNRDistance)
 

@@ -6,19 +6,121 @@ Each gets the loss, for its settings, the matrix of anchors × rows that its dis
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from pytorch_metric_learning import losses
+from pytorch_metric_learning import losses, reducers
 from torch import Tensor
-from torch.nn.functional import relu, softplus
+from torch.nn.functional import relu, softplus, threshold
 
 from .._arithmetic import widest
 from ._pairs import Pairs, similarities
 from ._ranges import Ranges
-from ._reductions import LOG_SUM_OF_NONE, Count, LogSumExp, OverRows, Sum, as_numbers, is_of_none
-from ._terms import Elements, TripletTerms
+from ._reductions import (
+    LOG_SUM_OF_NONE,
+    Count,
+    LogSumExp,
+    OverRows,
+    Sum,
+    as_numbers,
+    is_of_none,
+    sum_over_rows,
+    total,
+)
+
+# Of which the result follows from a sum and a count.
+REDUCERS = (
+    reducers.AvgNonZeroReducer,
+    reducers.DivisorReducer,
+    reducers.MeanReducer,
+    reducers.SumReducer,
+    reducers.ThresholdReducer,
+)
+
+
+class Elements(NamedTuple):
+    """The terms that a loss hands its reducer."""
+
+    # Of anchors (a,), of pairs (a, n), or of listed ones (k,); a 0-d value is already reduced.
+    values: Tensor
+    counts: Tensor | None = None  # how often each counts, bool or integers; None: once
+    divisor: Tensor | None = None  # that of PML's DivisorReducer
+    # The derivatives of terms of anchors at the results of reductions that have a gradient, in their order,
+    # (a,) each; without them autograd finds these.
+    at_results: Sequence[Tensor] | None = None
+
+    def totals(self, reducer: Any) -> tuple[Tensor, Tensor]:
+        """Returns values to sum, per anchor or listed pair, and the number that the reducer divides by."""
+        values, counts = self.values, self.counts
+        low, high = getattr(reducer, "low", None), getattr(reducer, "high", None)
+        if counts is None and low is not None and high is None and values.ndim > 0:
+            within = threshold(values, low, 0.0)
+            return within, within.count_nonzero() if low >= 0 else (values > low).sum()
+        for name, is_beyond in (("low", torch.gt), ("high", torch.lt)):
+            bound = getattr(reducer, name, None)
+            if bound is not None and values.ndim > 0:
+                is_within = is_beyond(values, bound)
+                counts = is_within if counts is None else counts * is_within
+        if counts is None:
+            return values, torch.full((), values.numel(), device=values.device)  # torch.tensor would wait
+        if values.ndim == 2:
+            return sum_over_rows(values, counts), total(counts)
+        is_mask = counts.dtype == torch.bool
+        # What does not count may be NaN.
+        values = values.masked_fill(~counts if is_mask else counts == 0, 0)
+        return values if is_mask else values * counts, counts.sum()
+
+    def total_of_anchors(self, reducer: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the sum of terms of anchors, what the reducer divides it by, and 1 for each that counts."""
+        values, is_counted = self.values, None
+        for name, is_beyond in (("low", torch.gt), ("high", torch.lt)):
+            bound = getattr(reducer, name, None)
+            if bound is not None:
+                is_within = is_beyond(values, bound)
+                is_counted = is_within if is_counted is None else is_counted & is_within
+        if is_counted is None:
+            counted = torch.ones_like(values)
+            return values.sum(), counted.sum(), counted
+        counted = is_counted.to(values.dtype)
+        if getattr(reducer, "high", None) is None:
+            return torch.dot(values, counted), counted.sum(), counted
+        return torch.where(is_counted, values, 0.0).sum(), counted.sum(), counted  # which may be inf
+
+
+class TripletTerms(NamedTuple):
+    """Of every triplet the positive part of x_p + y_n, where x grows with the distance, and y falls.
+
+    Sorted by distance, the positives whose terms with a negative lie between two bounds are a range too. So a
+    sum over triplets follows from how many of them each pair is in.
+    """
+
+    x: Tensor  # (a, n), with gradient
+    y: Tensor
+    triplets: Ranges
+    is_positive: bool  # x_p + y_n is never less than 0
+    divisor: Tensor | None = None  # that of PML's DivisorReducer
+
+    def totals(self, reducer: Any) -> tuple[Tensor, Tensor]:
+        """Returns the sum of every anchor's terms, and how many are counted, as ``Elements.totals`` does."""
+        low, high = getattr(reducer, "low", None), getattr(reducer, "high", None)
+        low = None if low is None or low < 0 else low  # no term is less than 0
+        least = 0.0 if low is None and not self.is_positive else low
+        positive, negative = self._between(least, high).num_of_pairs()
+        counted = positive if least == low else self._between(None, high).num_of_pairs()[0]
+        totals = sum_over_rows(widest(self.x), positive) + sum_over_rows(widest(self.y), negative)
+        return totals, counted.sum()
+
+    def _between(self, low: float | None, high: float | None) -> Ranges:
+        """Returns the triplets with low < x_p + y_n < high."""
+        x, y = self.x.detach(), self.y.detach()
+        start, end = self.triplets.start, self.triplets.end
+        if low is not None:
+            start = torch.maximum(start, self.triplets.first(x, low - y, is_above=True))
+        if high is not None:
+            end = torch.minimum(end, self.triplets.first(x, high - y)) if high > 0 else end * 0
+        return self.triplets._replace(start=start, end=end)
+
 
 Terms = dict[str, Elements | TripletTerms]  # by the names of the parts of a loss
 
@@ -110,10 +212,10 @@ def supcon(loss: losses.SupConLoss, mat: Tensor, pairs: Pairs, over_rows: OverRo
     num_positive, positive_sum, log_sum = over_rows(
         Count(is_positive), Sum(mat, is_positive), LogSumExp(mat, pairs.of_both(), scale)
     )
-    has_positive = num_positive.clamp_max(1)
-    of_positive = has_positive / num_positive.clamp_min(1) * -scale
-    terms = torch.addcmul(log_sum * has_positive, positive_sum, of_positive)
-    return {"loss": Elements(terms, at_results=(of_positive, has_positive))}
+    has_positive, divisor = num_positive.clamp_max(1), num_positive.clamp_min(1)
+    # In this order it is exactly 0 where an anchor has one pair alone, a positive one, as in PML's loss.
+    terms = (log_sum - positive_sum * scale / divisor) * has_positive
+    return {"loss": Elements(terms, at_results=(has_positive * -scale / divisor, has_positive))}
 
 
 def tuplet_margin(loss: losses.TupletMarginLoss, mat: Tensor, pairs: Pairs, over_rows: OverRows) -> Terms:
@@ -226,9 +328,9 @@ class Fused(NamedTuple):
     """How a class of PML's losses is computed from one matrix."""
 
     terms: Callable[[Any, Tensor, Pairs, OverRows], Terms] | None  # None: by PML's code, some pairs at a time
-    is_per_anchor: bool = False  # its reducer gets one value of each anchor, and not one of each pair
+    has_term_per_anchor: bool = False  # its reducer gets one value of each anchor, and not one of each pair
     needs_both: bool = False  # zero unless there are positive and negative pairs
-    is_by_anchor: bool = True  # an anchor's terms depend on no other anchor
+    anchors_are_independent: bool = True  # an anchor's terms depend on no other anchor
     is_reduced: bool = True  # they follow from reductions over the anchor's rows
     parts: tuple[str, ...] = ("loss",)  # by PML's names
     has_divisor: bool = False  # it hands PML's DivisorReducer what to divide by
@@ -237,24 +339,24 @@ class Fused(NamedTuple):
 
 _POSITIVE_AND_NEGATIVE = ("pos_loss", "neg_loss")
 FUSED_LOSSES: dict[type, Fused] = {
-    losses.AngularLoss: Fused(None, is_by_anchor=False, is_reduced=False),
-    losses.CircleLoss: Fused(circle, is_per_anchor=True),
+    losses.AngularLoss: Fused(None, anchors_are_independent=False, is_reduced=False),
+    losses.CircleLoss: Fused(circle, has_term_per_anchor=True),
     losses.ContrastiveLoss: Fused(contrastive, parts=_POSITIVE_AND_NEGATIVE),
-    losses.GeneralizedLiftedStructureLoss: Fused(generalized_lifted_structure, is_per_anchor=True),
+    losses.GeneralizedLiftedStructureLoss: Fused(generalized_lifted_structure, has_term_per_anchor=True),
     losses.IntraPairVarianceLoss: Fused(
-        intra_pair_variance, is_by_anchor=False, parts=_POSITIVE_AND_NEGATIVE
+        intra_pair_variance, anchors_are_independent=False, parts=_POSITIVE_AND_NEGATIVE
     ),
     losses.LiftedStructureLoss: Fused(
-        lifted_structure, needs_both=True, is_by_anchor=False, is_reduced=False
+        lifted_structure, needs_both=True, anchors_are_independent=False, is_reduced=False
     ),
     losses.MarginLoss: Fused(
         margin, is_reduced=False, parts=("margin_loss", "beta_reg_loss"), has_divisor=True
     ),
-    losses.MultiSimilarityLoss: Fused(multi_similarity, is_per_anchor=True, has_derivatives=True),
-    losses.NCALoss: Fused(nca, is_per_anchor=True, is_by_anchor=False),
+    losses.MultiSimilarityLoss: Fused(multi_similarity, has_term_per_anchor=True, has_derivatives=True),
+    losses.NCALoss: Fused(nca, has_term_per_anchor=True, anchors_are_independent=False),
     losses.NTXentLoss: Fused(nt_xent, needs_both=True),
     losses.SignalToNoiseRatioContrastiveLoss: Fused(contrastive, parts=_POSITIVE_AND_NEGATIVE),
-    losses.SupConLoss: Fused(supcon, is_per_anchor=True, needs_both=True, has_derivatives=True),
+    losses.SupConLoss: Fused(supcon, has_term_per_anchor=True, needs_both=True, has_derivatives=True),
     losses.TripletMarginLoss: Fused(triplet_margin, is_reduced=False),
     losses.TupletMarginLoss: Fused(tuplet_margin, needs_both=True),
 }

@@ -14,20 +14,17 @@ from pytorch_metric_learning.losses import AngularLoss, GenericPairLoss
 from pytorch_metric_learning.reducers import DivisorReducer, SumReducer
 from torch import Tensor
 
-from .._arithmetic import slices
+from .._arithmetic import at_most, nan_unless_zero, slices
 from .._tracing import is_compiling
 from ..memory._rows import Rows, plain_rows
 from ._distance_weighted import mine_by_distance
 from ._distances import Distances
-from ._finite import nan_unless_zero
-from ._index_tensors import IndicesTuple, listed
+from ._fused_losses import Elements
 from ._miners import mine, mine_by_pml
-from ._observers import show
-from ._pairs import Pairs, anchors_at_once
-from ._ranges import Ranges
+from ._pairs import IndicesTuple, Pairs, anchors_at_once
+from ._ranges import Ranges, listed
 from ._reductions import AllRows, GivenResults, added, gradients_of_values, total
-from ._supported import FusedLoss, draws_by_distance, fused_loss_of, is_fused_miner
-from ._terms import Elements
+from ._supported import FusedLoss, draws_by_distance, fused_loss_of, fused_miner_of, is_fused_miner, show
 
 
 class Comparison(NamedTuple):
@@ -56,8 +53,9 @@ class Comparison(NamedTuple):
         """Returns the pairs that the miner chooses, by default all, and the caller's pairs."""
         pairs = self.all_pairs()
         if self.miner is not None:
-            if is_fused_miner(self.miner):
-                pairs = mine(self.miner, distances, pairs)
+            fused = fused_miner_of(self.miner) if is_fused_miner(self.miner) else None
+            if fused is not None:
+                pairs = mine(fused, self.miner, distances, pairs)
             elif draws_by_distance(self.miner):
                 pairs = mine_by_distance(self.miner, distances, pairs)
             else:
@@ -83,8 +81,8 @@ class Comparison(NamedTuple):
 def loss_against(compared: Comparison) -> Tensor:
     """Returns the loss of the anchors against the rows, a scalar if the loss's reducer returns one."""
     fused = fused_loss_of(compared.loss)
-    can_leave_out = fused is not None and (compared.miner is None or is_fused_miner(compared.miner))
-    if not can_leave_out or fused is None or fused.fused.terms is None:
+    can_mask_empty_rows = fused is not None and (compared.miner is None or is_fused_miner(compared.miner))
+    if not can_mask_empty_rows or fused is None or fused.fused.terms is None:
         compared = compared.without_empty_rows()
     if fused is None:
         return _loss_by_pml(compared)
@@ -160,11 +158,15 @@ class PartSum(NamedTuple):
 def _terms_of(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learning: bool) -> list[PartSum]:
     """Returns the sums of the terms of anchors, for each part of the loss, with gradients at the matrix."""
     if fused.fused.has_derivatives and not fused.learned:
-        of_anchors = _terms_of_anchors(fused, mat, pairs, is_learning)
-        if of_anchors is not None:
-            return [of_anchors]
-    if is_compiling():
-        return _terms_within_compile(fused, mat, pairs, is_learning)
+        found = _terms_by_derivatives(fused, mat, pairs, is_learning)
+        if found is not None:
+            return [found]
+    by_means = _terms_by_functions if is_compiling() else _terms_by_autograd
+    return by_means(fused, mat, pairs, is_learning)
+
+
+def _terms_by_autograd(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learning: bool) -> list[PartSum]:
+    """Does what ``_terms_of`` does for every loss."""
     assert fused.fused.terms is not None
     over_rows = AllRows(has_gradient=is_learning)
     leaf = mat.detach().requires_grad_(is_learning)
@@ -193,10 +195,10 @@ def _terms_of(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learning: bool) ->
 
 
 @torch.no_grad()
-def _terms_of_anchors(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learning: bool) -> PartSum | None:
-    """Does what ``_terms_of`` does, by the derivatives that the loss gives, which takes half of the time.
+def _terms_by_derivatives(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learning: bool) -> PartSum | None:
+    """Does what ``_terms_of`` does, by the derivatives that the loss gives, in half of the time of autograd.
 
-    It returns None where the loss reduces something else than the matrix itself, such as a multiple of it.
+    It returns None where ``LogSumExp`` reduces a multiple of the matrix in place of the matrix itself.
     """
     compute, over_rows = fused.fused.terms, AllRows()
     assert compute is not None
@@ -215,10 +217,8 @@ def _terms_of_anchors(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learning: 
     return PartSum(value, divisor, [at_matrix])
 
 
-def _terms_within_compile(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learning: bool) -> list[PartSum]:
+def _terms_by_functions(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learning: bool) -> list[PartSum]:
     """Does what ``_terms_of`` does, by ``torch.func``: ``torch.compile`` takes no ``torch.autograd.grad``."""
-    if fused.learned:
-        raise RuntimeError(f"{type(fused.loss).__name__} with learned settings cannot be compiled")
     compute, loss, over_rows = fused.fused.terms, fused.loss, AllRows()
     assert compute is not None
     terms, num_parts = compute(loss, mat, pairs, over_rows), len(fused.reducers)
@@ -270,7 +270,7 @@ def _check_listed_pairs(loss: Any, pairs: Pairs) -> None:
 
 def _anchors_at_once(fused: FusedLoss, pairs: Pairs, mat: Tensor) -> int:
     """Returns for how many anchors the terms are computed at once: all, if they depend on each other."""
-    if not (fused.is_by_anchor and (pairs.triplets is None or isinstance(pairs.triplets, Ranges))):
+    if not (fused.anchors_are_independent and (pairs.triplets is None or isinstance(pairs.triplets, Ranges))):
         return len(mat)
     num_listed = mat.shape[1]
     if getattr(fused.loss, "smooth_loss", False):  # lists triplets
@@ -421,7 +421,8 @@ def reducing_factors(
         # PML's are zero for one positive and one negative pair, or fewer.
         positive, negative = num_pairs
         needs_both = fused.fused.needs_both
-        has_terms = positive * negative > 1 if needs_both else (positive > 1) | (negative > 1)
+        # Of many pairs the product of both may be beyond int64.
+        has_terms = positive * at_most(negative, 2) > 1 if needs_both else (positive > 1) | (negative > 1)
     if isinstance(zero, Tensor) or isinstance(has_terms, bool):
         has_terms = has_terms + zero
     factors = []

@@ -16,19 +16,15 @@ from torch import Tensor
 
 from .._tracing import can_read, is_tracing
 from ._distances import Distances
-from ._index_tensors import IndicesTuple, drop_self_pairs, mapped
-from ._pairs import Pairs, only, similarities
+from ._pairs import IndicesTuple, Pairs, drop_self_pairs, mapped, only, similarities
 from ._ranges import Ranges
 from ._reductions import AllRows, Largest, Max, OverRows, total
-from ._unchanged import unchanged_class
 
 Miner = Callable[[Tensor, Tensor, Tensor, Tensor], IndicesTuple]
 
 
-def mine(miner: Any, distances: Distances, pairs: Pairs) -> Pairs:
-    """Returns those of the pairs that one of the five miners chooses."""
-    fused = fused_miner_of(miner)
-    assert fused is not None
+def mine(fused: FusedMiner, miner: Any, distances: Distances, pairs: Pairs) -> Pairs:
+    """Returns those of the pairs that one of the five miners chooses, by its function."""
     if not is_tracing():
         miner.reset_stats()
     with torch.no_grad():
@@ -157,9 +153,3 @@ FUSED_MINERS: dict[type, FusedMiner] = {
 }
 # Miners that choose each pair by itself or by reductions over its anchor's rows.
 SHARDED_MINERS = tuple(kind for kind in FUSED_MINERS if kind is not miners.TripletMarginMiner)
-
-
-def fused_miner_of(miner: Any) -> FusedMiner | None:
-    """Returns the function of one of the five miners, or of a class that inherits from one unchanged."""
-    kind = unchanged_class(type(miner), FUSED_MINERS)
-    return None if kind is None else FUSED_MINERS[kind]

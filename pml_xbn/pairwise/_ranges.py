@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .._tracing import can_read
-from ._index_tensors import listed
 
 
 class Ranges(NamedTuple):
@@ -110,3 +109,12 @@ def _sort_alike(one: BaseDistance, other: BaseDistance) -> bool:
         LpDistance,
     } and one.power == other.power == 1
     return are_of_angles and one.p == 2 and one.normalize_embeddings
+
+
+def listed(counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns anchors and rows of pairs, each as often as it counts."""
+    indices = counts.nonzero()
+    if counts.dtype != torch.bool:
+        indices = indices.repeat_interleave(counts[counts > 0], dim=0)
+    anchors, rows = indices.unbind(dim=1)
+    return anchors, rows

@@ -24,6 +24,8 @@ from .._tracing import is_compiling
 
 # The log-sum-exp of no values; it is also added to values that do not count, before the largest is found.
 LOG_SUM_OF_NONE = -1e30
+# Divided by a smaller scale it would be infinite in float32.
+_LEAST_SCALE = 1e-6
 
 
 class AllPairs(NamedTuple):
@@ -183,9 +185,9 @@ class LogSumExp(Reduction):
     _own: Tensor  # (a,), the result
 
     def __init__(self, values: Tensor, counts: Tensor | AllPairs, scale: Tensor | float = 1.0) -> None:
-        # A large scale is applied to differences with the largest value, in place.
+        # The scale is applied to differences with the largest value, in place.
         self.scale = 1.0
-        if isinstance(scale, Tensor) or abs(scale) < 1:
+        if isinstance(scale, Tensor) or abs(scale) < _LEAST_SCALE:
             values = values * scale
         else:
             self.scale = float(scale)
@@ -197,7 +199,8 @@ class LogSumExp(Reduction):
             self._exponentials, self._total = values.clone(), values.new_ones(len(values))
             self._own = values.new_full((len(values),), LOG_SUM_OF_NONE)
             return self._own
-        numbers = self._without_others(LOG_SUM_OF_NONE if scale > 0 else -LOG_SUM_OF_NONE)
+        # Far away also once it is scaled.
+        numbers = self._without_others(LOG_SUM_OF_NONE / math.copysign(min(1.0, abs(scale)), scale))
         largest = (numbers.amax if scale > 0 else numbers.amin)(dim=1, keepdim=True)
         numbers.sub_(largest)
         if scale != 1:
@@ -277,11 +280,13 @@ class AllRows:
 
     def __init__(self, *, has_gradient: bool = False) -> None:
         self._has_gradient = has_gradient
-        # Of the last call, those that have a gradient, and their results, at which it is taken.
+        # Those that have a gradient, and their results, at which it is taken.
         self.reductions: list[Reduction] = []
         self.results: list[Tensor] = []
 
     def __call__(self, *reductions: Reduction) -> Sequence[Tensor]:
+        if self.reductions:
+            raise RuntimeError("a fused loss asks for all reductions that have a gradient in one call")
         with torch.no_grad():
             results = [reduction.result() for reduction in reductions]
         with_gradient = [(x, y) for x, y in zip(reductions, results, strict=True) if x.has_gradient]

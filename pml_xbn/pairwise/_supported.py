@@ -1,18 +1,19 @@
-"""Which of PML's losses and miners work with a memory, on one process and on many, and which are fused."""
+"""Which of PML's losses and miners work with a memory, on one process and on many, and which are fused.
+
+A fused one is never called. So it has to be PML's, as PML wrote it, and whoever watches calls is told.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from pytorch_metric_learning import losses, miners, reducers
 from torch import Tensor, nn
 
 from ._distances import DISTANCES
-from ._fused_losses import FUSED_LOSSES, Fused
-from ._miners import SHARDED_MINERS, fused_miner_of
-from ._observers import observers
-from ._terms import REDUCERS
-from ._unchanged import is_unchanged, unchanged_class
+from ._fused_losses import FUSED_LOSSES, REDUCERS, Fused
+from ._miners import FUSED_MINERS, SHARDED_MINERS, FusedMiner
 
 SHARDED_LOSSES = tuple(kind for kind, fused in FUSED_LOSSES.items() if fused.is_reduced)
 
@@ -31,7 +32,7 @@ def check_supported(loss: nn.Module) -> None:
         raise ValueError(f"{name}(swap=True) compares rows of a memory with each other: pass swap=False")
     check_divisors(loss)
     per_anchor = any(isinstance(module, reducers.PerAnchorReducer) for module in loss.modules())
-    if per_anchor and not fused.is_per_anchor:
+    if per_anchor and not fused.has_term_per_anchor:
         raise ValueError(
             f"{name} with PerAnchorReducer assumes as many references as anchors, which a memory does "
             "not have: pass another reducer, such as MeanReducer or AvgNonZeroReducer"
@@ -69,7 +70,7 @@ class FusedLoss(NamedTuple):
     fused: Fused
     reducers: dict[str, Any]  # of its parts, by name
     learned: list[Tensor]  # what gets a gradient besides the anchors
-    is_by_anchor: bool  # an anchor's terms depend on no other anchor
+    anchors_are_independent: bool  # an anchor's terms depend on no other anchor
 
 
 def fused_loss_of(loss: Any) -> FusedLoss | None:
@@ -93,8 +94,8 @@ def fused_loss_of(loss: Any) -> FusedLoss | None:
                 if x._backward_hooks or not x.is_leaf:  # which would run, or be gone through, twice
                     return None
                 learned[id(x)] = x
-    is_by_anchor = fused.is_by_anchor and not getattr(loss, "learn_beta", False)
-    return FusedLoss(loss, fused, by_part, list(learned.values()), is_by_anchor)
+    anchors_are_independent = fused.anchors_are_independent and not getattr(loss, "learn_beta", False)
+    return FusedLoss(loss, fused, by_part, list(learned.values()), anchors_are_independent)
 
 
 def _has_own_method(loss: Any) -> bool:
@@ -104,6 +105,12 @@ def _has_own_method(loss: Any) -> bool:
     # torch.compile finds no two bound methods equal.
     methods, method = (type(loss).mat_based_loss, type(loss).pair_based_loss), loss.loss_method
     return getattr(method, "__func__", None) not in methods or method.__self__ is not loss
+
+
+def fused_miner_of(miner: Any) -> FusedMiner | None:
+    """Returns the function of one of the five miners, or of a class that inherits from one unchanged."""
+    kind = unchanged_class(type(miner), FUSED_MINERS)
+    return None if kind is None else FUSED_MINERS[kind]
 
 
 def is_fused_miner(miner: Any) -> bool:
@@ -128,7 +135,10 @@ def can_share(loss: Any, miner: Any) -> bool:
     fused = fused_loss_of(loss)
     is_seen = bool(observers)  # by somebody who is to see all anchors
     return (
-        (miner is None or is_fused_miner(miner)) and fused is not None and fused.is_by_anchor and not is_seen
+        (miner is None or is_fused_miner(miner))
+        and fused is not None
+        and fused.anchors_are_independent
+        and not is_seen
     )
 
 
@@ -137,3 +147,51 @@ def can_be_sharded(loss: Any, miner: Any) -> bool:
     fused = fused_loss_of(loss)
     can_mine = miner is None or (unchanged_class(type(miner), SHARDED_MINERS) and is_unchanged(miner))
     return bool(can_mine) and fused is not None and fused.fused.is_reduced and not observers
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+# What Python writes into every class.
+_OF_EVERY_CLASS = {"__module__", "__qualname__", "__doc__", "__dict__", "__weakref__"}
+_OF_EVERY_CLASS |= {"__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__"}
+_OF_EVERY_CLASS |= {"__parameters__", "__orig_bases__", "__firstlineno__", "__static_attributes__"}
+
+
+def unchanged_class(own: type, kinds: Iterable[type]) -> type | None:
+    """Returns which of these classes a class is, or inherits from without a change; None if it is none.
+
+    A subclass may have methods and attributes of its own, but none that its base class has too.
+    """
+    for number, kind in enumerate(own.__mro__):
+        if kind in kinds:
+            subclasses = own.__mro__[:number]
+            names = {name for subclass in subclasses for name in vars(subclass)} - _OF_EVERY_CLASS
+            return None if any(hasattr(kind, name) for name in names) else kind
+    return None
+
+
+def is_unchanged(module: nn.Module, *, allow_stats: bool = False) -> bool:
+    """Returns whether a module and its parts have no hook, no method of their own, and keep no statistics."""
+    for part in module.modules():
+        attributes = vars(part)
+        for name in _HOOKS:
+            if attributes[name]:
+                return False
+        for name in attributes:
+            if name not in _OF_EVERY_MODULE and hasattr(type(part), name):
+                return False
+        if attributes.get("collect_stats") and not allow_stats:
+            return False
+    return True
+
+
+# Before a memory computes a loss without calling it, they are called with the arguments of such a call.
+observers: list[Callable[..., object]] = []
+
+
+def show(arguments: Callable[[], tuple[Any, ...]]) -> None:
+    """Shows all observers the arguments, which are made only if there are any."""
+    if observers:
+        given = arguments()
+        for observer in observers:
+            observer(*given)

@@ -8,12 +8,14 @@ from .frozen_batch_norm import FrozenBatchNorm
 from .grad_cache import GradCache
 from .image_files import find_images, open_image, unreadable_images
 from .keep_loss import keep_loss
+from .seeded_augmentation import SeededAugmentation
 
 __all__ = [
     "ClassBatches",
     "Encoder",
     "FrozenBatchNorm",
     "GradCache",
+    "SeededAugmentation",
     "fill_from",
     "find_images",
     "freeze_batch_norm",

@@ -19,13 +19,16 @@ def fill_from(memory: AdaptiveCrossBatchMemory, loader: Iterable[Any], model: nn
     shuffled batches of the size of training, with its augmentation: then rows are made like those that
     follow. In training mode batch normalization updates its running statistics, as it does in training.
 
+    On many ranks that share rows all call it, with equally many batches. Give each
+    ``islice(loader, memory_size // batch_size)``, with the batch of all ranks: all together fill it once.
+
     Args:
         memory: whose rows are replaced, the oldest first. No loss is computed and no row is adapted.
         loader: gives ``(images, labels)``, on any device.
         model: returns embeddings ``(b, d)``.
 
     Returns:
-        How many rows were stored: ``memory_size``, or as many as there were images.
+        How many rows this rank has stored: ``memory_size``, or as many as there were images.
 
     Raises:
         TypeError: PML's own ``CrossBatchMemory``.

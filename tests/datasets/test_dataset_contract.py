@@ -18,16 +18,7 @@ from torch.utils.data import DataLoader
 from pml_xbn import datasets
 from pml_xbn.datasets.image_dataset import ImageDataset
 
-WRITERS: dict[str, Callable[..., None]] = {
-    "CIFAR10": tiny_datasets.write_cifar10,
-    "CIFAR100": tiny_datasets.write_cifar100,
-    "CUB": tiny_datasets.write_cub,
-    "Cars196": tiny_datasets.write_cars196,
-    "DeepFashion2": tiny_datasets.write_deep_fashion_2,
-    "InShop": tiny_datasets.write_in_shop,
-    "StanfordOnlineProducts": tiny_datasets.write_stanford_online_products,
-    "VehicleID": tiny_datasets.write_vehicle_id,
-}
+WRITERS = tiny_datasets.WRITERS
 SPLITS = [(name, split) for name in WRITERS for split in getattr(datasets, name).splits]
 
 

@@ -301,12 +301,14 @@ def spread_memory(name: str, steps: int) -> tuple[Any, Tensor | None]:
     return loss_fn, ids
 
 
-@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize(("failing", "steps"), [(0, 3), (1, 4), (1, 1)])
 @pytest.mark.parametrize("name", SPREAD)
 @on_ranks(2)
-def test_wherever_a_rank_fails_all_raise_and_the_next_step_succeeds(name: str, failing: int) -> None:
+def test_wherever_a_rank_fails_all_raise_and_the_next_step_succeeds(
+    name: str, failing: int, steps: int
+) -> None:
     rank = distributed.get_rank()
-    loss_fn, ids = spread_memory(name, 3 + failing)  # it is full after four steps
+    loss_fn, ids = spread_memory(name, steps)  # it adapts after one, and is full after four
     embeddings, labels = batch_of(rank, 3)
     before = str(loss_fn.state_dict())
     for number in itertools.count():

@@ -238,6 +238,9 @@ def test_every_class_trains_for_production(products: Path, whole: SimpleNamespac
     assert re.search(rf"^classes +{CLASSES} train \({CLASSES * IMAGES - 1} images\)$", ended.stdout, re.M)
     rows = int(history_of(run)[-1]["rows"])
     assert abs(rows - (CLASSES * IMAGES - 1) / 2) < 2
+    assert f"{rows} rows (the share of the images that it was in the run before)" in ended.stdout
+    assert "epoch 0: not measured, as every class trains\n" in ended.stdout
+    assert "best so far" not in ended.stdout
     assert load_encoder(run).classes == {
         "train": sorted({x["name"] for x in pictures_of(run)}),
         "choose": [],
@@ -402,6 +405,21 @@ def test_first_stages_are_frozen_with_all_that_they_own(backbone: str, script: d
     moved = {name for name, buffer in network.named_buffers() if not torch.equal(buffer, before[name])}
     assert all(name.startswith(last[backbone]) for name in moved)
     assert bool(moved) == (backbone != "test_vit")
+
+
+def test_the_stem_belongs_to_the_first_stage(script: dict[str, Any]) -> None:
+    """As the pages count: EfficientNet-Lite0 has seven stages, and with all seven every layer trains."""
+    network = timm.create_model("tf_efficientnet_lite0", num_classes=128)
+    freeze = script["freeze_first_stages"]
+    for stages in (7, None):
+        assert freeze(network, script["Settings"](backbone="lite0", stages=stages)) == 7
+        assert all(parameter.requires_grad for parameter in network.parameters())
+    with pytest.raises(ValueError, match="--stages 8: lite0 has 7: pass 7 or less"):
+        freeze(network, script["Settings"](backbone="lite0", stages=8))
+    freeze(network, script["Settings"](backbone="lite0", stages=6))
+    frozen = {n for n, parameter in network.named_parameters() if not parameter.requires_grad}
+    first = ("conv_stem", "bn1", "blocks.0")
+    assert frozen == {name for name, _ in network.named_parameters() if name.startswith(first)}
 
 
 CASES = [

@@ -108,6 +108,7 @@ def test_frozen_batch_norm_keeps_its_statistics(
     moved = {}
     for norm in ("trains", "frozen"):
         flags = ["--dataset", "glyphs", "--epochs", "1", "--workers", "1", "--batch-norm", norm]
+        flags += ["--miner", "pair-margin"]
         run(monkeypatch, "train_sop", *flags, "--output", str(tmp_path / norm))
         network = torch.load(tmp_path / norm / "last.pt", weights_only=True)["network"]
         moved[norm] = [bool(network[name].any()) for name in network if name.endswith("running_mean")]
@@ -136,20 +137,32 @@ def test_moco_trains_on_glyphs(
     assert all(100 / 24 < accuracy <= 100 for accuracy in accuracies)
 
 
-@pytest.mark.parametrize("memory", ["xbm", "xbn"])
-def test_diagnoses_are_printed_and_drawn(
-    memory: str,
-    monkeypatch: pytest.MonkeyPatch,
-    few_glyphs: None,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
+def test_two_memories_are_diagnosed_by_age_and_by_recall(
+    monkeypatch: pytest.MonkeyPatch, few_glyphs: None, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    run(monkeypatch, "diagnose", "--memory", memory, "--steps", "42", "--output", str(tmp_path))
-    printed = re.findall(r"staleness (\S+) before and (\S+) after", capsys.readouterr().out)
-    assert len(printed) == 2
-    assert all((before == after) == (memory == "xbm") for before, after in printed)
-    names = {"drift", "staleness", "valid_pairs", "push"}
-    assert {path.name for path in tmp_path.iterdir()} == {f"{memory}_{name}.png" for name in names}
+    monkeypatch.setattr(sys, "argv", ["diagnose.py", "--steps", "80", "--output", str(tmp_path)])
+    measured = runpy.run_path(str(EXAMPLES / "diagnose.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert "Before and after\nadaptation of one run do not tell" in printed
+    for name in ("xbm", "xbn"):
+        lines = printed.partition(f"{name.upper()}: Recall@1 ")[2]
+        assert 0 < float(lines.split()[0]) <= 100
+        before, after = measured[name]["staleness"]
+        assert torch.equal(before.mean_by_age, after.mean_by_age) == (name == "xbm")
+        ages = re.search(r"staleness (\S+) at age 1, (\S+) at age 31\n", lines)
+        assert ages is not None
+        assert [float(x) for x in ages.groups()] == [
+            pytest.approx(after.mean_by_age[place].item(), abs=0.006) for place in (0, -1)
+        ]
+        late = [measured[name]["push"][step] for step in (40, 50, 60, 70)]
+        push = re.search(r"share \* cosine ([+-]\S+)\n", lines)
+        assert push is not None
+        expected = sum(float(x.share * x.cosine) for x in late) / len(late)
+        assert float(push[1]) == pytest.approx(expected, abs=0.006)
+        # Of unit vectors no two means are farther from each other than this.
+        assert all(0 <= x.displacement <= 2 for x in late)
+    names = {"drift", "staleness", "valid_pairs", "push", "distances", "separability"}
+    assert {path.name for path in tmp_path.iterdir()} == {f"{name}.png" for name in names}
 
 
 def test_an_adapter_of_ones_own_is_checked_and_trained_with(
@@ -214,9 +227,10 @@ def test_a_memory_is_spread_over_a_dimension_of_a_mesh_and_resumed_over_another(
 @pytest.mark.skipif(not has_timm(), reason="timm cannot be imported")
 @on_ranks(2, timeout=300)
 def test_a_run_that_is_killed_and_resumed_ends_as_a_whole_one(tmp_path: Path) -> None:
-    def train_sop(output: str) -> None:
+    def train_sop(output: str, workers: int) -> str:
         arguments = ["--dataset", "glyphs", "--epochs", "2", "--batch-size", str(BATCH_SIZE)]
-        run_on_rank("train_sop", *arguments, "--workers", "1", "--resume", "--output", str(tmp_path / output))
+        arguments += ["--warmup", "1", "--workers", str(workers)]
+        return run_on_rank("train_sop", *arguments, "--resume", "--output", str(tmp_path / output))
 
     def keep(source: str, destination: str) -> None:
         if distributed.get_rank() == 0:
@@ -228,14 +242,16 @@ def test_a_run_that_is_killed_and_resumed_ends_as_a_whole_one(tmp_path: Path) ->
 
     # What a kill in the second epoch leaves; from there one rank is told to end, and all go on to the end.
     with at_step(len(FewGlyphs("train")) // BATCH_SIZE + 2, keep, "whole", "stopped"):
-        train_sop("whole")
+        printed = train_sop("whole", workers=1)
+    assert distributed.get_rank() == 1 or ", 0 rows in memory" in printed  # after the warm-up
     with at_step(2, end_second_rank):
-        train_sop("stopped")
+        train_sop("stopped", workers=2)
     keep("stopped", "terminated")
-    train_sop("stopped")
+    train_sop("stopped", workers=0)
     distributed.barrier()
     whole, terminated, resumed = (state_of(tmp_path / name) for name in ("whole", "terminated", "stopped"))
     assert (whole["epoch"], whole["done"] > 3) == (1, True)
     assert list((tmp_path / "whole").glob("events.*"))
     assert (terminated["epoch"], terminated["done"]) == (1, 2)
+    assert terminated["loss_fn"]["queue.rows"].any(dim=1).all()  # filled, before the first of these steps
     assert_equal(resumed, whole)

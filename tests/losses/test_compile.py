@@ -9,7 +9,13 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from every_memory import BATCH_SIZE, EVERY, D, M
-from pytorch_metric_learning.losses import ContrastiveLoss, SupConLoss, TripletMarginLoss
+from pytorch_metric_learning.losses import (
+    AngularLoss,
+    ContrastiveLoss,
+    MarginLoss,
+    SupConLoss,
+    TripletMarginLoss,
+)
 from pytorch_metric_learning.miners import PairMarginMiner
 from torch import Tensor, nn
 
@@ -87,10 +93,49 @@ def test_so_it_is_of_other_losses_and_with_a_miner(loss: type[nn.Module]) -> Non
         torch.testing.assert_close(a, b)
 
 
-def test_what_cannot_be_compiled_runs_as_it_is_written_and_says_why() -> None:
-    memory = XBNWrapper(SupConLoss(), D, M, batch_loss_weight=0.5)
-    with pytest.raises(Exception, match="outside of the graph"):
+NOT_WHOLE: dict[str, tuple[Callable[[], XBNWrapper], str]] = {
+    "weight": (lambda: XBNWrapper(SupConLoss(), D, M, batch_loss_weight=0.5), "batch_loss_weight"),
+    "learned": (lambda: XBNWrapper(MarginLoss(learn_beta=True, num_classes=3), D, M), "learns a setting"),
+    "smooth": (lambda: XBNWrapper(TripletMarginLoss(smooth_loss=True), D, M), "smooth_loss"),
+    "angular": (lambda: XBNWrapper(AngularLoss(), D, M), "PML's own code"),
+}
+
+
+@pytest.mark.parametrize("case", NOT_WHOLE)
+def test_what_cannot_be_compiled_runs_as_it_is_written_and_says_why(case: str) -> None:
+    make, reason = NOT_WHOLE[case]
+    for a, b in zip(trained(make(), lambda x: x), trained(make(), only_loss), strict=True):
+        torch.testing.assert_close(a, b)
+    torch.compiler.reset()
+    with pytest.raises(Exception, match=f"{reason}(.|\n)*outside of the graph"):
+        torch.compile(make(), fullgraph=True, backend="eager")(torch.randn(4, D), torch.arange(4) % 2)
+
+
+def test_a_temperature_that_is_learned_is_not_taken_for_a_number() -> None:
+    loss = SupConLoss()
+    loss.temperature = nn.Parameter(torch.tensor(0.1))
+    memory = XBNWrapper(loss, D, M)
+    with pytest.raises(Exception, match="learns a setting"):
         torch.compile(memory, fullgraph=True, backend="eager")(torch.randn(4, D), torch.arange(4) % 2)
+
+
+@pytest.mark.parametrize("miner", [None, PairMarginMiner(0.2, 0.8)], ids=["no miner", "miner"])
+@pytest.mark.parametrize("loss", [ContrastiveLoss(), SupConLoss(0.1)], ids=repr)
+def test_the_batchs_own_loss_can_be_added_to_a_compiled_memory(
+    loss: nn.Module, miner: nn.Module | None
+) -> None:
+    """As the page of benchmarks says, since a memory with ``batch_loss_weight`` is not compiled."""
+    whole = XBNWrapper(loss, D, M, miner, batch_loss_weight=0.5)
+    memory = XBNWrapper(loss, D, M, miner)
+    compiled, labels = torch.compile(memory, fullgraph=True, backend="eager"), torch.arange(BATCH_SIZE) % 3
+    for step in range(2 * M // BATCH_SIZE + 1):
+        first = (torch.randn(BATCH_SIZE, D) + step / 10).requires_grad_()
+        second = first.detach().clone().requires_grad_()
+        own = loss(second, labels) if miner is None else loss(second, labels, miner(second, labels))
+        value, expected = compiled(second, labels) + 0.5 * own, whole(first, labels)
+        torch.testing.assert_close(value, expected)
+        torch.testing.assert_close(torch.autograd.grad(value, second), torch.autograd.grad(expected, first))
+    torch.testing.assert_close(memory.embedding_memory, whole.embedding_memory)
 
 
 def test_importing_the_package_does_not_import_dynamo() -> None:

@@ -129,7 +129,7 @@ def test_rows_that_are_being_stored_anew_are_taken_back(
     before, rows = state(memory), memory.embedding_memory.clone()
 
     def parts(num_rows: int, size: int) -> Any:
-        is_anew = sys._getframe(1).f_code.co_name == "standardized_" and size > 1024
+        is_anew = sys._getframe(1).f_code.co_name == "written_standardized_" and size > 1024
         for number, part in enumerate(slices(num_rows, 5 if is_anew else size)):
             if is_anew and number == after:
                 raise KeyboardInterrupt

@@ -247,11 +247,12 @@ def test_of_two_towers(tower: int, nonfinite: str, call: str) -> None:
         memory = TwoTowerMemory(
             document_memory=memories[0], query_memory=None if is_one_sided else memories[1]
         )
-        queries, documents = batch(0)[0].requires_grad_(), batch(1)[0]
+        queries, documents = batch(0)[0].requires_grad_(), batch(1)[0].requires_grad_(not is_one_sided)
         assert memory(queries, documents, torch.arange(B)).isfinite()
         inputs = [batch(2)[0], batch(3)[0]]
         inputs[tower][3, 1] = torch.nan
-        inputs[0].requires_grad_()
+        for number in range(1 if is_one_sided else 2):
+            inputs[number].requires_grad_()
         assert_nan(memory.train(call == "train")(*inputs, torch.arange(B)), inputs[0])
 
 

@@ -327,12 +327,69 @@ def test_one_sided_documents_get_a_gradient_from_the_batch_loss_or_an_error() ->
     without.eval()(queries, documents, labels)
 
 
+@pytest.mark.parametrize("frozen", ["queries", "documents"])
+def test_two_memories_refuse_a_tower_without_a_gradient_that_would_train_nothing(frozen: str) -> None:
+    """Keys of momentum encoders, passed to both memories, trained one tower, and nothing said so."""
+
+    def towers(number: int) -> tuple[Tensor, Tensor, Tensor]:
+        queries, documents, labels = pairs(number)
+        if frozen == "queries":
+            return queries.detach(), documents, labels
+        return queries, documents.detach(), labels
+
+    loss_fn = two_towers()
+    step(loss_fn, 0)
+    before = state(loss_fn)
+    trained = "documents" if frozen == "queries" else "queries"
+    with pytest.raises(ValueError, match=rf"{frozen} require no .* as \({trained}, {frozen}, labels\)"):
+        loss_fn(*towers(1))
+    assert are_equal(state(loss_fn), before)
+    loss_fn.eval()(*towers(1))
+    with torch.no_grad():
+        loss_fn.train()(*towers(1))
+    loss_fn(*(x.detach() for x in pairs(1)))  # neither is trained here, which backward() would say
+
+    # What the error says to do gives the gradient of the direction that trained, which was halved.
+    one_sided, both = two_towers(is_one_sided=True), two_towers(batch_loss_weight=0.0)
+    for number in range(4):
+        queries, documents, labels = pairs(number)
+        anchors, keys = (documents, queries) if frozen == "queries" else (queries, documents)
+        (found,) = torch.autograd.grad(one_sided(anchors, keys.detach(), labels), anchors)
+        (halved,) = torch.autograd.grad(both(queries, documents, labels), anchors)
+        torch.testing.assert_close(found, 2 * halved)
+
+
+@pytest.mark.parametrize("frozen", ["queries", "documents"])
+def test_the_batchs_own_loss_trains_one_tower_by_both_directions(frozen: str) -> None:
+    """As in LiT, where images are embedded by a tower that is locked."""
+    loss_fn = two_towers(batch_loss_weight=1.0)
+    queries, documents, labels = pairs(0)
+    towers = {"queries": queries, "documents": documents}
+    towers[frozen] = towers[frozen].detach()
+    loss_fn(**towers, labels=labels).backward()
+    (trained,) = (x for x in towers.values() if x.requires_grad)
+    assert trained.grad.abs().sum() > 0
+
+    warming_up = two_towers(warmup=1)
+    warming_up(**towers, labels=labels).backward()
+    with pytest.raises(ValueError, match=f"{frozen} require no gradient"):
+        warming_up(**towers, labels=labels)
+
+    # The weight counts of the memory alone whose anchors have no gradient.
+    weights = (0.0, 1.0) if frozen == "queries" else (1.0, 0.0)
+    memories = [XBNWrapper(SupConLoss(), D, M, batch_loss_weight=weight) for weight in weights]
+    with pytest.raises(ValueError, match=f"{frozen} require no gradient"):
+        TwoTowerMemory(document_memory=memories[0], query_memory=memories[1])(**towers, labels=labels)
+
+
 @pytest.mark.parametrize("is_one_sided", [False, True])
 def test_a_subclass_may_have_modules_of_its_own(is_one_sided: bool) -> None:
     loss_fn, plain = (two_towers(is_one_sided=is_one_sided) for _ in range(2))
     loss_fn.head = nn.Linear(D, D)
     queries, documents, labels = pairs(0)
-    assert torch.equal(*(f(queries, documents.detach(), labels) for f in (loss_fn, plain)))
+    if is_one_sided:
+        documents = documents.detach()
+    assert torch.equal(*(f(queries, documents, labels) for f in (loss_fn, plain)))
 
 
 def test_memories_that_do_not_fit_are_refused() -> None:

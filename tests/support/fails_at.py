@@ -13,8 +13,8 @@ from pml_xbn.adapters import BaseAdapter, GroupMomentMatching, MomentMatching
 from pml_xbn.memory._rows import Rows
 from pml_xbn.pairwise import _pairs
 from pml_xbn.pairwise._distances import Distances
+from pml_xbn.pairwise._fused_losses import Elements
 from pml_xbn.pairwise._reductions import Count, Largest, LogSumExp, Max, Sum
-from pml_xbn.pairwise._terms import Elements
 
 
 class FailsAt:
@@ -32,6 +32,7 @@ class FailsAt:
         *((kind, "result") for kind in (Count, Largest, LogSumExp, Max, Sum)),
         (_pairs, "drop_self_pairs_"),
         (Elements, "totals"),
+        (Elements, "total_of_anchors"),
         (BaseAdapter, "estimate"),
         (MomentMatching, "map"),
         (GroupMomentMatching, "map_groups"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -232,3 +232,16 @@ def write_pickle(path: Path, content: object) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(pickle.dumps(content, protocol=2))
     return hashlib.md5(path.read_bytes()).hexdigest()
+
+
+# Who writes the tiny files of a data set into its folder; those of CIFAR also set the checksums to expect.
+WRITERS: dict[str, Callable[..., None]] = {
+    "CIFAR10": write_cifar10,
+    "CIFAR100": write_cifar100,
+    "CUB": write_cub,
+    "Cars196": write_cars196,
+    "DeepFashion2": write_deep_fashion_2,
+    "InShop": write_in_shop,
+    "StanfordOnlineProducts": write_stanford_online_products,
+    "VehicleID": write_vehicle_id,
+}
