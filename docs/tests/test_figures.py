@@ -728,6 +728,27 @@ def test_equal_minutes_on_han() -> None:
     assert_on(README, "so small that a memory doubles a step's time")
 
 
+def test_longer_training_with_a_memory_on_han() -> None:
+    """Seed 0, 14 epochs: XBN from the first step at batch 64, and no memory at 256."""
+    runs = Runs(RESULTS)
+    xbn, none = han.LONG[0], han.none(256, han.EQUAL_MINUTES)
+    recall, map_at_r, minutes = (
+        runs.values(xbn, name)[0] for name in ("recall_at_1", "map_at_r", "cpu_minutes")
+    )
+    gap = runs.difference(xbn, none, "recall_at_1")
+    assert gap.mean > 0
+    assert_on(
+        MANY,
+        f"XBN for 14 epochs has {recall:.1f} Recall@1 and {map_at_r:.1f} MAP@R, in {minutes:.1f} minutes.",
+        f"That is {gap.mean:.1f} above no memory at 256 with as many images",
+        f"catches up in {minutes:.1f} minutes too was not tried",
+    )
+    twice = minutes / runs.values(none, "cpu_minutes")[0]
+    assert twice == pytest.approx(2, abs=0.2)
+    assert_on(WHICH, f"XBN for 14 epochs has {recall:.1f}, in twice the minutes of no memory at 256")
+    assert_on(README, "With equal images XBN won, also after 14 epochs.")
+
+
 def test_what_papers_of_memories_report() -> None:
     """Gains of Cross-Batch Memory by its own paper, Table 1, with GoogLeNet and three losses."""
     rows = read_csv(DOCS.parent / "benchmarks" / "papers" / "experiments.csv")
@@ -767,7 +788,9 @@ def test_rows_of_a_momentum_encoder_are_mostly_level_with_xbn(study: Study) -> N
     below = [-gap.mean for gap in known if gap.mean < -max(gap.half_width, 1)]
     assert len(below) == 4
     assert len(known) > 3 * len(below)
-    assert_on(WHICH, f"in four it was certainly below XBN, by {min(below):.1f} to {max(below):.1f}")
+    assert_on(
+        WHICH, f"In four settings they are certainly below XBN, by {min(below):.1f} to {max(below):.1f}"
+    )
 
 
 def test_what_xbn_gains_over_xbm_in_all_runs_from_random_weights(study: Study) -> None:
