@@ -77,10 +77,11 @@ FRONT = (
     Case("xbm"),
 )
 EQUAL = (none(256, EQUAL_MINUTES), none(64, EQUAL_MINUTES))
-# Added once the runs of equal minutes were there: the best memories of the front, with as many images as
-# these, at the rate that they were chosen with.
+# Added once the runs of equal minutes were there: the best memories of the front with as many images, and no
+# memory for about as many minutes, at the rates that they were chosen with.
 LONG = (
     Case("xbn", rate=1.6e-2, steps=EQUAL_MINUTES * EPOCH),
+    replace(none(256, 2 * EQUAL_MINUTES), rate=1.6e-2),
     memory("xbm", rate=8e-3, steps=EQUAL_MINUTES * EPOCH),
 )
 GAINS = tuple(
