@@ -193,7 +193,7 @@ def test_a_large_batch_that_gains_nothing_does_not_tell_of_a_memory(study: Study
         assert not is_above_zero(large)
         assert is_above_zero(memory)
         assert_on(GAINS, cell(large), cell(memory))
-    assert_on(README, "**Stop if the network is pretrained.** From random weights go on to step 5.")
+    assert_on(README, "**Stop.** But from random weights, or at 0.6 % or less, also try the memory")
 
 
 def of_the_last_stage(study: Study, name: str, size: int, methods: Sequence[Method] = SUPCON) -> list[Values]:
@@ -336,7 +336,7 @@ def test_what_the_picture_of_the_readme_says_of_small_and_large_shares() -> None
     lost = sorted(round(x.share) for x in points if x.share >= NEVER)
     assert_on(README, f"{ALWAYS:g} % or less | the defaults", "At {} and {} % (batch 256".format(*lost))
     assert not [x for x in points if 3.2 < x.share < NEVER and not x.name.startswith("icons, 64")]
-    assert_on(README, "Above 3 % little was tried.", "Share (tried: up to 3 %)")
+    assert_on(README, "Above 3 % little was tried.", "Share at your own batch size (tried: up to 3 %)")
     assert_on(README, f"from random weights, or at {ALWAYS:g} % or less, also try the memory")
 
 
