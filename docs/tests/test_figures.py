@@ -193,7 +193,7 @@ def test_a_large_batch_that_gains_nothing_does_not_tell_of_a_memory(study: Study
         assert not is_above_zero(large)
         assert is_above_zero(memory)
         assert_on(GAINS, cell(large), cell(memory))
-    assert_on(README, "**Stop.** But from random weights, or at 0.6 % or less, also try the memory")
+    assert_on(README, "From random weights, or at 0.6 % or less, go on to step 5 first.")
 
 
 def of_the_last_stage(study: Study, name: str, size: int, methods: Sequence[Method] = SUPCON) -> list[Values]:
@@ -336,8 +336,8 @@ def test_what_the_picture_of_the_readme_says_of_small_and_large_shares() -> None
     lost = sorted(round(x.share) for x in points if x.share >= NEVER)
     assert_on(README, f"{ALWAYS:g} % or less | the defaults", "At {} and {} % (batch 256".format(*lost))
     assert not [x for x in points if 3.2 < x.share < NEVER and not x.name.startswith("icons, 64")]
-    assert_on(README, "Above 3 % little was tried.", "Share at your own batch size (tried: up to 3 %)")
-    assert_on(README, f"from random weights, or at {ALWAYS:g} % or less, also try the memory")
+    assert_on(README, "Above 3 % little was tried.", "below 7 % (tried: to 3 %)")
+    assert_on(README, f"From random weights, or at {ALWAYS:g} % or less, go on to step 5 first.")
 
 
 DRAWN = (SUPCON + OTHER_SIZES, THREE_STAGES, WHOLE_NETWORK, MULTI_SIMILARITY, SENSES, LARGE_BATCH)
@@ -417,7 +417,10 @@ def test_within_a_data_set_a_smaller_share_did_not_gain_more() -> None:
         assert cell(small) == cell(four[f"{name}, 8"])
         assert_on(FINE_TUNING, cell(small))
     for page in (README, WHICH, DOCS / "index.md"):
-        assert_on(page, "Within our two small data sets, at batches of 8 to 64, it did not.")
+        assert_on(
+            page,
+            "Within each of our two small data sets there was no such trend from a batch of 8 to one of 64.",
+        )
 
 
 def test_the_mark_of_the_whole_network_stands_at_its_share() -> None:
