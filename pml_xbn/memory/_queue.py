@@ -243,13 +243,13 @@ class Queue(nn.Module):
     def _look(self, rows: Rows, num_queued: int) -> None:
         """Has a GPU look whether rows are to be standardized again: once in some steps, and a wrap-around."""
         self._num_stores, self._num_queued = self._num_stores + 1, self._num_queued + num_queued
-        is_due = None
-        if self._num_queued >= self.memory_size and rows.sums is not None:
-            self._num_queued, is_due = 0, rows.have_drifted()
-        elif self._num_stores % _STORES_BETWEEN_LOOKS == 0:
-            is_due = rows.is_out_of_range()
-        if is_due is not None:
-            self.findings.add_("is_out_of_range", is_due)
+        if rows.sums is None:
+            return
+        if self._num_queued >= self.memory_size:
+            self._num_queued = 0
+            self.findings.add_("is_out_of_range", rows.have_drifted())
+        if self._num_stores % _STORES_BETWEEN_LOOKS == 0 and (is_out := rows.is_out_of_range()) is not None:
+            self.findings.add_("is_out_of_range", is_out)
 
     def standardize_if_due_(self) -> None:
         """Stores rows anew, in place, after a step that was the first to measure them or wrapped around."""

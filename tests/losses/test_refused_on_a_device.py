@@ -96,3 +96,16 @@ def test_rows_that_momentum_lets_drift_are_standardized_after_a_wrap_around() ->
     # Within a wrap-around and a step of the last time it was looked at.
     assert (square < 16).all()
     assert (mean.abs() < 3).all()
+
+
+@pytest.mark.parametrize("memory_size", [15 * B, 16 * B], ids=["15 steps", "16 steps a wrap-around"])
+def test_float16_rows_are_standardized_once_a_dimension_is_dead(memory_size: int) -> None:
+    """However many steps a wrap-around takes: both looks are made, also where they fall together."""
+    memory = XBNWrapper(SupConLoss(), D, memory_size, memory_dtype=torch.float16)
+    generator = torch.Generator().manual_seed(0)
+    for step in range(6 * 16):
+        rows = torch.randn(B, D, generator=generator)
+        rows[:, 1] *= 1e-6 if step > 32 else 1
+        memory(rows, torch.arange(B) % 4)
+    rows = memory.queue.contents.rows
+    assert rows.affine.scale[1] >= 2.0**-12 * rows.moments().std.square().mean().sqrt() * 0.9
