@@ -23,6 +23,15 @@ def widest(values: Tensor) -> Tensor:
     return values.float() if values.device.type == "mps" else values.double()
 
 
+def all_of(*conditions: Tensor | bool | None) -> Tensor | None:
+    """Returns whether all conditions hold, 0-d bool; None and True are no conditions, and None if none is."""
+    found: Tensor | None = None
+    for condition in conditions:
+        if isinstance(condition, Tensor):
+            found = condition if found is None else found & condition
+    return found
+
+
 def at_most(value: int | Tensor, most: int) -> int | Tensor:
     """Returns the value, or the bound where it is larger."""
     return value.clamp(max=most) if isinstance(value, Tensor) else min(value, most)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .._arithmetic import all_of
 from .._checks import check_numbers, check_rows, plain
 from .._tracing import can_read
 from ..distributed import _ranks as ranks
@@ -151,21 +152,18 @@ def check_on_device(memory: Memory, batch: Batch) -> Batch:
 
     The memory remembers a refusal, and raises it when the host looks.
     """
-    findings, is_storable = memory.queue.findings, None
+    findings, are_small = memory.queue.findings, None
     if memory.nonfinite != "ignore":
         limit, own = largest_storable(memory.queue), batch.own is not None
-        for x in (batch.refs,) if own else (batch.refs, batch.anchors):
-            if x.shape[0] > 0:
-                is_small = x.detach().abs().amax() <= limit  # which is False where there is NaN
-                is_storable = is_small if is_storable is None else is_storable & is_small
-        if is_storable is not None:
-            findings.add_("numbers", ~is_storable)
-    refused = [is_refused for is_refused, _ in memory._hooks.refusals(batch.ref_labels)]
-    if refused:
-        are_known = ~torch.stack(refused).any()
+        found = [x for x in ((batch.refs,) if own else (batch.refs, batch.anchors)) if x.shape[0] > 0]
+        # False where there is NaN.
+        are_small = all_of(*(x.detach().abs().amax() <= limit for x in found))
+        if are_small is not None:
+            findings.add_("numbers", ~are_small)
+    are_known = all_of(*(~is_refused for is_refused, _ in memory._hooks.refusals(batch.ref_labels)))
+    if are_known is not None:
         findings.add_("labels", ~are_known)
-        is_storable = are_known if is_storable is None else is_storable & are_known
-    return batch._replace(is_storable=is_storable)
+    return batch._replace(is_storable=all_of(are_small, are_known))
 
 
 def can_be_checked_later(memory: Memory, batch: Batch) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from .._arithmetic import nan_unless_zero, zero_if_finite
+from .._arithmetic import all_of, nan_unless_zero, zero_if_finite
 from .._tracing import can_read
 from ..memory._batch import Batch
 from ..memory._placement import Placement, average_rows, placement_of
@@ -98,7 +98,7 @@ def adapt_rows(memory: Memory, batch: Batch, contents: Contents, placement: Plac
     hooks, is_waiting = memory._hooks, is_delayed(memory, contents)
     if is_waiting is True:
         return contents
-    adapts = _adapts(batch.is_storable, is_waiting)
+    adapts = all_of(batch.is_storable, ~is_waiting if isinstance(is_waiting, Tensor) else None)
     refs = batch.refs.detach().to(contents.rows.dtype)
     hooks.returning = () if placement is None else (placement.stored_at, placement.returning)
     allow_nonfinite = memory.nonfinite == "ignore"
@@ -109,13 +109,6 @@ def adapt_rows(memory: Memory, batch: Batch, contents: Contents, placement: Plac
     if memory.normalize_memory:
         rows = rows_of(normalize(rows.read(refs.dtype)), rows, len(rows.stored), rows.stored.dtype)
     return contents._replace(rows=rows)
-
-
-def _adapts(is_finite: Tensor | None, is_waiting: bool | Tensor) -> Tensor | None:
-    """Returns whether rows are to be adapted, where the host does not know it."""
-    if isinstance(is_waiting, Tensor):
-        return ~is_waiting if is_finite is None else is_finite & ~is_waiting
-    return is_finite
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
-from .._arithmetic import widest
+from .._arithmetic import all_of, widest
 from .._tracing import is_tracing
 from ..adapters.base_adapter import BaseAdapter, Refusal
 from ..adapters.group_moment_matching import GroupMomentMatching
@@ -61,9 +61,9 @@ def apply_adapter(
     if rows.has_two is False:
         return rows
     rows = measured_for(adapter, rows)
-    affine = adapter.checked_map(rows.moments(), of_batch, target)
-    if adapts is not None or isinstance(rows.has_two, Tensor):
-        affine = _where(_all(adapts, rows.has_two), affine)
+    affine, moves = adapter.checked_map(rows.moments(), of_batch, target), all_of(adapts, rows.has_two)
+    if moves is not None:
+        affine = _where(moves, affine)
     if not isinstance(adapter, GroupMomentMatching):
         mapped = rows.mapped(affine)
         if is_checked:
@@ -75,8 +75,8 @@ def apply_adapter(
     in_batch = group_moments(widest(batch), groups.of_batch, groups.number)
     in_memory = rows.group_moments(groups.of_memory, groups.number)
     maps = adapter.maps_of_groups(affine, in_memory, in_batch, target, rows.num_rows)
-    if adapts is not None or isinstance(rows.has_two, Tensor):
-        maps = _where(_all(adapts, rows.has_two), maps)
+    if moves is not None:
+        maps = _where(moves, maps)
     if is_checked:
         adapter.check_finite("map_groups", maps)
     return rows.mapped_in_groups_(maps, groups.of_memory, affine, undo)
@@ -107,15 +107,6 @@ def take_part_in_sums(
         groups = adapter.groups_of(labels, batch_labels)
         rows.group_moments(groups.of_memory, groups.number)
     return rows.replaced()  # a copy that has forgotten the sums of all ranks, as adapted rows have
-
-
-def _all(*conditions: Tensor | bool | None) -> Tensor:
-    """Returns whether all conditions hold, of which None and True are no conditions."""
-    tensors = [condition for condition in conditions if isinstance(condition, Tensor)]
-    found = tensors[0]
-    for condition in tensors[1:]:
-        found = found & condition
-    return found
 
 
 def _where(adapts: Tensor, affine: Affine) -> Affine:

@@ -14,7 +14,7 @@ from pytorch_metric_learning import losses, reducers
 from torch import Tensor
 from torch.nn.functional import relu, softplus, threshold
 
-from .._arithmetic import widest
+from .._arithmetic import all_of, widest
 from ._pairs import Pairs, similarities
 from ._ranges import Ranges
 from ._reductions import (
@@ -57,11 +57,9 @@ class Elements(NamedTuple):
         if counts is None and low is not None and high is None and values.ndim > 0:
             within = threshold(values, low, 0.0)
             return within, within.count_nonzero() if low >= 0 else (values > low).sum()
-        for name, is_beyond in (("low", torch.gt), ("high", torch.lt)):
-            bound = getattr(reducer, name, None)
-            if bound is not None and values.ndim > 0:
-                is_within = is_beyond(values, bound)
-                counts = is_within if counts is None else counts * is_within
+        is_within = _is_within_bounds(values, reducer) if values.ndim > 0 else None
+        if is_within is not None:
+            counts = is_within if counts is None else counts * is_within
         if counts is None:
             return values, torch.full((), values.numel(), device=values.device)  # torch.tensor would wait
         if values.ndim == 2:
@@ -73,12 +71,7 @@ class Elements(NamedTuple):
 
     def total_of_anchors(self, reducer: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the sum of terms of anchors, what the reducer divides it by, and 1 for each that counts."""
-        values, is_counted = self.values, None
-        for name, is_beyond in (("low", torch.gt), ("high", torch.lt)):
-            bound = getattr(reducer, name, None)
-            if bound is not None:
-                is_within = is_beyond(values, bound)
-                is_counted = is_within if is_counted is None else is_counted & is_within
+        values, is_counted = self.values, _is_within_bounds(self.values, reducer)
         if is_counted is None:
             counted = torch.ones_like(values)
             return values.sum(), counted.sum(), counted
@@ -86,6 +79,12 @@ class Elements(NamedTuple):
         if getattr(reducer, "high", None) is None:
             return torch.dot(values, counted), counted.sum(), counted
         return torch.where(is_counted, values, 0.0).sum(), counted.sum(), counted  # which may be inf
+
+
+def _is_within_bounds(values: Tensor, reducer: Any) -> Tensor | None:
+    """Returns which values lie between the bounds of PML's ThresholdReducer; None if the reducer has none."""
+    low, high = getattr(reducer, "low", None), getattr(reducer, "high", None)
+    return all_of(None if low is None else values > low, None if high is None else values < high)
 
 
 class TripletTerms(NamedTuple):

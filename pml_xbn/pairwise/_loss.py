@@ -53,7 +53,7 @@ class Comparison(NamedTuple):
         """Returns the pairs that the miner chooses, by default all, and the caller's pairs."""
         pairs = self.all_pairs()
         if self.miner is not None:
-            fused = fused_miner_of(self.miner) if is_fused_miner(self.miner) else None
+            fused = fused_miner_of(self.miner)
             if fused is not None:
                 pairs = mine(fused, self.miner, distances, pairs)
             elif draws_by_distance(self.miner):

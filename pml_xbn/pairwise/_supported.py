@@ -108,17 +108,17 @@ def _has_own_method(loss: Any) -> bool:
 
 
 def fused_miner_of(miner: Any) -> FusedMiner | None:
-    """Returns the function of one of the five miners, or of a class that inherits from one unchanged."""
+    """Returns the function of one of the five miners; None if skipping its call has a visible effect."""
     kind = unchanged_class(type(miner), FUSED_MINERS)
-    return None if kind is None else FUSED_MINERS[kind]
+    keeps_none = isinstance(miner, miners.TripletMarginMiner)  # of the statistics that it has
+    if kind is None or not is_unchanged(miner, allow_stats=not keeps_none):
+        return None
+    return FUSED_MINERS[kind]
 
 
 def is_fused_miner(miner: Any) -> bool:
     """Returns whether the miner is one of the five, unchanged; skipping its call has no visible effect."""
-    if fused_miner_of(miner) is None:
-        return False
-    keeps_none = isinstance(miner, miners.TripletMarginMiner)  # of the statistics that it has
-    return is_unchanged(miner, allow_stats=not keeps_none)
+    return fused_miner_of(miner) is not None
 
 
 def draws_by_distance(miner: Any) -> bool:
