@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import random
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.engine.randomness import seed_for
+from pml_xbn.training.seeded_augmentation import seeded
 
 Key = tuple[int, ...]
 Transform = Callable[[Any], Any]
@@ -54,21 +52,6 @@ class KeyedItems(Dataset[tuple[Any, int]]):
         image, label = self.images.items[int(self.images.positions[key[-1]])]
         with seeded(seed_for(self.seed, "augmentation", *key)):
             return self.transform(image), label
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seeds the generators that transforms draw from, and puts them back afterwards."""
-    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.default_generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_rng_state(cpu)
 
 
 class Loader:

@@ -57,17 +57,16 @@ class SeededAugmentation(Dataset[Any]):
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
         """Returns the images of a batch; a ``DataLoader`` calls it."""
-        with _seeded(
-            hash((self.seed, *map(int, indices))) % 2**32
-        ):  # the hash of integers is always the same
+        # The hash of integers is always the same.
+        with seeded(hash((self.seed, *map(int, indices))) % 2**32):
             if hasattr(self.dataset, "__getitems__"):
                 return self.dataset.__getitems__(indices)
             return [self.dataset[index] for index in indices]
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Seeds the generators that everybody shares, and puts them back afterwards."""
+def seeded(seed: int) -> Iterator[None]:
+    """Seeds the generators that everybody shares, on the CPU, and puts them back afterwards."""
     of_numpy, of_python = np.random.get_state(), random.getstate()
     try:
         with torch.random.fork_rng(devices=[]):
