@@ -71,6 +71,12 @@ class Runs:
             found.pop(CHOICE, None)
         return {seed: float(row[figure]) for seed, row in found.items() if row[figure]}
 
+    def minutes(self, setting: Case) -> float:
+        """Returns minutes of a core, the mean over rates and seeds."""
+        return fmean(
+            float(row["cpu_minutes"]) for one, row in self.rows.items() if one.setting == setting.setting
+        )
+
     def difference(self, ours: Case, theirs: Case, figure: str) -> Difference | None:
         """Returns ours minus theirs, paired by seed."""
         return paired(self.values(ours, figure), self.values(theirs, figure))
@@ -114,10 +120,7 @@ def front_table(runs: Runs, settings: Iterable[Case], epochs: float = 6) -> str:
             is_itself = setting.setting == baseline.setting
             gaps = [None if is_itself else runs.difference(setting, baseline, name) for name in FIGURES]
             line += [str(gap or "–") for gap in gaps]
-        minutes = [
-            float(row["cpu_minutes"]) for one, row in runs.rows.items() if one.setting == setting.setting
-        ]
-        line += [f"{case.steps * case.batch_size:,}", f"{case.steps:,}", f"{fmean(minutes):.1f}"]
+        line += [f"{case.steps * case.batch_size:,}", f"{case.steps:,}", f"{runs.minutes(setting):.1f}"]
         lines.append(line)
     return markdown(columns, lines, ["Setting"])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -223,8 +223,13 @@ def _draw(axes: Axes, points: list[Point], style: Style) -> None:
                 place = (point.share, point.gain.mean)
                 offset = _BESIDE.get(point.name, (-3, 5))
                 axes.annotate(point.name, place, offset, textcoords="offset points", fontsize=7.5)
+    axis_of_shares(axes, 14, _TICKS, style)
+
+
+def axis_of_shares(axes: Axes, most: float, ticks: Sequence[float], style: Style) -> None:
+    """Makes the horizontal axis one of shares of the classes in per cent, and draws the line of no gain."""
     axes.set_xscale("log")
-    axes.set_xlim(0.025, 14)
-    axes.set_xticks(_TICKS, map(str, _TICKS))
+    axes.set_xlim(0.025, most)
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.axhline(0, color=style.ink, linewidth=0.8)

@@ -21,6 +21,7 @@ from pml_xbn.adapters import MomentMatching
 from .adaptation import cloud, embeddings_of_a_run, plane_of
 from .classes import (
     Point,
+    axis_of_shares,
     of_fine_tuning,
     of_random_weights,
     of_the_papers,
@@ -93,12 +94,7 @@ def draw_gain(results: Path, path: Path) -> None:
             capthick=0.9,
             **options,
         )
-    axes.set_xscale("log")
-    axes.set_xlim(0.025, 18)
-    ticks = (0.03, 0.1, 0.3, ALWAYS, 1, 3, NEVER)
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.minorticks_off()
-    axes.axhline(0, color=LIGHT.ink, linewidth=0.8)
+    axis_of_shares(axes, 18, (0.03, 0.1, 0.3, ALWAYS, 1, 3, NEVER), LIGHT)
     for end in (ALWAYS, NEVER):
         axes.axvline(end, color=LIGHT.faint, linestyle="--", linewidth=1)
     top = axes.get_ylim()[1] + 1.4

@@ -22,9 +22,8 @@ def han_table(results: Path) -> str:
             continue
         found = runs.values(setting, "recall_at_1")
         figures = [f"{fmean(runs.values(setting, x).values()):.1f}" for x in ("recall_at_1", "map_at_r")]
-        minutes = [float(r["cpu_minutes"]) for one, r in runs.rows.items() if one.setting == setting.setting]
         seeds = "one" if [*found] == [CHOICE] else str(len(found))
-        lines.append([label(setting), f"{case.rate:g}", seeds, *figures, f"{fmean(minutes):.1f}"])
+        lines.append([label(setting), f"{case.rate:g}", seeds, *figures, f"{runs.minutes(setting):.1f}"])
     return markdown(
         ["Setting", "Rate", "Seeds", "Recall@1", "MAP@R", "Minutes of a core"], lines, ["Setting"]
     )
