@@ -35,6 +35,14 @@ def can_read(values: Tensor) -> bool:
     return values.device.type == "cpu" and not is_tracing()
 
 
+def computed_once(values: Tensor) -> Tensor:
+    """Returns the same numbers, which ``torch.compile`` then keeps, and does not compute where they are read.
+
+    A factor of a row would be computed anew for every anchor, and a matrix that is read twice written out.
+    """
+    return values.as_strided(values.shape, values.stride()) if is_compiling() else values
+
+
 def eager(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Returns the function as one that runs as it is written in a compiled module too."""
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .._arithmetic import rows_at_a_time, slices, widest
-from .._tracing import can_read, is_tracing
+from .._tracing import can_read, computed_once, is_compiling, is_tracing
 from ..adapters.moments import Affine, GroupMoments, Moments, moments
 
 # Stored rows are standardized again where their root mean square is larger: float16 ends at 65504, and
@@ -140,7 +140,7 @@ class Rows:
         """Which of the first ``num_rows_here`` rows are occupied, ``(n,)`` bool; None where all are."""
         if not isinstance(self.num_rows, Tensor):
             return None
-        return torch.arange(self.num_rows_here, device=self.stored.device) < self.num_rows
+        return torch.arange(self.num_rows_here, device=self.stored.device) < computed_once(self.num_rows)
 
     def replaced(
         self, *, affine: Affine | None = None, sums: Tensor | None = None, stored: Tensor | None = None
@@ -208,6 +208,24 @@ class Rows:
                 rows = torch.addcmul(shift, rows, scale, out=into)
             yield part, rows
 
+    def products(self, vectors: Tensor) -> Tensor:
+        """Returns the products of vectors ``(k, d)`` with all rows, ``(k, n)``, without mapping a row."""
+        dtype, (scale, shift) = vectors.dtype, self.affine_in(vectors.dtype)
+        at_a_time = self.num_rows_here if self.stored.dtype == dtype else rows_at_a_time(self.stored)
+        parts = slices(self.num_rows_here, max(1, at_a_time))
+        # Of a plus torch.compile makes a product that begins with the offset, which it first writes out.
+        negative = vectors * -scale
+        mats = [negative @ self._stored_part(part, dtype, None).t() for part in parts]
+        mat = mats[0] if len(mats) == 1 else torch.cat(mats, dim=1)
+        return (vectors @ shift).unsqueeze(1) - mat
+
+    def lengths(self, dtype: torch.dtype) -> Tensor:
+        """Returns the lengths of all rows, ``(n,)``."""
+        scale, shift = self.affine_in(dtype)
+        stored = self._stored_part(slice(0, self.num_rows_here), dtype, None)
+        lengths: Tensor = torch.linalg.vector_norm(torch.addcmul(shift, stored, scale), dim=1)
+        return lengths
+
     def _buffer(self, dtype: torch.dtype) -> Tensor | None:
         """Returns a tensor to read parts of the rows into, one after the other; None if all are one part."""
         num_rows = rows_at_a_time(self.stored)
@@ -237,7 +255,8 @@ class Rows:
     def weighted_sum(self, weights: Tensor, row_factors: Tensor | None = None) -> Tensor:
         """Returns ``(a, d)``, the sum over j of ``weights[:, j]`` times ``row_factors[j]`` times row j."""
         dtype, at_a_time = weights.dtype, rows_at_a_time(self.stored)
-        if self.num_rows_here <= at_a_time:
+        # torch.compile makes a kernel of every part.
+        if self.num_rows_here <= at_a_time or (is_compiling() and self.stored.dtype == dtype):
             weights = weights if row_factors is None else weights * row_factors
             total = weights @ self._stored_part(slice(0, self.num_rows_here), dtype, None)
             weight_sums = weights.sum(dim=1, keepdim=True)

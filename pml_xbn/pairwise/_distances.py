@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import threshold
 
 from .._arithmetic import zero_if_finite
-from .._tracing import is_tracing
+from .._tracing import computed_once, is_compiling
 from ..memory._rows import Rows
 
 DISTANCES = (CosineSimilarity, DotProductSimilarity, LpDistance, SNRDistance)
@@ -155,31 +155,33 @@ class Distances:
 
     def _products_and_lengths(self, vectors: Tensor, has_lengths: bool) -> tuple[Tensor, Tensor | None]:
         """Returns products of vectors with rows, ``(a, n)``, and lengths of the rows ``(n,)`` on request."""
-        num_rows = self.rows.num_rows_here
-        mat = lengths = None
+        lengths: Tensor | None
+        if is_compiling():  # which measures rows without writing them out
+            mat, lengths = self.rows.products(vectors), self.rows.lengths(vectors.dtype)
+            lengths = lengths if has_lengths else None
+        else:
+            mat, lengths = self._by_parts(vectors, has_lengths)
+        if self._zero is None and not self.are_finite:
+            # A vector that is not finite has no finite product or length: one row and one column tell of all.
+            if lengths is None:
+                self._zero = zero_if_finite(mat[:1], mat[:, :1])
+            else:
+                self._zero = (lengths.sum() + self._scaled_anchors()[1].sum()) * 0
+        return mat, lengths
+
+    def _by_parts(self, vectors: Tensor, has_lengths: bool) -> tuple[Tensor, Tensor | None]:
+        """Returns products, and lengths on request, by parts that stay in the cache."""
+        num_rows, mat, lengths = self.rows.num_rows_here, None, None
         for indices, part in self.rows.parts(vectors.dtype):
             if len(part) == num_rows:
-                mat = vectors @ part.t()
-                lengths = torch.linalg.vector_norm(part, dim=1) if has_lengths else None
-                break
+                return vectors @ part.t(), torch.linalg.vector_norm(part, dim=1) if has_lengths else None
             if mat is None or lengths is None:
                 mat, lengths = vectors.new_empty(len(vectors), num_rows), vectors.new_empty(num_rows)
-            if is_tracing():  # torch.compile knows no ``out`` with strides
-                mat[:, indices] = vectors @ part.t()
-                lengths[indices] = torch.linalg.vector_norm(part, dim=1)
-                continue
             torch.mm(vectors, part.t(), out=mat[:, indices])
             if has_lengths:
                 torch.linalg.vector_norm(part, dim=1, out=lengths[indices])
         if mat is None:
-            mat, lengths = vectors.new_empty(len(vectors), 0), vectors.new_empty(0)
-        if self.are_finite:
-            return mat, lengths if has_lengths else None
-        if self._zero is None and not has_lengths:
-            # A vector that is not finite has no finite product, so one row and one column tell of all.
-            self._zero = zero_if_finite(mat[:1], mat[:, :1])
-        elif self._zero is None and lengths is not None:
-            self._zero = (lengths.sum() + self._scaled_anchors()[1].sum()) * 0
+            return vectors.new_empty(len(vectors), 0), vectors.new_empty(0) if has_lengths else None
         return mat, lengths if has_lengths else None
 
     def _inverse_lengths(self, lengths: Tensor) -> Tensor:
@@ -187,7 +189,7 @@ class Distances:
         least = self.rows.least_length(lengths.dtype)
         if isinstance(least, float):
             return threshold(lengths, least, torch.inf, inplace=True).reciprocal_()
-        return lengths.masked_fill_(lengths <= least, torch.inf).reciprocal_()
+        return computed_once(lengths.masked_fill_(lengths <= least, torch.inf).reciprocal_())
 
     def _measure_euclidean(self) -> Tensor:
         """Returns |v - r| of unit vectors, whose square is 2 - 2 v·r."""

@@ -242,7 +242,7 @@ def margin(loss: losses.MarginLoss, mat: Tensor, pairs: Pairs, over_rows: OverRo
     beta = beta.expand(len(mat)) if len(beta) == 1 else beta[pairs.labels]
     boundary = -similarities(loss.distance, beta).unsqueeze(1)
     too_far, too_near = relu(mat - boundary + loss.margin), relu(boundary - mat + loss.margin)
-    positive, negative = pairs[:2]  # and then how many triplets each pair is part of
+    positive, negative = pairs.positive, pairs.negative  # and then how many triplets each pair is part of
     if pairs.triplets is None:
         num_positive, num_negative = (x.sum(dim=1, keepdim=True) for x in (positive, negative))
         positive, negative = positive * num_negative, negative * num_positive
@@ -260,7 +260,7 @@ def _triplet_terms(
     x: Tensor, y: Tensor, pairs: Pairs, distance: Any, activation: Callable[[Tensor], Tensor] | None
 ) -> Elements | TripletTerms:
     """Returns the terms of x_p + y_n, where x grows with the distance; without activation none is below 0."""
-    triplets = pairs.triplets or Ranges.all(x.detach(), *pairs[:2], distance)
+    triplets = pairs.triplets or Ranges.all(x.detach(), pairs.positive, pairs.negative, distance)
     if isinstance(triplets, Ranges):
         if activation is not softplus and triplets.are_sorted_by(x.detach(), distance):
             return TripletTerms(x, y, triplets, is_positive=activation is None)

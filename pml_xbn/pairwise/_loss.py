@@ -23,7 +23,7 @@ from ._fused_losses import Elements
 from ._miners import mine, mine_by_pml
 from ._pairs import IndicesTuple, Pairs, anchors_at_once
 from ._ranges import Ranges, listed
-from ._reductions import AllRows, GivenResults, added, gradients_of_values, total
+from ._reductions import AllRows, GivenResults, added, gradients_of_values
 from ._supported import FusedLoss, draws_by_distance, fused_loss_of, fused_miner_of, is_fused_miner, show
 
 
@@ -108,7 +108,7 @@ def sum_terms(compared: Comparison, fused: FusedLoss) -> LossSums:
     pairs = compared.choose_pairs(distances)
     show(lambda: _arguments(compared, pairs))
     if isinstance(fused.loss, GenericPairLoss):
-        sums.num_pairs = pairs.num_pairs or [total(counts) for counts in pairs[:2]]
+        sums.num_pairs = pairs.counts
     if fused.fused.terms is None:
         _add_angular_terms_(sums, compared, pairs)
     else:
@@ -265,12 +265,14 @@ def _check_listed_pairs(loss: Any, pairs: Pairs) -> None:
     is_listed = pairs.num_pairs is None and pairs.positive.dtype != torch.bool
     is_checked = hasattr(loss, "_assert_either_pos_or_neg")
     if is_listed and is_checked and loss.loss_method == loss.mat_based_loss:
-        loss._assert_either_pos_or_neg(*pairs[:2])
+        loss._assert_either_pos_or_neg(pairs.positive, pairs.negative)
 
 
 def _anchors_at_once(fused: FusedLoss, pairs: Pairs, mat: Tensor) -> int:
     """Returns for how many anchors the terms are computed at once: all, if they depend on each other."""
     if not (fused.anchors_are_independent and (pairs.triplets is None or isinstance(pairs.triplets, Ranges))):
+        return len(mat)
+    if is_compiling():  # which fuses what would leave the cache, and copies a matrix that is written in parts
         return len(mat)
     num_listed = mat.shape[1]
     if getattr(fused.loss, "smooth_loss", False):  # lists triplets

@@ -18,7 +18,7 @@ from .._tracing import can_read, is_tracing
 from ._distances import Distances
 from ._pairs import IndicesTuple, Pairs, drop_self_pairs, mapped, only, similarities
 from ._ranges import Ranges
-from ._reductions import AllRows, Largest, Max, OverRows, total
+from ._reductions import AllRows, Largest, Max, OverRows
 
 Miner = Callable[[Tensor, Tensor, Tensor, Tensor], IndicesTuple]
 
@@ -33,9 +33,9 @@ def mine(fused: FusedMiner, miner: Any, distances: Distances, pairs: Pairs) -> P
         if isinstance(miner, miners.BatchHardMiner):  # of every anchor one triplet
             triplets = Ranges.all(mat, chosen.positive, chosen.negative, most=1)
             chosen = chosen._replace(triplets=triplets)
-        num_pairs: Any = [total(counts) for counts in chosen[:2]]
+        num_pairs: Any = chosen.counts
         if can_read(mat) or (miner.collect_stats and not is_tracing()):
-            num_pairs = torch.stack(num_pairs).tolist()
+            num_pairs = torch.stack(list(num_pairs)).tolist()
             record_num_pairs(miner, *num_pairs)
     return chosen._replace(num_pairs=num_pairs)
 

@@ -12,8 +12,9 @@ import torch
 from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor
 
+from .._tracing import is_compiling
 from ._ranges import Ranges, listed
-from ._reductions import AllPairs
+from ._reductions import AllPairs, are_self_pairs, total
 
 # Several matrices of that size are to fit into a CPU's cache.
 _PAIRS_AT_ONCE = {"cpu": 2**19, "gpu": 2**24}
@@ -23,7 +24,6 @@ class Pairs(NamedTuple):
     """Pairs of anchors and rows that have been chosen, or triplets."""
 
     positive: Tensor  # (a, n), bool, or how often each pair is listed or part of a triplet
-    negative: Tensor
     labels: Tensor  # (a,), of the anchors
     row_labels: Tensor  # (n,)
     self_pairs: Tensor | None = None  # (a,), rows of the anchors' own copies
@@ -32,6 +32,7 @@ class Pairs(NamedTuple):
     triplets: Ranges | IndicesTuple | None = None  # ranges, or index tensors; None: pairs, all combined
     num_pairs: Sequence[Tensor | int] | None = None  # how many are positive and negative; None: not counted
     are_all: bool = False  # whether these are all pairs with all rows
+    chosen_negative: Tensor | None = None  # as positive; None: all of other labels
 
     @classmethod
     def all(
@@ -52,17 +53,37 @@ class Pairs(NamedTuple):
             first_row: the index of the first of the n rows, if they are a part of all.
         """
         positive = labels.unsqueeze(1) == row_labels
-        if is_row is None:
-            negative = ~positive
-        else:
-            negative = torch.gt(is_row, positive)
+        if is_row is not None:
             positive = positive & is_row
         if self_pairs is not None:
-            positive = drop_self_pairs_(positive, self_pairs, first_row)
+            positive = without_self_pairs(positive, self_pairs, first_row)
         are_all = first_row is None
-        return cls(
-            positive, negative, labels, row_labels, self_pairs, is_row, first_row or 0, are_all=are_all
-        )
+        return cls(positive, labels, row_labels, self_pairs, is_row, first_row or 0, are_all=are_all)
+
+    @property
+    def negative(self) -> Tensor:
+        """Which pairs are negative, ``(a, n)`` bool, or how often each is, as ``positive``."""
+        # A loss that needs none does not make a matrix of them.
+        if self.chosen_negative is not None:
+            return self.chosen_negative
+        negative = self.labels.unsqueeze(1) != self.row_labels
+        return negative if self.is_row is None else negative & self.is_row
+
+    @property
+    def counts(self) -> Sequence[Tensor | int]:
+        """How many pairs are positive, and how many are negative."""
+        if self.num_pairs is not None:
+            return self.num_pairs
+        num_positive = total(self.positive)
+        if self.chosen_negative is not None:
+            return num_positive, total(self.chosen_negative)
+        num_anchors, num_rows = self.positive.shape
+        if not self.are_all:
+            return num_positive, total(self.negative)
+        num_others = num_rows if self.is_row is None else self.is_row.sum()
+        if self.self_pairs is not None:
+            num_others = num_others - 1
+        return num_positive, num_anchors * num_others - num_positive
 
     def of_both(self) -> Tensor | AllPairs:
         """Returns which pairs are positive or negative."""
@@ -71,9 +92,11 @@ class Pairs(NamedTuple):
         positive, negative = self.masks()
         return positive | negative
 
-    def choose(self, positive: Tensor, negative: Tensor, triplets: Ranges | None = None) -> Pairs:
+    def choose(
+        self, positive: Tensor, negative: Tensor, triplets: Ranges | IndicesTuple | None = None
+    ) -> Pairs:
         """Returns some of these pairs."""
-        return self._replace(positive=positive, negative=negative, triplets=triplets, are_all=False)
+        return self._replace(positive=positive, chosen_negative=negative, triplets=triplets, are_all=False)
 
     def of_same_label(self) -> Tensor:
         """Returns which anchors and rows have the same label, ``(a, n)`` bool, with own copies."""
@@ -88,10 +111,7 @@ class Pairs(NamedTuple):
             count = torch.zeros_like(self.positive, dtype=torch.int32)
             counts.append(count.index_put_(indices, count.new_ones(()), accumulate=True))
         positive, negative = counts
-        triplets = lists if is_of_triplets else None
-        return self._replace(
-            positive=positive, negative=negative, triplets=triplets, num_pairs=None, are_all=False
-        )
+        return self.choose(positive, negative, lists if is_of_triplets else None)._replace(num_pairs=None)
 
     def lists(self) -> IndicesTuple:
         """Returns index tensors as PML's miners do, four of pairs or three of triplets."""
@@ -105,7 +125,7 @@ class Pairs(NamedTuple):
             return self.listed(appended(self.lists(), user_pairs, self.labels))
         also = self.listed(lmu.convert_to_pairs(user_pairs, self.labels))
         positive, negative = also.positive + self.positive, also.negative + self.negative
-        return also._replace(positive=positive, negative=negative)
+        return also._replace(positive=positive, chosen_negative=negative)
 
     def masks(self) -> tuple[Tensor, Tensor]:
         """Returns which pairs are positive and which negative, ``(a, n)`` bool."""
@@ -115,21 +135,23 @@ class Pairs(NamedTuple):
         """Returns the pairs of some anchors, not of triplets that are listed."""
         return self._replace(
             positive=self.positive[anchors],
-            negative=self.negative[anchors],
+            chosen_negative=None if self.chosen_negative is None else self.chosen_negative[anchors],
             labels=self.labels[anchors],
             self_pairs=None if self.self_pairs is None else self.self_pairs[anchors],
             triplets=self.triplets.at(anchors) if isinstance(self.triplets, Ranges) else None,
         )
 
 
-def drop_self_pairs_(mask: Tensor, self_pairs: Tensor, first_row: int | None = None) -> Tensor:
-    """Sets a mask of pairs ``(a, n)`` to False, in place, where an anchor meets its own copy; returns it.
+def without_self_pairs(mask: Tensor, self_pairs: Tensor, first_row: int | None = None) -> Tensor:
+    """Returns a mask of pairs ``(a, n)`` without those of an anchor and its own copy; it may overwrite it.
 
     Args:
         mask: of pairs.
         self_pairs: the indices of the anchors' own copies, ``(a,)``.
         first_row: the index of the first of the n rows, where they are a part of all.
     """
+    if is_compiling() and first_row is None:  # which fuses a comparison, and not a scatter
+        return mask & ~are_self_pairs(self_pairs, mask)
     if first_row is None:
         return mask.scatter_(1, self_pairs.unsqueeze(1), False)
     if mask.shape[1] == 0:

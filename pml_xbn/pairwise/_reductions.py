@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .._arithmetic import widest
-from .._tracing import is_compiling
+from .._tracing import computed_once, is_compiling
 
 # The log-sum-exp of no values; it is also added to values that do not count, before the largest is found.
 LOG_SUM_OF_NONE = -1e30
@@ -33,6 +33,11 @@ class AllPairs(NamedTuple):
 
     self_pairs: Tensor | None  # (a,), the indices of the anchors' own copies
     is_row: Tensor | None  # (n,), which rows are occupied; None: all
+
+
+def are_self_pairs(self_pairs: Tensor, mat: Tensor) -> Tensor:
+    """Returns which pairs of a matrix ``(a, n)`` are those of an anchor and its own copy."""
+    return torch.arange(mat.shape[1], device=mat.device) == self_pairs.unsqueeze(1)
 
 
 class Reduction(ABC):
@@ -98,7 +103,7 @@ class Sum(Reduction):
         return one + other
 
     def gradient(self, weights: Tensor, whole: Tensor | None, total: Tensor | None) -> Tensor:
-        numbers, weights = self._numbers, weights.unsqueeze(1)
+        numbers, weights = self._numbers, computed_once(weights).unsqueeze(1)
         if numbers is None:
             numbers = as_numbers(self.counts, self.values.dtype)
         return numbers * weights if total is None else total.addcmul_(numbers, weights)
@@ -229,6 +234,8 @@ class LogSumExp(Reduction):
                 values = torch.add(values, as_numbers(~counts.is_row, values.dtype), alpha=far_away)
             if counts.self_pairs is None:
                 return values.clone()
+            if is_compiling():  # which fuses a comparison, and not a scatter
+                return torch.where(are_self_pairs(counts.self_pairs, values), far_away, values)
             return values.scatter(1, counts.self_pairs.unsqueeze(1), far_away)
         # Adding numbers takes a CPU a fifth of the time of a choice by a mask.
         others = as_numbers(~counts if counts.dtype == torch.bool else counts == 0, values.dtype)
@@ -246,7 +253,7 @@ class LogSumExp(Reduction):
             weights = weights * (self._own - whole).exp()
         assert self._exponentials is not None
         exponentials, self._exponentials = self._exponentials, None
-        weights = (weights / self._total).unsqueeze(1)
+        weights = computed_once(weights / self._total).unsqueeze(1)
         if total is not None:
             return total.addcmul_(exponentials, weights, value=self.scale)
         return exponentials.mul_(weights if self.scale == 1 else weights * self.scale)
@@ -271,8 +278,10 @@ def sum_over_rows(values: Tensor, counts: Tensor) -> Tensor:
 
 def total(counts: Tensor) -> Tensor:
     """Returns how many pairs of all anchors count, a 0-d integer tensor."""
-    # On a CPU, the sum of a mask would make int64 of all of it.
-    return counts.count_nonzero() if counts.dtype == torch.bool else counts.sum()
+    if counts.dtype != torch.bool:
+        return counts.sum()
+    # On a CPU, the sum of a mask would make int64 of all of it. A sum per anchor is fused with others.
+    return counts.sum(dim=1, dtype=torch.int32).sum() if is_compiling() else counts.count_nonzero()
 
 
 class AllRows:

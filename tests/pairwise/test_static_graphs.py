@@ -55,6 +55,12 @@ class Rows:
         weights = weights if row_factors is None else weights * row_factors
         return weights @ self.read(weights.dtype)
 
+    def products(self, vectors: Tensor) -> Tensor:
+        return vectors @ self.read(vectors.dtype).t()
+
+    def lengths(self, dtype: torch.dtype) -> Tensor:
+        return self.read(dtype).norm(dim=1)
+
     def least_length(self, _: torch.dtype) -> float:
         return 1e-12
 
