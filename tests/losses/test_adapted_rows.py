@@ -9,7 +9,7 @@ from float64 import Memory, Xbn
 from kinds import KINDS, Kind
 from pytorch_metric_learning.losses import ContrastiveLoss, CrossBatchMemory, SupConLoss
 
-from pml_xbn import XBNWrapper
+from pml_xbn import XBNWrapper, _arithmetic
 from pml_xbn.adapters import MomentMatching
 
 D = 4
@@ -65,3 +65,24 @@ def test_loss_is_computed_with_the_adapted_rows(device: torch.device) -> None:
         expected.backward()
         torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(first.grad, second.grad, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows_at_a_time", [None, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_products_and_lengths_are_those_of_the_rows_without_reading_them(
+    dtype: torch.dtype, rows_at_a_time: int | None, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if rows_at_a_time is not None:
+        numbers = dict.fromkeys(_arithmetic._NUMBERS_AT_A_TIME, rows_at_a_time * D)
+        monkeypatch.setattr(_arithmetic, "_NUMBERS_AT_A_TIME", numbers)
+    memory = XBNWrapper(SupConLoss(), D, 20, memory_dtype=dtype).to(device)
+    for step in range(4):
+        memory(3 * torch.randn(6, D, device=device) + 10 * step, torch.arange(6, device=device) % 3)
+    rows = memory.queue.contents.rows
+    vectors = torch.randn(7, D, device=device).to(rows.dtype)
+    read = memory.embedding_memory.double()
+    bound = 1e-12 if dtype == torch.float64 else 1e-4
+    torch.testing.assert_close(
+        rows.products(vectors).double(), vectors.double() @ read.T, rtol=bound, atol=bound
+    )
+    torch.testing.assert_close(rows.lengths(rows.dtype).double(), read.norm(dim=1), rtol=bound, atol=bound)
