@@ -212,9 +212,10 @@ def supcon(loss: losses.SupConLoss, mat: Tensor, pairs: Pairs, over_rows: OverRo
         Count(is_positive), Sum(mat, is_positive), LogSumExp(mat, pairs.of_both(), scale)
     )
     has_positive, divisor = num_positive.clamp_max(1), num_positive.clamp_min(1)
+    weight = has_positive * -scale / divisor  # of a positive pair
     # In this order it is exactly 0 where an anchor has one pair alone, a positive one, as in PML's loss.
-    terms = (log_sum - positive_sum * scale / divisor) * has_positive
-    return {"loss": Elements(terms, at_results=(has_positive * -scale / divisor, has_positive))}
+    terms = (log_sum + positive_sum * weight) * has_positive
+    return {"loss": Elements(terms, at_results=(weight, has_positive))}
 
 
 def tuplet_margin(loss: losses.TupletMarginLoss, mat: Tensor, pairs: Pairs, over_rows: OverRows) -> Terms:
