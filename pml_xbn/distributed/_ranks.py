@@ -105,7 +105,7 @@ def gather_reports(
 @torch.no_grad()
 def check_alike(group: Group, contents: Contents) -> None:
     """Raises on all ranks where they hold other rows, labels or samples. Ranks send a number for each row."""
-    rows, num_rows = contents.rows, contents.rows.num_rows_here
+    rows, num_rows = contents.rows, contents.rows.most_rows_here
     sketch = _sketch(rows)
     # Ranks on GPUs may round rows otherwise. That is small beside the spread of the rows.
     rounding = torch.finfo(rows.stored.dtype).eps ** 0.5

@@ -213,7 +213,7 @@ def read_contents(memory: Memory, batch: Batch) -> Contents | None:
 
 def _with_batch_behind(contents: Contents, batch: Batch) -> Contents:
     """Returns contents with the batch behind the rows, as the caller's pairs are pairs within the batch."""
-    size, labels = contents.rows.num_rows_here, torch.cat([contents.row_labels, batch.ref_labels])
+    size, labels = contents.rows.most_rows_here, torch.cat([contents.row_labels, batch.ref_labels])
     values = torch.cat([contents.rows.read(batch.refs.dtype), batch.refs.detach()])
     newest = torch.arange(size, len(labels), device=labels.device)
     rows = plain_rows(values)

@@ -43,7 +43,7 @@ class Contents(NamedTuple):
     @property
     def row_labels(self) -> Tensor:
         """Labels of the occupied rows, ``(n,)``."""
-        num_rows = self.rows.num_rows_here
+        num_rows = self.rows.most_rows_here
         return self.labels if num_rows == len(self.labels) else self.labels[:num_rows]
 
 
@@ -154,13 +154,13 @@ class Queue(nn.Module):
         num_calls: int | Tensor
         if can_read(self.numbers):
             num_calls, num_rows, position, _, num_replaced = self.numbers.tolist()
-            num_rows_here = self.holding.num_rows_here(num_rows)
+            most_rows_here = self.holding.num_rows_here(num_rows)
         else:
             num_calls, num_rows, position, _, num_replaced = self.numbers.unbind()
-            num_rows_here = len(self.rows) if is_tracing() else min(self._most_rows, len(self.rows))
+            most_rows_here = len(self.rows) if is_tracing() else min(self._most_rows, len(self.rows))
         affine = Affine(*self.map.unbind())
         sums = self.sums if self.is_measured else None
-        rows = self.kind(self.rows, affine, sums, num_rows, num_rows_here, self.holding)
+        rows = self.kind(self.rows, affine, sums, num_rows, most_rows_here, self.holding)
         return Contents(rows, self.labels, self.ids, num_calls, position, num_replaced, self._newest)
 
     def hold(self, contents: Contents) -> None:
@@ -197,7 +197,7 @@ class Queue(nn.Module):
             num_queued: how many of the indices are the queue's next.
             is_stored: whether they are stored at all, a 0-d bool tensor; None: they are.
         """
-        undo, size, before = self.undo, self.memory_size, contents.rows.ready_for(rows)
+        undo, size, before = self.undo, self.memory_size, contents.rows.with_map_for_first_rows(rows)
         num_new = num_queued if is_stored is None else num_queued * is_stored
         num_rows, end = at_most(before.num_rows + num_new, size), contents.position + num_new
         num_replaced = contents.num_replaced
@@ -224,7 +224,7 @@ class Queue(nn.Module):
         if isinstance(num_rows, int):
             here = self.holding.num_rows_here(num_rows)
         else:
-            here = len(self.rows) if is_tracing() else min(before.num_rows_here + num_queued, len(self.rows))
+            here = len(self.rows) if is_tracing() else min(before.most_rows_here + num_queued, len(self.rows))
         after, wraps_around = after.counted(num_rows, here), False
         if isinstance(end, int) and isinstance(num_replaced, int):
             wraps_around = max(end, num_replaced) >= size
@@ -311,7 +311,7 @@ class Queue(nn.Module):
                 self.numbers.copy_(torch.stack([self._on_device(number) for number in numbers]))
             else:
                 self.numbers.numpy()[:] = numbers
-        self.is_measured, self._most_rows = rows.sums is not None, rows.num_rows_here
+        self.is_measured, self._most_rows = rows.sums is not None, rows.most_rows_here
         self._newest, self._read, self._read_labels = contents.newest, None, None
         self.is_alike = contents.is_alike
 
@@ -375,9 +375,9 @@ class Queue(nn.Module):
             rows = self.contents.rows
             with torch.inference_mode(False), torch.no_grad():
                 values = at_least_float32(torch.zeros_like(rows.stored))
-                values[: rows.num_rows_here] = rows.read(values.dtype)
+                values[: rows.most_rows_here] = rows.read(values.dtype)
                 if (is_row := rows.is_row) is not None:
-                    values[: rows.num_rows_here] *= is_row.unsqueeze(1)
+                    values[: rows.most_rows_here] *= is_row.unsqueeze(1)
             self._read = values, values._version
         return self._read[0]
 
