@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .._arithmetic import rows_at_a_time
-from ..memory._queue import SUMS_OF_A_SHARD, Queue
+from ..memory._queue import SUMS_OF_A_SHARD, Contents, Queue
 from ..memory._rows import Holding, Rows, sums_of
 from ._group import Group
 
@@ -130,6 +130,14 @@ class ShardedQueue(Queue):
 
     def _num_stored(self) -> int:
         return len(self.holding.indices)
+
+    @property
+    def contents(self) -> Contents:
+        """What this rank holds. Which of its rows are occupied follows from the number of all ranks' rows."""
+        return super().contents.with_number_on_host()
+
+    def _had_rows(self) -> bool:
+        return bool(self.numbers[1] > 0)
 
     def check_indices(self, group: Group) -> None:
         """Refuses a group whose ranks would hold other rows."""

@@ -230,7 +230,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         """Returns the loss of a call that is not traced."""
         is_training = self.training and torch.is_grad_enabled()
         with self._one_thread:
-            settle_earlier_steps(self, waits=False)
+            # Ranks that share rows store them anew together, so that none may be told later than another.
+            settle_earlier_steps(self, waits=self._is_sharded)
             if self.collect_stats:
                 self.reset_stats()
             batch, reports = check_input(

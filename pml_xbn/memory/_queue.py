@@ -46,6 +46,14 @@ class Contents(NamedTuple):
         num_rows = self.rows.most_rows_here
         return self.labels if num_rows == len(self.labels) else self.labels[:num_rows]
 
+    def with_number_on_host(self) -> Contents:
+        """Returns the contents with the exact number of rows, for which a GPU is waited for.
+
+        For code that is not ours, which takes every row for one that is occupied.
+        """
+        rows = self.rows.with_number_on_host()
+        return self if rows is self.rows else self._replace(rows=rows)
+
 
 class Queue(nn.Module):
     """Holds the state of a memory as tensors that stay where they are, and reads and writes its checkpoints.
@@ -256,9 +264,7 @@ class Queue(nn.Module):
         contents = self._pending
         if contents is None or contents.rows.sums is None or is_tracing():
             return
-        # Ranks that share rows decide alike, also those that hold none yet.
-        had_rows = (self.numbers.tolist()[1] if can_read(self.numbers) else self._most_rows) > 0
-        rows, is_first = contents.rows, had_rows and not self.is_measured
+        rows, is_first = contents.rows, self._had_rows() and not self.is_measured
         is_needed = is_first or self.standardizing_is_due
         if can_read(self.numbers):
             has_drifted = contents.wraps_around and bool(rows.have_drifted())
@@ -267,6 +273,10 @@ class Queue(nn.Module):
             rows = rows.written_standardized_(rows.stored, contents.stored_last if is_first else None)
             self._pending = contents._replace(rows=rows)
         self.standardizing_is_due = False
+
+    def _had_rows(self) -> bool:
+        """Returns whether there were rows before the step; ranks that share rows decide alike."""
+        return (self.numbers.tolist()[1] if can_read(self.numbers) else self._most_rows) > 0
 
     def standardize_after_traced_steps_(self) -> None:
         """Stores rows anew, in place, if they have drifted in steps that were traced, which never do so."""
@@ -372,12 +382,10 @@ class Queue(nn.Module):
         """Returns the rows as they are now, ``(M, d)``, with zeros behind them."""
         self.take_edits()
         if self._read is None:
-            rows = self.contents.rows
+            rows = self.contents.rows.with_number_on_host()
             with torch.inference_mode(False), torch.no_grad():
                 values = at_least_float32(torch.zeros_like(rows.stored))
                 values[: rows.most_rows_here] = rows.read(values.dtype)
-                if (is_row := rows.is_row) is not None:
-                    values[: rows.most_rows_here] *= is_row.unsqueeze(1)
             self._read = values, values._version
         return self._read[0]
 

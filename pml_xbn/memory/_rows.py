@@ -102,7 +102,7 @@ class Rows:
         sums: over u and over u², ``(2, d)`` float64; None until something has measured the rows.
         num_rows: n, how many rows are occupied, on all ranks together; the first ones. A 0-d tensor where the
             host cannot read it without waiting.
-        most_rows_here: at most so many of the rows are occupied here, the first ones; a number of the host. It is
+        most_rows_here: at most so many rows are occupied here, the first ones; a number of the host. It is
             their exact number where ``num_rows`` is an int.
         holding: which of the rows this process holds.
     """
@@ -129,6 +129,8 @@ class Rows:
     @property
     def has_two(self) -> bool | Tensor:
         """Whether there are two rows, and so moments."""
+        if isinstance(self.num_rows, Tensor) and self.most_rows_here < 2:
+            return False
         return self.num_rows > 1
 
     @property
@@ -164,6 +166,13 @@ class Rows:
         rows = type(self)(self.stored, self.affine, self.sums, num_rows, most_rows_here, self.holding)
         rows._rounded_affine = self._rounded_affine
         return rows
+
+    def with_number_on_host(self) -> Rows:
+        """Returns the rows with their exact number as one of the host, for which a GPU is waited for."""
+        if not isinstance(self.num_rows, Tensor):
+            return self
+        num_rows = int(self.num_rows)
+        return self.counted(num_rows, self.holding.num_rows_here(num_rows))
 
     # Reading.
 
@@ -450,7 +459,9 @@ class Rows:
         done = 0
         try:
             for part in slices(self.most_rows_here, rows_at_a_time(new, 8)):
-                new[part] = torch.addcmul(offset, widest(self.stored[part]), factor)
+                new[part] = self._zero_where_empty(
+                    torch.addcmul(offset, widest(self.stored[part]), factor), part
+                )
                 done = part.stop
             if as_they_came is not None:
                 indices, came, is_stored = as_they_came
@@ -464,9 +475,15 @@ class Rows:
             for part in slices(done if new is self.stored else 0, 1024):
                 before = (widest(new[part]) - offset) / factor
                 equal = (mean - self.affine.shift) / self.affine.scale
-                new[part] = torch.where(factor == 0, equal, before).to(new.dtype)
+                before = self._zero_where_empty(torch.where(factor == 0, equal, before), part)
+                new[part] = before.to(new.dtype)
             raise
         return self.replaced(stored=new, affine=Affine(scale, shift), sums=sums)
+
+    def _zero_where_empty(self, u: Tensor, part: slice) -> Tensor:
+        """Returns a part of u with zeros where there is no row, so that sums are of rows alone."""
+        is_row = self.is_row
+        return u if is_row is None else torch.where(is_row[part].unsqueeze(1), u, 0.0)
 
     def _map_if_standardized(self, found: Moments, equal: Tensor) -> Affine:
         """Returns the map to rows of these moments from where they are stored standardized.
