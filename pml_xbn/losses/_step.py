@@ -78,9 +78,10 @@ def _is_past(memory: Memory, contents: Contents, last: int) -> bool:
 
 
 def bring_rows_into_range(memory: Memory, contents: Contents) -> Contents:
-    """Returns the contents with rows that are in range, and with whether all of them are finite.
+    """Returns the contents, on a CPU with rows that are in range, and whether all are known to be finite.
 
-    A GPU does not wait for a look in every step: ``Queue.store`` looks now and then.
+    On a CPU rows that have become large are standardized. A GPU does not wait for a look in every step:
+    ``Queue.store`` looks now and then.
     """
     rows = contents.rows
     if not can_read(rows.stored) or memory._is_sharded:

@@ -25,7 +25,10 @@ _STORES_BETWEEN_LOOKS = 16
 
 
 class Contents(NamedTuple):
-    """What a memory holds at one moment of a step. Tensors of its size are its own, others are new."""
+    """What a memory holds at one moment of a step.
+
+    Rows, labels and ids are the queue's own tensors; map, sums and numbers are new.
+    """
 
     rows: Rows
     labels: Tensor  # (M,), int64
@@ -42,7 +45,7 @@ class Contents(NamedTuple):
 
     @property
     def row_labels(self) -> Tensor:
-        """Labels of the occupied rows, ``(n,)``."""
+        """Labels of the first rows, those that may be occupied, ``(n,)``."""
         num_rows = self.rows.most_rows_here
         return self.labels if num_rows == len(self.labels) else self.labels[:num_rows]
 
@@ -80,7 +83,7 @@ class Queue(nn.Module):
     is_in_transaction = False
     standardizing_is_due = False  # at the end of the next step
     was_traced = False  # whether a step was ever part of a graph
-    most_calls = 0  # that the host knows to have been counted
+    most_calls = 0  # upper bound of the calls that the host has seen; that of a failed step stays counted
 
     def __init__(
         self,

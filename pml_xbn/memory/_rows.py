@@ -169,7 +169,7 @@ class Rows:
 
     def with_number_on_host(self) -> Rows:
         """Returns the rows with their exact number as one of the host, for which a GPU is waited for."""
-        if not isinstance(self.num_rows, Tensor):
+        if not isinstance(self.num_rows, Tensor) or self.num_rows.is_meta:  # which holds no rows
             return self
         num_rows = int(self.num_rows)
         return self.counted(num_rows, self.holding.num_rows_here(num_rows))
