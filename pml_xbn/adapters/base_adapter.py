@@ -81,9 +81,16 @@ class BaseAdapter(nn.Module):
     def estimate(self, batch: Moments, batch_size: int) -> Moments:
         """Returns the moments to adapt to. By default these are the moments of the batch.
 
-        It is called with every batch of two rows or more. A subclass that keeps tensors from one batch to
-        the next assigns new ones and never writes into the old ones, so that a failed step can be undone. It
-        makes them part of its state (a buffer, or ``get_extra_state``), so that a run can resume.
+        It is called with every batch of two rows or more, but for those of the warm-up and of ``delay``. A
+        subclass that keeps tensors from one batch to the next assigns new ones and never writes into the old
+        ones, so that a failed step can be undone. It makes them part of its state (a buffer, or
+        ``get_extra_state``), so that a run can resume.
+
+        On a GPU it is also called with a batch that is not stored, as one with NaN, and in a graph during
+        ``delay``. Then its state is given back. So keep state in tensors that exist from the start and do not
+        change their shape: these are given back on the device. If anything else changes, such as a counter
+        that is a Python number or state that is made of the first batch, the step waits for the GPU, and
+        within a graph what the batch left would stay. Changes within a list or a dict are not taken back.
 
         Args:
             batch: the moments of the batch, ``(d,)`` each, in float64.

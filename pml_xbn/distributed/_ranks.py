@@ -105,7 +105,8 @@ def gather_reports(
 @torch.no_grad()
 def check_alike(group: Group, contents: Contents) -> None:
     """Raises on all ranks where they hold other rows, labels or samples. Ranks send a number for each row."""
-    rows, num_rows = contents.rows, contents.rows.num_rows_here
+    rows = contents.rows.with_number_on_host()
+    num_rows = rows.most_rows_here
     sketch = _sketch(rows)
     # Ranks on GPUs may round rows otherwise. That is small beside the spread of the rows.
     rounding = torch.finfo(rows.stored.dtype).eps ** 0.5
@@ -174,8 +175,10 @@ def with_all_anchors(group: Group, batch: Batch, reports: list[Report]) -> Batch
 def _gathered(group: Group, own: Tensor, sizes: list[int]) -> Tensor:
     """Returns the rows of all ranks, with the gradient of this rank's."""
     rows, first = group.gather_rows(own.detach(), sizes), sum(sizes[: group.rank])
-    # Times the number of ranks: DDP divides by it, and no other rank has a gradient of these rows.
-    own = own.detach() + group.size * (own - own.detach())
+    own = own.view_as(own)
+    if own.requires_grad:
+        # Times the number of ranks: DDP divides by it, and no other rank has a gradient of these rows.
+        own.register_hook(lambda gradient: gradient * group.size)
     return torch.cat([rows[:first], own, rows[first + len(own) :]])
 
 

@@ -291,7 +291,7 @@ def _parts_of_rows(compared: Comparison, rows: ShardedRows, fused: FusedLoss) ->
     at_once = max(1, min(at_once, budget.read_rows // (itemsize * anchors.shape[1])))
     graphs = budget.graphs // (at_once * of_row)
     matrices = budget.matrices // (at_once * num_anchors * itemsize)
-    all_slices = list(slices(rows.num_rows_here, at_once)) or [slice(0, 0)]
+    all_slices = list(slices(rows.most_rows_here, at_once)) or [slice(0, 0)]
     parts = zip(all_slices, rows.divided(all_slices), strict=True)
     for number, (rows_of_part, part) in enumerate(parts):
         of_part = compared._replace(rows=part, row_labels=compared.row_labels[rows_of_part])

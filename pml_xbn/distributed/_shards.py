@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .._arithmetic import rows_at_a_time
-from ..memory._queue import SUMS_OF_A_SHARD, Queue
+from ..memory._queue import SUMS_OF_A_SHARD, Contents, Queue
 from ..memory._rows import Holding, Rows, sums_of
 from ._group import Group
 
@@ -42,7 +42,7 @@ class ShardedRows(Rows):
     """This rank's rows of a memory that is spread over the ranks.
 
     The map is the same on all ranks, as it follows from moments of all rows, of which the ranks add up their
-    sums. ``num_rows`` is that of all ranks; what is stored, its sums and ``num_rows_here`` are this rank's.
+    sums. ``num_rows`` is that of all ranks; what is stored, its sums and ``most_rows_here`` are this rank's.
     """
 
     holding: Shard
@@ -88,14 +88,14 @@ class ShardedRows(Rows):
         """Returns those of the rows with these indices, of which this rank holds all."""
         stored = self.stored[indices.start - self.first : indices.stop - self.first]
         shard = Shard(self.group, indices)
-        here = min(max(self.first + self.num_rows_here - indices.start, 0), len(indices))
+        here = min(max(self.first + self.most_rows_here - indices.start, 0), len(indices))
         return ShardedRows(stored, self.affine, self.sums, self.num_rows, here, shard)
 
     def _buffer(self, dtype: torch.dtype) -> Tensor | None:
         if self.buffers is None:
             return super()._buffer(dtype)
         if dtype not in self.buffers:
-            num_rows = min(self.num_rows_here, rows_at_a_time(self.stored))
+            num_rows = min(self.most_rows_here, rows_at_a_time(self.stored))
             self.buffers[dtype] = self.stored.new_empty(num_rows, self.stored.shape[1], dtype=dtype)
         return self.buffers[dtype]
 
@@ -131,6 +131,14 @@ class ShardedQueue(Queue):
     def _num_stored(self) -> int:
         return len(self.holding.indices)
 
+    @property
+    def contents(self) -> Contents:
+        """What this rank holds. Which of its rows are occupied follows from the number of all ranks' rows."""
+        return super().contents.with_number_on_host()
+
+    def _had_rows(self) -> bool:
+        return bool(self.numbers[1] > 0)
+
     def check_indices(self, group: Group) -> None:
         """Refuses a group whose ranks would hold other rows."""
         own, other = self.holding.indices, indices_of(group.rank, group.size, self.memory_size)
@@ -150,7 +158,7 @@ class ShardedQueue(Queue):
         if rows.num_rows == 0:
             return rows.replaced(stored=rounded)
         self.standardizing_is_due = True
-        return rows.replaced(stored=rounded, sums=sums_of(rounded[: rows.num_rows_here]))
+        return rows.replaced(stored=rounded, sums=sums_of(rounded[: rows.most_rows_here]))
 
     def _measure_sums_(self) -> None:
         """Measures the sums anew, as sums that were added to and subtracted from are rounded otherwise."""

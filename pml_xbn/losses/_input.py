@@ -170,13 +170,19 @@ def can_be_checked_later(memory: Memory, batch: Batch) -> bool:
     """Returns whether a batch is checked on its device, so that a GPU need not wait.
 
     What needs numbers of the host waits anyway, and is checked before it: samples, hooks that are plain
-    functions, losses and miners that run PML's code.
+    functions, losses and miners that run PML's code, and the loss of angles, which lists its pairs.
     """
     if can_read(batch.refs) or memory.nonfinite == "raise_at_once":  # first, as what follows looks at modules
         return False
     is_queued = batch.ids is None and batch.user_pairs is None and not memory.normalize_memory
-    is_fused = memory.miner is None or is_fused_miner(memory.miner)
-    return is_queued and memory._hooks.are_adapters and is_fused and fused_loss_of(memory.loss) is not None
+    fused, is_fused = fused_loss_of(memory.loss), memory.miner is None or is_fused_miner(memory.miner)
+    return (
+        is_queued
+        and memory._hooks.are_adapters
+        and is_fused
+        and fused is not None
+        and fused.fused.terms is not None
+    )
 
 
 def settle_earlier_steps(memory: Memory, *, waits: bool) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from .._arithmetic import all_of, nan_unless_zero, zero_if_finite
-from .._tracing import can_read
+from .._tracing import can_read, is_tracing
 from ..memory._batch import Batch
 from ..memory._placement import Placement, average_rows, placement_of
 from ..memory._queue import Contents
@@ -50,27 +50,38 @@ def count_call(contents: Contents, batch: Batch | None = None) -> Contents:
 
 def is_warming_up(memory: Memory, contents: Contents) -> bool:
     """Returns whether a call, which has been counted, is one of the warm-up, which stores nothing."""
-    # What the host has seen is kept, so that a GPU is not waited for in every step after the warm-up.
-    if memory.warmup == 0 or memory.queue.most_calls > memory.warmup:
-        return False
-    memory.queue.most_calls = int(contents.num_calls)
-    return memory.queue.most_calls <= memory.warmup
+    return memory.warmup > 0 and not _is_past(memory, contents, memory.warmup)
 
 
 def is_delayed(memory: Memory, contents: Contents) -> bool | Tensor:
-    """Returns whether a call, which has been counted, stores rows and does not adapt them yet."""
+    """Returns whether a call, which has been counted, stores rows and does not adapt them yet.
+
+    A GPU is waited for until the delay is over. In a graph it is a 0-d tensor.
+    """
+    last = memory.warmup + memory.delay
     if memory.delay == 0:
         return False
-    is_waiting = contents.num_calls <= memory.warmup + memory.delay
-    # These are no part of a graph, and wait for a GPU in any case.
-    is_read = memory.normalize_memory or memory._is_sharded or not memory._hooks.are_adapters
-    return bool(is_waiting) if is_read else is_waiting
+    if is_tracing():
+        return contents.num_calls <= last
+    return not _is_past(memory, contents, last)
+
+
+def _is_past(memory: Memory, contents: Contents, last: int) -> bool:
+    """Returns whether a call, which has been counted, comes after call number ``last``.
+
+    What the host has seen is kept, so that a GPU is not waited for in every later step.
+    """
+    queue = memory.queue
+    if queue.most_calls <= last:
+        queue.most_calls = int(contents.num_calls)
+    return queue.most_calls > last
 
 
 def bring_rows_into_range(memory: Memory, contents: Contents) -> Contents:
-    """Returns the contents with rows that are in range, and with whether all of them are finite.
+    """Returns the contents, on a CPU with rows that are in range, and whether all are known to be finite.
 
-    A GPU does not wait for a look in every step: ``Queue.store`` looks now and then.
+    On a CPU rows that have become large are standardized. A GPU does not wait for a look in every step:
+    ``Queue.store`` looks now and then.
     """
     rows = contents.rows
     if not can_read(rows.stored) or memory._is_sharded:
@@ -98,6 +109,8 @@ def adapt_rows(memory: Memory, batch: Batch, contents: Contents, placement: Plac
     hooks, is_waiting = memory._hooks, is_delayed(memory, contents)
     if is_waiting is True:
         return contents
+    if memory.normalize_memory or not hooks.are_adapters or hooks.collect_stats:
+        contents = contents.with_number_on_host()  # in any case a GPU is waited for
     adapts = all_of(batch.is_storable, ~is_waiting if isinstance(is_waiting, Tensor) else None)
     refs = batch.refs.detach().to(contents.rows.dtype)
     hooks.returning = () if placement is None else (placement.stored_at, placement.returning)
@@ -201,7 +214,7 @@ def _pairs_with_rows(batch: Batch, self_pairs: Tensor) -> IndicesTuple | None:
 
 def read_contents(memory: Memory, batch: Batch) -> Contents | None:
     """Returns what the memory holds, for a call that stores nothing; None while the memory warms up."""
-    contents = memory.queue.contents
+    contents = memory.queue.contents.with_number_on_host()
     if is_warming_up(memory, count_call(contents)):
         return None
     if batch.user_pairs is not None:
@@ -213,7 +226,7 @@ def read_contents(memory: Memory, batch: Batch) -> Contents | None:
 
 def _with_batch_behind(contents: Contents, batch: Batch) -> Contents:
     """Returns contents with the batch behind the rows, as the caller's pairs are pairs within the batch."""
-    size, labels = contents.rows.num_rows_here, torch.cat([contents.row_labels, batch.ref_labels])
+    size, labels = contents.rows.most_rows_here, torch.cat([contents.row_labels, batch.ref_labels])
     values = torch.cat([contents.rows.read(batch.refs.dtype), batch.refs.detach()])
     newest = torch.arange(size, len(labels), device=labels.device)
     rows = plain_rows(values)

@@ -40,8 +40,8 @@ def loss_on_ranks(memory: Memory, batch: Batch, reports: list[ranks.Report]) -> 
     fused = fused_loss_of(memory.loss)
     if fused is not None and memory._is_sharded:
         return _loss_sharded(memory, batch, reports, fused)
-    is_warm = not is_warming_up(memory, count_call(memory.queue.contents))
-    if fused is not None and is_warm and all(report.can_share for report in reports):
+    is_past_warmup = not is_warming_up(memory, count_call(memory.queue.contents))
+    if fused is not None and is_past_warmup and all(report.can_share for report in reports):
         return _loss_gathered(memory, batch, reports, fused)
     whole = ranks.with_all_anchors(memory._group, batch, reports)
     with ranks.Exchange(memory._group):

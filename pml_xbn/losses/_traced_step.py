@@ -64,7 +64,7 @@ def why_not_traced(memory: Memory, is_training: bool, has_more_input: bool) -> s
         return "with warmup, batch_loss_weight, normalize_memory or update"
     if not memory._hooks.are_adapters:
         return "with a hook that is no adapter"
-    if memory.collect_stats:
+    if memory.collect_stats or memory._hooks.collect_stats:
         return "that collects statistics"
     name, fused = type(memory.loss).__name__, fused_loss_of(memory.loss)
     if fused is None or fused.fused.terms is None:

@@ -58,7 +58,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             as a batch. docs/memory_size.md says how to choose it.
         miner: chooses among the pairs of batch and memory. By default the loss sees all pairs.
         delay: number of calls after ``warmup`` in which rows are stored and compared but not adapted; 0 by
-            default (thesis A Study of Cross Batch Memory, §4.3.3).
+            default (thesis A Study of Cross Batch Memory, §4.3.3). A GPU is waited for until they are over.
         warmup: number of calls that store nothing and return the loss of the batch alone; 0 by default.
             Memories that adapt their rows did without it in our study. A memory that does not adapt them
             needs it: Cross-Batch Memory, §3.3, has 1,000 calls, and then fills the memory.
@@ -230,7 +230,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         """Returns the loss of a call that is not traced."""
         is_training = self.training and torch.is_grad_enabled()
         with self._one_thread:
-            settle_earlier_steps(self, waits=False)
+            # Ranks that share rows store them anew together, so that none may be told later than another.
+            settle_earlier_steps(self, waits=self._is_sharded)
             if self.collect_stats:
                 self.reset_stats()
             batch, reports = check_input(

@@ -15,7 +15,7 @@ class Batch(NamedTuple):
 
     anchors: Tensor  # (a, d), with gradient
     anchor_labels: Tensor  # (a,)
-    refs: Tensor  # (b, d), what is stored, with gradient; on many ranks that of all
+    refs: Tensor  # (b, d), what is stored, with gradient; on many ranks the refs of all ranks
     ref_labels: Tensor  # (b,)
     own: slice | None  # where the anchors are among the refs; None: they are others
     user_pairs: tuple[Tensor, ...] | None = None  # pairs or triplets of anchors and refs[own]

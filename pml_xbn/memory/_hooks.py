@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,18 +53,18 @@ def apply_adapter(
     """
     if adapter.collect_stats:
         adapter.reset_stats()
+        if adapts is not None and not adapts:
+            return rows
     if len(batch) < 2:
         return rows
-    of_batch, held = moments(widest(batch)), None if adapts is None else tensors_of(adapter)
-    target = adapter.estimate(of_batch, len(batch))
-    if adapts is not None and held is not None:
-        _keep_unless(held, adapts)
-    if rows.has_two is False:
+    of_batch = moments(widest(batch))
+    target = _estimate_if(adapts, adapter, of_batch, len(batch))
+    if target is None or rows.has_two is False:
         return rows
     rows = measured_for(adapter, rows)
-    affine, moves = adapter.checked_map(rows.moments(), of_batch, target), all_of(adapts, rows.has_two)
-    if moves is not None:
-        affine = _where(moves, affine)
+    affine, has_effect = adapter.checked_map(rows.moments(), of_batch, target), all_of(adapts, rows.has_two)
+    if has_effect is not None:
+        affine = _where(has_effect, affine)
     if not isinstance(adapter, GroupMomentMatching):
         mapped = rows.mapped(affine)
         if is_checked:
@@ -75,8 +76,8 @@ def apply_adapter(
     in_batch = group_moments(widest(batch), groups.of_batch, groups.number)
     in_memory = rows.group_moments(groups.of_memory, groups.number)
     maps = adapter.maps_of_groups(affine, in_memory, in_batch, target, rows.num_rows)
-    if moves is not None:
-        maps = _where(moves, maps)
+    if has_effect is not None:
+        maps = _where(has_effect, maps)
     if is_checked:
         adapter.check_finite("map_groups", maps)
     return rows.mapped_in_groups_(maps, groups.of_memory, affine, undo)
@@ -109,10 +110,31 @@ def take_part_in_sums(
     return rows.replaced()  # a copy that has forgotten the sums of all ranks, as adapted rows have
 
 
-def _where(adapts: Tensor, affine: Affine) -> Affine:
+def _estimate_if(
+    adapts: Tensor | None, adapter: BaseAdapter, batch: Moments, batch_size: int
+) -> Moments | None:
+    """Returns the moments to adapt to. Unless the batch is adapted to, the adapter holds what it held.
+
+    State that is tensors of fixed shapes is given back on the device. If the estimate has changed anything
+    else, for instance state that is made of the first batch, or a Python number, the host waits for
+    ``adapts``, and the result is None where that is False.
+    """
+    if adapts is None:
+        return adapter.estimate(batch, batch_size)
+    tensors, attributes = tensors_of(adapter), [] if is_tracing() else attributes_of(adapter)
+    target = adapter.estimate(batch, batch_size)
+    if _differ_in_numbers_alone(attributes):
+        _give_back_tensors_unless(adapts, tensors)
+    elif not adapts:
+        give_back_attributes(attributes)
+        return None
+    return target
+
+
+def _where(has_effect: Tensor, affine: Affine) -> Affine:
     """Returns the map, or the one that leaves rows as they are."""
     scale, shift = affine
-    return Affine(torch.where(adapts, scale, 1.0), torch.where(adapts, shift, 0.0))
+    return Affine(torch.where(has_effect, scale, 1.0), torch.where(has_effect, shift, 0.0))
 
 
 _PREFIX = "memory_hook_"
@@ -175,6 +197,11 @@ class MemoryHooks:
         return [hook for hook in self._hooks.values() if isinstance(hook, BaseAdapter)]
 
     @property
+    def collect_stats(self) -> bool:
+        """Whether an adapter records numbers for PML's logging, for which a GPU is waited for."""
+        return any(adapter.collect_stats for adapter in self.adapters)
+
+    @property
     def are_adapters(self) -> bool:
         """Whether no hook is a plain function or module, which gets rows and gives rows."""
         return len(self.adapters) == len(self._hooks)
@@ -221,22 +248,17 @@ class MemoryHooks:
 
     def state(self) -> Callable[[], None]:
         """What the hooks that are modules hold now, as a function that gives it back to them."""
-        parts, states, others = [], [], []
+        parts: Attributes = []
+        states, others = [], []
         for hook in self._hooks.values():
             if isinstance(hook, nn.Module):
-                for part in hook.modules():
-                    parts.append((part, vars(part).copy(), part._buffers.copy()))
+                parts += attributes_of(hook)
                 if not isinstance(hook, BaseAdapter):  # which assigns what it keeps and writes to nothing
                     states.append((hook, copy.deepcopy(hook.state_dict())))
                     others += [(x, x.clone()) for x in _buffers_outside_the_state(hook)]
 
         def give_back() -> None:
-            for part, attributes, buffers in parts:
-                for made in (part._buffers.keys() - buffers.keys(), vars(part).keys() - attributes.keys()):
-                    for name in made:
-                        delattr(part, name)
-                part.__dict__.update(attributes)
-                part._buffers.update(buffers)  # one that was None is no part of the state
+            give_back_attributes(parts)
             for hook, state in states:
                 hook.load_state_dict(state)
             with torch.no_grad():
@@ -295,6 +317,41 @@ def _check_values(new_rows: Tensor, rows: Tensor, hook: MemoryHook, allow_nonfin
     return new_rows
 
 
+# Modules, and copies of their attributes and of their buffers.
+Attributes = list[tuple[nn.Module, dict[str, Any], dict[str, "Tensor | None"]]]
+
+
+def attributes_of(module: nn.Module) -> Attributes:
+    """Returns what a module and its parts hold in attributes and buffers, which are not copied."""
+    return [(part, vars(part).copy(), part._buffers.copy()) for part in module.modules()]
+
+
+def give_back_attributes(held: Attributes) -> None:
+    """Gives modules back the attributes and buffers that they held, and takes away others."""
+    for part, attributes, buffers in held:
+        for made in (part._buffers.keys() - buffers.keys(), vars(part).keys() - attributes.keys()):
+            for name in made:
+                delattr(part, name)
+        part.__dict__.update(attributes)
+        part._buffers.update(buffers)  # one that was None is no part of the state
+
+
+def _differ_in_numbers_alone(held: Attributes) -> bool:
+    """Returns whether modules hold what they held, but for tensors that were replaced by others like them."""
+    for part, attributes, buffers in held:
+        old, new = attributes | buffers, vars(part) | part._buffers
+        if old.keys() != new.keys():
+            return False
+        for name, value in old.items():
+            other = new[name]
+            if other is value:
+                continue
+            is_kept = isinstance(value, Tensor | Moments) and type(other) is type(value)
+            if not (is_kept and _have_shape(other, value)):
+                return False
+    return True
+
+
 Held = list[tuple[nn.Module, str, "Tensor | Moments"]]
 
 
@@ -309,13 +366,13 @@ def tensors_of(module: nn.Module) -> Held:
     return found
 
 
-def _keep_unless(held: Held, moves: Tensor) -> None:
-    """Gives an adapter back what it held unless it moves, as with a batch that is not finite."""
+def _give_back_tensors_unless(adapts: Tensor, held: Held) -> None:
+    """Gives an adapter back the tensors that it held unless a batch is adapted to, on the device."""
     for part, name, old in held:
         new = getattr(part, name)
-        if new is not old and _are_alike(new, old):
+        if new is not old and _have_shape(new, old):
             pairs = zip(_parts(new), _parts(old), strict=True)
-            chosen = [torch.where(moves, x, y) for x, y in pairs]
+            chosen = [torch.where(adapts, x, y.to(x)) for x, y in pairs]  # it may have come from the host
             setattr(part, name, chosen[0] if isinstance(old, Tensor) else Moments(*chosen))
 
 
@@ -334,6 +391,10 @@ def settle_(held: Held) -> None:
 
 def _parts(value: Tensor | Moments) -> tuple[Tensor, ...]:
     return (value,) if isinstance(value, Tensor) else tuple(value)
+
+
+def _have_shape(one: Tensor | Moments, other: Tensor | Moments) -> bool:
+    return [x.shape for x in _parts(one)] == [x.shape for x in _parts(other)]
 
 
 def _are_alike(one: Tensor | Moments, other: Tensor | Moments) -> bool:

@@ -28,9 +28,10 @@ class Placement(NamedTuple):
 
     A row of a new sample goes to the next index of the queue. A row of a stored sample replaces the old row,
     unless the queue is about to overwrite that one in this very step: then the new row is queued as well.
-    For instance, of M = 8 rows the next to be overwritten is row 2, and a batch holds two new samples and
-    those of rows 3 and 6. The new ones go to indices 2 and 3. The old row 3 is overwritten so, hence its
-    sample is queued too, and goes to index 4. The sample of row 6 stays there.
+    Rows are queued in the order of the batch. For instance, of M = 8 rows the next to be overwritten is row
+    2, and a batch holds, in this order, two new samples and those of rows 3 and 6. The new ones go to indices
+    2 and 3. The old row 3 is overwritten so, hence its sample is queued too, and goes to index 4. The sample
+    of row 6 stays there.
     """
 
     indices: Tensor  # for every row of the batch, the index of its sample after the step, (b,)

@@ -25,7 +25,10 @@ _STORES_BETWEEN_LOOKS = 16
 
 
 class Contents(NamedTuple):
-    """What a memory holds at one moment of a step. Tensors of its size are its own, others are new."""
+    """What a memory holds at one moment of a step.
+
+    Rows, labels and ids are the queue's own tensors; map, sums and numbers are new.
+    """
 
     rows: Rows
     labels: Tensor  # (M,), int64
@@ -42,9 +45,17 @@ class Contents(NamedTuple):
 
     @property
     def row_labels(self) -> Tensor:
-        """Labels of the occupied rows, ``(n,)``."""
-        num_rows = self.rows.num_rows_here
+        """Labels of the first rows, those that may be occupied, ``(n,)``."""
+        num_rows = self.rows.most_rows_here
         return self.labels if num_rows == len(self.labels) else self.labels[:num_rows]
+
+    def with_number_on_host(self) -> Contents:
+        """Returns the contents with the exact number of rows, for which a GPU is waited for.
+
+        For code that is not ours, which takes every row for one that is occupied.
+        """
+        rows = self.rows.with_number_on_host()
+        return self if rows is self.rows else self._replace(rows=rows)
 
 
 class Queue(nn.Module):
@@ -72,7 +83,7 @@ class Queue(nn.Module):
     is_in_transaction = False
     standardizing_is_due = False  # at the end of the next step
     was_traced = False  # whether a step was ever part of a graph
-    most_calls = 0  # that the host knows to have been counted
+    most_calls = 0  # upper bound of the calls that the host has seen; that of a failed step stays counted
 
     def __init__(
         self,
@@ -154,13 +165,13 @@ class Queue(nn.Module):
         num_calls: int | Tensor
         if can_read(self.numbers):
             num_calls, num_rows, position, _, num_replaced = self.numbers.tolist()
-            num_rows_here = self.holding.num_rows_here(num_rows)
+            most_rows_here = self.holding.num_rows_here(num_rows)
         else:
             num_calls, num_rows, position, _, num_replaced = self.numbers.unbind()
-            num_rows_here = len(self.rows) if is_tracing() else min(self._most_rows, len(self.rows))
+            most_rows_here = len(self.rows) if is_tracing() else min(self._most_rows, len(self.rows))
         affine = Affine(*self.map.unbind())
         sums = self.sums if self.is_measured else None
-        rows = self.kind(self.rows, affine, sums, num_rows, num_rows_here, self.holding)
+        rows = self.kind(self.rows, affine, sums, num_rows, most_rows_here, self.holding)
         return Contents(rows, self.labels, self.ids, num_calls, position, num_replaced, self._newest)
 
     def hold(self, contents: Contents) -> None:
@@ -197,7 +208,7 @@ class Queue(nn.Module):
             num_queued: how many of the indices are the queue's next.
             is_stored: whether they are stored at all, a 0-d bool tensor; None: they are.
         """
-        undo, size, before = self.undo, self.memory_size, contents.rows.ready_for(rows)
+        undo, size, before = self.undo, self.memory_size, contents.rows.with_map_for_first_rows(rows)
         num_new = num_queued if is_stored is None else num_queued * is_stored
         num_rows, end = at_most(before.num_rows + num_new, size), contents.position + num_new
         num_replaced = contents.num_replaced
@@ -224,7 +235,7 @@ class Queue(nn.Module):
         if isinstance(num_rows, int):
             here = self.holding.num_rows_here(num_rows)
         else:
-            here = len(self.rows) if is_tracing() else min(before.num_rows_here + num_queued, len(self.rows))
+            here = len(self.rows) if is_tracing() else min(before.most_rows_here + num_queued, len(self.rows))
         after, wraps_around = after.counted(num_rows, here), False
         if isinstance(end, int) and isinstance(num_replaced, int):
             wraps_around = max(end, num_replaced) >= size
@@ -256,9 +267,7 @@ class Queue(nn.Module):
         contents = self._pending
         if contents is None or contents.rows.sums is None or is_tracing():
             return
-        # Ranks that share rows decide alike, also those that hold none yet.
-        had_rows = (self.numbers.tolist()[1] if can_read(self.numbers) else self._most_rows) > 0
-        rows, is_first = contents.rows, had_rows and not self.is_measured
+        rows, is_first = contents.rows, self._had_rows() and not self.is_measured
         is_needed = is_first or self.standardizing_is_due
         if can_read(self.numbers):
             has_drifted = contents.wraps_around and bool(rows.have_drifted())
@@ -267,6 +276,10 @@ class Queue(nn.Module):
             rows = rows.written_standardized_(rows.stored, contents.stored_last if is_first else None)
             self._pending = contents._replace(rows=rows)
         self.standardizing_is_due = False
+
+    def _had_rows(self) -> bool:
+        """Returns whether there were rows before the step; ranks that share rows decide alike."""
+        return (self.numbers.tolist()[1] if can_read(self.numbers) else self._most_rows) > 0
 
     def standardize_after_traced_steps_(self) -> None:
         """Stores rows anew, in place, if they have drifted in steps that were traced, which never do so."""
@@ -311,7 +324,7 @@ class Queue(nn.Module):
                 self.numbers.copy_(torch.stack([self._on_device(number) for number in numbers]))
             else:
                 self.numbers.numpy()[:] = numbers
-        self.is_measured, self._most_rows = rows.sums is not None, rows.num_rows_here
+        self.is_measured, self._most_rows = rows.sums is not None, rows.most_rows_here
         self._newest, self._read, self._read_labels = contents.newest, None, None
         self.is_alike = contents.is_alike
 
@@ -372,12 +385,10 @@ class Queue(nn.Module):
         """Returns the rows as they are now, ``(M, d)``, with zeros behind them."""
         self.take_edits()
         if self._read is None:
-            rows = self.contents.rows
+            rows = self.contents.rows.with_number_on_host()
             with torch.inference_mode(False), torch.no_grad():
                 values = at_least_float32(torch.zeros_like(rows.stored))
-                values[: rows.num_rows_here] = rows.read(values.dtype)
-                if (is_row := rows.is_row) is not None:
-                    values[: rows.num_rows_here] *= is_row.unsqueeze(1)
+                values[: rows.most_rows_here] = rows.read(values.dtype)
             self._read = values, values._version
         return self._read[0]
 

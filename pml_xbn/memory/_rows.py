@@ -102,7 +102,8 @@ class Rows:
         sums: over u and over u², ``(2, d)`` float64; None until something has measured the rows.
         num_rows: n, how many rows are occupied, on all ranks together; the first ones. A 0-d tensor where the
             host cannot read it without waiting.
-        num_rows_here: how many of the first rows may be occupied here; a number of the host.
+        most_rows_here: at most so many rows are occupied here, the first ones; a number of the host. It is
+            their exact number where ``num_rows`` is an int.
         holding: which of the rows this process holds.
     """
 
@@ -112,11 +113,11 @@ class Rows:
         affine: Affine,
         sums: Tensor | None,
         num_rows: int | Tensor,
-        num_rows_here: int,
+        most_rows_here: int,
         holding: Holding,
     ) -> None:
         self.stored, self.affine, self.sums = stored, affine, sums
-        self.num_rows, self.num_rows_here, self.holding = num_rows, num_rows_here, holding
+        self.num_rows, self.most_rows_here, self.holding = num_rows, most_rows_here, holding
         self._rounded_affine: dict[torch.dtype, Affine] = {}
         self._total_sums: Tensor | None = None
 
@@ -128,19 +129,21 @@ class Rows:
     @property
     def has_two(self) -> bool | Tensor:
         """Whether there are two rows, and so moments."""
+        if isinstance(self.num_rows, Tensor) and self.most_rows_here < 2:
+            return False
         return self.num_rows > 1
 
     @property
     def is_empty(self) -> bool:
         """Whether there is no row for certain, on any rank."""
-        return self.num_rows_here == 0 if isinstance(self.num_rows, Tensor) else self.num_rows == 0
+        return self.most_rows_here == 0 if isinstance(self.num_rows, Tensor) else self.num_rows == 0
 
     @property
     def is_row(self) -> Tensor | None:
-        """Which of the first ``num_rows_here`` rows are occupied, ``(n,)`` bool; None where all are."""
+        """Which of the first ``most_rows_here`` rows are occupied, ``(n,)`` bool; None where all are."""
         if not isinstance(self.num_rows, Tensor):
             return None
-        return torch.arange(self.num_rows_here, device=self.stored.device) < computed_once(self.num_rows)
+        return torch.arange(self.most_rows_here, device=self.stored.device) < computed_once(self.num_rows)
 
     def replaced(
         self, *, affine: Affine | None = None, sums: Tensor | None = None, stored: Tensor | None = None
@@ -151,18 +154,25 @@ class Rows:
             self.affine if affine is None else affine,
             self.sums if sums is None else sums,
             self.num_rows,
-            self.num_rows_here,
+            self.most_rows_here,
             self.holding,
         )
         if affine is None:
             rows._rounded_affine = self._rounded_affine
         return rows
 
-    def counted(self, num_rows: int | Tensor, num_rows_here: int) -> Rows:
+    def counted(self, num_rows: int | Tensor, most_rows_here: int) -> Rows:
         """Returns the rows with other numbers of occupied ones."""
-        rows = type(self)(self.stored, self.affine, self.sums, num_rows, num_rows_here, self.holding)
+        rows = type(self)(self.stored, self.affine, self.sums, num_rows, most_rows_here, self.holding)
         rows._rounded_affine = self._rounded_affine
         return rows
+
+    def with_number_on_host(self) -> Rows:
+        """Returns the rows with their exact number as one of the host, for which a GPU is waited for."""
+        if not isinstance(self.num_rows, Tensor) or self.num_rows.is_meta:  # which holds no rows
+            return self
+        num_rows = int(self.num_rows)
+        return self.counted(num_rows, self.holding.num_rows_here(num_rows))
 
     # Reading.
 
@@ -199,7 +209,7 @@ class Rows:
         scale, shift = self.affine_in(dtype)
         is_as_stored = self.sums is None and self.stored.dtype == dtype
         buffer = None if is_as_stored else self._buffer(dtype)
-        for part in slices(self.num_rows_here, rows_at_a_time(self.stored)):
+        for part in slices(self.most_rows_here, rows_at_a_time(self.stored)):
             rows = self._stored_part(part, dtype, buffer)
             if self.sums is not None:
                 into = None if buffer is None else buffer[: rows.shape[0]]
@@ -211,8 +221,8 @@ class Rows:
     def products(self, vectors: Tensor) -> Tensor:
         """Returns the products of vectors ``(k, d)`` with all rows, ``(k, n)``, without mapping a row."""
         dtype, (scale, shift) = vectors.dtype, self.affine_in(vectors.dtype)
-        at_a_time = self.num_rows_here if self.stored.dtype == dtype else rows_at_a_time(self.stored)
-        parts = slices(self.num_rows_here, max(1, at_a_time))
+        at_a_time = self.most_rows_here if self.stored.dtype == dtype else rows_at_a_time(self.stored)
+        parts = slices(self.most_rows_here, max(1, at_a_time))
         # Of a plus torch.compile makes a product that begins with the offset, which it first writes out.
         negative = vectors * -scale
         mats = [negative @ self._stored_part(part, dtype, None).t() for part in parts]
@@ -222,14 +232,14 @@ class Rows:
     def lengths(self, dtype: torch.dtype) -> Tensor:
         """Returns the lengths of all rows, ``(n,)``."""
         scale, shift = self.affine_in(dtype)
-        stored = self._stored_part(slice(0, self.num_rows_here), dtype, None)
+        stored = self._stored_part(slice(0, self.most_rows_here), dtype, None)
         lengths: Tensor = torch.linalg.vector_norm(torch.addcmul(shift, stored, scale), dim=1)
         return lengths
 
     def _buffer(self, dtype: torch.dtype) -> Tensor | None:
         """Returns a tensor to read parts of the rows into, one after the other; None if all are one part."""
         num_rows = rows_at_a_time(self.stored)
-        if self.num_rows_here <= num_rows:
+        if self.most_rows_here <= num_rows:
             return None
         return self.stored.new_empty(num_rows, self.stored.shape[1], dtype=dtype)
 
@@ -243,7 +253,7 @@ class Rows:
 
     def read(self, dtype: torch.dtype) -> Tensor:
         """Returns all rows as they are now, ``(n, d)``, in a tensor of their own."""
-        rows = self.stored.new_empty(self.num_rows_here, self.stored.shape[1], dtype=dtype)
+        rows = self.stored.new_empty(self.most_rows_here, self.stored.shape[1], dtype=dtype)
         for part, values in self.parts(dtype):
             rows[part] = self.zero_rounding_(values)
         return rows
@@ -256,15 +266,15 @@ class Rows:
         """Returns ``(a, d)``, the sum over j of ``weights[:, j]`` times ``row_factors[j]`` times row j."""
         dtype, at_a_time = weights.dtype, rows_at_a_time(self.stored)
         # torch.compile makes a kernel of every part.
-        if self.num_rows_here <= at_a_time or (is_compiling() and self.stored.dtype == dtype):
+        if self.most_rows_here <= at_a_time or (is_compiling() and self.stored.dtype == dtype):
             weights = weights if row_factors is None else weights * row_factors
-            total = weights @ self._stored_part(slice(0, self.num_rows_here), dtype, None)
+            total = weights @ self._stored_part(slice(0, self.most_rows_here), dtype, None)
             weight_sums = weights.sum(dim=1, keepdim=True)
         else:  # a part at a time, as a copy of the weights may not fit
             total = weights.new_zeros(len(weights), self.stored.shape[1])
             weight_sums = weights.new_zeros(len(weights), 1)
             buffer = None if self.stored.dtype == dtype else self._buffer(dtype)
-            for part in slices(self.num_rows_here, at_a_time):
+            for part in slices(self.most_rows_here, at_a_time):
                 own = weights[:, part] if row_factors is None else weights[:, part] * row_factors[part]
                 total.addmm_(own, self._stored_part(part, dtype, buffer))
                 weight_sums += own.sum(dim=1, keepdim=True)
@@ -277,7 +287,7 @@ class Rows:
     def measured(self) -> Rows:
         """Returns the rows with their sums."""
         return (
-            self if self.sums is not None else self.replaced(sums=sums_of(self.stored[: self.num_rows_here]))
+            self if self.sums is not None else self.replaced(sums=sums_of(self.stored[: self.most_rows_here]))
         )
 
     def total_sums(self) -> Tensor:
@@ -368,7 +378,7 @@ class Rows:
 
     # Storing.
 
-    def ready_for(self, values: Tensor) -> Rows:
+    def with_map_for_first_rows(self, values: Tensor) -> Rows:
         """Returns the rows with a map by which incoming rows ``(k, d)`` are stored.
 
         In half precision, and once there are sums, the first rows are stored standardized.
@@ -467,8 +477,10 @@ class Rows:
         offset = ((self.affine.shift - shift) / scale).masked_fill_(std == 0, 0.0)
         done = 0
         try:
-            for part in slices(self.num_rows_here, rows_at_a_time(new, 8)):
-                new[part] = torch.addcmul(offset, widest(self.stored[part]), factor)
+            for part in slices(self.most_rows_here, rows_at_a_time(new, 8)):
+                new[part] = self._zero_where_empty(
+                    torch.addcmul(offset, widest(self.stored[part]), factor), part
+                )
                 done = part.stop
             if as_they_came is not None:
                 indices, came, is_stored = as_they_came
@@ -477,14 +489,20 @@ class Rows:
                     u = torch.where(is_stored, u, new.index_select(0, indices))
                 new.index_copy_(0, indices, u)
             # Measured and not computed: what they are off by would stay for ever.
-            sums = sums_of(new[: self.num_rows_here])
+            sums = sums_of(new[: self.most_rows_here])
         except BaseException:  # an interrupt, or no memory is left
             for part in slices(done if new is self.stored else 0, 1024):
                 before = (widest(new[part]) - offset) / factor
                 equal = (mean - self.affine.shift) / self.affine.scale
-                new[part] = torch.where(factor == 0, equal, before).to(new.dtype)
+                before = self._zero_where_empty(torch.where(factor == 0, equal, before), part)
+                new[part] = before.to(new.dtype)
             raise
         return self.replaced(stored=new, affine=Affine(scale, shift), sums=sums)
+
+    def _zero_where_empty(self, u: Tensor, part: slice) -> Tensor:
+        """Returns a part of u with zeros where there is no row, so that sums are of rows alone."""
+        is_row = self.is_row
+        return u if is_row is None else torch.where(is_row[part].unsqueeze(1), u, 0.0)
 
     def _map_if_standardized(self, found: Moments, equal: Tensor) -> Affine:
         """Returns the map to rows of these moments from where they are stored standardized.
@@ -510,7 +528,8 @@ def rows_of(values: Tensor, like: Rows, memory_size: int, dtype: torch.dtype) ->
     """Returns other rows ``(n, d)``, in a tensor of ``memory_size``; in half precision standardized."""
     stored = torch.zeros(memory_size, values.shape[1], dtype=dtype, device=values.device)
     zeros = widest(stored.new_zeros(values.shape[1]))
-    empty = type(like)(stored, Affine(zeros + 1, zeros), None, 0, 0, like.holding).ready_for(values)
+    empty = type(like)(stored, Affine(zeros + 1, zeros), None, 0, 0, like.holding)
+    empty = empty.with_map_for_first_rows(values)
     for part in slices(len(values), rows_at_a_time(values)):
         stored[part] = empty.to_store(values[part]).to(dtype)
     sums = None if empty.sums is None else sums_of(stored[: len(values)])

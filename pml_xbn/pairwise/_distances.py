@@ -171,7 +171,7 @@ class Distances:
 
     def _by_parts(self, vectors: Tensor, has_lengths: bool) -> tuple[Tensor, Tensor | None]:
         """Returns products, and lengths on request, by parts that stay in the cache."""
-        num_rows, mat, lengths = self.rows.num_rows_here, None, None
+        num_rows, mat, lengths = self.rows.most_rows_here, None, None
         for indices, part in self.rows.parts(vectors.dtype):
             if len(part) == num_rows:
                 return vectors @ part.t(), torch.linalg.vector_norm(part, dim=1) if has_lengths else None
@@ -209,7 +209,7 @@ class Distances:
             vectors = self._scaled_anchors()[0] if is_normalized else self.anchors
             vectors = vectors - vectors.mean(dim=1, keepdim=True)  # so that means of rows make no difference
             products, lengths = self._products_and_lengths(vectors, is_normalized)
-            row_signal = vectors.new_empty(self.rows.num_rows_here)
+            row_signal = vectors.new_empty(self.rows.most_rows_here)
             for indices, part in self.rows.parts(vectors.dtype):
                 row_signal[indices] = (part - part.mean(dim=1, keepdim=True)).square().sum(dim=1)
             factors = None if lengths is None else self._inverse_lengths(lengths)

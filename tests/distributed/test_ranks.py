@@ -117,6 +117,15 @@ def test_a_batch_that_one_rank_skips_is_stored_by_none() -> None:
     assert loss_fn.num_rows == 4 * distributed.get_world_size()
 
 
+@on_ranks(2)
+def test_inf_that_is_stored_is_the_same_on_all_ranks() -> None:
+    loss_fn = XBNWrapper(SupConLoss(), D, M, gather_distributed=True, nonfinite="ignore")
+    inputs, labels = own_batch(0, 4)
+    inputs[1, 2] = float("inf") if distributed.get_rank() == 0 else -float("inf")
+    loss_fn(inputs.requires_grad_(), labels)
+    assert loss_fn.embedding_memory[[1, 5], 2].tolist() == [float("inf"), -float("inf")]
+
+
 @on_ranks(2, 3)
 def test_fill_memory_gathers_in_rank_order() -> None:
     loss_fn = XBNWrapper(SupConLoss(), D, M, gather_distributed=True)

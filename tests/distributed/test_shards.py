@@ -14,6 +14,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from across_ranks import from_first_rank, mean_of_ranks, of_all_ranks
+from as_on_a_gpu import read_as
 from kinds import KINDS, WRAPPERS
 from pytorch_metric_learning import distances, losses, miners, reducers, regularizers
 from ranks import Pools, on_ranks
@@ -102,6 +103,20 @@ def test_loss_and_gradient_are_those_of_one_process(
     loss_class: type[nn.Module], miner: str, layout: str, is_masked: bool
 ) -> None:
     check_equal(partial(built, loss_class, miner), layout, 3, is_masked=is_masked, has_ids=False)
+
+
+@pytest.mark.parametrize("kind", ["xbn", "per class"])
+@on_ranks(2, 3)
+def test_steps_on_gpus_are_those_of_one_process(kind: str) -> None:
+    """A rank knows which of its places hold a row, also before the queue has come to it."""
+    rank, size = distributed.get_rank(), distributed.get_world_size()
+    build = partial(KINDS[kind].memory, losses.SupConLoss(), D, 17, memory_dtype=torch.float64)
+    options: dict[str, Any] = {"is_masked": False, "has_ids": False}
+    expected = from_first_rank(lambda: list(train(build(), "equal", 9, ranks=list(range(size)), **options)))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        read_as(monkeypatch, lambda _: False)
+        found = list(train(build(shard_distributed=True), "equal", 9, ranks=[rank], **options))
+    assert_close(found, expected)
 
 
 # One row at a time, of which the first is kept; some rows, and some matrices; some rows, graphs and matrices.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from as_on_a_gpu import read_as
 from kinds import KINDS, WRAPPERS
 from pytorch_metric_learning import losses, trainers
 from pytorch_metric_learning.utils import common_functions as c_f
@@ -58,6 +59,25 @@ def test_trainer_logs_the_adapters_numbers(name: str, tmp_path: Path) -> None:
     assert all(value > 0 for value in list(numbers["mean_distance"].values())[1:])
     keeper.save_records()
     assert list(tmp_path.glob("*adapter*.csv"))
+
+
+@pytest.mark.parametrize("delay", [0, 2])
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_numbers_on_a_gpu_are_those_on_a_cpu(name: str, delay: int) -> None:
+    """From the first step on, which finds no rows."""
+    found: dict[bool, list[float]] = {}
+    for reads in (True, False):
+        torch.manual_seed(0)
+        loss_fn = KINDS[name].memory(losses.SupConLoss(), 3, 16, delay=delay, collect_stats=True)
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            if not reads:
+                read_as(monkeypatch, lambda _: False)
+            found[reads] = []
+            for _ in range(5):
+                loss_fn(torch.randn(4, 3), torch.arange(4) // 2)
+                found[reads] += [getattr(loss_fn.adapter, x) for x in loss_fn.adapter._record_these_stats]
+    assert found[False] == pytest.approx(found[True])
+    assert any(found[True])
 
 
 def test_nothing_is_recorded_unless_asked_for() -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from as_on_a_gpu import read_as
+from kinds import KINDS
 from pytorch_metric_learning import losses, miners
 from torch import Tensor
 
@@ -32,8 +34,15 @@ def contrastive() -> losses.ContrastiveLoss:
     return losses.ContrastiveLoss(neg_margin=1.5)
 
 
-def test_delay_stores_and_uses_rows_that_it_does_not_adapt() -> None:
-    delayed, plain = XBNWrapper(contrastive(), D, 40, delay=3), losses.CrossBatchMemory(contrastive(), D, 40)
+@pytest.mark.parametrize("kind", ["xbn", "per class"])
+@pytest.mark.parametrize("reads", [True, False], ids=["on a CPU", "as on a GPU"])
+def test_delay_stores_and_uses_rows_that_it_does_not_adapt(
+    monkeypatch: pytest.MonkeyPatch, reads: bool, kind: str
+) -> None:
+    if not reads:
+        read_as(monkeypatch, lambda _: False)
+    delayed = KINDS[kind].memory(contrastive(), D, 40, delay=3)
+    plain = losses.CrossBatchMemory(contrastive(), D, 40)
     for step in range(5):
         embeddings, labels = batch(shift=step)
         ours, pmls = delayed(embeddings, labels), plain(embeddings, labels)

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 from as_on_a_gpu import read_as
-from pytorch_metric_learning.losses import SupConLoss
+from pytorch_metric_learning.losses import AngularLoss, SupConLoss
 from torch import Tensor
 
 from pml_xbn import AXBNWrapper, PerClassXBN, XBNWrapper
+from pml_xbn.adapters import Affine, BaseAdapter, Moments
+from pml_xbn.losses import AdaptiveCrossBatchMemory
 
 B, D, M = 8, 4, 32
 WRAPPERS: dict[str, Callable[..., Any]] = {
@@ -83,6 +85,87 @@ def test_it_leaves_rows_labels_samples_and_numbers(
         assert torch.isfinite(other(*batch(seed)))
     assert torch.isfinite(memory.embedding_memory).all()
     assert 77 not in memory.label_memory
+
+
+def loss_of_pairs(memory: Any) -> Tensor:
+    pairs = (torch.tensor([0]), torch.tensor([4]), torch.tensor([0]), torch.tensor([1]))
+    return memory.eval()(*batch(1), pairs)
+
+
+def loss_after_a_hook(memory: Any) -> Tensor:
+    memory.register_memory_hook(lambda rows, *_: rows + len(rows))
+    return memory(*batch(1))
+
+
+def loss_at_unit_length(memory: Any) -> Tensor:
+    memory.normalize_memory = True
+    return memory(*batch(1))
+
+
+def loss_of_steps(memory: Any) -> Tensor:
+    return torch.stack([memory(*batch(seed)) for seed in range(1, 4)])
+
+
+@pytest.mark.parametrize("later", [loss_of_pairs, loss_after_a_hook, loss_at_unit_length, loss_of_steps])
+def test_later_calls_see_no_row_where_it_would_have_gone(later: Callable[[Any], Tensor]) -> None:
+    memories = [XBNWrapper(SupConLoss(), D, M, nonfinite="skip") for _ in range(2)]
+    for memory in memories:
+        memory(*batch(0))
+    memories[0](batch(9)[0] * torch.nan, batch(9)[1])
+    torch.testing.assert_close(*map(later, memories))
+    (found, expected) = map(held, memories)
+    for name, values in expected.items():
+        torch.testing.assert_close(found[name], values, rtol=1e-5, atol=1e-5)
+    moments = [memory.queue.contents.rows.measured().moments() for memory in memories]
+    torch.testing.assert_close(*moments, rtol=1e-5, atol=1e-5)
+
+
+def test_a_loss_that_lists_its_pairs_may_get_it_first() -> None:
+    memory = XBNWrapper(AngularLoss(), D, M, nonfinite="skip")
+    with pytest.warns(UserWarning, match="is empty"):
+        assert torch.isnan(memory(batch(9)[0] * torch.nan, batch(9)[1]))
+    memory(*batch(0))
+    assert memory.num_rows == B
+
+
+class Lazy(BaseAdapter):
+    """Makes its state at the first batch: an attribute, a buffer, and one that was not there; and counts."""
+
+    average: Moments | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("largest", None)
+        self.num_batches = 0
+
+    def estimate(self, batch: Moments, batch_size: int) -> Moments:
+        if self.average is None:
+            self.average, self.largest, self.first = batch, batch.std, batch.mean
+        self.average = Moments(*((x + y) / 2 for x, y in zip(self.average, batch, strict=True)))
+        self.largest = torch.maximum(self.largest, batch.std)
+        self.num_batches += 1
+        return self.average
+
+    def map(self, memory: Moments, target: Moments) -> Affine:
+        return memory.affine_to(target)
+
+    def held(self) -> list[Tensor]:
+        assert self.average is not None
+        return [*self.average, self.largest, self.first, torch.tensor(self.num_batches)]
+
+
+@pytest.mark.parametrize("is_refused_first", [True, False])
+def test_it_leaves_an_adapter_whose_state_is_made_of_the_first_batch(is_refused_first: bool) -> None:
+    adapters = [Lazy(), Lazy()]
+    for adapter in adapters:
+        memory = AdaptiveCrossBatchMemory(SupConLoss(), D, M, nonfinite="skip")
+        memory.register_memory_hook(adapter)
+        for seed in range(3):
+            if adapter is adapters[0] and (is_refused_first or seed > 0):
+                memory(batch(9)[0] * torch.nan, batch(9)[1])
+            memory(*batch(seed))
+    for found, expected in zip(*(adapter.held() for adapter in adapters), strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 def test_rows_that_momentum_lets_drift_are_standardized_after_a_wrap_around() -> None:

@@ -106,6 +106,10 @@ def test_of_every_kind_of_memory(kind: str, nonfinite: str, device: torch.device
     assert_waits_for_nothing(KINDS[kind].memory(losses.SupConLoss(), D, M, nonfinite=nonfinite), device)
 
 
+def test_once_a_delay_is_over(device: torch.device) -> None:
+    assert_waits_for_nothing(KINDS["xbn"].memory(losses.SupConLoss(), D, M, delay=1), device)
+
+
 def test_a_step_that_reads_is_refused(device: torch.device) -> None:
     memory = KINDS["xbn"].memory(losses.SupConLoss(), D, M, nonfinite="raise_at_once")
     with pytest.raises((AssertionError, RuntimeError), match=r"waits|synchronizing"):

@@ -41,11 +41,11 @@ class Rows:
 
     def __init__(self, stored: Tensor, scale: Tensor, shift: Tensor) -> None:
         self.stored, self.scale, self.shift = stored, scale, shift
-        self.num_rows_here = len(stored)
+        self.most_rows_here = len(stored)
 
     def parts(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
-        for first in range(0, self.num_rows_here, 16):
-            part = slice(first, min(first + 16, self.num_rows_here))
+        for first in range(0, self.most_rows_here, 16):
+            part = slice(first, min(first + 16, self.most_rows_here))
             yield part, self.read(dtype)[part]
 
     def read(self, dtype: torch.dtype) -> Tensor:
