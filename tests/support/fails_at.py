@@ -30,7 +30,7 @@ class FailsAt:
         (Rows, "weighted_sum"),
         (Rows, "written_"),
         *((kind, "result") for kind in (Count, Largest, LogSumExp, Max, Sum)),
-        (_pairs, "drop_self_pairs_"),
+        (_pairs, "without_self_pairs"),
         (Elements, "totals"),
         (Elements, "total_of_anchors"),
         (BaseAdapter, "estimate"),
