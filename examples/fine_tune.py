@@ -504,8 +504,8 @@ def suit(settings: Settings, network: Any, pictures: Sequence[Picture]) -> Plan:
         memory_size = max(batch_size, len(trained) // 2) if is_used else 0
         why = "half of the training images" if is_used else "docs/fine_tuning.md: better without one"
         if share >= LARGE_SHARE:
-            why = f"a batch holds {100 * share:.0f} % of the classes that train, and from 7 % on a memory lost"
-            why += "; --memory-size N still gives one"
+            why = f"a batch holds {100 * share:.0f} % of the classes that train, and from 7 % on "
+            why += "a memory lost; --memory-size N still gives one"
     if 0 < memory_size < batch_size:
         raise ValueError(
             f"--memory-size {memory_size} is less than a batch of {batch_size}: pass 0 for none, or "
