@@ -5,7 +5,7 @@ of the quarter that chose nothing. Defaults are what the study of docs/fine_tuni
 folder below --output: settings.json, images.csv, history.csv, best.pt, last.pt, curve.png, neighbours.png.
 
     python examples/fine_tune.py --glyphs --epochs 2
-    python examples/fine_tune.py --data data/products
+    python examples/fine_tune.py --data data/products  # offline: --weights FILE or --weights none
     python examples/fine_tune.py --data data/products --batch-size 256 --part-size 32
     python examples/fine_tune.py --resume runs/fine_tune/RUN
     python examples/fine_tune.py --all runs/fine_tune/RUN
@@ -454,6 +454,7 @@ def freeze_first_stages(network: Any, settings: Settings) -> int:
 
 # -- What suits the data and the network ---------------------------------------------------------------------
 
+LARGE_SHARE = 0.07  # of the classes in a batch, from which on a memory lost: docs/which_variant.md
 CENTRED = {"match_std": False, "batch_loss_weight": 1.0}
 # Batch size -> rate without a memory, rate with one, and its settings: what was best in docs/fine_tuning.md
 # with frozen batch normalization and AdamW, where the last stage of the network trains, and where more does.
@@ -498,9 +499,13 @@ def suit(settings: Settings, network: Any, pictures: Sequence[Picture]) -> Plan:
 
     memory_size, why = settings.memory_size, "as asked for"
     if memory_size is None:
-        is_used = batch_size <= 64 and (is_part or not is_pretrained)
+        share = batch_size // m / num_classes  # of the classes in a batch
+        is_used = share < LARGE_SHARE and batch_size <= 64 and (is_part or not is_pretrained)
         memory_size = max(batch_size, len(trained) // 2) if is_used else 0
         why = "half of the training images" if is_used else "docs/fine_tuning.md: better without one"
+        if share >= LARGE_SHARE:
+            why = f"a batch holds {100 * share:.0f} % of the classes that train, and from 7 % on "
+            why += "a memory lost; --memory-size N still gives one"
     if 0 < memory_size < batch_size:
         raise ValueError(
             f"--memory-size {memory_size} is less than a batch of {batch_size}: pass 0 for none, or "

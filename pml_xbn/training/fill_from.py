@@ -17,7 +17,9 @@ def fill_from(memory: AdaptiveCrossBatchMemory, loader: Iterable[Any], model: nn
 
     The model embeds them in the mode that it is in. Leave it in training mode, and let the loader give
     shuffled batches of the size of training, with its augmentation: then rows are made like those that
-    follow. In training mode batch normalization updates its running statistics, as it does in training.
+    follow. With ``ClassBatches`` give it a loader with another ``seed``: the training loader's next batches
+    would be the ones that are stored. In training mode batch normalization updates its running statistics,
+    as it does in training.
 
     On many ranks that share rows all call it, with equally many batches. Give each
     ``islice(loader, memory_size // batch_size)``, with the batch of all ranks: all together fill it once.

@@ -31,7 +31,7 @@ SUPPORT = Path(__file__).parents[1] / "support"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 GUIDE = Path(__file__).parents[2] / "docs" / "after_training.md"
 SMALL = ["--backbone", "test_resnet", "--weights", "none", "--size", "32", "--batch-size", "32"]
-SMALL += ["--epochs", "2", "--workers", "0"]
+SMALL += ["--epochs", "2", "--workers", "0", "--memory-size", "120"]
 CLASSES, IMAGES, SIZE = 40, 12, 24
 
 
@@ -113,7 +113,7 @@ def test_the_files_of_a_run_are_there(whole: SimpleNamespace) -> None:
     history = history_of(whole.run)
     assert [row["epoch"] for row in history] == ["0", "1", "2"]
     assert list(history[0]) == ["epoch", "loss", "rate", "seconds", "rows", "recall_at_1", "map_at_r"]
-    assert [row["rows"] for row in history] in (["0", "119", "119"], ["0", "120", "120"])
+    assert [row["rows"] for row in history] == ["0", "120", "120"]
 
 
 def test_three_parts_share_no_class_and_hold_every_good_image(whole: SimpleNamespace) -> None:
@@ -447,16 +447,32 @@ def test_defaults_are_what_the_study_found(
     script: dict[str, Any],
     network: Any,
 ) -> None:
-    pictures = [script["Picture"](f"{n}.png", f"class {n // 8}", "train") for n in range(800)]
+    pictures = [script["Picture"](f"{n}.png", f"class {n // 4}", "train") for n in range(1200)]
     settings = script["Settings"](
         backbone="test_resnet", weights=weights, stages=stages, batch_size=batch_size, size=32
     )
     plan = script["suit"](settings, network, pictures)
     assert plan.settings.rate == rate
-    assert plan.settings.memory_size == (400 if has_memory else 0)
+    assert plan.settings.memory_size == (600 if has_memory else 0)
     assert plan.settings.part_size is None
     assert plan.settings.batch_norm == ("trains" if weights == "none" else "frozen")
     assert bool(plan.memory) == is_centred
+
+
+@pytest.mark.parametrize(("num_classes", "asked", "rows"), [(58, None, 116), (57, None, 0), (57, 40, 40)])
+def test_a_batch_of_many_of_the_classes_gets_no_memory_unless_asked_for(
+    num_classes: int, asked: int | None, rows: int, script: dict[str, Any], network: Any
+) -> None:
+    """A batch of 16 holds 4 classes: 6.9 % of 58, and 7.02 % of 57."""
+    pictures = [script["Picture"](f"{n}.png", f"class {n // 4}", "train") for n in range(4 * num_classes)]
+    settings = script["Settings"](
+        backbone="test_resnet", weights="none", batch_size=16, size=32, memory_size=asked
+    )
+    plan = script["suit"](settings, network, pictures)
+    assert plan.settings.memory_size == rows
+    says_why = "none (a batch holds 7 % of the classes that train, and from 7 % on a memory lost"
+    assert plan.lines["memory"].startswith(says_why) == (rows == 0)
+    assert plan.lines["memory"].startswith(f"{rows} rows") == (rows > 0)
 
 
 def test_few_classes_make_the_batch_smaller(script: dict[str, Any], network: Any) -> None:
