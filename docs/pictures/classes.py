@@ -102,10 +102,10 @@ def _ends(points: list[Point]) -> Iterator[float]:
 
 
 def of_han(results: Path) -> Iterator[Point]:
-    """Yields XBN and XBM at batch 64, warmed up and filled, with the batch's own loss beside."""
+    """Yields XBN and XBM at batch 64, warmed up and filled."""
     runs = Runs(results)
     for method in ("xbn", "xbm"):
-        setting = han.memory(method, batch_loss="1")
+        setting = han.memory(method)
         for classes in (*han.SWEEP, 0):
             ours = sweep_values(runs, setting, classes, "recall_at_1")
             for compared, size in (("same", 64), ("four", 256)):

@@ -1,0 +1,184 @@
+"""Figures of the runs on Han in the texts of pages are those of the CSV files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+from pictures.han_drift import distances, recall_by_rate
+
+from benchmarks.engine.intervals import Difference, paired
+from benchmarks.han.cases import EQUAL_MINUTES, LONG, SWEEP, Case, memory, none
+from benchmarks.han.report import CLASSES, Runs, late, sweep_values
+
+DOCS = Path(__file__).parents[1]
+RESULTS = DOCS.parent / "benchmarks" / "results"
+README, MANY = DOCS.parent / "README.md", DOCS / "many_classes.md"
+WHICH, SIZE = DOCS / "which_variant.md", DOCS / "memory_size.md"
+NONE_64, NONE_256 = none(64), none(256)
+LONGER_64, LONGER_256 = none(64, EQUAL_MINUTES), none(256, EQUAL_MINUTES)
+XBM, XBN, FIRST = memory("xbm"), memory("xbn"), Case("xbn")
+LONG_XBN, LONG_NONE, LONG_XBM = LONG
+
+
+@pytest.fixture(scope="module")
+def runs() -> Runs:
+    return Runs(RESULTS)
+
+
+def assert_on(page: Path, *figures: str) -> None:
+    words = " ".join(page.read_text(encoding="utf-8").split())
+    assert [figure for figure in figures if figure not in words] == []
+
+
+def mean(runs: Runs, case: Case, figure: str = "recall_at_1") -> str:
+    return f"{fmean(runs.values(case, figure).values()):.1f}"
+
+
+def gap(runs: Runs, ours: Case, theirs: Case) -> Difference:
+    found = runs.difference(ours, theirs, "recall_at_1")
+    assert found is not None
+    return found
+
+
+def signed(runs: Runs, ours: Case, theirs: Case) -> str:
+    return f"{gap(runs, ours, theirs).mean:+.1f}".replace("-", "−")
+
+
+def points(runs: Runs, ours: Case, theirs: Case) -> str:
+    return f"{abs(gap(runs, ours, theirs).mean):.1f}"
+
+
+def with_interval(runs: Runs, ours: Case, theirs: Case) -> str:
+    found = gap(runs, ours, theirs)
+    assert found.half_width is not None
+    return f"{found.mean:+.1f} ± {found.half_width:.1f}".replace("-", "−")
+
+
+def test_seeds_that_did_not_choose_the_rates(runs: Runs) -> None:
+    main = (NONE_64, NONE_256, XBM, XBN, FIRST, LONGER_256)
+    assert {tuple(sorted(runs.values(case, "recall_at_1"))) for case in main} == {(1, 2, 3)}
+    assert {tuple(runs.values(case, "recall_at_1")) for case in LONG} == {(0,)}  # "one seed"
+
+
+def test_with_equal_images(runs: Runs) -> None:
+    gained = [with_interval(runs, case, NONE_64) for case in (XBN, XBM, FIRST)]
+    over = [with_interval(runs, case, NONE_256) for case in (XBN, XBM, FIRST)]
+    assert_on(
+        MANY,
+        f"XBN gained {gained[0]} and XBM {gained[1]}, warmed up and filled",
+        f"and XBN from the first step {gained[2]}",
+        f"Over batch 256 it is {over[0]}, {over[1]} and {over[2]}.",
+        f"XBN is {with_interval(runs, XBN, XBM)} from XBM, both warmed up and filled",
+        f"from the first step it is {with_interval(runs, FIRST, XBN)} from itself",
+    )
+    assert_on(
+        WHICH,
+        "on Han {} with XBN and {} with XBM".format(*(points(runs, x, NONE_64) for x in (XBN, XBM))),
+        f"and {points(runs, FIRST, NONE_64)} with XBN from the first step (three seeds)",
+        "a batch of 256 that is {}, {} and {}".format(
+            *(points(runs, x, NONE_256) for x in (XBN, XBM, FIRST))
+        ),
+        f"has {mean(runs, FIRST)}. Warmed up and filled,",
+        f"`CrossBatchMemory` is {points(runs, XBM, XBN)} above",
+        f"it ended {points(runs, FIRST, XBN)} higher after [a warm-up",
+        f"({mean(runs, XBM)} and {mean(runs, XBN)}, three seeds).",
+    )
+    assert_on(
+        SIZE,
+        f"it ended at {mean(runs, Case('xbm'))} Recall@1 (one seed)",
+        f"on Han at {mean(runs, FIRST)}, where no memory has {mean(runs, NONE_64)}",
+        f"and {mean(runs, XBN)} after a warm-up",
+    )
+    assert_on(DOCS / "faq.md", f"({mean(runs, FIRST)} and {mean(runs, XBN)}, three seeds)")
+
+
+def test_the_row_of_the_readme(runs: Runs) -> None:
+    assert_on(
+        README,
+        f"| {signed(runs, XBN, NONE_64)} | {signed(runs, XBN, NONE_256)} (256); "
+        f"in equal minutes {signed(runs, XBN, LONGER_256)} | {signed(runs, XBN, XBM)} |",
+        f"Used from the first step {signed(runs, FIRST, NONE_64)}, where",
+        f"({points(runs, LONG_XBN, LONG_NONE)} above; one seed)",
+    )
+
+
+def test_in_equal_minutes(runs: Runs) -> None:
+    six = (XBM, XBN, FIRST)
+    best = max(fmean(runs.values(case, "recall_at_1").values()) for case in six)
+    assert float(mean(runs, LONGER_256)) > best
+    minutes = sorted(runs.minutes(case) for case in six)
+    assert runs.minutes(LONGER_256) == pytest.approx(minutes[-1], rel=0.1)
+    assert 2 < runs.minutes(XBN) / runs.minutes(NONE_64) < 2.5  # "doubles the time of it"
+    assert_on(
+        MANY,
+        f"it takes {runs.minutes(LONGER_256):.1f} minutes of a core",
+        f"and has {mean(runs, LONGER_256)} Recall@1",
+        f"The memories take {minutes[0]:.1f} to {minutes[-1]:.1f} minutes",
+        f"XBM is {points(runs, XBM, LONGER_64)} above batch 64 without one",
+        f"beat every memory at batch 64 ({mean(runs, LONGER_256)} to {best:.1f})",
+    )
+    assert_on(WHICH, f"{mean(runs, LONGER_256)} after 14 epochs.", f"has {best:.1f} after six")
+
+
+def test_in_longer_training(runs: Runs) -> None:
+    said = {
+        case: (mean(runs, case), mean(runs, case, "map_at_r"), f"{runs.minutes(case):.1f}") for case in LONG
+    }
+    assert_on(
+        MANY,
+        "has {} Recall@1 and {} MAP@R, in {} minutes,".format(*said[LONG_XBN]),
+        "warmed up and filled, {} and {} in {}.".format(*said[LONG_XBM]),
+        "for 28 epochs has {} and {}, in {} minutes.".format(*said[LONG_NONE]),
+    )
+    assert_on(
+        WHICH,
+        "XBN has {0} in {2} minutes".format(*said[LONG_XBN]),
+        "XBM {0} in {2}".format(*said[LONG_XBM]),
+        "for 28 epochs has {0} in {2}".format(*said[LONG_NONE]),
+    )
+
+
+def test_the_gain_by_number_of_classes(runs: Runs) -> None:
+    def gained(setting: Case, base: Case, classes: int) -> str:
+        values = (sweep_values(runs, x, classes, "recall_at_1") for x in (setting, base))
+        found = paired(*values)
+        assert found is not None
+        return f"{found.mean:+.1f}".replace("-", "−")
+
+    pairs = [(XBN, NONE_64), (XBM, NONE_64), (XBN, NONE_256), (XBM, NONE_256)]
+    for classes in (*SWEEP, 0):
+        number = classes or CLASSES
+        cells = [gained(*pair, classes) for pair in pairs]
+        if classes == min(SWEEP):
+            assert cells[0].startswith("+2")
+            assert_on(README, "(one run, at 9 %: XBN gained 2)")
+            assert_on(WHICH, f"350 classes of Han (9 %) gained {cells[0][1:]} (one seed)")
+        assert_on(MANY, f"| {number:,} | {100 * 32 / number:.2g} % | {' | '.join(cells)} |")
+
+
+def test_where_adaptation_decides(runs: Runs) -> None:
+    ends = {case: distances(runs, case)[-1] for case in (XBM, XBN)}
+    assert_on(
+        MANY,
+        f"XBM ends {ends[XBM][1]:.2f} from fresh rows",
+        f"of an image are {ends[XBN][2]:.2f} apart",
+        f"XBN ends {ends[XBN][1]:.2f}.",
+    )
+    assert max(recall for _, recall in recall_by_rate(runs, Case("xbm"))) < 1  # "collapses at every rate"
+    assert min(recall for _, recall in recall_by_rate(runs, FIRST)) > 75  # "trains at every rate"
+
+    def shared(setting: Case, name: str) -> float:
+        """Returns the mean of a measured number in the last third of the runs at the chosen rate."""
+        case = runs.chosen(setting)
+        assert case is not None
+        alike = [x for x in runs.rows if x.setting == setting.setting and x.rate == case.rate]
+        found = [late(runs.log[one], setting.steps, name) for one in alike if one in runs.log]
+        return fmean(x for x in found if x is not None)
+
+    after = {x: f"{shared(x, 'after'):.3f}" for x in (XBM, XBN)}
+    assert_on(MANY, f"warmed up and filled: {after[XBN]} against {after[XBM]}, mean squared distances")
+    assert_on(MANY, f"where two fresh ones are {shared(XBN, 'floor'):.2f} apart")
+    for setting, words in ((XBN, "is {:.2f} times the noise"), (XBM, "and XBM's {:.2f} times")):
+        assert_on(MANY, words.format(shared(setting, "shift_after") / shared(setting, "noise")))
