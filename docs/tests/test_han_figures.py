@@ -100,7 +100,7 @@ def test_the_row_of_the_readme(runs: Runs) -> None:
         f"| {signed(runs, XBN, NONE_64)} | {signed(runs, XBN, NONE_256)} (256); "
         f"in equal minutes {signed(runs, XBN, LONGER_256)} | {signed(runs, XBN, XBM)} |",
         f"Used from the first step {signed(runs, FIRST, NONE_64)}, where",
-        f"({points(runs, LONG_XBN, LONG_NONE)} above; one seed)",
+        f"XBN was {points(runs, LONG_XBN, LONG_NONE)} above it (one seed).",
     )
 
 
