@@ -444,7 +444,7 @@ def test_what_the_pages_say_of_one_search_for_all() -> None:
         README,
         f"the best of XBN was {tuned.mean:.1f} above the best without a memory ([may be chance]",
         f"settings without it were on average {-without.mean:.1f} below no memory.",
-        "the defaults, and `batch_loss_weight=1` too: keep the better",
+        "the defaults; also try `batch_loss_weight=1`",
     )
     assert_on(
         WHICH,
