@@ -148,12 +148,16 @@ def trials_table(runs: Runs, settings: Iterable[Case]) -> str:
 
 
 def sweep_values(runs: Runs, setting: Case, classes: int, figure: str) -> dict[int, float]:
-    """Returns the figure by seed with fewer classes, at the better of the two rates."""
-    if classes == 0:
-        return runs.values(setting, figure)
-    rate = runs.best.get(setting.setting)
-    if rate is None:
+    """Returns the figure by seed with so many classes, with fewer than all at the better of the two rates.
+
+    As long as fewer classes have the seed that chose alone, so have all.
+    """
+    rate, case = runs.best.get(setting.setting), runs.chosen(setting)
+    if rate is None or case is None:
         return {}
+    if classes == 0:
+        has_seeds = any(one.classes and one.seed != CHOICE for one in runs.rows)
+        return runs.values(setting, figure) if has_seeds else {CHOICE: float(runs.rows[case][figure])}
     rows = {
         part: {
             case.seed: row
