@@ -29,7 +29,6 @@ from ..pairwise._reductions import (
     Sum,
     added,
     gradients_of_values,
-    total,
 )
 from ..pairwise._supported import FusedLoss, fused_miner_of
 from ._group import Group
@@ -162,7 +161,7 @@ class PartOfRows:
             with torch.no_grad():
                 mat = distances.measure(compared.miner.distance)
                 pairs = fused_miner(compared.miner, mat, pairs, over_rows)
-        self.num_pairs.copy_(torch.stack([total(pairs.positive), total(pairs.negative)]))
+        self.num_pairs.copy_(torch.stack([torch.as_tensor(x) for x in pairs.counts]))
         leaf = distances.measure(self._fused.loss.distance).detach().requires_grad_(is_learning)
         self.zero.fill_(distances.zero_if_finite())
         assert self._fused.fused.terms is not None

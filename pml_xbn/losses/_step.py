@@ -58,9 +58,9 @@ def is_delayed(memory: Memory, contents: Contents) -> bool | Tensor:
 
     A GPU is waited for until the delay is over. In a graph it is a 0-d tensor.
     """
-    last = memory.warmup + memory.delay
     if memory.delay == 0:
         return False
+    last = memory.warmup + memory.delay
     if is_tracing():
         return contents.num_calls <= last
     return not _is_past(memory, contents, last)

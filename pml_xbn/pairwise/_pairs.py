@@ -74,10 +74,7 @@ class Pairs(NamedTuple):
         """How many pairs are positive, and how many are negative."""
         if self.num_pairs is not None:
             return self.num_pairs
-        num_positive = total(self.positive)
-        if self.chosen_negative is not None:
-            return num_positive, total(self.chosen_negative)
-        num_anchors, num_rows = self.positive.shape
+        num_positive, (num_anchors, num_rows) = total(self.positive), self.positive.shape
         if not self.are_all:
             return num_positive, total(self.negative)
         num_others = num_rows if self.is_row is None else self.is_row.sum()
@@ -150,9 +147,9 @@ def without_self_pairs(mask: Tensor, self_pairs: Tensor, first_row: int | None =
         self_pairs: the indices of the anchors' own copies, ``(a,)``.
         first_row: the index of the first of the n rows, where they are a part of all.
     """
-    if is_compiling() and first_row is None:  # which fuses a comparison, and not a scatter
-        return mask & ~are_self_pairs(self_pairs, mask)
     if first_row is None:
+        if is_compiling():  # which fuses a comparison, and not a scatter
+            return mask & ~are_self_pairs(self_pairs, mask)
         return mask.scatter_(1, self_pairs.unsqueeze(1), False)
     if mask.shape[1] == 0:
         return mask
