@@ -152,17 +152,17 @@ def sweep_values(runs: Runs, setting: Case, classes: int, figure: str) -> dict[i
 
     As long as fewer classes have the seed that chose alone, so have all.
     """
-    rate, case = runs.best.get(setting.setting), runs.chosen(setting)
-    if rate is None or case is None:
+    case = runs.chosen(setting)
+    if case is None:
         return {}
     if classes == 0:
         has_seeds = any(one.classes and one.seed != CHOICE for one in runs.rows)
         return runs.values(setting, figure) if has_seeds else {CHOICE: float(runs.rows[case][figure])}
     rows = {
         part: {
-            case.seed: row
-            for case, row in runs.rows.items()
-            if case == replace(setting, classes=classes, rate=part * rate, seed=case.seed)
+            one.seed: row
+            for one, row in runs.rows.items()
+            if one == replace(case, classes=classes, rate=part * case.rate, seed=one.seed)
         }
         for part in (1, 0.5)
     }

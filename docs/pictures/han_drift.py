@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,29 +51,25 @@ def recall_by_rate(runs: Runs, setting: Case) -> list[tuple[float, float]]:
     return sorted(found)
 
 
-def _draw_distances(axes: Axes, runs: Runs, style: Style) -> None:
+def _draw_lines(axes: Axes, style: Style, points: Callable[[Case], Sequence[tuple[float, ...]]]) -> None:
+    """Draws the line of every setting, through the first two numbers of its points."""
     for setting, line, colour, name in _LOOKS:
-        found = distances(runs, setting)
-        ink = getattr(style, colour)
+        found, ink = points(setting), getattr(style, colour)
         axes.plot([x[0] for x in found], [x[1] for x in found], line, color=ink, markersize=4, label=name)
-    floor = distances(runs, memory("xbn"))
-    axes.plot(
-        [x[0] for x in floor],
-        [x[2] for x in floor],
-        ":",
-        color=style.ink,
-        label="two fresh embeddings of an image",
-    )
+
+
+def _draw_distances(axes: Axes, runs: Runs, style: Style) -> None:
+    _draw_lines(axes, style, lambda setting: distances(runs, setting))
+    found = distances(runs, memory("xbn"))
+    label = "two fresh embeddings of an image"
+    axes.plot([x[0] for x in found], [x[2] for x in found], ":", color=style.ink, label=label)
     axes.set(ylim=(0, None), xlim=(0, STEPS))
     axes.set_xlabel("step", fontsize=9)
     axes.set_ylabel("squared distance from fresh rows", fontsize=9)
 
 
 def _draw_rates(axes: Axes, runs: Runs, style: Style) -> None:
-    for setting, line, colour, name in _LOOKS:
-        found = recall_by_rate(runs, setting)
-        ink = getattr(style, colour)
-        axes.plot([x[0] for x in found], [x[1] for x in found], line, color=ink, markersize=4, label=name)
+    _draw_lines(axes, style, lambda setting: recall_by_rate(runs, setting))
     axes.set(xscale="log", ylim=(0, 100))
     rates = sorted({rate for setting, *_ in _LOOKS for rate, _ in recall_by_rate(runs, setting)})
     axes.set_xticks(rates, [f"{1000 * rate:g}" for rate in rates])

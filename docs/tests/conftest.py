@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[1]
-sys.path.append(str(DOCS))
+sys.path += [str(DOCS), str(DOCS / "tests")]
 
 
 @pytest.fixture(scope="session")

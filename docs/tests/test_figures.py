@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+from on_pages import DOCS, README, RESULTS, assert_on, cell, words_of
 from pictures.batch_noise import EPOCH, batch_share
 from pictures.classes import Point, of_fine_tuning, of_the_papers, of_two_towers
 from pictures.front_page import ALWAYS, NEVER, drawn_points, figures_of
@@ -43,14 +44,6 @@ from benchmarks.study.measured import Setting, Study
 from benchmarks.study.report import REGIMES, at_batch_512
 from benchmarks.tuning.results import FIGURE, SUBGROUPS, Tuning
 from benchmarks.two_towers.report import experiments, gains, title
-
-DOCS = Path(__file__).parents[1]
-README = DOCS.parent / "README.md"
-RESULTS = DOCS.parent / "benchmarks" / "results"
-
-
-def words_of(page: Path) -> str:
-    return " ".join(page.read_text(encoding="utf-8").split())
 
 
 @pytest.fixture(scope="module")
@@ -91,21 +84,8 @@ ADVICE = (
 )
 
 
-def cell(difference: Difference | None) -> str:
-    if difference is None:
-        return "–"
-    half_width = "" if difference.half_width is None else f" ± {difference.half_width:.1f}"
-    sign = "−" if difference.mean < 0 else "+"
-    return f"{sign}{abs(difference.mean):.1f}{half_width}"
-
-
 def is_above_zero(difference: Difference | None) -> bool:
     return bool(difference and difference.half_width) and difference.mean > difference.half_width
-
-
-def assert_on(page: Path, *figures: str) -> None:
-    words = words_of(page)
-    assert [figure for figure in figures if figure not in words] == []
 
 
 def without_sign(difference: Difference) -> str:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from statistics import fmean
 
 import pytest
+from on_pages import DOCS, README, RESULTS, assert_on, cell
 from pictures.han_drift import distances, recall_by_rate
 
 from benchmarks.engine.intervals import Difference
 from benchmarks.han.cases import EQUAL_MINUTES, LONG, SWEEP, Case, memory, none
 from benchmarks.han.report import CLASSES, Runs, late
 
-DOCS = Path(__file__).parents[1]
-RESULTS = DOCS.parent / "benchmarks" / "results"
-README, MANY = DOCS.parent / "README.md", DOCS / "many_classes.md"
-WHICH, SIZE = DOCS / "which_variant.md", DOCS / "memory_size.md"
+MANY, WHICH, SIZE = (DOCS / f"{name}.md" for name in ("many_classes", "which_variant", "memory_size"))
 NONE_64, NONE_256 = none(64), none(256)
 LONGER_64, LONGER_256 = none(64, EQUAL_MINUTES), none(256, EQUAL_MINUTES)
 XBM, XBN, FIRST = memory("xbm"), memory("xbn"), Case("xbn")
@@ -26,11 +23,6 @@ LONG_XBN, LONG_NONE, LONG_XBM = LONG
 @pytest.fixture(scope="module")
 def runs() -> Runs:
     return Runs(RESULTS)
-
-
-def assert_on(page: Path, *figures: str) -> None:
-    words = " ".join(page.read_text(encoding="utf-8").split())
-    assert [figure for figure in figures if figure not in words] == []
 
 
 def mean(runs: Runs, case: Case, figure: str = "recall_at_1") -> str:
@@ -54,7 +46,7 @@ def points(runs: Runs, ours: Case, theirs: Case) -> str:
 def with_interval(runs: Runs, ours: Case, theirs: Case) -> str:
     found = gap(runs, ours, theirs)
     assert found.half_width is not None
-    return f"{found.mean:+.1f} ± {found.half_width:.1f}".replace("-", "−")
+    return cell(found)
 
 
 def test_seeds_that_did_not_choose_the_rates(runs: Runs) -> None:

@@ -1,0 +1,28 @@
+"""Figures as pages write them, and whether they stand there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.engine.intervals import Difference
+
+DOCS = Path(__file__).parents[1]
+README = DOCS.parent / "README.md"
+RESULTS = DOCS.parent / "benchmarks" / "results"
+
+
+def words_of(page: Path) -> str:
+    return " ".join(page.read_text(encoding="utf-8").split())
+
+
+def assert_on(page: Path, *figures: str) -> None:
+    words = words_of(page)
+    assert [figure for figure in figures if figure not in words] == []
+
+
+def cell(difference: Difference | None) -> str:
+    if difference is None:
+        return "–"
+    half_width = "" if difference.half_width is None else f" ± {difference.half_width:.1f}"
+    sign = "−" if difference.mean < 0 else "+"
+    return f"{sign}{abs(difference.mean):.1f}{half_width}"
