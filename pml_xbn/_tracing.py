@@ -35,6 +35,16 @@ def can_read(values: Tensor) -> bool:
     return values.device.type == "cpu" and not is_tracing()
 
 
+def number(value: Tensor) -> Any:
+    """Returns the number of a 0-d tensor, as ``item`` does, which costs an operation more."""
+    return value.tolist()
+
+
+def number_if_readable(value: Tensor | float) -> Any:
+    """Returns the number of a 0-d tensor, or the tensor itself where the host cannot read it."""
+    return number(value) if isinstance(value, Tensor) and can_read(value) else value
+
+
 def computed_once(values: Tensor) -> Tensor:
     """Returns the same numbers, which ``torch.compile`` then keeps, and does not compute where they are read.
 

@@ -192,8 +192,9 @@ class _ShardedLoss:
         sums, counts, num_pairs, zero, gradients = self._sum_terms()
         if self._miner is not None and (num_pairs.device.type == "cpu" or self._miner.collect_stats):
             record_num_pairs(self._miner, *num_pairs.tolist())
-        factors = reducing_factors(self._fused, counts.unbind(), num_pairs.unbind(), zero, sums)
-        value = (torch.stack(factors) * sums).sum().to(self._anchors)
+        found = reducing_factors(self._fused, counts.unbind(), num_pairs.unbind(), zero, sums)
+        factors = torch.stack([torch.as_tensor(x).to(sums) for x in found])
+        value = (factors * sums).sum().to(self._anchors)
         return value, self._gradients(factors, gradients) if self._is_learning else []
 
     def _reduce(self) -> bool:
@@ -247,11 +248,11 @@ class _ShardedLoss:
         of_all = self._group.sum(torch.cat(numbers)).split([len(x) for x in numbers])
         return of_all[0], of_all[1], of_all[2].long(), of_all[3].squeeze(0), of_all[4].view_as(gradients)
 
-    def _gradients(self, factors: Sequence[Tensor], of_sums: Tensor) -> list[Tensor]:
+    def _gradients(self, factors: Tensor, of_sums: Tensor) -> list[Tensor]:
         """Returns the gradients of the loss, given those of the sums at the results of reductions."""
         inputs = [self._anchors, *self._fused.learned]
         gradients = [torch.zeros_like(x, device=self._anchors.device).detach() for x in inputs]
-        weights = [x.to(self._anchors) for x in (torch.stack([*factors]).view(-1, 1, 1) * of_sums).sum(dim=0)]
+        weights = [x.to(self._anchors) for x in (factors.view(-1, 1, 1) * of_sums).sum(dim=0)]
         wholes = [self._known[-1][number].detach() for number in self._differentiated] if weights else []
         for part in self._parts:
             run = part.run(self._known, self._is_learning)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .._arithmetic import all_of
 from .._checks import check_numbers, check_rows, plain
-from .._tracing import can_read
+from .._tracing import can_read, number
 from ..distributed import _ranks as ranks
 from ..memory._batch import Batch, split
 from ..memory._queue import Queue
@@ -129,7 +129,9 @@ def _check_numbers(memory: Memory, embeddings: Tensor, batch: Batch) -> Batch:
         return batch
     flags, messages = zip(*refusals, strict=True) if refusals else ((), ())
     extremes = embeddings.aminmax() if len(embeddings) else [embeddings.sum()] * 2
-    least, largest, *are_refused = torch.stack([*extremes, *flags]).tolist()
+    found = [*extremes, *flags]
+    # A GPU is waited for once.
+    least, largest, *are_refused = map(number, found if can_read(embeddings) else torch.stack(found))
     for message, is_refused in zip(messages, are_refused, strict=True):
         if is_refused:
             raise ValueError(message())

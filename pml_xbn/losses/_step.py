@@ -112,7 +112,7 @@ def adapt_rows(memory: Memory, batch: Batch, contents: Contents, placement: Plac
     if memory.normalize_memory or not hooks.are_adapters or hooks.collect_stats:
         contents = contents.with_number_on_host()  # in any case a GPU is waited for
     adapts = all_of(batch.is_storable, ~is_waiting if isinstance(is_waiting, Tensor) else None)
-    refs = batch.refs.detach().to(contents.rows.dtype)
+    refs = batch.refs.to(contents.rows.dtype)
     hooks.returning = () if placement is None else (placement.stored_at, placement.returning)
     allow_nonfinite = memory.nonfinite == "ignore"
     rows = hooks.adapt(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .._arithmetic import rows_at_a_time, slices, widest
-from .._tracing import can_read, computed_once, is_compiling, is_tracing
+from .._tracing import can_read, computed_once, is_compiling, is_tracing, number
 from ..adapters.moments import Affine, GroupMoments, Moments, moments
 
 # Stored rows are standardized again where their root mean square is larger: float16 ends at 65504, and
@@ -193,7 +193,7 @@ class Rows:
         eps = _ROUNDINGS_OF_ZERO * max(torch.finfo(self.stored.dtype).eps, torch.finfo(dtype).eps)
         length = torch.linalg.vector_norm(self.affine.shift)
         if can_read(length):
-            return float(max(eps * length.item(), _SMALLEST_LENGTH))
+            return float(max(eps * number(length), _SMALLEST_LENGTH))
         least: Tensor = length.mul_(eps).clamp_min_(_SMALLEST_LENGTH).to(dtype)
         return least
 
@@ -443,7 +443,7 @@ class Rows:
         """Returns whether the host knows that all rows are finite, and need not be standardized again."""
         if self.sums is None or not can_read(self.sums) or self.stored.dtype == torch.float16:
             return False
-        return bool(self.total_sums().amax().item() <= self.num_rows * LARGEST_RMS**2)
+        return bool(number(self.total_sums().amax()) <= self.num_rows * LARGEST_RMS**2)
 
     def have_drifted(self) -> Tensor:
         """Returns whether u has a mean of half of its spread, or a spread far from one, 0-d bool.

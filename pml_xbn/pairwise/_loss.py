@@ -15,7 +15,7 @@ from pytorch_metric_learning.reducers import DivisorReducer, SumReducer
 from torch import Tensor
 
 from .._arithmetic import at_most, nan_unless_zero, slices
-from .._tracing import is_compiling
+from .._tracing import is_compiling, number_if_readable
 from ..memory._rows import Rows, plain_rows
 from ._distance_weighted import mine_by_distance
 from ._distances import Distances
@@ -394,11 +394,14 @@ class LossSums:
         return with_known_gradients(value, gradients, self.inputs, num_ranks)
 
 
-def _weighted(values: Sequence[Tensor], factors: Sequence[Tensor]) -> Tensor:
+def _weighted(values: Sequence[Tensor], factors: Sequence[Tensor | float]) -> Tensor:
     """Returns the sum of values times factors."""
     weighted = values[0] * factors[0]
     for value, factor in zip(values[1:], factors[1:], strict=True):
-        weighted = torch.addcmul(weighted, value, factor.to(value.dtype))
+        if isinstance(factor, Tensor):
+            weighted = torch.addcmul(weighted, value, factor.to(value.dtype))
+        else:
+            weighted = torch.add(weighted, value, alpha=factor)
     return weighted
 
 
@@ -408,8 +411,10 @@ def reducing_factors(
     num_pairs: Sequence[Tensor | int],
     zero: Tensor | float,
     like: Tensor,
-) -> list[Tensor]:
+) -> list[Tensor | float]:
     """Returns by what the reducers multiply the sums of the terms, for each part of the loss.
+
+    They are numbers of the host where it can read them.
 
     Args:
         fused: the loss.
@@ -421,21 +426,21 @@ def reducing_factors(
     has_terms: Tensor | float = 1.0
     if isinstance(fused.loss, GenericPairLoss):
         # PML's are zero for one positive and one negative pair, or fewer.
-        positive, negative = num_pairs
+        positive, negative = map(number_if_readable, num_pairs)
         needs_both = fused.fused.needs_both
         # Of many pairs the product of both may be beyond int64.
         has_terms = positive * at_most(negative, 2) > 1 if needs_both else (positive > 1) | (negative > 1)
-    if isinstance(zero, Tensor) or isinstance(has_terms, bool):
-        has_terms = has_terms + zero
-    factors = []
-    for reducer, divisor in zip(fused.reducers.values(), divisors, strict=True):
-        if type(reducer) is SumReducer:
-            factor = torch.as_tensor(has_terms, dtype=like.dtype, device=like.device)
-        else:
-            factor = has_terms / divisor.clamp_min(1).to(like)
+    has_terms = has_terms + number_if_readable(zero)
+    factors: list[Tensor | float] = []
+    for reducer, of_part in zip(fused.reducers.values(), divisors, strict=True):
+        divisor = number_if_readable(of_part)
+        factor: Tensor | float = has_terms
+        if type(reducer) is not SumReducer:
+            at_least_one = divisor.clamp_min(1).to(like) if isinstance(divisor, Tensor) else max(divisor, 1)
+            factor = has_terms / at_least_one
         if type(reducer) is DivisorReducer:  # PML's result is 0 for a divisor of 0, whatever the sum
             factor = factor * (divisor > 0)
-        factors.append(factor)
+        factors.append(factor.to(like) if isinstance(factor, Tensor) else factor)
     return factors
 
 

@@ -12,7 +12,7 @@ import torch
 from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor
 
-from .._tracing import is_compiling
+from .._tracing import is_compiling, number_if_readable
 from ._ranges import Ranges, listed
 from ._reductions import AllPairs, are_self_pairs, total
 
@@ -74,7 +74,7 @@ class Pairs(NamedTuple):
         """How many pairs are positive, and how many are negative."""
         if self.num_pairs is not None:
             return self.num_pairs
-        num_positive, (num_anchors, num_rows) = total(self.positive), self.positive.shape
+        num_positive, (num_anchors, num_rows) = number_if_readable(total(self.positive)), self.positive.shape
         if not self.are_all:
             return num_positive, total(self.negative)
         num_others = num_rows if self.is_row is None else self.is_row.sum()
