@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .._arithmetic import at_least_float32, at_most, widest
 from .._checks import INTEGERS
-from .._tracing import can_read, is_tracing
+from .._tracing import can_read, is_compiling, is_tracing
 from ..adapters.moments import Affine
 from ._rows import AsTheyCame, Holding, Rows, Undo, rows_of, sums_of
 
@@ -320,17 +320,23 @@ class Queue(nn.Module):
                 self.sums.copy_(rows.sums)
             numbers += [SUMS if rows.sums is not None else NO_SUMS, contents.num_replaced]
             if any(isinstance(number, Tensor) for number in numbers):
-                # A number of the host is written by a kernel, not copied, for which a GPU may be waited for.
-                self.numbers.copy_(torch.stack([self._on_device(number) for number in numbers]))
+                self.numbers.copy_(self._on_device(numbers))
             else:
                 self.numbers.numpy()[:] = numbers
         self.is_measured, self._most_rows = rows.sums is not None, rows.most_rows_here
         self._newest, self._read, self._read_labels = contents.newest, None, None
         self.is_alike = contents.is_alike
 
-    def _on_device(self, number: int | Tensor) -> Tensor:
-        """Returns a number of the state as a 0-d tensor."""
-        return number if isinstance(number, Tensor) else self.numbers.new_full((), number)
+    def _on_device(self, numbers: list[int | Tensor]) -> Tensor:
+        """Returns the numbers of a state, some of which the host does not know, as a tensor."""
+        if is_compiling():  # which makes a kernel of every number that is stacked
+            indices, new = torch.arange(len(numbers), device=self.numbers.device), self.numbers
+            for index, number in enumerate(numbers):
+                new = torch.where(indices == index, number, new)
+            return new
+        # A number of the host is written by a kernel, not copied, for which a GPU may be waited for.
+        on_device = (x if isinstance(x, Tensor) else self.numbers.new_full((), x) for x in numbers)
+        return torch.stack(list(on_device))
 
     def begin_step(self, *, keeps_labels: bool) -> None:
         """Begins a step, within which writes by others are refused.

@@ -47,7 +47,10 @@ class Comparison(NamedTuple):
         Args:
             first_row: the index of the first row, if the rows are a part of all.
         """
-        return Pairs.all(self.anchor_labels, self.row_labels, self.self_pairs, self.is_row, first_row)
+        num_occupied = None if self.is_row is None else self.rows.num_rows
+        return Pairs.all(
+            self.anchor_labels, self.row_labels, self.self_pairs, self.is_row, num_occupied, first_row
+        )
 
     def choose_pairs(self, distances: Distances) -> Pairs:
         """Returns the pairs that the miner chooses, by default all, and the caller's pairs."""

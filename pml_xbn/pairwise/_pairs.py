@@ -28,6 +28,7 @@ class Pairs(NamedTuple):
     row_labels: Tensor  # (n,)
     self_pairs: Tensor | None = None  # (a,), rows of the anchors' own copies
     is_row: Tensor | None = None  # (n,), bool, which rows are occupied; None: all
+    num_occupied: Tensor | int | None = None  # how many rows are, where that is known; None: all
     first_row: int = 0  # the index of the first row, where these are a part of all rows
     triplets: Ranges | IndicesTuple | None = None  # ranges, or index tensors; None: pairs, all combined
     num_pairs: Sequence[Tensor | int] | None = None  # how many are positive and negative; None: not counted
@@ -41,6 +42,7 @@ class Pairs(NamedTuple):
         row_labels: Tensor,
         self_pairs: Tensor | None = None,
         is_row: Tensor | None = None,
+        num_occupied: Tensor | int | None = None,
         first_row: int | None = None,
     ) -> Pairs:
         """Returns all pairs of anchors and occupied rows but those of an anchor and its own copy.
@@ -50,6 +52,7 @@ class Pairs(NamedTuple):
             row_labels: ``(n,)``.
             self_pairs: ``(a,)``, the indices of the anchors' own copies.
             is_row: ``(n,)``, which rows are occupied.
+            num_occupied: how many are.
             first_row: the index of the first of the n rows, if they are a part of all.
         """
         positive = labels.unsqueeze(1) == row_labels
@@ -58,7 +61,9 @@ class Pairs(NamedTuple):
         if self_pairs is not None:
             positive = without_self_pairs(positive, self_pairs, first_row)
         are_all = first_row is None
-        return cls(positive, labels, row_labels, self_pairs, is_row, first_row or 0, are_all=are_all)
+        return cls(
+            positive, labels, row_labels, self_pairs, is_row, num_occupied, first_row or 0, are_all=are_all
+        )
 
     @property
     def negative(self) -> Tensor:
@@ -77,7 +82,7 @@ class Pairs(NamedTuple):
         num_positive, (num_anchors, num_rows) = number_if_readable(total(self.positive)), self.positive.shape
         if not self.are_all:
             return num_positive, total(self.negative)
-        num_others = num_rows if self.is_row is None else self.is_row.sum()
+        num_others = num_rows if self.num_occupied is None else self.num_occupied
         if self.self_pairs is not None:
             num_others = num_others - 1
         return num_positive, num_anchors * num_others - num_positive

@@ -39,8 +39,8 @@ MINERS: dict[str, Callable[[], Any]] = {
 class Rows:
     """Rows ``stored * scale + shift``, of which a few are read at a time."""
 
-    def __init__(self, stored: Tensor, scale: Tensor, shift: Tensor) -> None:
-        self.stored, self.scale, self.shift = stored, scale, shift
+    def __init__(self, stored: Tensor, scale: Tensor, shift: Tensor, num_rows: Tensor) -> None:
+        self.stored, self.scale, self.shift, self.num_rows = stored, scale, shift, num_rows
         self.most_rows_here = len(stored)
 
     def parts(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
@@ -79,7 +79,7 @@ def inputs(seed: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
 def loss_of(loss: nn.Module, miner: Any) -> Callable[..., Tensor]:
     def compute(anchors: Tensor, labels: Tensor, *rest: Tensor) -> Tensor:
         stored, row_labels, scale, shift, own, is_row = rest
-        rows: Any = Rows(stored, scale, shift)
+        rows: Any = Rows(stored, scale, shift, is_row.sum())
         compared = Comparison(loss, miner, anchors, labels, rows, row_labels, own, is_row=is_row)
         return loss_against(compared)
 
