@@ -69,12 +69,13 @@ def is_delayed(memory: Memory, contents: Contents) -> bool | Tensor:
 def _is_past(memory: Memory, contents: Contents, last: int) -> bool:
     """Returns whether a call, which has been counted, comes after call number ``last``.
 
-    What the host has seen is kept, so that a GPU is not waited for in every later step.
+    What the host has seen is kept, so that a GPU is not waited for in every later step, and a compiled step
+    is not compiled again.
     """
     queue = memory.queue
-    if queue.most_calls <= last:
-        queue.most_calls = int(contents.num_calls)
-    return queue.most_calls > last
+    if queue.calls_over < last and int(contents.num_calls) > last:
+        queue.calls_over = last
+    return queue.calls_over >= last
 
 
 def bring_rows_into_range(memory: Memory, contents: Contents) -> Contents:

@@ -60,8 +60,12 @@ def why_not_traced(memory: Memory, is_training: bool, has_more_input: bool) -> s
         return "with an indices_tuple, an enqueue_mask or sample_ids"
     if memory._is_sharded or (memory.gather_distributed and memory._group.has_others):
         return "whose rows are shared by ranks"
-    if memory.warmup or memory.batch_loss_weight or memory.normalize_memory or memory.update != "queue":
-        return "with warmup, batch_loss_weight, normalize_memory or update"
+    if memory.warmup > memory.queue.calls_over:
+        return f"whose warm-up is not over (make {memory.warmup + 1} calls outside of the graph first)"
+    if is_compiling() and memory.queue.was_read:  # torch.compile cannot tell whether it was written to
+        return "whose embedding_memory was read since the last step (make a call outside of the graph first)"
+    if memory.batch_loss_weight or memory.normalize_memory or memory.update != "queue":
+        return "with batch_loss_weight, normalize_memory or update"
     if not memory._hooks.are_adapters:
         return "with a hook that is no adapter"
     if memory.collect_stats or memory._hooks.collect_stats:

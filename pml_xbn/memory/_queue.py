@@ -83,7 +83,7 @@ class Queue(nn.Module):
     is_in_transaction = False
     standardizing_is_due = False  # at the end of the next step
     was_traced = False  # whether a step was ever part of a graph
-    most_calls = 0  # upper bound of the calls that the host has seen; that of a failed step stays counted
+    calls_over = 0  # a warm-up or delay of that many calls is over, as the host has seen
 
     def __init__(
         self,
@@ -398,6 +398,11 @@ class Queue(nn.Module):
             self._read = values, values._version
         return self._read[0]
 
+    @property
+    def was_read(self) -> bool:
+        """Whether somebody has got the rows as a tensor since they were last stored, and may write to it."""
+        return self._read is not None
+
     def take_edits(self) -> None:
         """Takes what the user has written into the tensor that `read` returned."""
         if self._read is not None and self._read[0]._version != self._read[1]:
@@ -472,7 +477,7 @@ class Queue(nn.Module):
         self._pending = self._read = self._newest = None
         self.is_alike = False
         self.is_measured = self._has_ids = False
-        self._most_rows = self.most_calls = 0
+        self._most_rows = self.calls_over = 0
         if self.numbers.device.type != "meta":
             self._has_ids = bool((self.ids >= 0).any())
             _, num_rows, _, has_sums, _ = self.numbers.tolist()

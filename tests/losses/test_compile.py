@@ -111,6 +111,35 @@ def test_what_cannot_be_compiled_runs_as_it_is_written_and_says_why(case: str) -
         torch.compile(make(), fullgraph=True, backend="eager")(torch.randn(4, D), torch.arange(4) % 2)
 
 
+def test_once_its_warm_up_is_over_a_memory_is_compiled_whole() -> None:
+    def make() -> XBNWrapper:
+        return XBNWrapper(SupConLoss(), D, M, warmup=3)
+
+    memory, twin = make(), make()
+    for a, b in zip(trained(memory, only_loss), trained(twin, lambda x: x), strict=True):
+        torch.testing.assert_close(a, b)
+    torch.compiler.reset()
+    with pytest.raises(Exception, match="warm-up is not over \\(make 4 calls"):
+        torch.compile(make(), fullgraph=True, backend="eager")(torch.randn(4, D), torch.arange(4) % 2)
+
+
+def test_what_is_written_to_the_rows_between_compiled_steps_counts() -> None:
+    memory, twin = (XBNWrapper(SupConLoss(), D, M) for _ in range(2))
+    whole = torch.compile(memory, fullgraph=True, backend="eager")
+    in_parts = torch.compile(memory, backend="eager")
+    for step in range(8):
+        given = torch.randn(BATCH_SIZE, D, requires_grad=True), torch.arange(BATCH_SIZE) % 3
+        compiled = in_parts if step % 3 == 2 else whole
+        torch.testing.assert_close(compiled(*given), twin(*given))
+        if step % 3 == 1:
+            for one in (memory, twin):
+                one.embedding_memory[0] = 1.0
+        if step == 1:  # later on torch has what runs in parts, and takes that
+            with pytest.raises(Exception, match="embedding_memory was read"):
+                whole(*given)
+    torch.testing.assert_close(memory.embedding_memory, twin.embedding_memory)
+
+
 def test_a_temperature_that_is_learned_is_not_taken_for_a_number() -> None:
     loss = SupConLoss()
     loss.temperature = nn.Parameter(torch.tensor(0.1))
