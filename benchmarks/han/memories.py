@@ -135,9 +135,9 @@ class StepLoss(nn.Module):
         self.first = EPOCH if case.begins == "after an epoch" else 0
         self.batch_loss = BatchLoss(wrapped_loss(case.loss))
         self.proxies: nn.Module | None = None
-        if case.method == "norm-softmax":
+        if case.method.startswith("norm-softmax"):
             self.proxies = NormalizedSoftmaxLoss(num_classes, DIM)
-        elif case.method == "proxy-anchor":
+        elif case.method.startswith("proxy-anchor"):
             self.proxies = ProxyAnchorLoss(num_classes, DIM)
 
     def ramp(self, step: int) -> float:

@@ -87,7 +87,7 @@ def label(case: Case) -> str:
     names = {"none": "no memory", "xbm": "XBM", "xbn": "XBN", "axbn": "AXBN", "centre": "centring"}
     name = names.get(case.method, case.method.replace("xbm", "XBM").replace("xbn", "XBN"))
     parts = [f"{name}, batch {case.batch_size}"]
-    has_memory = case.method not in ("none", "norm-softmax", "proxy-anchor")
+    has_memory = case.method not in ("none", *plan.PROXY_RATES)
     if has_memory:
         parts.append("from the first step" if case.begins == "first" else "warmed up, filled")
         parts += {"0": [], "ramp": ["weight ramped"]}.get(case.batch_loss, ["batch's own loss beside"])

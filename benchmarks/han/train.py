@@ -16,14 +16,13 @@ from benchmarks.engine.accuracy import embed, retrieval_accuracy
 from benchmarks.engine.diagnostics import embed_without_trace
 from benchmarks.engine.randomness import generator_for, seed_for
 from benchmarks.engine.trial import at_most
-from benchmarks.han.cases import Case, none
+from benchmarks.han.cases import PROXY_RATES, Case, none
 from benchmarks.han.data import Split, as_input, load_split, shifted
 from benchmarks.han.memories import DIM, StepLoss
 from pml_xbn.training import ClassBatches, fill_from
 
 _MEASUREMENTS = 12  # of a run
 _ROWS_MEASURED = 512
-_PROXY_RATE = 10  # times that of the network
 
 
 class Outcome(NamedTuple):
@@ -59,7 +58,9 @@ class Training:
         self.loss = StepLoss(case, memory_size, int(train.labels.max()) + 1)
         groups: list[dict[str, Any]] = [{"params": self.model.parameters(), "lr": case.rate}]
         if self.loss.proxies is not None:
-            groups.append({"params": self.loss.proxies.parameters(), "lr": _PROXY_RATE * case.rate})
+            groups.append(
+                {"params": self.loss.proxies.parameters(), "lr": PROXY_RATES[case.method] * case.rate}
+            )
         self.optimizer = torch.optim.AdamW(groups, weight_decay=1e-4)
         peaks = [group["lr"] for group in groups]
         self.scheduler = OneCycleLR(self.optimizer, peaks, total_steps=case.steps, pct_start=0.1)
