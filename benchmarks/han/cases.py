@@ -114,7 +114,7 @@ PRETRAINED = tuple(replace(case, weights="glyphs") for case in FRONT)
 LARGE = (Case("none", 1024),)  # equal steps: 35 minutes
 SWEEP = (350, 1400, 5500)
 
-# By how much the rate of proxies is above the network's. Ten was declared; with it they learned badly or nothing.
+# The rate of proxies, in multiples of the network's. Ten was declared, and with it they learned badly or not.
 PROXY_RATES = {
     "norm-softmax": 10.0,
     "proxy-anchor": 10.0,
