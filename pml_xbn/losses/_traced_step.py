@@ -14,7 +14,7 @@ from torch import Tensor
 from .._checks import check_integers, check_rows
 from .._tracing import is_compiling
 from ..memory._batch import Batch
-from ..memory._hooks import settle_, tensors_of
+from ..memory._module_state import settle_, tensors_of
 from ..memory._rows import read_dtype
 from ..pairwise._supported import fused_loss_of, is_fused_miner
 from ._input import check_on_device

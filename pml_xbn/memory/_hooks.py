@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
 from .._arithmetic import all_of, widest
@@ -21,6 +19,15 @@ from .._tracing import is_tracing
 from ..adapters.base_adapter import BaseAdapter, Refusal
 from ..adapters.group_moment_matching import GroupMomentMatching
 from ..adapters.moments import Affine, Moments, group_moments, moments
+from ._module_state import (
+    Attributes,
+    attributes_of,
+    buffers_outside_the_state,
+    differ_in_numbers_alone,
+    give_back_attributes,
+    give_back_tensors_unless,
+    tensors_of,
+)
 from ._queue import Contents
 from ._rows import Rows, Undo, rows_of
 
@@ -123,8 +130,8 @@ def _estimate_if(
         return adapter.estimate(batch, batch_size)
     tensors, attributes = tensors_of(adapter), [] if is_tracing() else attributes_of(adapter)
     target = adapter.estimate(batch, batch_size)
-    if _differ_in_numbers_alone(attributes):
-        _give_back_tensors_unless(adapts, tensors)
+    if differ_in_numbers_alone(attributes):
+        give_back_tensors_unless(adapts, tensors)
     elif not adapts:
         give_back_attributes(attributes)
         return None
@@ -255,7 +262,7 @@ class MemoryHooks:
                 parts += attributes_of(hook)
                 if not isinstance(hook, BaseAdapter):  # which assigns what it keeps and writes to nothing
                     states.append((hook, copy.deepcopy(hook.state_dict())))
-                    others += [(x, x.clone()) for x in _buffers_outside_the_state(hook)]
+                    others += [(x, x.clone()) for x in buffers_outside_the_state(hook)]
 
         def give_back() -> None:
             give_back_attributes(parts)
@@ -274,15 +281,6 @@ def _is_ours(adapter: BaseAdapter) -> bool:
     They are not looked at, as a GPU would have to wait for that.
     """
     return type(adapter).__module__.startswith("pml_xbn.adapters.")
-
-
-def _buffers_outside_the_state(hook: nn.Module) -> Iterator[Tensor]:
-    """Yields the buffers with ``persistent=False``, which a state does not hold."""
-    for part in hook.modules():
-        for name in part._non_persistent_buffers_set:
-            values = part._buffers[name]
-            if values is not None and not is_lazy(values):
-                yield values
 
 
 def _check_unwritten(rows: Tensor, num_writes: int, hook: MemoryHook) -> None:
@@ -315,88 +313,3 @@ def _check_values(new_rows: Tensor, rows: Tensor, hook: MemoryHook, allow_nonfin
             "nonfinite='ignore'"
         )
     return new_rows
-
-
-# Modules, and copies of their attributes and of their buffers.
-Attributes = list[tuple[nn.Module, dict[str, Any], dict[str, "Tensor | None"]]]
-
-
-def attributes_of(module: nn.Module) -> Attributes:
-    """Returns what a module and its parts hold in attributes and buffers, which are not copied."""
-    return [(part, vars(part).copy(), part._buffers.copy()) for part in module.modules()]
-
-
-def give_back_attributes(held: Attributes) -> None:
-    """Gives modules back the attributes and buffers that they held, and takes away others."""
-    for part, attributes, buffers in held:
-        for made in (part._buffers.keys() - buffers.keys(), vars(part).keys() - attributes.keys()):
-            for name in made:
-                delattr(part, name)
-        part.__dict__.update(attributes)
-        part._buffers.update(buffers)  # one that was None is no part of the state
-
-
-def _differ_in_numbers_alone(held: Attributes) -> bool:
-    """Returns whether modules hold what they held, but for tensors that were replaced by others like them."""
-    for part, attributes, buffers in held:
-        old, new = attributes | buffers, vars(part) | part._buffers
-        if old.keys() != new.keys():
-            return False
-        for name, value in old.items():
-            other = new[name]
-            if other is value:
-                continue
-            is_kept = isinstance(value, Tensor | Moments) and type(other) is type(value)
-            if not (is_kept and _have_shape(other, value)):
-                return False
-    return True
-
-
-Held = list[tuple[nn.Module, str, "Tensor | Moments"]]
-
-
-def tensors_of(module: nn.Module) -> Held:
-    """Returns the tensors that a module keeps in attributes and buffers, with their names."""
-    found: Held = []
-    for part in module.modules():
-        for names in (vars(part), part._buffers):
-            found += [
-                (part, name, value) for name, value in names.items() if isinstance(value, (Tensor, Moments))
-            ]
-    return found
-
-
-def _give_back_tensors_unless(adapts: Tensor, held: Held) -> None:
-    """Gives an adapter back the tensors that it held unless a batch is adapted to, on the device."""
-    for part, name, old in held:
-        new = getattr(part, name)
-        if new is not old and _have_shape(new, old):
-            pairs = zip(_parts(new), _parts(old), strict=True)
-            chosen = [torch.where(adapts, x, y.to(x)) for x, y in pairs]  # it may have come from the host
-            setattr(part, name, chosen[0] if isinstance(old, Tensor) else Moments(*chosen))
-
-
-def settle_(held: Held) -> None:
-    """Writes what adapters have replaced into the tensors that they held, so that these stay where they are.
-
-    A CUDA graph finds them there.
-    """
-    for part, name, old in held:
-        new = getattr(part, name)
-        if new is not old and _are_alike(new, old):
-            for x, y in zip(_parts(new), _parts(old), strict=True):
-                y.copy_(x)
-            setattr(part, name, old)
-
-
-def _parts(value: Tensor | Moments) -> tuple[Tensor, ...]:
-    return (value,) if isinstance(value, Tensor) else tuple(value)
-
-
-def _have_shape(one: Tensor | Moments, other: Tensor | Moments) -> bool:
-    return [x.shape for x in _parts(one)] == [x.shape for x in _parts(other)]
-
-
-def _are_alike(one: Tensor | Moments, other: Tensor | Moments) -> bool:
-    pairs = zip(_parts(one), _parts(other), strict=True)
-    return all((x.shape, x.dtype, x.device) == (y.shape, y.dtype, y.device) for x, y in pairs)

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from .._tracing import can_read
-from ._hooks import MemoryHooks, settle_, tensors_of
+from ._hooks import MemoryHooks
+from ._module_state import settle_, tensors_of
 from ._queue import Queue
 
 
