@@ -11,6 +11,7 @@ from pictures.han_drift import distances, recall_by_rate
 
 from benchmarks.engine.intervals import Difference
 from benchmarks.han.cases import EQUAL_MINUTES, LONG, SWEEP, Case, memory, none
+from benchmarks.han.memories import GAINS
 from benchmarks.han.report import CLASSES, Runs, late
 
 MANY, WHICH, SIZE = (DOCS / f"{name}.md" for name in ("many_classes", "which_variant", "memory_size"))
@@ -189,3 +190,50 @@ def test_where_adaptation_decides(runs: Runs) -> None:
     assert_on(MANY, f"where two fresh ones are {shared(XBN, 'floor'):.2f} apart")
     for setting, words in ((XBN, "is {:.2f} times the sampling noise"), (XBM, "and XBM's {:.2f} times")):
         assert_on(MANY, words.format(shared(setting, "shift_after") / shared(setting, "noise")))
+
+
+def test_the_other_settings(runs: Runs) -> None:
+    """Of the seed that chose, at the best of the rates tried."""
+
+    def of_choice(setting: Case) -> float:
+        case = runs.chosen(setting)
+        assert case is not None
+        return float(runs.rows[case]["recall_at_1"])
+
+    def row(method: str) -> str:
+        settings = (Case(method), memory(method), memory(method, batch_loss="1"))
+        return " | ".join(f"{of_choice(x):.1f}" if runs.chosen(x) else "–" for x in settings)
+
+    methods = ("xbm", "xbn", "axbn", "centre", *GAINS, "xbm negatives", "xbn negatives")
+    assert_on(MANY, *(f"| {row(method)} |" for method in methods))
+    best = max(of_choice(Case(x)) for x in GAINS)
+    first, steps, base = (of_choice(x) for x in (FIRST, none(256, 24), NONE_64))
+    assert_on(
+        MANY,
+        f"the best of them is {first - best:.1f} below XBN",
+        f"has {steps:.1f}, {steps - base:.1f} above batch 64",
+        f"| +{steps - base:.1f} (one seed, four times the images)",
+        f"of 1,024, which makes 328 steps, has {of_choice(none(1024)):.1f}",
+        "at most {:.1f}, `ProxyAnchorLoss` at most {:.1f}".format(
+            *(
+                max(float(y["recall_at_1"]) for x, y in runs.rows.items() if x.method.startswith(name))
+                for name in ("norm-softmax", "proxy-anchor")
+            )
+        ),
+    )
+    starred = [memory(x, batch_loss="1") for x in ("xbm", "xbn")]
+    assert {tuple(sorted(runs.values(case, "recall_at_1"))) for case in starred} == {(1, 2, 3)}
+    assert_on(
+        MANY,
+        f"beside it is {with_interval(runs, *starred)}, not certainly",
+        " and ".join(
+            cell(gap)
+            for figure in ("recall_at_1", "map_at_r")
+            if (gap := runs.difference(starred[0], NONE_256, figure)) is not None
+        ),
+    )
+    assert_on(
+        WHICH,
+        f"On Han it lost {points(runs, starred[1], XBN)} with XBN",
+        f"and {points(runs, starred[0], XBM)} with XBM (three seeds)",
+    )
