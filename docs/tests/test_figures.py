@@ -173,7 +173,7 @@ def test_a_large_batch_that_gains_nothing_does_not_tell_of_a_memory(study: Study
         assert not is_above_zero(large)
         assert is_above_zero(memory)
         assert_on(GAINS, cell(large), cell(memory))
-    assert_on(README, "| 0.6 to 3 % | a larger batch first | try XBN |")
+    assert_on(README, "| above, up to 3 % | (a) and (b) first | (a) or (b) | compare (a), (b), (c) |")
 
 
 def of_the_last_stage(study: Study, name: str, size: int, methods: Sequence[Method] = SUPCON) -> list[Values]:
@@ -210,7 +210,7 @@ def test_the_table_of_the_readme(study: Study) -> None:
     assert [is_above_zero(gap) for gap in over_none] == [True, False]
     rows.append(
         [
-            f"{means_of(over_none)} (not certain)",
+            f"{means_of(over_none)} (the latter not certain)",
             means_of(gaps_of(advised, best)),
             means_of(over_star),
         ]
@@ -291,11 +291,11 @@ def test_what_the_picture_of_the_readme_says_of_small_and_large_shares() -> None
     lost = sorted(round(x.share) for x in points if x.share >= NEVER)
     assert_on(
         README,
-        f"| {ALWAYS:g} % or less | try XBN | try XBN |",
-        "no memory (at {} and {} % it lost)".format(*lost),
+        f"| {ALWAYS:g} % or less | compare (a), (b), (c) |",
+        "with (c) it lost, at {} and {} %".format(*lost),
     )
     assert not [x for x in points if 3.2 < x.share < NEVER and not x.name.startswith("icons, 64")]
-    assert_on(README, "| 3 to 7 % (hardly tried) |")
+    assert_on(README, "| above, below 7 % (hardly tried) |")
 
 
 DRAWN = (SUPCON + OTHER_SIZES, THREE_STAGES, WHOLE_NETWORK, MULTI_SIMILARITY, SENSES, LARGE_BATCH)
@@ -391,9 +391,7 @@ def test_the_steps_are_the_same_on_the_overview() -> None:
         re.sub(r"\[(.+?)\](\(.+?\)|\[.+?\])", r"\1", words_of(page)) for page in (README, DOCS / "index.md")
     )
     steps = readme[
-        readme.index("| A batch holds, of your classes") : readme.index(
-            " Points of Recall@1 on unseen classes that (c) gained at batch 64"
-        )
+        readme.index("There are three ways to train") : readme.index(" What (c) gained at batch 64")
     ]
     assert steps in overview
 
@@ -422,7 +420,7 @@ def test_what_the_pages_say_of_one_search_for_all() -> None:
         f"the best of XBN was {tuned.mean:.1f} above the best without a memory ([may be chance]",
         f"settings without it were on average {-without.mean:.1f} below no memory.",
     )
-    assert_on(README, "the defaults; also try `batch_loss_weight=1`")
+    assert_on(README, "the defaults (also try `batch_loss_weight=1`)")
     assert_on(
         WHICH,
         f"the best setting gained {tuned.mean:.1f}, which may be chance",
