@@ -193,7 +193,7 @@ class _ShardedLoss:
         if self._miner is not None and (num_pairs.device.type == "cpu" or self._miner.collect_stats):
             record_num_pairs(self._miner, *num_pairs.tolist())
         found = reducing_factors(self._fused, counts.unbind(), num_pairs.unbind(), zero, sums)
-        factors = torch.stack([torch.as_tensor(x).to(sums) for x in found])
+        factors = torch.stack([torch.as_tensor(x, dtype=sums.dtype, device=sums.device) for x in found])
         value = (factors * sums).sum().to(self._anchors)
         return value, self._gradients(factors, gradients) if self._is_learning else []
 
