@@ -505,7 +505,8 @@ def suit(settings: Settings, network: Any, pictures: Sequence[Picture]) -> Plan:
         why = "half of the training images" if is_used else "docs/fine_tuning.md: better without one"
         if share >= LARGE_SHARE:
             why = f"a batch holds {100 * share:.0f} % of the classes that train, and from 7 % on "
-            why += "a memory lost; --memory-size N still gives one"
+            why += "a memory lost" if is_pretrained else "it was tried once from random weights"
+            why += "; --memory-size N still gives one"
     if 0 < memory_size < batch_size:
         raise ValueError(
             f"--memory-size {memory_size} is less than a batch of {batch_size}: pass 0 for none, or "
@@ -795,7 +796,7 @@ def say_noise(network: Any, images: torch.Tensor, others: torch.Tensor, settings
     ):
         return
     noise = batch_noise(network, images, others)
-    advice = "pass --batch-norm frozen" if settings.weights != "none" else "a larger --batch-size has less"
+    advice = "pass --batch-norm frozen" if settings.weights != "none" else "more classes in a batch have less"
     share = f"{100 * float(noise.share):.0f} % of the spread of embeddings is noise of the batch"
     print(f"{share}: {advice}" if noise.is_large else share)
 

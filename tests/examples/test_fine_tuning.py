@@ -470,7 +470,7 @@ def test_a_batch_of_many_of_the_classes_gets_no_memory_unless_asked_for(
     )
     plan = script["suit"](settings, network, pictures)
     assert plan.settings.memory_size == rows
-    says_why = "none (a batch holds 7 % of the classes that train, and from 7 % on a memory lost"
+    says_why = "none (a batch holds 7 % of the classes that train, and from 7 % on it was tried once"
     assert plan.lines["memory"].startswith(says_why) == (rows == 0)
     assert plan.lines["memory"].startswith(f"{rows} rows") == (rows > 0)
 
