@@ -189,7 +189,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
                 compared unless there is an ``enqueue_mask``. By default all rows are new.
 
         Raises:
-            ValueError: input that does not fit, or that holds NaN or inf; nothing has changed.
+            ValueError: input that does not fit, or that holds NaN or inf; nothing has changed. On a GPU NaN
+                or inf is not stored either, and a later call raises, unless ``nonfinite="raise_at_once"``.
             RuntimeError: a call in a replica of ``DataParallel``, in the backward pass of a checkpointed
                 function, or while another thread is in one; nothing has changed.
         """

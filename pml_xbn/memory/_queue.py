@@ -27,7 +27,8 @@ _STORES_BETWEEN_LOOKS = 16
 class Contents(NamedTuple):
     """What a memory holds at one moment of a step.
 
-    Rows, labels and ids are the queue's own tensors; map, sums and numbers are new.
+    Labels and ids are the queue's own tensors, and so are the rows unless a stage has written them elsewhere;
+    what a stage changes of map, sums and numbers is new.
     """
 
     rows: Rows
@@ -35,7 +36,7 @@ class Contents(NamedTuple):
     ids: Tensor  # samples of the rows, (M,) int64, -1 where there is none
     num_calls: int | Tensor
     position: int | Tensor  # where the next row goes; as all numbers, 0-d where the host cannot read it
-    # Rows that took the place of their sample's old row, since the last wrap-around.
+    # Rows that took the place of their sample's old row; from 0 again once the memory holds no more.
     num_replaced: int | Tensor
     newest: Tensor | None = None  # indices of the rows stored last, (b,)
     are_finite: bool = False  # whether the host knows that all rows and the batch are
@@ -102,7 +103,7 @@ class Queue(nn.Module):
         # The same of labels within a step.
         self._read_labels: tuple[Tensor, int] | None = None
         self._labels_before: Tensor | None = None
-        self._num_own_writes = self._num_stores = self._num_queued = 0
+        self._num_own_writes = self._num_stores = self._num_written = 0
         self._newest: Tensor | None = None
         # Whether all ranks are known to hold the same, unless somebody has written to the labels since.
         self._is_alike, self._num_label_writes = False, 0
@@ -214,6 +215,9 @@ class Queue(nn.Module):
         num_replaced = contents.num_replaced
         if len(rows) != num_queued:
             num_replaced = num_replaced + len(rows) - num_queued
+            if isinstance(num_replaced, Tensor):
+                num_replaced = torch.where(num_replaced < size, num_replaced, 0)
+        num_written = len(rows)
         own, rows, labels = self.holding.own_part(indices, rows, labels)
         after = before.written_(own, before.to_store(rows), undo, is_stored)
         if is_stored is not None:
@@ -241,7 +245,7 @@ class Queue(nn.Module):
             wraps_around = max(end, num_replaced) >= size
             num_replaced = num_replaced if num_replaced < size else 0
         elif not is_tracing():
-            self._look(after, num_queued)
+            self._look(after, num_written)
         return contents._replace(
             rows=after,
             position=end % size,
@@ -251,13 +255,13 @@ class Queue(nn.Module):
             stored_last=AsTheyCame(own, rows, is_stored),
         )
 
-    def _look(self, rows: Rows, num_queued: int) -> None:
+    def _look(self, rows: Rows, num_written: int) -> None:
         """Has a GPU look whether rows are to be standardized again: once in some steps, and a wrap-around."""
-        self._num_stores, self._num_queued = self._num_stores + 1, self._num_queued + num_queued
+        self._num_stores, self._num_written = self._num_stores + 1, self._num_written + num_written
         if rows.sums is None:
             return
-        if self._num_queued >= self.memory_size:
-            self._num_queued = 0
+        if self._num_written >= self.memory_size:
+            self._num_written = 0
             self.findings.add_("is_out_of_range", rows.have_drifted())
         if self._num_stores % _STORES_BETWEEN_LOOKS == 0 and (is_out := rows.is_out_of_range()) is not None:
             self.findings.add_("is_out_of_range", is_out)

@@ -411,7 +411,7 @@ class Rows:
         """
         dtype = self.stored.dtype
         if dtype == torch.float16:
-            # Inf becomes NaN, and not a number.
+            # Clamped alone, inf would become the largest number: it becomes NaN.
             u = u.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max) + u * 0
         u = u.to(dtype)
         if is_stored is not None:

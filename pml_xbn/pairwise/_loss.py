@@ -97,7 +97,8 @@ def _loss_by_pml(compared: Comparison) -> Tensor:
     distances = Distances(compared.anchors.detach(), compared.rows, compared.are_finite)
     lists = compared.choose_pairs(distances).lists()
     rows = compared.rows.read(compared.anchors.dtype)
-    value: Tensor = compared.loss(compared.anchors, compared.anchor_labels, lists, rows, compared.row_labels)
+    labels = compared.row_labels.clone()  # which are the memory's own, and others may write to what they get
+    value: Tensor = compared.loss(compared.anchors, compared.anchor_labels, lists, rows, labels)
     return nan_unless_zero(value, distances.zero_if_finite())  # type: ignore[no-any-return]
 
 
@@ -312,7 +313,7 @@ def _angular_terms(loss: AngularLoss, anchors: Tensor, stored: Rows, pairs: Pair
 def _arguments(compared: Comparison, pairs: Pairs) -> tuple[Any, ...]:
     """Returns what PML's loss would be called with."""
     rows = compared.rows.read(compared.anchors.dtype)
-    return compared.anchors, compared.anchor_labels, pairs.lists(), rows, compared.row_labels
+    return compared.anchors, compared.anchor_labels, pairs.lists(), rows, compared.row_labels.clone()
 
 
 def _with_rows(user_pairs: IndicesTuple, new_index: Tensor) -> IndicesTuple:

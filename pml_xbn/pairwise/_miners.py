@@ -51,7 +51,8 @@ def mine_by_pml(miner: Any, distances: Distances, pairs: Pairs) -> Pairs:
     """Returns what any miner chooses, without self-pairs."""
     self_pairs = pairs.self_pairs
     rows = distances.rows.read(distances.anchors.dtype)
-    lists = miner(distances.anchors, pairs.labels, rows, pairs.row_labels)
+    # A copy of the labels, which are the memory's own, as a miner may write to what it gets.
+    lists = miner(distances.anchors, pairs.labels, rows, pairs.row_labels.clone())
     if isinstance(miner, miners.EmbeddingsAlreadyPackagedAsTriplets):  # whose indices are those of the batch
         lists = (
             tuple(x[:0].to(rows.device) for x in lists) if self_pairs is None else mapped(lists, self_pairs)

@@ -7,6 +7,7 @@ import pickle
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -170,3 +171,34 @@ def test_a_memory_that_is_built_or_reset_in_inference_mode_can_be_trained() -> N
         with torch.inference_mode():
             loss_fn.reset_queue()
         assert loss_fn.num_rows == 0
+
+
+class WritesToLabels(SupConLoss):
+    def compute_loss(
+        self, embeddings: Tensor, labels: Tensor, pairs: Any, rows: Tensor, of_rows: Tensor
+    ) -> Any:
+        of_rows.fill_(7)
+        return super().compute_loss(embeddings, labels, pairs, rows, of_rows)
+
+
+class MinerThatWritesToLabels(miners.BaseMiner):
+    def mine(self, embeddings: Tensor, labels: Tensor, rows: Tensor, of_rows: Tensor) -> Any:
+        found = lmu.get_all_pairs_indices(labels, of_rows)
+        of_rows.fill_(7)
+        return found
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+@pytest.mark.parametrize(
+    ("loss", "miner"), [(WritesToLabels(), None), (SupConLoss(), MinerThatWritesToLabels())]
+)
+def test_what_a_loss_or_miner_writes_to_labels_of_rows_is_not_the_memorys(
+    loss: Any, miner: Any, is_training: bool
+) -> None:
+    memory, twin = XBNWrapper(loss, 4, 16, miner), XBNWrapper(SupConLoss(), 4, 16)
+    for one in (memory, twin):
+        torch.manual_seed(0)
+        for _ in range(3):
+            one(torch.randn(8, 4), torch.arange(8) % 4)
+        one.train(is_training)(torch.randn(8, 4), torch.arange(8) % 4)
+    assert torch.equal(memory.label_memory, twin.label_memory)

@@ -192,3 +192,13 @@ def test_float16_rows_are_standardized_once_a_dimension_is_dead(memory_size: int
         memory(rows, torch.arange(B) % 4)
     rows = memory.queue.contents.rows
     assert rows.affine.scale[1] >= 2.0**-12 * rows.moments().std.square().mean().sqrt() * 0.9
+
+
+def test_samples_that_return_for_ever_leave_a_state_that_can_be_loaded() -> None:
+    memory, ids = XBNWrapper(SupConLoss(), D, M), torch.arange(B)
+    for seed in range(3 * M // B):  # more rows are replaced than the memory holds
+        memory(batch(seed)[0].requires_grad_(), batch(seed)[1], sample_ids=ids)
+    twin = XBNWrapper(SupConLoss(), D, M)
+    twin.load_state_dict(memory.state_dict())
+    for name, value in held(memory).items():
+        torch.testing.assert_close(held(twin)[name], value)
