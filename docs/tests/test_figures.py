@@ -173,7 +173,7 @@ def test_a_large_batch_that_gains_nothing_does_not_tell_of_a_memory(study: Study
         assert not is_above_zero(large)
         assert is_above_zero(memory)
         assert_on(GAINS, cell(large), cell(memory))
-    assert_on(README, "| above, up to 3 % | (a) and (b) first | (a) or (b) | compare (a), (b), (c) |")
+    assert_on(README, "| over 0.6, up to 3 % | (a) and (b) first | (a) or (b) | compare (a), (b), (c) |")
 
 
 def of_the_last_stage(study: Study, name: str, size: int, methods: Sequence[Method] = SUPCON) -> list[Values]:
@@ -295,7 +295,7 @@ def test_what_the_picture_of_the_readme_says_of_small_and_large_shares() -> None
         "with (c) it lost, at {} and {} %".format(*lost),
     )
     assert not [x for x in points if 3.2 < x.share < NEVER and not x.name.startswith("icons, 64")]
-    assert_on(README, "| above, below 7 % (hardly tried) |")
+    assert_on(README, "| over 3, under 7 % (hardly tried) |")
 
 
 DRAWN = (SUPCON + OTHER_SIZES, THREE_STAGES, WHOLE_NETWORK, MULTI_SIMILARITY, SENSES, LARGE_BATCH)

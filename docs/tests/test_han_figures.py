@@ -161,7 +161,7 @@ def test_the_gain_by_number_of_classes(runs: Runs) -> None:
         if classes == min(SWEEP):
             assert cells[0].startswith("+2")
             larger = recall(NONE_256, classes) - recall(NONE_64, classes)
-            assert_on(README, f"at 9 %, in one run, (c) gained 2 over (a), and (b) lost {-larger:.1f} |")
+            assert_on(README, f"in one run, at 9 %, (c) was 2 above (a), and (b) {-larger:.1f} below it |")
             assert_on(WHICH, f"350 classes of Han (9 %) gained {cells[0][1:]} (one seed)")
         assert_on(MANY, f"| {number:,} | {100 * 32 / number:.2g} % | {' | '.join(cells)} |")
 

@@ -1,8 +1,9 @@
 """The stages of one call: rows are adapted, the batch is stored, and compared with the memory.
 
 :func:`step` is the whole of it. Nothing in it reads a number of a GPU, so that it can be traced, compiled and
-captured; but in a warm-up or delay the host counts the calls. What is not ours (hooks that are plain functions,
-losses and miners that run by PML's code) and samples run in the same stages and may read what they like.
+captured; but in a warm-up or delay the host counts the calls. What is not ours (hooks that are plain
+functions, losses and miners that run by PML's code) and samples run in the same stages and may read what they
+like.
 """
 
 from __future__ import annotations
