@@ -95,10 +95,7 @@ def loss_against(compared: Comparison) -> Tensor:
 def _loss_by_pml(compared: Comparison) -> Tensor:
     """Returns the loss by its own code, which gets index tensors and a tensor of rows."""
     distances = Distances(compared.anchors.detach(), compared.rows, compared.are_finite)
-    lists = compared.choose_pairs(distances).lists()
-    rows = compared.rows.read(compared.anchors.dtype)
-    labels = compared.row_labels.clone()  # which are the memory's own, and others may write to what they get
-    value: Tensor = compared.loss(compared.anchors, compared.anchor_labels, lists, rows, labels)
+    value: Tensor = compared.loss(*_arguments(compared, compared.choose_pairs(distances)))
     return nan_unless_zero(value, distances.zero_if_finite())  # type: ignore[no-any-return]
 
 
@@ -311,7 +308,7 @@ def _angular_terms(loss: AngularLoss, anchors: Tensor, stored: Rows, pairs: Pair
 
 
 def _arguments(compared: Comparison, pairs: Pairs) -> tuple[Any, ...]:
-    """Returns what PML's loss would be called with."""
+    """Returns what PML's loss is called with, or would be; rows and their labels are copies."""
     rows = compared.rows.read(compared.anchors.dtype)
     return compared.anchors, compared.anchor_labels, pairs.lists(), rows, compared.row_labels.clone()
 
