@@ -38,19 +38,19 @@ _WIDTH, _DPI = 5.4, 144
 ALWAYS, NEVER = 0.6, 7
 # What is drawn -> sign, colour, whether it is filled, and words of the legend.
 _LOOKS = {
-    "papers": ("^", "ink", False, "pretrained, all of it trains (AXBN paper)"),
-    "fine-tuning, whole network": ("D", "green", False, "pretrained, all of it trains"),
-    "last layers": ("D", "green", True, "pretrained, last layers train"),
-    "fine-tuning, MultiSimilarity": ("x", "green", True, "last layers, MultiSimilarityLoss"),
+    "papers": ("^", "ink", False, "all of a pretrained network (AXBN paper)"),
+    "fine-tuning, whole network": ("D", "green", False, "all of a pretrained network"),
+    "last layers": ("D", "green", True, "its last layers"),
+    "fine-tuning, MultiSimilarity": ("x", "green", True, "its last layers, MultiSimilarityLoss"),
     "random weights": ("o", "blue", True, "from random weights"),
-    "two towers": ("X", "orange", True, "pairs of texts, each a class"),
+    "two towers": ("X", "orange", True, "two towers, of texts"),
 }
 _LAST_LAYERS = ("fine-tuning, SupCon", "senses of words")
 
 
 def drawn_points(results: Path) -> Iterator[Point]:
     """Yields what `XBNWrapper` gains over no memory at the same batch size, everywhere."""
-    gain = Runs(results).difference(han.Case("xbn"), han.none(64), "recall_at_1")
+    gain = Runs(results).difference(han.memory("xbn"), han.none(64), "recall_at_1")
     if gain is not None:
         yield Point("Han, 64", 100 * 32 / CLASSES, gain, "same", "random weights")
     found = [*of_random_weights(results), *of_two_towers(results), *of_the_papers()]
@@ -102,7 +102,7 @@ def draw_gain(results: Path, path: Path) -> None:
     for share, words in (
         (0.12, "mostly gained"),
         (2.05, "some gained,\nsome lost"),
-        (11.2, "two,\nboth lost"),
+        (11.2, "lost"),
     ):
         axes.text(share, top - 0.2, words, ha="center", va="top", fontsize=10.5)
     axes.set_xlabel("share of the training classes in a batch, %", fontsize=10.5)

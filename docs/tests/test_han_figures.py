@@ -93,9 +93,9 @@ def test_the_row_of_the_readme(runs: Runs) -> None:
     assert len(gap(runs, XBN, LONGER_64).gaps) == 1  # "one seed"
     assert_on(
         README,
-        f"| {signed(runs, XBN, NONE_64)} | {signed(runs, XBN, NONE_256)} |",
-        f"In as many minutes the first row is {equal[0]} and {equal[1]}",
-        f"Warmed up and filled, it was {points(runs, XBM, XBN)} above XBN with 9,992 classes",
+        f"| {signed(runs, XBN, NONE_64)} | {signed(runs, XBN, NONE_256)} | {equal[1]}; in [longer training]",
+        f"[classes-minutes] {signed(runs, LONG_XBN, LONG_NONE)} |",
+        f"if it is warmed up and filled: {points(runs, XBM, XBN)} above XBN with 9,992 classes",
     )
     assert_on(
         WHICH,
