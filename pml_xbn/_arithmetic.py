@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -21,6 +22,17 @@ def at_least_float32(rows: Tensor) -> Tensor:
 def widest(values: Tensor) -> Tensor:
     """``values`` in float64, or in float32 on devices that know no float64."""
     return values.float() if values.device.type == "mps" else values.double()
+
+
+# Since torch 2.4 it is asked for a kind of device.
+_IS_ASKED_BY_DEVICE = hasattr(torch, "get_autocast_dtype")
+
+
+def without_autocast(device_type: str) -> AbstractContextManager[object]:
+    """Returns a context in which no operation on this kind of device is cast to half precision."""
+    if _IS_ASKED_BY_DEVICE and not torch.is_autocast_enabled(device_type):
+        return nullcontext()
+    return torch.autocast(device_type, enabled=False)
 
 
 def all_of(*conditions: Tensor | bool | None) -> Tensor | None:

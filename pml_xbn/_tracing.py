@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,7 +20,31 @@ from torch import Tensor
 _PROXY = getattr(getattr(torch._C, "_TorchDispatchModeKey", None), "PROXY", None)
 
 # torch 2.1 lacks it, whose Dynamo leaves a memory out of every graph.
-is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
+_is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
+
+
+class _Thread(threading.local):
+    """What this thread does, which others do not."""
+
+    is_compiling = False
+
+
+_thread = _Thread()
+
+
+def is_compiling() -> bool:
+    """Returns whether ``torch.compile`` makes a graph of the operations."""
+    return _is_compiling() or _thread.is_compiling
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Says that ``torch.compile`` runs the block to see what it does to tensors."""
+    before, _thread.is_compiling = _thread.is_compiling, True
+    try:
+        yield
+    finally:
+        _thread.is_compiling = before
 
 
 def is_tracing() -> bool:
@@ -32,7 +58,7 @@ def is_tracing() -> bool:
 
 def can_read(values: Tensor) -> bool:
     """Returns whether the host reads numbers of this tensor without waiting for a device."""
-    return values.device.type == "cpu" and not is_tracing()
+    return values.is_cpu and not is_tracing()
 
 
 def number(value: Tensor) -> Any:

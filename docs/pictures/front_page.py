@@ -38,12 +38,12 @@ _WIDTH, _DPI = 5.4, 144
 ALWAYS, NEVER = 0.6, 7
 # What is drawn -> sign, colour, whether it is filled, and words of the legend.
 _LOOKS = {
-    "papers": ("^", "ink", False, "all of a pretrained network (AXBN paper)"),
-    "fine-tuning, whole network": ("D", "green", False, "all of a pretrained network"),
-    "last layers": ("D", "green", True, "its last layers"),
-    "fine-tuning, MultiSimilarity": ("x", "green", True, "its last layers, MultiSimilarityLoss"),
+    "papers": ("^", "ink", False, "pretrained, all trains (AXBN paper)"),
+    "fine-tuning, whole network": ("D", "green", False, "pretrained, all trains"),
+    "last layers": ("D", "green", True, "pretrained, last layers train"),
+    "fine-tuning, MultiSimilarity": ("x", "green", True, "last layers, MultiSimilarityLoss"),
     "random weights": ("o", "blue", True, "from random weights"),
-    "two towers": ("X", "orange", True, "two towers, of texts"),
+    "two towers": ("X", "orange", True, "pairs of texts, two networks"),
 }
 _LAST_LAYERS = ("fine-tuning, SupCon", "senses of words")
 

@@ -93,9 +93,9 @@ def test_the_row_of_the_readme(runs: Runs) -> None:
     assert len(gap(runs, XBN, LONGER_64).gaps) == 1  # "one seed"
     assert_on(
         README,
-        f"| {signed(runs, XBN, NONE_64)} | {signed(runs, XBN, NONE_256)} | {equal}; in [longer training]",
-        f"[classes-minutes] {signed(runs, LONG_XBN, LONG_NONE)} |",
-        f"if it is warmed up and filled: {points(runs, XBM, XBN)} above XBN with 9,992 classes",
+        f"| {signed(runs, XBN, NONE_64)} | {signed(runs, XBN, NONE_256)} | {equal} in short, "
+        f"{signed(runs, LONG_XBN, LONG_NONE)} in [long training][classes-minutes] |",
+        f"warmed up and filled, scored {points(runs, XBM, XBN)} points higher than XBN with 9,992 classes",
     )
     assert_on(
         WHICH,

@@ -78,8 +78,9 @@ def _check_own_input(
 ) -> Batch:
     """Returns the batch of this process."""
     check_caller(memory, is_stored=is_stored)
-    memory.queue.take_edits()
-    _check_queue(memory, memory.queue)
+    queue = memory.queue
+    queue.take_edits()
+    _check_queue(memory, queue)
     if memory._is_sharded:
         _check_input_of_shards(memory, user_pairs)
     if is_stored and memory.update == "average" and ids is None:
@@ -87,18 +88,18 @@ def _check_own_input(
             "update='average' averages the rows of a sample: pass sample_ids, of every image its number in "
             "the data set, or -1"
         )
-    check_rows("embeddings", embeddings, width=memory.queue.rows.shape[1])
+    check_rows("embeddings", embeddings, width=queue.rows.shape[1])
     check_numbers("embeddings", embeddings)
     embeddings = plain(embeddings)
     if embeddings.dtype != torch.float64:
-        embeddings = embeddings.to(read_dtype(memory.queue.dtype))
+        embeddings = embeddings.to(read_dtype(queue.dtype))
     batch = split(embeddings, labels, user_pairs, mask, ids)
     is_checked_later = is_stored and not is_shared and can_be_checked_later(memory, batch)
     if is_stored:
-        _check_size(len(batch.refs), memory.queue.memory_size)
+        _check_size(batch.refs.shape[0], queue.memory_size)
         if not is_checked_later:
-            batch = _check_numbers(memory, embeddings, batch)
-    memory.queue.move_to(embeddings.device)  # which may be out of memory
+            batch = _check_numbers(memory, embeddings.detach(), batch)
+    queue.move_to(embeddings.device)  # which may be out of memory
     if not is_stored:
         return batch._replace(is_stored=False)
     return check_on_device(memory, batch) if is_checked_later else batch
@@ -121,14 +122,13 @@ def _check_size(num_rows: int, memory_size: int) -> None:
         raise ValueError(f"{num_rows} rows to enqueue do not fit memory_size={memory_size}: {remedy}")
 
 
-@torch.no_grad()
 def _check_numbers(memory: Memory, embeddings: Tensor, batch: Batch) -> Batch:
     """Returns the batch, with whether it is to be stored, or raises."""
     refusals = memory._hooks.refusals(batch.ref_labels)
     if memory.nonfinite == "ignore" and not refusals:
         return batch
     flags, messages = zip(*refusals, strict=True) if refusals else ((), ())
-    extremes = embeddings.aminmax() if len(embeddings) else [embeddings.sum()] * 2
+    extremes = embeddings.aminmax() if embeddings.shape[0] else [embeddings.sum()] * 2
     found = [*extremes, *flags]
     # A GPU is waited for once.
     least, largest, *are_refused = map(number, found if can_read(embeddings) else torch.stack(found))

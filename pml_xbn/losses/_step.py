@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from .._arithmetic import all_of, nan_unless_zero, zero_if_finite
-from .._tracing import can_read, is_tracing
+from .._tracing import is_tracing
 from ..memory._batch import Batch
 from ..memory._placement import Placement, average_rows, placement_of
 from ..memory._queue import Contents
@@ -36,10 +36,11 @@ def step(memory: Memory, batch: Batch) -> Tensor:
     if is_warming_up(memory, contents):
         memory.queue.hold(contents)
         return loss_of_batch_alone(memory, batch)
-    contents = bring_rows_into_range(memory, contents)
-    placement = find_indices(memory, batch, contents)
-    contents = adapt_rows(memory, batch, contents, placement)
-    contents = store_batch(memory, batch, contents, placement)
+    with torch.no_grad():
+        contents = bring_rows_into_range(memory, contents)
+        placement = find_indices(memory, batch, contents)
+        contents = adapt_rows(memory, batch, contents, placement)
+        contents = store_batch(memory, batch, contents, placement)
     return compare(memory, batch, contents)
 
 
@@ -86,7 +87,7 @@ def bring_rows_into_range(memory: Memory, contents: Contents) -> Contents:
     ``Queue.store`` looks now and then.
     """
     rows = contents.rows
-    if not can_read(rows.stored) or memory._is_sharded:
+    if isinstance(contents.num_calls, Tensor) or memory._is_sharded:
         return contents
     are_in_range = rows.are_in_range()
     if not are_in_range and rows.is_out_of_range():
@@ -102,7 +103,6 @@ def find_indices(memory: Memory, batch: Batch, contents: Contents) -> Placement 
     return placement_of(memory.queue, contents, batch.ids, batch.ref_labels)
 
 
-@torch.no_grad()
 def adapt_rows(memory: Memory, batch: Batch, contents: Contents, placement: Placement | None) -> Contents:
     """Returns the contents with rows after all hooks, and at unit length if that is wished for.
 
@@ -126,14 +126,14 @@ def adapt_rows(memory: Memory, batch: Batch, contents: Contents, placement: Plac
     return contents._replace(rows=rows)
 
 
-@torch.no_grad()
 def store_batch(memory: Memory, batch: Batch, contents: Contents, placement: Placement | None) -> Contents:
     """Returns the contents with the batch among them, and gives them to the memory."""
     queue, rows = memory.queue, batch.refs.to(contents.rows.dtype)
     queue.check_writes()  # of the hooks
     if placement is None:
-        indices = queue.next_indices(contents, len(rows))
-        contents = queue.store(contents, indices, rows, batch.ref_labels, None, len(rows), batch.is_storable)
+        size = rows.shape[0]
+        indices = queue.next_indices(contents, size)
+        contents = queue.store(contents, indices, rows, batch.ref_labels, None, size, batch.is_storable)
     else:
         contents = _store_samples(memory, batch, contents, placement, rows)
     queue.hold(contents)
@@ -181,14 +181,14 @@ def zero_if_batch_is_finite(batch: Batch) -> Tensor | float:
 
 def comparison(memory: Memory, batch: Batch, contents: Contents | None) -> Comparison | None:
     """Returns the anchors against the rows of these contents; None where there is nothing to compare."""
-    if contents is None or len(batch.anchors) == 0 or contents.rows.is_empty:
+    anchors, labels = batch.anchors, batch.anchor_labels
+    if contents is None or anchors.shape[0] == 0 or contents.rows.is_empty:
         return None
     self_pairs = user_pairs = None
     if contents.newest is not None and batch.own is not None:
-        is_all = len(batch.anchors) == len(contents.newest)
+        is_all = anchors.shape[0] == contents.newest.shape[0]
         self_pairs = contents.newest if is_all else contents.newest[batch.own]
         user_pairs = _pairs_with_rows(batch, self_pairs)
-    anchors, labels = batch.anchors, batch.anchor_labels
     rows, row_labels = contents.rows, contents.row_labels
     return Comparison(
         memory.loss,

@@ -127,6 +127,7 @@ def _loss_sharded(memory: Memory, batch: Batch, reports: list[ranks.Report], fus
     return loss if of_batch is None else loss + of_batch
 
 
+@torch.no_grad()
 def _adapt_and_store(memory: Memory, batch: Batch) -> Contents | None:
     """Returns what the memory holds once the batch is stored in it; None while it warms up."""
     contents = count_call(memory.queue.contents)

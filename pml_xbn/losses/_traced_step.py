@@ -32,18 +32,25 @@ def step_traced(memory: Memory, embeddings: Tensor, labels: Tensor) -> Tensor:
         embeddings: ``(b, d)``, on the memory's device.
         labels: ``(b,)``.
     """
+    check_traced_input(memory, embeddings, labels)
     queue, held = memory.queue, [x for adapter in memory._hooks.adapters for x in tensors_of(adapter)]
-    check_rows("embeddings", embeddings, width=queue.rows.shape[1])
-    check_integers("labels", labels, len(embeddings), "one label per embedding")
-    if embeddings.dtype != torch.float64:
-        embeddings = embeddings.to(read_dtype(queue.dtype))
-    labels = labels.to(torch.int64)
-    batch = Batch(embeddings, labels, embeddings, labels, slice(0, len(labels)))
-    loss = step(memory, check_on_device(memory, batch))
-    queue.commit_()
-    settle_(held)
+    # Autocast would have distances in half precision.
+    with torch.autocast(embeddings.device.type, enabled=False):
+        if embeddings.dtype != torch.float64:
+            embeddings = embeddings.to(read_dtype(queue.dtype))
+        labels = labels.to(torch.int64)
+        batch = Batch(embeddings, labels, embeddings, labels, slice(0, labels.shape[0]))
+        loss = step(memory, check_on_device(memory, batch))
+        queue.commit_()
+        settle_(held)
     queue.was_traced = True
     return loss
+
+
+def check_traced_input(memory: Memory, embeddings: Tensor, labels: Tensor) -> None:
+    """Refuses shapes and dtypes that do not fit."""
+    check_rows("embeddings", embeddings, width=memory.queue.rows.shape[1])
+    check_integers("labels", labels, embeddings.shape[0], "one label per embedding")
 
 
 def why_not_traced(memory: Memory, is_training: bool, has_more_input: bool) -> str | None:

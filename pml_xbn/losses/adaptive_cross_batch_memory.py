@@ -15,6 +15,7 @@ from pytorch_metric_learning.losses import CrossBatchMemory
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from .._arithmetic import without_autocast
 from .._tracing import eager, is_compiling, is_tracing
 from ..adapters.base_adapter import BaseAdapter
 from ..distributed._group import Group
@@ -25,6 +26,7 @@ from ..memory._queue import Queue, prepare_state
 from ..memory._transaction import transaction
 from ..pairwise._miners import Miner
 from ..pairwise._pairs import IndicesTuple
+from ._compiled_step import name_of_new, step_compiled
 from ._input import OneThread, check_input, check_sharded, settle_earlier_steps
 from ._options import suggest_keywords
 from ._settings import check_setting
@@ -130,7 +132,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     ) -> None:
         # Every setting is checked as it is set, here and later. These come first because reset_queue needs
         # them, which runs inside super().__init__.
-        self.memory_dtype = memory_dtype
+        self.memory_dtype, self.name = memory_dtype, name_of_new(self)
         self._hooks, self._one_thread = MemoryHooks(), OneThread(type(self).__name__)
         if process_group is not None and not (gather_distributed or shard_distributed):
             raise ValueError(
@@ -205,7 +207,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         has_more = not (indices_tuple is None and enqueue_mask is None and sample_ids is None)
         reason = why_not_traced(self, is_training, has_more)
         if reason is None:
-            return step_traced(self, embeddings, labels)
+            return (step_compiled if is_compiling() else step_traced)(self, embeddings, labels)
         message = (
             f"a {type(self).__name__} {reason} cannot be part of a graph: capture or compile the model "
             "alone, and compute the loss outside of the graph"
@@ -245,8 +247,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
                 ids=sample_ids,
                 is_stored=is_training,
             )
-            # Autocast would have distances in half precision.
-            with torch.autocast(embeddings.device.type, enabled=False):
+            with without_autocast(embeddings.device.type):  # which would have distances in half precision
                 if not (batch.is_stored or reports):
                     return compare(self, batch, read_contents(self, batch))
                 with transaction(self.queue, self._hooks):  # which undoes the step if anything in it raises
@@ -265,7 +266,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
                 self, "fill_memory", embeddings, labels, ids=sample_ids, is_stored=True
             )
             if batch.is_stored:
-                with transaction(self.queue, self._hooks):
+                with transaction(self.queue, self._hooks), torch.no_grad():
                     if reports:
                         fill_on_ranks(self, batch)
                     else:
@@ -391,6 +392,10 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         """Loads a state as ``torch.nn.Module.load_state_dict`` does; a refused one leaves all as it was."""
         with all_or_nothing(self, (self.queue, self._hooks)):
             return super().load_state_dict(state_dict, *args, **kwargs)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.name = name_of_new(self)  # as a copy is another memory
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
         settle_earlier_steps(self, waits=True)

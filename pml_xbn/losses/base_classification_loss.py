@@ -11,6 +11,7 @@ from pytorch_metric_learning.utils import common_functions as c_f
 from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor, nn
 
+from .._arithmetic import without_autocast
 from .._checks import check_indices, check_integer, check_integers, check_rows
 from ..pairwise._pairs import IndicesTuple
 
@@ -73,7 +74,7 @@ class BaseClassificationLoss(WeightRegularizerMixin, BaseMetricLossFunction):
                 f"labels {labels[is_outside].unique().tolist()} are no class of "
                 f"num_classes={self.num_classes}: pass labels from 0 to {self.num_classes - 1}"
             )
-        with torch.autocast(embeddings.device.type, enabled=False):
+        with without_autocast(embeddings.device.type):
             embeddings, _ = self._in_one_dtype(embeddings)
             loss: Tensor = super().forward(embeddings, labels, indices_tuple, ref_emb, ref_labels)
         return loss
@@ -92,7 +93,7 @@ class BaseClassificationLoss(WeightRegularizerMixin, BaseMetricLossFunction):
 
     def get_logits(self, embeddings: Tensor) -> Tensor:
         """Returns the logits ``(b, C)`` of embeddings ``(b, d)``, for all classes."""
-        with torch.autocast(embeddings.device.type, enabled=False):
+        with without_autocast(embeddings.device.type):
             return self.similarities(*self._in_one_dtype(embeddings))
 
     def similarities(self, embeddings: Tensor, weights: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ def split(
     ids: Tensor | None = None,
 ) -> Batch:
     """Returns a call's input, split by its enqueue mask, once shapes and dtypes of all but embeddings fit."""
-    size, device = len(embeddings), embeddings.device
+    size, device = embeddings.shape[0], embeddings.device
     check_integers("labels", labels, size, "one label per embedding")
     labels = plain(labels).to(device, torch.int64).contiguous()
     if user_pairs is not None:

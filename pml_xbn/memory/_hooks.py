@@ -62,10 +62,11 @@ def apply_adapter(
         adapter.reset_stats()
         if adapts is not None and not adapts:
             return rows
-    if len(batch) < 2:
+    batch_size = batch.shape[0]
+    if batch_size < 2:
         return rows
     of_batch = moments(widest(batch))
-    target = _estimate_if(adapts, adapter, of_batch, len(batch))
+    target = _estimate_if(adapts, adapter, of_batch, batch_size)
     if target is None or rows.has_two is False:
         return rows
     rows = measured_for(adapter, rows)

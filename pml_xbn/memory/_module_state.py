@@ -53,11 +53,19 @@ def tensors_of(module: nn.Module) -> Held:
     """Returns the tensors that a module keeps in attributes and buffers, with their names."""
     found: Held = []
     for part in module.modules():
-        for names in (vars(part), part._buffers):
+        for names in (vars(part), part._buffers, part._parameters):
             found += [
                 (part, name, value) for name, value in names.items() if isinstance(value, (Tensor, Moments))
             ]
     return found
+
+
+def replace_tensors(held: Held, new: Iterator[Tensor]) -> None:
+    """Gives modules other tensors, in order, in place of those that they hold."""
+    for part, name, old in held:
+        value = next(new) if isinstance(old, Tensor) else Moments(next(new), next(new))
+        places: tuple[dict[str, Any], ...] = (part._parameters, part._buffers, vars(part))
+        next(place for place in places if name in place)[name] = value
 
 
 def give_back_tensors_unless(adapts: Tensor, held: Held) -> None:

@@ -48,7 +48,7 @@ class Contents(NamedTuple):
     def row_labels(self) -> Tensor:
         """Labels of the first rows, those that may be occupied, ``(n,)``."""
         num_rows = self.rows.most_rows_here
-        return self.labels if num_rows == len(self.labels) else self.labels[:num_rows]
+        return self.labels if num_rows == self.labels.shape[0] else self.labels[:num_rows]
 
     def with_number_on_host(self) -> Contents:
         """Returns the contents with the exact number of rows, for which a GPU is waited for.
@@ -111,9 +111,8 @@ class Queue(nn.Module):
         self._take(self._empty(embedding_size, device))
         self.numbers[0] = num_calls
 
-    def __setattr__(self, name: str, value: object) -> None:
-        """Sets an attribute, none of which is a part of a module. A step sets many."""
-        object.__setattr__(self, name, value)
+    # No attribute is a part of a module, and a step sets many.
+    __setattr__ = object.__setattr__  # type: ignore[assignment]
 
     def _empty(self, embedding_size: int, device: torch.device | None) -> dict[str, Tensor]:
         """Returns the state of a memory without rows."""
@@ -213,11 +212,11 @@ class Queue(nn.Module):
         num_new = num_queued if is_stored is None else num_queued * is_stored
         num_rows, end = at_most(before.num_rows + num_new, size), contents.position + num_new
         num_replaced = contents.num_replaced
-        if len(rows) != num_queued:
-            num_replaced = num_replaced + len(rows) - num_queued
+        num_written = rows.shape[0]
+        if num_written != num_queued:
+            num_replaced = num_replaced + num_written - num_queued
             if isinstance(num_replaced, Tensor):
                 num_replaced = torch.where(num_replaced < size, num_replaced, 0)
-        num_written = len(rows)
         own, rows, labels = self.holding.own_part(indices, rows, labels)
         after = before.written_(own, before.to_store(rows), undo, is_stored)
         if is_stored is not None:
@@ -271,9 +270,9 @@ class Queue(nn.Module):
         contents = self._pending
         if contents is None or contents.rows.sums is None or is_tracing():
             return
-        rows, is_first = contents.rows, self._had_rows() and not self.is_measured
+        rows, is_first = contents.rows, not self.is_measured and self._had_rows()
         is_needed = is_first or self.standardizing_is_due
-        if can_read(self.numbers):
+        if not isinstance(contents.num_calls, Tensor):
             has_drifted = contents.wraps_around and bool(rows.have_drifted())
             is_needed = bool(rows.has_two) and (is_needed or has_drifted)
         if is_needed:
@@ -315,18 +314,17 @@ class Queue(nn.Module):
             raise
 
     def _write(self, contents: Contents) -> None:
-        with torch.no_grad():
-            rows, numbers = contents.rows, [contents.num_calls, contents.rows.num_rows, contents.position]
-            if rows.stored is not self.rows:
-                self.rows.copy_(rows.stored)
-            self.map.copy_(torch.stack(tuple(rows.affine)))
-            if rows.sums is not None:
-                self.sums.copy_(rows.sums)
-            numbers += [SUMS if rows.sums is not None else NO_SUMS, contents.num_replaced]
-            if any(isinstance(number, Tensor) for number in numbers):
-                self.numbers.copy_(self._on_device(numbers))
-            else:
-                self.numbers.numpy()[:] = numbers
+        rows, numbers = contents.rows, [contents.num_calls, contents.rows.num_rows, contents.position]
+        if rows.stored is not self.rows:
+            self.rows.copy_(rows.stored)
+        self.map.copy_(torch.stack(rows.affine))
+        if rows.sums is not None:
+            self.sums.copy_(rows.sums)
+        numbers += [SUMS if rows.sums is not None else NO_SUMS, contents.num_replaced]
+        if any(isinstance(number, Tensor) for number in numbers):
+            self.numbers.copy_(self._on_device(numbers))
+        else:
+            self.numbers.numpy()[:] = numbers
         self.is_measured, self._most_rows = rows.sums is not None, rows.most_rows_here
         self._newest, self._read, self._read_labels = contents.newest, None, None
         self.is_alike = contents.is_alike
@@ -341,6 +339,12 @@ class Queue(nn.Module):
         # A number of the host is written by a kernel, not copied, for which a GPU may be waited for.
         on_device = (x if isinstance(x, Tensor) else self.numbers.new_full((), x) for x in numbers)
         return torch.stack(list(on_device))
+
+    def take_traced_step(self, newest: Tensor, *, is_measured: bool) -> None:
+        """Notes what a step has changed besides the tensors of the state, where it was one operation."""
+        self._newest, self.is_measured, self._most_rows = newest, is_measured, self.rows.shape[0]
+        self._is_alike, self.was_traced = False, True
+        self.findings.may_be_set = True
 
     def begin_step(self, *, keeps_labels: bool) -> None:
         """Begins a step, within which writes by others are refused.
@@ -363,7 +367,9 @@ class Queue(nn.Module):
 
     @is_alike.setter
     def is_alike(self, is_alike: bool) -> None:
-        self._is_alike, self._num_label_writes = is_alike, _num_writes(self.labels)
+        self._is_alike = is_alike
+        if is_alike:
+            self._num_label_writes = _num_writes(self.labels)
 
     def check_no_step(self, act: str) -> None:
         """Refuses an act within a step (RuntimeError), which goes on with what it has, so that it is lost."""
@@ -457,7 +463,7 @@ class Queue(nn.Module):
 
     def state(self) -> dict[str, Tensor]:
         """Returns tensors of fixed shape that hold everything."""
-        return {name: getattr(self, name) for name in _STATE}
+        return {name: getattr(self, name) for name in STATE}
 
     def _load(self, state: dict[str, Tensor], device: torch.device) -> None:
         """Takes a copy of a state to the device; the device "meta" holds none."""
@@ -510,7 +516,7 @@ class Queue(nn.Module):
     def _check(self, state: dict[str, Any]) -> None:
         """Refuses a state of another shape, or one whose numbers no memory of this size can have."""
         own_device = self.labels.device.type
-        if own_device != "meta" and any(state[name].is_meta for name in _STATE):
+        if own_device != "meta" and any(state[name].is_meta for name in STATE):
             raise ValueError(
                 f'the checkpoint\'s rows are on the device "meta", which holds none, and the memory is on '
                 f"{own_device!r}: load a checkpoint that holds rows"
@@ -545,10 +551,10 @@ class Queue(nn.Module):
         _, is_strict, missing, unexpected, *_ = args
         if is_strict:
             others = (key for key in state_dict if key.startswith(prefix))
-            unexpected += [key for key in others if key.removeprefix(prefix) not in _STATE]
-        state = {name: state_dict[prefix + name] for name in _STATE if prefix + name in state_dict}
-        missing += [prefix + name for name in _STATE if name not in state]
-        if len(state) == len(_STATE):
+            unexpected += [key for key in others if key.removeprefix(prefix) not in STATE]
+        state = {name: state_dict[prefix + name] for name in STATE if prefix + name in state_dict}
+        missing += [prefix + name for name in STATE if name not in state]
+        if len(state) == len(STATE):
             self._check(state)
             own, given = self.labels.device, state["labels"].device
             self._load(state, given if own.type == "meta" else own)
@@ -569,7 +575,7 @@ class Queue(nn.Module):
         self.is_alike = False
 
 
-_STATE = ("rows", "labels", "ids", "map", "sums", "numbers")
+STATE = ("rows", "labels", "ids", "map", "sums", "numbers")
 
 
 def _num_writes(values: Tensor) -> int:
@@ -639,14 +645,14 @@ class Findings:
 
     def __init__(self, device: torch.device) -> None:
         self.flags = torch.zeros(3, dtype=torch.bool, device=device)  # as in Found
-        self._may_be_set = False
+        self.may_be_set = False
         self._copy: Tensor | None = None
         self._is_copied: torch.cuda.Event | None = None
 
     def add_(self, name: str, is_found: Tensor) -> None:
         """Adds whether a step has found something, 0-d bool, by its name in ``Found``."""
         self.flags[Found._fields.index(name)].logical_or_(is_found)
-        self._may_be_set = True
+        self.may_be_set = True
         if self.flags.device.type == "cuda" and not is_tracing():
             if self._copy is None:
                 self._copy, self._is_copied = (
@@ -663,7 +669,7 @@ class Findings:
         Args:
             waits: whether to wait for the device. If not, what it has not come to is told the next time.
         """
-        if not self._may_be_set:
+        if not self.may_be_set:
             return Found(False, False, False)
         if self._is_copied is not None and self._copy is not None and not waits:
             found = self._copy.tolist() if self._is_copied.query() else [False] * 3

@@ -440,8 +440,8 @@ class Rows:
         return is_out
 
     def are_in_range(self) -> bool:
-        """Returns whether the host knows that all rows are finite, and need not be standardized again."""
-        if self.sums is None or not can_read(self.sums) or self.stored.dtype == torch.float16:
+        """Returns whether all rows are finite, and need not be standardized again; a GPU is waited for."""
+        if self.sums is None or self.stored.dtype == torch.float16:
             return False
         return bool(number(self.total_sums().amax()) <= self.num_rows * LARGEST_RMS**2)
 

@@ -173,7 +173,7 @@ class Distances:
         """Returns products, and lengths on request, by parts that stay in the cache."""
         num_rows, mat, lengths = self.rows.most_rows_here, None, None
         for indices, part in self.rows.parts(vectors.dtype):
-            if len(part) == num_rows:
+            if part.shape[0] == num_rows:
                 return vectors @ part.t(), torch.linalg.vector_norm(part, dim=1) if has_lengths else None
             if mat is None or lengths is None:
                 mat, lengths = vectors.new_empty(len(vectors), num_rows), vectors.new_empty(num_rows)

@@ -125,7 +125,7 @@ def _add_terms_(sums: LossSums, distances: Distances, pairs: Pairs) -> None:
     mat = distances.measure(distance)
     sums.at_anchors = lambda gradient: distances.at_anchors(distance, gradient)
     at_once = _anchors_at_once(fused, pairs, mat)
-    if at_once >= len(mat):
+    if at_once >= mat.shape[0]:
         for found in _terms_of(fused, mat, pairs, sums.is_learning):
             gradients = found.gradients
             if gradients:
@@ -195,7 +195,6 @@ def _terms_by_autograd(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learning:
     return found
 
 
-@torch.no_grad()
 def _terms_by_derivatives(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learning: bool) -> PartSum | None:
     """Does what ``_terms_of`` does, by the derivatives that the loss gives, in half of the time of autograd.
 
@@ -271,11 +270,11 @@ def _check_listed_pairs(loss: Any, pairs: Pairs) -> None:
 
 def _anchors_at_once(fused: FusedLoss, pairs: Pairs, mat: Tensor) -> int:
     """Returns for how many anchors the terms are computed at once: all, if they depend on each other."""
+    num_anchors, num_listed = mat.shape
     if not (fused.anchors_are_independent and (pairs.triplets is None or isinstance(pairs.triplets, Ranges))):
-        return len(mat)
+        return num_anchors
     if is_compiling():  # which fuses what would leave the cache, and copies a matrix that is written in parts
-        return len(mat)
-    num_listed = mat.shape[1]
+        return num_anchors
     if getattr(fused.loss, "smooth_loss", False):  # lists triplets
         num_listed *= int(pairs.masks()[0].sum(dim=1).max())
     return anchors_at_once(num_listed, mat.device)

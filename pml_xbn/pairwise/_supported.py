@@ -78,7 +78,10 @@ def fused_loss_of(loss: Any) -> FusedLoss | None:
     kind = unchanged_class(type(loss), FUSED_LOSSES)
     if kind is None or type(loss.distance) not in DISTANCES:
         return None
-    if loss.embedding_regularizer or _has_own_method(loss) or not is_unchanged(loss):
+    if loss.embedding_regularizer or _has_own_method(loss):
+        return None
+    parts = [*loss.modules()]
+    if not are_unchanged(parts):
         return None
     fused, by_part = FUSED_LOSSES[kind], {}
     for name in fused.parts:
@@ -87,15 +90,18 @@ def fused_loss_of(loss: Any) -> FusedLoss | None:
             return None
         if type(reducer) is reducers.DivisorReducer:
             check_divisors(loss)  # it may have been set after the loss was checked
-    learned = {}
-    for part in loss.modules():
-        for x in (*vars(part).values(), *part._parameters.values()):
-            if isinstance(x, Tensor) and x.requires_grad:
-                if x._backward_hooks or not x.is_leaf:  # which would run, or be gone through, twice
-                    return None
-                learned[id(x)] = x
+    learned = {id(x): x for part in parts for x in _learned_by(part)}
+    if any(x._backward_hooks or not x.is_leaf for x in learned.values()):
+        return None  # these would run, or be gone through, twice
     anchors_are_independent = fused.anchors_are_independent and not getattr(loss, "learn_beta", False)
     return FusedLoss(loss, fused, by_part, list(learned.values()), anchors_are_independent)
+
+
+def _learned_by(part: nn.Module) -> list[Tensor]:
+    """Returns what a module, without its parts, holds that gets a gradient: parameters and plain tensors."""
+    attributes = vars(part)
+    found = [*part._parameters.values(), *(attributes[name] for name in _own_names(attributes))]
+    return [x for x in found if isinstance(x, Tensor) and x.requires_grad]
 
 
 def _has_own_method(loss: Any) -> bool:
@@ -162,6 +168,8 @@ def unchanged_class(own: type, kinds: Iterable[type]) -> type | None:
 
     A subclass may have methods and attributes of its own, but none that its base class has too.
     """
+    if own in kinds:
+        return own
     for number, kind in enumerate(own.__mro__):
         if kind in kinds:
             subclasses = own.__mro__[:number]
@@ -172,17 +180,27 @@ def unchanged_class(own: type, kinds: Iterable[type]) -> type | None:
 
 def is_unchanged(module: nn.Module, *, allow_stats: bool = False) -> bool:
     """Returns whether a module and its parts have no hook, no method of their own, and keep no statistics."""
-    for part in module.modules():
-        attributes = vars(part)
+    return are_unchanged(module.modules(), allow_stats=allow_stats)
+
+
+def are_unchanged(parts: Iterable[nn.Module], *, allow_stats: bool = False) -> bool:
+    """Does what ``is_unchanged`` does for modules of which each stands for itself, without its parts."""
+    for part in parts:
+        attributes, kind = vars(part), type(part)
         for name in _HOOKS:
             if attributes[name]:
                 return False
-        for name in attributes:
-            if name not in _OF_EVERY_MODULE and hasattr(type(part), name):
+        for name in _own_names(attributes):
+            if hasattr(kind, name):
                 return False
-        if attributes.get("collect_stats") and not allow_stats:
+        if not allow_stats and attributes.get("collect_stats"):
             return False
     return True
+
+
+def _own_names(attributes: dict[str, Any]) -> set[str]:
+    """Returns the names of attributes that not every module has."""
+    return attributes.keys() - _OF_EVERY_MODULE
 
 
 # Before a memory computes a loss without calling it, they are called with the arguments of such a call.

@@ -1,0 +1,139 @@
+"""The step as one operation of what ``torch.compile`` compiles.
+
+Dynamo, its first stage, would follow the Python code of a step line by line, and before each later call check
+that nothing that this code has read is another, which takes as long as several kernels. So a step is one
+function that Dynamo does not look into. The next stage runs it on tensors without numbers, and records what
+it does to them. What the function finds in objects is fixed by that: so tensors are given to it, and settings
+too, of which Dynamo then checks that they are the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor, nn
+
+from .._tracing import compiling
+from ..memory._module_state import (
+    Held,
+    attributes_of,
+    differ_in_numbers_alone,
+    give_back_attributes,
+    replace_tensors,
+    tensors_of,
+)
+from ..memory._queue import STATE
+from ._traced_step import check_traced_input, step_traced
+
+if TYPE_CHECKING:
+    from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory as Memory
+
+# Dynamo gives a function tensors and constants alone, so a memory is known to it by a name.
+_MEMORIES: WeakValueDictionary[str, Memory] = WeakValueDictionary()
+_numbers = itertools.count()
+
+
+def name_of_new(memory: Memory) -> str:
+    """Returns a name for a memory that has been built, copied or unpickled; no other has it here."""
+    name = f"memory {next(_numbers)}"
+    _MEMORIES[name] = memory
+    return name
+
+
+def step_compiled(memory: Memory, embeddings: Tensor, labels: Tensor) -> Tensor:
+    """Returns the loss of a batch against the memory, which then holds the batch, while Dynamo looks on."""
+    check_traced_input(memory, embeddings, labels)
+    _have_dynamo_not_look_into_it()
+    queue = memory.queue
+    tensors = [getattr(queue, name) for name in STATE]
+    tensors.append(queue.findings.flags)
+    for _, _, held in _held_by_modules(memory):
+        tensors += [held] if isinstance(held, Tensor) else list(held)
+    loss, newest = _step_on_tensors(memory.name, _settings_of(memory), embeddings, labels, *tensors)
+    is_measured = queue.is_measured or (bool(memory._hooks.adapters) and len(embeddings) > 1)
+    queue.take_traced_step(newest, is_measured=is_measured and queue.memory_size > 1)
+    return loss
+
+
+def _step_on_tensors(
+    name: str, settings: tuple[object, ...], embeddings: Tensor, labels: Tensor, *tensors: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Returns the loss, and where the batch was stored, and writes the step to the tensors.
+
+    Args:
+        name: of the memory.
+        settings: what the step reads besides; Dynamo compares them with those of the next call.
+        embeddings: ``(b, d)``.
+        labels: ``(b,)``.
+        tensors: those that the memory holds, or what stands for them.
+    """
+    for setting in settings:
+        if isinstance(setting, (torch.SymInt, torch.SymFloat)):  # a number that has changed before
+            (int if isinstance(setting, torch.SymInt) else float)(setting)  # is a constant from here on
+    memory = _MEMORIES[name]
+    with _holding(memory, tensors), compiling():
+        loss = step_traced(memory, embeddings, labels)
+        newest = memory.queue.newest
+        assert newest is not None
+        return loss, newest
+
+
+def _have_dynamo_not_look_into_it() -> None:
+    torch.compiler.allow_in_graph(_step_on_tensors)
+
+
+# So Dynamo calls it, and does not follow its code: as by ``torch.compiler.assume_constant_result``, which
+# would import Dynamo along with the package.
+_have_dynamo_not_look_into_it._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _modules_of(memory: Memory) -> list[nn.Module]:
+    """Returns the modules that a step calls."""
+    return [memory.loss, *([] if memory.miner is None else [memory.miner]), *memory._hooks.adapters]
+
+
+def _held_by_modules(memory: Memory) -> Held:
+    return [x for module in _modules_of(memory) for x in tensors_of(module)]
+
+
+def _settings_of(memory: Memory) -> tuple[object, ...]:
+    """Returns what the modules, and the memory itself, hold that is no tensor."""
+    queue = memory.queue
+    found: list[object] = [memory.delay, memory.warmup, memory.nonfinite, queue.is_measured, queue._has_ids]
+    for module in _modules_of(memory):
+        for part in module.modules():
+            found += [x for x in vars(part).values() if isinstance(x, (bool, int, float, str))]
+    return tuple(found)
+
+
+@contextmanager
+def _holding(memory: Memory, tensors: tuple[Tensor, ...]) -> Iterator[None]:
+    """Lets the memory hold other tensors in the block, and gives it back what it held."""
+    queue, adapters, given = memory.queue, memory._hooks.adapters, iter(tensors)
+    state, flags, held = vars(queue).copy(), queue.findings.flags, _held_by_modules(memory)
+    attributes = [x for module in _modules_of(memory) for x in attributes_of(module)]
+    try:
+        for name in STATE:
+            setattr(queue, name, next(given))
+        queue.findings.flags = next(given)
+        replace_tensors(held, given)
+        before = [x for adapter in adapters for x in attributes_of(adapter)]
+        yield
+        if not differ_in_numbers_alone(before):
+            raise RuntimeError(
+                f"an adapter of this {type(memory).__name__} changes what is no tensor of a fixed shape, "
+                "which a graph would do once and never again: keep its state in tensors, or do not compile "
+                "the memory"
+            )
+    finally:
+        queue.undo.clear()
+        vars(queue).clear()
+        vars(queue).update(state)
+        queue.findings.flags = flags
+        give_back_attributes(attributes)
+        replace_tensors(held, iter([y for _, _, x in held for y in ([x] if isinstance(x, Tensor) else x)]))
