@@ -80,8 +80,6 @@ def why_not_traced(memory: Memory, is_training: bool, has_more_input: bool) -> s
     name, fused = type(memory.loss).__name__, fused_loss_of(memory.loss)
     if fused is None or fused.fused.terms is None:
         return f"with a {name} that runs PML's own code"
-    if fused.learned:
-        return f"with a {name} that learns a setting"
     if getattr(memory.loss, "smooth_loss", False):
         return f"with a {name} with smooth_loss, which lists triplets"
     if memory.miner is not None and not is_fused_miner(memory.miner):

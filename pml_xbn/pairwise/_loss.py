@@ -23,7 +23,7 @@ from ._fused_losses import Elements
 from ._miners import mine, mine_by_pml
 from ._pairs import IndicesTuple, Pairs, anchors_at_once
 from ._ranges import Ranges, listed
-from ._reductions import AllRows, GivenResults, added, gradients_of_values
+from ._reductions import AllRows, added, gradients_of_values
 from ._supported import FusedLoss, draws_by_distance, fused_loss_of, fused_miner_of, is_fused_miner, show
 
 
@@ -162,8 +162,7 @@ def _terms_of(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learning: bool) ->
         found = _terms_by_derivatives(fused, mat, pairs, is_learning)
         if found is not None:
             return [found]
-    by_means = _terms_by_functions if is_compiling() else _terms_by_autograd
-    return by_means(fused, mat, pairs, is_learning)
+    return _terms_by_autograd(fused, mat, pairs, is_learning)
 
 
 def _terms_by_autograd(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learning: bool) -> list[PartSum]:
@@ -183,7 +182,9 @@ def _terms_by_autograd(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learning:
         if is_learning:
             at: Sequence[Tensor | None] = [None] * len(inputs)
             if values.requires_grad:
-                options = {"retain_graph": number < len(totals) - 1, "allow_unused": True}
+                # What is learned may be part of the values of the reductions too, which come next.
+                is_last = number == len(totals) - 1 and not over_rows.reductions
+                options = {"retain_graph": not is_last, "allow_unused": True}
                 at = torch.autograd.grad(values, inputs, torch.ones_like(values), **options)
             of_results, wholes = at[num_inputs:], [None] * len(over_rows.results)
             by_results = gradients_of_values(over_rows.reductions, of_results, wholes, inputs[:num_inputs])
@@ -215,41 +216,6 @@ def _terms_by_derivatives(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learni
         at_matrix = reduction.gradient(derivative * counted, None, at_matrix)
     assert at_matrix is not None
     return PartSum(value, divisor, [at_matrix])
-
-
-def _terms_by_functions(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learning: bool) -> list[PartSum]:
-    """Does what ``_terms_of`` does, by ``torch.func``: ``torch.compile`` takes no ``torch.autograd.grad``."""
-    compute, loss, over_rows = fused.fused.terms, fused.loss, AllRows()
-    assert compute is not None
-    terms, num_parts = compute(loss, mat, pairs, over_rows), len(fused.reducers)
-    divisors = []
-    for name, reducer in fused.reducers.items():
-        divisor = terms[name].divisor if type(reducer) is DivisorReducer else None
-        divisors.append(terms[name].totals(reducer)[1] if divisor is None else divisor)
-
-    def value_of_parts(leaf: Tensor, *results: Tensor) -> tuple[Tensor, ...]:
-        terms = compute(loss, leaf, pairs, GivenResults(results))
-        return tuple(terms[name].totals(reducer)[0].sum() for name, reducer in fused.reducers.items())
-
-    def values_of_reductions(leaf: Tensor) -> tuple[Tensor, ...]:
-        given = GivenResults(over_rows.results)
-        compute(loss, leaf, pairs, given)
-        return tuple(x.values * 1 for x in given.reductions)
-
-    values, pull_back, *_ = torch.func.vjp(value_of_parts, mat, *over_rows.results)
-    found = []
-    for number in range(num_parts):
-        gradients: list[Tensor] = []
-        if is_learning:
-            weights = tuple(torch.full_like(x, float(k == number)) for k, x in enumerate(values))
-            at_matrix, *of_results = pull_back(weights)
-            if over_rows.reductions:
-                _, pull_back_values, *_ = torch.func.vjp(values_of_reductions, mat)
-                both = zip(over_rows.reductions, of_results, strict=True)
-                at_matrix = at_matrix + pull_back_values(tuple(x.gradient(w, None, None) for x, w in both))[0]
-            gradients = [at_matrix]
-        found.append(PartSum(values[number], divisors[number], gradients))
-    return found
 
 
 def _with_zeros(gradients: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> list[Tensor]:

@@ -306,19 +306,6 @@ class AllRows:
         return results
 
 
-class GivenResults:
-    """Reductions over rows whose results are given, of those that have a gradient."""
-
-    def __init__(self, results: Sequence[Tensor]) -> None:
-        self._results = results
-        self.reductions: list[Reduction] = []  # of the last call, those that have a gradient
-
-    def __call__(self, *reductions: Reduction) -> Sequence[Tensor]:
-        self.reductions = [x for x in reductions if x.has_gradient]
-        given = iter(self._results)
-        return [next(given) if x.has_gradient else x.result() for x in reductions]
-
-
 def gradients_of_values(
     reductions: Sequence[Reduction],
     weights: Sequence[Tensor | None],

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from pytorch_metric_learning import losses, miners, reducers
 from torch import Tensor, nn
 
+from .._tracing import is_compiling
 from ._distances import DISTANCES
 from ._fused_losses import FUSED_LOSSES, REDUCERS, Fused
 from ._miners import FUSED_MINERS, SHARDED_MINERS, FusedMiner
@@ -91,8 +92,9 @@ def fused_loss_of(loss: Any) -> FusedLoss | None:
         if type(reducer) is reducers.DivisorReducer:
             check_divisors(loss)  # it may have been set after the loss was checked
     learned = {id(x): x for part in parts for x in _learned_by(part)}
-    if any(x._backward_hooks or not x.is_leaf for x in learned.values()):
-        return None  # these would run, or be gone through, twice
+    # These would run, or be gone through, twice. What stands for a parameter in a graph is no leaf.
+    if any(x._backward_hooks or not (x.is_leaf or is_compiling()) for x in learned.values()):
+        return None
     anchors_are_independent = fused.anchors_are_independent and not getattr(loss, "learn_beta", False)
     return FusedLoss(loss, fused, by_part, list(learned.values()), anchors_are_independent)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,9 +18,12 @@ from pytorch_metric_learning.losses import (
     TripletMarginLoss,
 )
 from pytorch_metric_learning.miners import PairMarginMiner
+from pytorch_metric_learning.reducers import SumReducer
 from torch import Tensor, nn
 
 from pml_xbn import XBNWrapper
+from pml_xbn.adapters import Affine, BaseAdapter, Moments
+from pml_xbn.losses import AdaptiveCrossBatchMemory
 
 # Dynamo looks at the gradients of embeddings where a graph ends, which torch warns of.
 pytestmark = [
@@ -95,7 +99,6 @@ def test_so_it_is_of_other_losses_and_with_a_miner(loss: type[nn.Module]) -> Non
 
 NOT_WHOLE: dict[str, tuple[Callable[[], XBNWrapper], str]] = {
     "weight": (lambda: XBNWrapper(SupConLoss(), D, M, batch_loss_weight=0.5), "batch_loss_weight"),
-    "learned": (lambda: XBNWrapper(MarginLoss(learn_beta=True, num_classes=3), D, M), "learns a setting"),
     "smooth": (lambda: XBNWrapper(TripletMarginLoss(smooth_loss=True), D, M), "smooth_loss"),
     "angular": (lambda: XBNWrapper(AngularLoss(), D, M), "PML's own code"),
 }
@@ -140,11 +143,86 @@ def test_what_is_written_to_the_rows_between_compiled_steps_counts() -> None:
     torch.testing.assert_close(memory.embedding_memory, twin.embedding_memory)
 
 
-def test_a_temperature_that_is_learned_is_not_taken_for_a_number() -> None:
+def temperature_of_a_loss() -> SupConLoss:
     loss = SupConLoss()
     loss.temperature = nn.Parameter(torch.tensor(0.1))
-    memory = XBNWrapper(loss, D, M)
-    with pytest.raises(Exception, match="learns a setting"):
+    return loss
+
+
+@pytest.mark.parametrize("make", [temperature_of_a_loss, lambda: MarginLoss(learn_beta=True, num_classes=3)])
+def test_what_a_loss_learns_gets_its_gradient(make: Callable[[], nn.Module]) -> None:
+    memory, twin = (XBNWrapper(make(), D, M) for _ in range(2))
+    compiled = torch.compile(memory, fullgraph=True, backend="aot_eager")
+    optimizers = [torch.optim.SGD(one.parameters(), 0.01) for one in (memory, twin)]
+    for _ in range(5):
+        given = torch.randn(BATCH_SIZE, D), torch.arange(BATCH_SIZE) % 3
+        for call, optimizer in zip((compiled, twin), optimizers, strict=True):
+            optimizer.zero_grad()
+            call(*given).backward()
+            optimizer.step()
+        for ours, theirs in zip(memory.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-4)
+            assert ours.grad.any()
+
+
+def set_reducer(memory: XBNWrapper) -> None:
+    memory.loss.reducer = SumReducer()
+
+
+# What is no tensor is part of the graph, which has to be made anew where it has changed.
+CHANGES: dict[str, Callable[[XBNWrapper], None]] = {
+    "temperature": lambda memory: setattr(memory.loss, "temperature", memory.loss.temperature + 0.05),
+    "reducer": set_reducer,
+    "adapter": lambda memory: setattr(memory._hooks.adapters[0], "match_std", False),
+    "margin of a miner": lambda memory: setattr(memory.miner, "pos_margin", memory.miner.pos_margin + 0.2),
+    "nonfinite": lambda memory: setattr(memory, "nonfinite", "ignore"),
+    "size of a batch": lambda memory: None,
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_what_changes_between_compiled_steps_counts(case: str) -> None:
+    memory, twin = (XBNWrapper(SupConLoss(), D, M, miner=PairMarginMiner(0.1, 0.9)) for _ in range(2))
+    compiled = torch.compile(memory, fullgraph=True, backend="aot_eager")
+    for step in range(8):
+        size = BATCH_SIZE - (step % 3 if case == "size of a batch" else 0)
+        given = torch.randn(size, D, requires_grad=True), torch.arange(size) % 3
+        if step > 2:
+            for one in (memory, twin):
+                CHANGES[case](one)
+        value, expected = compiled(*given), twin(*given)
+        torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-4)
+        gradients = (torch.autograd.grad(x, given[0])[0] for x in (value, expected))
+        torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-4)
+    assert torch.equal(memory.curr_batch_idx, twin.curr_batch_idx)
+
+
+def test_two_memories_that_one_function_calls_are_not_taken_for_each_other() -> None:
+    memories = [XBNWrapper(SupConLoss(), D, M) for _ in range(2)]
+    twins = copy.deepcopy(memories)
+    call = torch.compile(lambda memory, *given: memory(*given), fullgraph=True, backend="aot_eager")
+    for step in range(6):
+        given = torch.randn(BATCH_SIZE, D, requires_grad=True) + step % 2, torch.arange(BATCH_SIZE) % 3
+        torch.testing.assert_close(call(memories[step % 2], *given), twins[step % 2](*given))
+    for memory, twin in zip(memories, twins, strict=True):
+        torch.testing.assert_close(memory.embedding_memory, twin.embedding_memory)
+
+
+class Counting(BaseAdapter):
+    number = 0
+
+    def estimate(self, batch: Moments, batch_size: int) -> Moments:
+        self.number = self.number + 1
+        return batch
+
+    def map(self, memory: Moments, target: Moments) -> Affine:
+        return memory.affine_to(target)
+
+
+def test_an_adapter_that_counts_in_a_python_number_is_refused() -> None:
+    memory = AdaptiveCrossBatchMemory(SupConLoss(), D, M)
+    memory.register_memory_hook(Counting())
+    with pytest.raises(Exception, match="changes what is no tensor of a fixed shape"):
         torch.compile(memory, fullgraph=True, backend="eager")(torch.randn(4, D), torch.arange(4) % 2)
 
 

@@ -13,6 +13,7 @@ from pytorch_metric_learning import losses, miners
 from torch import nn
 
 from pml_xbn import XBNWrapper
+from pml_xbn.losses import AdaptiveCrossBatchMemory
 
 FOREVER = 10**9
 MINERS = {
@@ -101,6 +102,34 @@ def test_batch_as_large_as_memory_is_the_wrapped_loss(miner: str, device: torch.
     for embeddings, labels in batches(3, 8, device, torch.float32):
         mined = chooses(embeddings, labels) if chooses else None
         torch.testing.assert_close(ours(embeddings, labels), inner(embeddings, labels, mined))
+
+
+LEARNED = [
+    ("SupConLoss", "temperature"),
+    ("NTXentLoss", "temperature"),
+    ("MultiSimilarityLoss", "alpha"),
+    ("CircleLoss", "gamma"),
+    ("TripletMarginLoss", "margin"),
+]
+
+
+@pytest.mark.parametrize(("loss", "setting"), LEARNED)
+def test_a_setting_that_is_learned_gets_pmls_gradient(loss: str, setting: str) -> None:
+    pml, ours = (
+        memory(getattr(losses, loss)(), 6, 24)
+        for memory in (losses.CrossBatchMemory, AdaptiveCrossBatchMemory)
+    )
+    for memory in (pml, ours):
+        value = float(getattr(memory.loss, setting))
+        setattr(memory.loss, setting, nn.Parameter(torch.tensor(value)))
+    for step in batches(4, 12, torch.device("cpu"), torch.float32):
+        gradients = []
+        for memory in (pml, ours):
+            memory.zero_grad()
+            memory(*step).backward()
+            gradients.append(getattr(memory.loss, setting).grad)
+        assert gradients[0] != 0
+        torch.testing.assert_close(*reversed(gradients), rtol=1e-4, atol=1e-4)
 
 
 def test_enqueue_mask(device: torch.device) -> None:
