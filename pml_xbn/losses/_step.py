@@ -24,6 +24,7 @@ from ..memory._rows import plain_rows, rows_of
 from ..pairwise._batch_loss import loss_of_batch, loss_without_pairs
 from ..pairwise._loss import Comparison, loss_against
 from ..pairwise._pairs import IndicesTuple, drop_self_pairs, mapped
+from ..pairwise._supported import fused_loss_of, is_fused_miner
 from ._settings import weighted_sum
 
 if TYPE_CHECKING:
@@ -158,7 +159,10 @@ def compare(memory: Memory, batch: Batch, contents: Contents | None) -> Tensor:
     if contents is None:
         return loss_of_batch_alone(memory, batch)
     compared = comparison(memory, batch, contents)
-    loss = loss_without_pairs(memory.loss, batch) if compared is None else loss_against(compared)
+    fused, is_miner_fused = fused_loss_of(memory.loss), memory.miner is None or is_fused_miner(memory.miner)
+    if fused is None or not is_miner_fused:
+        memory.queue.keep_labels()
+    loss = loss_without_pairs(memory.loss, batch) if compared is None else loss_against(compared, fused)
     if compared is None or not batch.is_stored:  # so that not all of the batch has been compared
         loss = nan_unless_zero(loss, zero_if_batch_is_finite(batch))
     if memory.batch_loss_weight and batch.is_stored:
@@ -168,6 +172,7 @@ def compare(memory: Memory, batch: Batch, contents: Contents | None) -> Tensor:
 
 def loss_of_batch_alone(memory: Memory, batch: Batch) -> Tensor:
     """Returns the loss of the batch by itself, NaN if the batch holds NaN or inf."""
+    memory.queue.keep_labels()
     loss = loss_of_batch(memory.loss, memory.miner, batch)
     return nan_unless_zero(loss, zero_if_batch_is_finite(batch))  # type: ignore[no-any-return]
 

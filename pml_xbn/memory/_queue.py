@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -102,6 +103,8 @@ class Queue(nn.Module):
         self._read: tuple[Tensor, int] | None = None
         # The same of labels within a step.
         self._read_labels: tuple[Tensor, int] | None = None
+        # All that was ever read, while somebody keeps it, and torch's counts of writes as a step begins.
+        self._kept: list[tuple[str, weakref.ref[Tensor], int]] = []
         self._labels_before: Tensor | None = None
         self._num_own_writes = self._num_stores = self._num_written = 0
         self._newest: Tensor | None = None
@@ -295,9 +298,9 @@ class Queue(nn.Module):
 
     def undo_(self) -> None:
         """Takes back what a step has written."""
-        self.undo.undo_()
         if self._labels_before is not None:
             self.labels.copy_(self._labels_before)
+        self.undo.undo_()
         self._pending = self._read = self._read_labels = None
 
     def commit_(self) -> None:
@@ -346,15 +349,18 @@ class Queue(nn.Module):
         self._is_alike, self.was_traced = False, True
         self.findings.may_be_set = True
 
-    def begin_step(self, *, keeps_labels: bool) -> None:
-        """Begins a step, within which writes by others are refused.
+    def keep_labels(self) -> None:
+        """Copies the labels for the rest of the step, as other code comes next, which may write to them."""
+        if self.is_in_transaction and self._labels_before is None:
+            self._labels_before = self.labels.clone()
 
-        Args:
-            keeps_labels: whether to copy the labels, which code of others may have had before the step.
-        """
+    def begin_step(self) -> None:
+        """Begins a step, within which writes by others are refused."""
         self.take_edits()
-        self._labels_before = self.labels.clone() if keeps_labels else None
+        self._labels_before = None
         self._num_own_writes = _num_writes(self.labels)
+        kept = ((name, reference, reference()) for name, reference, _ in self._kept)
+        self._kept = [(name, ref, _num_writes(values)) for name, ref, values in kept if values is not None]
         self.is_in_transaction = True
 
     # Ranks, and what others do to a memory within a step.
@@ -382,9 +388,14 @@ class Queue(nn.Module):
     def check_writes(self) -> None:
         """Refuses what a hook, a miner or a loss has written to what it has read of the memory in a step."""
         self.take_edits()  # which raises where the rows were written to
-        are_written = self._read_labels is not None and self._read_labels[0]._version != self._read_labels[1]
-        if are_written or _num_writes(self.labels) != self._num_own_writes:
+        if _num_writes(self.labels) != self._num_own_writes:
             self.check_no_step("what was written to label_memory")
+        if is_tracing():  # where nobody else writes
+            return
+        for name, reference, num_writes in self._kept:
+            values = reference()
+            if values is not None and _num_writes(values) != num_writes:
+                self.check_no_step(f"what was written to {name}")
 
     # What users read and assign.
 
@@ -395,6 +406,7 @@ class Queue(nn.Module):
         if self._read_labels is None:
             labels = self.labels.clone()
             self._read_labels = labels, labels._version
+            self._keep("label_memory", labels)
         return self._read_labels[0]
 
     def read(self) -> Tensor:
@@ -406,7 +418,13 @@ class Queue(nn.Module):
                 values = at_least_float32(torch.zeros_like(rows.stored))
                 values[: rows.most_rows_here] = rows.read(values.dtype)
             self._read = values, values._version
+            self._keep("embedding_memory", values)
         return self._read[0]
+
+    def _keep(self, name: str, values: Tensor) -> None:
+        """Remembers what was read, as long as somebody keeps it, who may write to it within a step."""
+        self._kept = [kept for kept in self._kept if kept[1]() is not None]
+        self._kept.append((name, weakref.ref(values), _num_writes(values)))
 
     @property
     def was_read(self) -> bool:
@@ -548,6 +566,7 @@ class Queue(nn.Module):
             destination[prefix + name] = values.clone()  # which stays what it is when the run goes on
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        self.check_no_step("a state that is loaded")
         _, is_strict, missing, unexpected, *_ = args
         if is_strict:
             others = (key for key in state_dict if key.startswith(prefix))
@@ -561,7 +580,7 @@ class Queue(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         self.take_edits()
-        return {**self.__dict__, "_read": None}
+        return {**self.__dict__, "_read": None, "_kept": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Takes a copy of tensors that lie in memory shared with the process that has sent them.

@@ -24,7 +24,9 @@ def transaction(queue: Queue, hooks: MemoryHooks) -> Iterator[None]:
         return
     restore_hooks = hooks.state()
     held = [] if can_read(queue.numbers) else [x for adapter in hooks.adapters for x in tensors_of(adapter)]
-    queue.begin_step(keeps_labels=not hooks.are_adapters)
+    queue.begin_step()
+    if not hooks.are_adapters:
+        queue.keep_labels()
     try:
         yield
         queue.check_writes()

@@ -24,7 +24,7 @@ from ._miners import mine, mine_by_pml
 from ._pairs import IndicesTuple, Pairs, anchors_at_once
 from ._ranges import Ranges, listed
 from ._reductions import AllRows, added, gradients_of_values
-from ._supported import FusedLoss, draws_by_distance, fused_loss_of, fused_miner_of, is_fused_miner, show
+from ._supported import FusedLoss, draws_by_distance, fused_miner_of, is_fused_miner, show
 
 
 class Comparison(NamedTuple):
@@ -81,9 +81,13 @@ class Comparison(NamedTuple):
         )
 
 
-def loss_against(compared: Comparison) -> Tensor:
-    """Returns the loss of the anchors against the rows, a scalar if the loss's reducer returns one."""
-    fused = fused_loss_of(compared.loss)
+def loss_against(compared: Comparison, fused: FusedLoss | None) -> Tensor:
+    """Returns the loss of the anchors against the rows, a scalar if the loss's reducer returns one.
+
+    Args:
+        compared: anchors, rows and the loss.
+        fused: how to compute it without a call; None: it is called.
+    """
     can_mask_empty_rows = fused is not None and (compared.miner is None or is_fused_miner(compared.miner))
     if not can_mask_empty_rows or fused is None or fused.fused.terms is None:
         compared = compared.without_empty_rows()

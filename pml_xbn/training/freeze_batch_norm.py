@@ -23,7 +23,8 @@ def freeze_batch_norm(model: nn.Module) -> int:
     ``AveragedModel``) stay frozen. So does the model when it is compiled or scripted, when its layers are
     converted by ``SyncBatchNorm.convert_sync_batchnorm`` (which Lightning's ``sync_batchnorm=True`` calls),
     and through ``reset_running_stats()`` and ``update_bn``. Only a layer that has seen data is worth
-    freezing: that of random weights would normalize nothing.
+    freezing: that of random weights would normalize nothing. A layer of a class that is not PyTorch's, such
+    as timm's with an activation, cannot be scripted once it is frozen, and says so: trace the model.
 
     Args:
         model: a module, of which all layers of batch normalization are frozen: each becomes a

@@ -51,6 +51,13 @@ class _FrozenSubclass(FrozenBatchNorm):
         output: Tensor = self.kind.forward(layer, *inputs)
         return output
 
+    def __prepare_scriptable__(self) -> nn.Module:
+        """Refuses what ``torch.jit.script`` asks for: a script would have a mode, and would thaw."""
+        raise TypeError(
+            f"frozen batch normalization of class {self.kind.__name__} cannot be scripted, as it runs that "
+            "class's own code in evaluation mode: call torch.jit.trace(model, images)"
+        )
+
 
 def freeze(layer: _BatchNorm) -> None:
     """Makes a layer one that is frozen, in place."""

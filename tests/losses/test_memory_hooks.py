@@ -278,6 +278,7 @@ CHANGES: dict[str, Act] = {
     "loads a model's state": lambda memory: nn.ModuleList([memory]).load_state_dict(
         nn.ModuleList([memory]).state_dict()
     ),
+    "loads a state of the queue": lambda memory: memory.queue.load_state_dict(memory.queue.state_dict()),
     "moves": lambda memory: memory.to("meta"),
 }
 
@@ -306,7 +307,7 @@ def test_what_a_hook_does_to_its_memory_is_refused_as_it_would_be_lost(name: str
     assert_same_runs(memory, twin)
 
 
-@pytest.mark.parametrize("name", [name for name in CHANGES if name != "writes to labels"])
+@pytest.mark.parametrize("name", CHANGES)
 def test_so_is_what_the_wrapped_loss_does(name: str) -> None:
     memory, twin = EVERY["xbn"](), EVERY["xbn"]()
     for which in (memory, twin):
@@ -332,6 +333,34 @@ def test_labels_that_were_taken_before_the_step_and_are_written_to_in_it_are_giv
     assert are_equal(state(memory), before)
     taken[0] = 5  # between steps it counts
     assert memory.state_dict()["queue.labels"][0] == 5
+
+
+@pytest.mark.parametrize("name", ["embedding_memory", "label_memory"])
+@pytest.mark.parametrize("taken", ["before the step", "two steps before", "by a hook of the step"])
+@pytest.mark.parametrize("kind", ["plain", "xbn"])
+def test_what_the_wrapped_loss_writes_to_a_tensor_that_was_taken_earlier_is_refused(
+    kind: str, taken: str, name: str
+) -> None:
+    memory = EVERY[kind]()
+    every_memory.step(memory, 0)
+    kept: list[Tensor] = []
+
+    def take(*_: Any) -> None:
+        kept.append(getattr(memory, name))
+
+    if "before" in taken:
+        take()
+    if taken == "two steps before":
+        every_memory.step(memory, 1)
+    before = state(memory)
+    if taken == "by a hook of the step":
+        memory.register_memory_hook(take)
+    handle = memory.loss.register_forward_hook(lambda *_: [kept[-1].mul_(2)].clear())
+    with pytest.raises(RuntimeError, match=f"what was written to {name} within a step"):
+        memory(*every_memory.batch(20))
+    handle.remove()
+    assert are_equal(state(memory), before)
+    every_memory.step(memory, 21)
 
 
 @pytest.mark.parametrize("changed", ["document_memory", "query_memory"])

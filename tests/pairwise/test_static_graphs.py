@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pml_xbn.pairwise._loss import Comparison, loss_against
+from pml_xbn.pairwise._supported import fused_loss_of
 
 A, N, D = 6, 40, 8
 LOSSES = {
@@ -81,7 +82,7 @@ def loss_of(loss: nn.Module, miner: Any) -> Callable[..., Tensor]:
         stored, row_labels, scale, shift, own, is_row = rest
         rows: Any = Rows(stored, scale, shift, is_row.sum())
         compared = Comparison(loss, miner, anchors, labels, rows, row_labels, own, is_row=is_row)
-        return loss_against(compared)
+        return loss_against(compared, fused_loss_of(compared.loss))
 
     return compute
 

@@ -164,6 +164,18 @@ def test_a_frozen_model_can_be_scripted_and_a_scripted_one_cannot_be_frozen() ->
     assert freeze_batch_norm(scripted) == 1
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_frozen_layer_of_a_class_of_its_own_is_traced_and_not_scripted() -> None:
+    model, images = network(NormAndDrop), torch.randn(8, 3, 6, 6)
+    freeze_batch_norm(model.eval())
+    with pytest.raises(TypeError, match=r"of class NormAndDrop cannot be scripted.*call torch.jit.trace"):
+        torch.jit.script(model)
+    traced = torch.jit.trace(model, images)
+    before = model[1].running_mean.clone()
+    torch.testing.assert_close(traced.train()(images), model(images))
+    assert torch.equal(traced.state_dict()["1.running_mean"], before)
+
+
 def test_a_copy_is_frozen_by_itself() -> None:
     """A frozen copy must not hold on to the layer of the model that it was made from."""
     model = network()
