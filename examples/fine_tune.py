@@ -18,12 +18,12 @@ import csv
 import difflib
 import json
 import logging
-import math
 import os
 import random
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from importlib.util import find_spec
@@ -126,12 +126,14 @@ def check(settings: Settings) -> None:
     """Raises ValueError for a number that makes no sense whatever the data are."""
     least = {"epochs": 1, "images_per_class": 2, "workers": 0, "seed": 0, "patience": 1, "batch_size": 1}
     least |= {"part_size": 1, "memory_size": 0, "stages": 0, "size": 1}
+    if settings.seed >= 2**32:
+        raise ValueError(f"--seed {settings.seed}: pass a number below {2**32}")
     for name, bound in least.items():
         value = getattr(settings, name)
         if value is not None and value < bound:
             raise ValueError(f"--{name.replace('_', '-')} {value}: pass {bound} or more")
-    if settings.rate is not None and not 0 < settings.rate < math.inf:
-        raise ValueError(f"--rate {settings.rate}: pass a number above 0, such as 1e-4")
+    if settings.rate is not None and not 0 < settings.rate <= 1:
+        raise ValueError(f"--rate {settings.rate:g}: pass a number above 0 and up to 1, such as 1e-4")
     if settings.data is None and not settings.glyphs:
         raise ValueError("--data is missing: pass a folder with one subfolder of images a class, or --glyphs")
 
@@ -201,20 +203,21 @@ class Picture(NamedTuple):
 def draw_glyphs(folder: Path) -> None:
     """Writes characters as image files, one subfolder a character, unless they are there."""
     glyphs = Glyphs("train")
-    count = len(find_images(folder)) if folder.is_dir() else 0
-    if count == len(glyphs):
-        return
-    if count:
+    files, counts = [], Counter[int]()
+    for label in glyphs.labels.tolist():
+        files.append(folder / glyphs.label_names[label].replace(" ", "_") / f"{counts[label]}.png")
+        counts[label] += 1
+    found = set(find_images(folder)) if folder.is_dir() else set()
+    if others := found - set(files):
         raise ValueError(
-            f"--glyphs draws into {folder}, which holds {count} other images: pass another --data"
+            f"--glyphs draws into {folder}, which holds {len(others)} other images: pass another --data"
         )
-    for number, label in enumerate(
-        tqdm(glyphs.labels.tolist(), f"drawing {folder}", leave=False, disable=None)
-    ):
-        first = int((glyphs.labels < label).sum())  # of the images of this character
-        file = folder / glyphs.label_names[label].replace(" ", "_") / f"{number - first}.png"
+    if len(found) == len(files):
+        return
+    bar = tqdm(files, f"drawing {folder}", leave=False, disable=None)
+    for image, file in zip(glyphs.images, bar, strict=True):
         file.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(glyphs.images[number].numpy()).save(file)
+        Image.fromarray(image.numpy()).save(file)
 
 
 def scan(folder: Path, flag: str, settings: Settings) -> dict[str, list[Path]]:
@@ -298,8 +301,12 @@ def divide(settings: Settings) -> list[Picture]:
 
 
 def pictures_of(run: Path) -> list[Picture]:
-    with (run / "images.csv").open(newline="", encoding="utf-8") as file:
-        pictures = [Picture(**row) for row in csv.DictReader(file)]
+    path = run / "images.csv"
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    if not rows or any(set(row) != set(Picture._fields) for row in rows):
+        raise ValueError(f"{path} does not list the images of a run of this version of the script")
+    pictures = [Picture(**row) for row in rows]
     if missing := [picture.path for picture in pictures if not Path(picture.path).is_file()]:
         raise ValueError(f"{len(missing)} images of {run} are not there any more, such as {missing[0]}")
     return pictures
@@ -429,6 +436,9 @@ def set_size(network: Any, settings: Settings) -> int:
 
 def stages_of(network: Any) -> list[list[str]]:
     """Returns the parameters of every stage; the first has the stem, the last not yet the embedding layer."""
+    if not hasattr(network, "group_matcher"):  # such as PoolFormer: timm knows no stages, so all is one
+        head = {id(parameter) for parameter in network.get_classifier().parameters()}
+        return [[name for name, parameter in network.named_parameters() if id(parameter) not in head]]
     groups = timm.models.group_parameters(network, network.group_matcher(coarse=True))
     stem, *stages, _ = (groups[number] for number in sorted(groups))
     return [stem + stages[0], *stages[1:]]
@@ -482,7 +492,7 @@ def suit(settings: Settings, network: Any, pictures: Sequence[Picture]) -> Plan:
     """Freezes what is to be frozen, and decides what was left open."""
     trained = [picture for picture in pictures if picture.part == "train"]
     num_classes, m = len({picture.name for picture in trained}), settings.images_per_class
-    batch_size = settings.batch_size or min(64, m * num_classes)
+    batch_size = settings.batch_size or m * min(max(2, 64 // m), num_classes)
     if batch_size % m:
         raise ValueError(f"--batch-size {batch_size} is no multiple of --images-per-class {m}")
     if batch_size // m > num_classes:
@@ -512,7 +522,12 @@ def suit(settings: Settings, network: Any, pictures: Sequence[Picture]) -> Plan:
             f"--memory-size {memory_size} is less than a batch of {batch_size}: pass 0 for none, or "
             f"{batch_size} or more"
         )
-    table = LAST_STAGE if stages <= 1 else MORE_STAGES
+    if memory_size > max(batch_size, len(trained)):
+        raise ValueError(
+            f"--memory-size {memory_size} is more than the {len(trained)} images that train, each of which "
+            f"has one row: pass {max(batch_size, len(trained))} or less"
+        )
+    table = LAST_STAGE if stages <= 1 and stages < num_stages else MORE_STAGES
     row = next((size for size in table if size >= batch_size), max(table))
     rates, memory = table[row][:2], table[row][2] if memory_size and is_pretrained else {}
     rate, source = rates[bool(memory_size)], f"docs/fine_tuning.md, batch {row}"
@@ -566,6 +581,11 @@ def measure(
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """Returns embeddings, and how well images find those of their class among all others, in per cent."""
     rows = encoder.embed([picture.path for picture in pictures], workers=settings.workers, title=title)
+    if not torch.isfinite(rows).all():
+        raise ValueError(
+            f"{title}: embeddings have NaN or inf. Pass other --weights if they did before training, else a "
+            f"--rate below {settings.rate:g}"
+        )
     calculator = AccuracyCalculator(include=tuple(FIGURES), k="max_bin_count", device=torch.device("cpu"))
     found = calculator.get_accuracy(rows, torch.tensor(labels_of(pictures)))
     return rows, {ours: 100 * found[theirs] for theirs, ours in FIGURES.items()}
@@ -813,7 +833,8 @@ if __name__ == "__main__":
         main(settings)
     except (ValueError, OSError, ImportError, RuntimeError, KeyboardInterrupt) as error:
         if stopped or isinstance(error, KeyboardInterrupt):
-            print("stopped" + "".join(f"; --resume {run} goes on" for run in begun), file=sys.stderr)
+            whole = [run for run in begun if (run / "last.pt").is_file()]
+            print("stopped" + "".join(f"; --resume {run} goes on" for run in whole), file=sys.stderr)
             raise SystemExit(128 + (stopped or [signal.SIGINT])[0]) from None
         if isinstance(error, torch.cuda.OutOfMemoryError):
             error = ValueError(

@@ -83,8 +83,13 @@ def search(encoder: Encoder, args: argparse.Namespace) -> None:
     """Prints and draws the images that are nearest to the query, without the query itself."""
     if not (args.run / "index.faiss").is_file():
         raise ValueError(f"{args.run} has no index yet: pass --index and a folder of images")
-    index = faiss.read_index(str(args.run / "index.faiss"))
-    paths = np.load(args.run / "vectors.npz")["paths"].tolist()
+    try:
+        index = faiss.read_index(str(args.run / "index.faiss"))
+        paths = np.load(args.run / "vectors.npz")["paths"].tolist()
+    except Exception as error:  # of faiss, zipfile or NumPy
+        raise ValueError(
+            f"the index of {args.run} cannot be read: pass --index and a folder of images"
+        ) from error
     query = encoder.eval()([args.query])
     similarities, numbers = (row[0].tolist() for row in index.search(query.cpu().numpy(), args.k + 1))
     found = [

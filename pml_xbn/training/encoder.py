@@ -189,14 +189,15 @@ def load_encoder(run: str | Path) -> Encoder:
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
         state, settings = saved["state_dict"], dict(saved["encoder"])
-        backbone, embedding_size = settings.pop("backbone"), settings.pop("embedding_size")
-    except Exception as error:  # of pickle, zipfile or torch, or for want of a key
+        network = timm.create_model(settings.pop("backbone"), num_classes=settings.pop("embedding_size"))
+        if hasattr(network, "set_input_size"):  # transformers, which hold a parameter for every patch
+            network.set_input_size(img_size=settings["size"])
+        network.load_state_dict(state)
+        encoder = Encoder(network, **settings)
+    except Exception as error:  # of pickle, zipfile, torch or timm, or for want of a key
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(
-            f"{path} is not the best.pt of a run ({str(error).splitlines()[0]}): pass the folder of a run of "
+            f"{path} is not the best.pt of a run ({reason}): pass the folder of a run of "
             "examples/fine_tune.py"
         ) from error
-    network = timm.create_model(backbone, num_classes=embedding_size)
-    if hasattr(network, "set_input_size"):  # transformers, which hold a parameter for every patch
-        network.set_input_size(img_size=settings["size"])
-    network.load_state_dict(state)
-    return Encoder(network, **settings).requires_grad_(False).eval()
+    return encoder.requires_grad_(False).eval()

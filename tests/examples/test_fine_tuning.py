@@ -7,8 +7,10 @@ import json
 import math
 import re
 import runpy
+import shutil
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -145,7 +147,10 @@ def test_drawn_images_need_no_data(tmp_path: Path) -> None:
     ended = fine_tune("--glyphs", *flags, "--epochs", "1")
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines()[-1].startswith("Recall@1 ")
-    assert (tmp_path / "glyphs" / "EXCLAMATION_MARK" / "0.png").is_file()
+    drawn = tmp_path / "glyphs" / "EXCLAMATION_MARK" / "0.png"
+    drawn.unlink()  # as if drawing had been stopped
+    assert fine_tune("--glyphs", *flags, "--epochs", "1").returncode == 0
+    assert drawn.is_file()
 
 
 def test_the_last_line_is_of_the_classes_that_chose_nothing(whole: SimpleNamespace) -> None:
@@ -289,6 +294,17 @@ def test_what_would_train_something_else_ends_with_one_line_and_status_2(
             (tmp_path / name / f"{number}.png").write_bytes(image)
     torch.save({"epoch": 3, "optimizer": {}}, tmp_path / "other.pt")
     torch.save(timm.create_model("test_vit").state_dict(), tmp_path / "vit.pt")
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for name in ("best.pt", "settings.json"):
+        shutil.copy(whole.run / name, broken)
+    (broken / "images.csv").write_text("file,label\n1.png,2\n")
+    for name in ("index.faiss", "vectors.npz"):
+        (broken / name).write_text("cut off")
+    query = str(products / "product 00" / "01.png")
+    state = timm.create_model("test_resnet").state_dict()
+    torch.save({name: value * math.nan for name, value in state.items()}, tmp_path / "nan.pt")
+    nan = str(tmp_path / "nan.pt")
     few, other, vit = (str(tmp_path / name) for name in ("few", "other.pt", "vit.pt"))
     data = ["fine_tune", "--data", str(products), "--output", str(tmp_path / "runs")]
     small, run = [*data, "--skip-bad", *SMALL], str(whole.run)
@@ -298,6 +314,12 @@ def test_what_would_train_something_else_ends_with_one_line_and_status_2(
         "--memory-size 8 is less than a batch of 32": [*small, "--memory-size", "8"],
         r"other\.pt holds no weights, but epoch, optimizer": [*small, "--weights", other],
         r"vit\.pt does not match by name: \d+ missing \(conv1": [*small, "--weights", vit],
+        "embeddings have NaN or inf. Pass other --weights": [*small, "--weights", nan],
+        "--memory-size 241 is more than the 239 images that train": [*small, "--memory-size", "241"],
+        "--rate 2: pass a number above 0 and up to 1": [*small, "--rate", "2"],
+        f"--seed {2**70}: pass a number below {2**32}": [*small, "--seed", str(2**70)],
+        r"images\.csv does not list the images of a run": ["fine_tune", "--resume", str(broken)],
+        "the index of .*broken cannot be read: pass --index": ["search", str(broken), "--query", query],
         "--resume takes its settings .*: leave out --rate": ["fine_tune", "--resume", run, "--rate", "1"],
         r"there is no .*best\.pt: pass the folder of a run": ["search", few, "--index", str(products)],
     }
@@ -420,6 +442,31 @@ def test_the_stem_belongs_to_the_first_stage(script: dict[str, Any]) -> None:
     frozen = {n for n, parameter in network.named_parameters() if not parameter.requires_grad}
     first = ("conv_stem", "bn1", "blocks.0")
     assert frozen == {name for name, _ in network.named_parameters() if name.startswith(first)}
+
+
+def test_a_network_of_which_timm_knows_no_stages_is_one_stage(script: dict[str, Any]) -> None:
+    network = timm.create_model("poolformer_s12", num_classes=128)
+    pictures = [script["Picture"](f"{n}.png", f"class {n // 4}", "train") for n in range(1200)]
+    settings = script["Settings"](backbone="poolformer_s12", size=32)
+    plan = script["suit"](settings, network, pictures)
+    assert all(parameter.requires_grad for parameter in network.parameters())
+    assert plan.lines["trains"].startswith("1 of 1 stages, ")
+    assert plan.settings.rate == 3e-4
+    assert plan.settings.memory_size == 0
+    script["suit"](replace(settings, stages=0, batch_size=16), network, pictures)
+    moving = {name for name, parameter in network.named_parameters() if parameter.requires_grad}
+    assert moving == {"head.fc.weight", "head.fc.bias"}
+    with pytest.raises(ValueError, match="--stages 2: poolformer_s12 has 1: pass 1 or less"):
+        script["suit"](replace(settings, stages=2), network, pictures)
+
+
+def test_any_number_of_images_of_a_class_has_a_batch(script: dict[str, Any], network: Any) -> None:
+    pictures = [script["Picture"](f"{n}.png", f"class {n // 8}", "train") for n in range(400)]
+    for images_per_class, batch_size in ((2, 64), (3, 63), (5, 60), (100, 200)):
+        settings = script["Settings"](
+            backbone="test_resnet", weights="none", size=32, images_per_class=images_per_class
+        )
+        assert script["suit"](settings, network, pictures).settings.batch_size == batch_size
 
 
 CASES = [

@@ -91,6 +91,11 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     torch.save({"state_dict": {}}, tmp_path / "best.pt")
     with pytest.raises(ValueError, match=r"is not the best\.pt of a run \('encoder'\)"):
         load_encoder(tmp_path)
+    settings = {"embedding_size": 8, "size": 32, "classes": {}}
+    for backbone, reason in (("nothing", "Unknown model"), ("test_resnet", "Error.* loading state_dict")):
+        torch.save({"state_dict": {}, "encoder": {"backbone": backbone, **settings}}, tmp_path / "best.pt")
+        with pytest.raises(ValueError, match=rf"is not the best\.pt of a run \({reason}"):
+            load_encoder(tmp_path)
 
 
 @pytest.mark.parametrize("backbone", ["test_resnet", "test_vit"])

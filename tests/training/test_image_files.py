@@ -48,6 +48,16 @@ def test_truncated_and_empty_files_are_unreadable(folder: Path) -> None:
     assert "truncated" in broken[folder / "truncated.jpg"]
 
 
+def test_a_broken_avif_is_unreadable_although_its_decoder_raises_errors_of_its_own(tmp_path: Path) -> None:
+    pytest.importorskip("PIL.features").check("avif") or pytest.skip("Pillow without AVIF")
+    path = tmp_path / "broken.avif"
+    image.effect_noise((40, 30), 90).convert("RGB").save(path)
+    whole = path.read_bytes()
+    assert unreadable_images([path]) == {}
+    path.write_bytes(whole.replace(b"av01", b"av02"))  # no item of a kind that is known
+    assert "broken.avif is no whole image" in unreadable_images([path])[path]
+
+
 def test_an_image_is_turned_as_its_camera_was_held(tmp_path: Path) -> None:
     exif = image.Exif()
     exif[0x0112] = 6  # orientation: a quarter turn
