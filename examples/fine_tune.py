@@ -164,9 +164,11 @@ def begin(settings: Settings) -> Settings:
     if settings.resume:
         return replace(settings_of(settings.resume), resume=settings.resume, **given)
     if settings.all:
-        before, best = settings_of(settings.all), read_state(settings.all / "best.pt")["epoch"]
+        before, best = settings_of(settings.all), read_state(settings.all / "best.pt").get("epoch")
         if before.all:
             raise ValueError(f"--all {settings.all}: that run has trained on all classes already")
+        if best is None:
+            raise ValueError(f"--all {settings.all}: its best.pt does not say of which epoch it is")
         if best == 0:
             raise ValueError(f"--all {settings.all}: its best epoch is 0, so training made nothing better")
         pictures = pictures_of(settings.all)  # of which a memory holds the same share
@@ -724,10 +726,13 @@ def main(settings: Settings) -> None:
     if settings.resume:
         run = settings.resume
         state = read_state(run / "last.pt")
-        network.load_state_dict(state["network"])
-        optimizer.load_state_dict(state["optimizer"])
-        loss_fn.load_state_dict(state["loss_fn"])
-        history, before = state["history"], state["before"]
+        try:
+            network.load_state_dict(state["network"])
+            optimizer.load_state_dict(state["optimizer"])
+            loss_fn.load_state_dict(state["loss_fn"])
+            history, before = state["history"], state["before"]
+        except Exception as error:  # of whatever does not fit, or is missing
+            raise ValueError(f"{run}/last.pt is not of this run: {first_line(error)}") from error
         begun.append(run)
     else:
         run = new_run(settings)

@@ -299,6 +299,12 @@ def test_what_would_train_something_else_ends_with_one_line_and_status_2(
     for name in ("best.pt", "settings.json"):
         shutil.copy(whole.run / name, broken)
     (broken / "images.csv").write_text("file,label\n1.png,2\n")
+    mixed = tmp_path / "mixed"
+    mixed.mkdir()
+    for name in ("images.csv", "settings.json"):
+        shutil.copy(whole.run / name, mixed)
+    shutil.copy(whole.run / "best.pt", mixed / "last.pt")
+    torch.save({"state_dict": {}, "encoder": {}}, mixed / "best.pt")
     for name in ("index.faiss", "vectors.npz"):
         (broken / name).write_text("cut off")
     query = str(products / "product 00" / "01.png")
@@ -319,6 +325,8 @@ def test_what_would_train_something_else_ends_with_one_line_and_status_2(
         "--rate 2: pass a number above 0 and up to 1": [*small, "--rate", "2"],
         f"--seed {2**70}: pass a number below {2**32}": [*small, "--seed", str(2**70)],
         r"images\.csv does not list the images of a run": ["fine_tune", "--resume", str(broken)],
+        r"mixed/last\.pt is not of this run: 'network'": ["fine_tune", "--resume", str(mixed)],
+        r"mixed: its best\.pt does not say of which epoch": ["fine_tune", "--all", str(mixed)],
         "the index of .*broken cannot be read: pass --index": ["search", str(broken), "--query", query],
         "--resume takes its settings .*: leave out --rate": ["fine_tune", "--resume", run, "--rate", "1"],
         r"there is no .*best\.pt: pass the folder of a run": ["search", few, "--index", str(products)],
