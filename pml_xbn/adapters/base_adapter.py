@@ -89,8 +89,9 @@ class BaseAdapter(nn.Module):
         On a GPU it is also called with a batch that is not stored, as one with NaN, and in a graph during
         ``delay``. Then its state is given back. So keep state in tensors that exist from the start and do not
         change their shape: these are given back on the device. If anything else changes, such as a counter
-        that is a Python number or state that is made of the first batch, the step waits for the GPU, and
-        within a graph what the batch left would stay. Changes within a list or a dict are not taken back.
+        that is a Python number or state that is made of the first batch, the step waits for the GPU,
+        ``torch.compile`` is refused, and within a CUDA graph what the batch left would stay. Changes within
+        a list or a dict are not taken back.
 
         Args:
             batch: the moments of the batch, ``(d,)`` each, in float64.

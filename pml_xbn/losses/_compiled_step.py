@@ -54,7 +54,7 @@ def step_compiled(memory: Memory, embeddings: Tensor, labels: Tensor) -> Tensor:
     tensors.append(queue.findings.flags)
     for _, _, held in _held_by_modules(memory):
         tensors += [held] if isinstance(held, Tensor) else list(held)
-    loss, newest = _step_on_tensors(memory.name, _settings_of(memory), embeddings, labels, *tensors)
+    loss, newest = _step_on_tensors(memory._name, _settings_of(memory), embeddings, labels, *tensors)
     is_measured = queue.is_measured or (bool(memory._hooks.adapters) and len(embeddings) > 1)
     queue.take_traced_step(newest, is_measured=is_measured and queue.memory_size > 1)
     return loss

@@ -132,7 +132,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     ) -> None:
         # Every setting is checked as it is set, here and later. These come first because reset_queue needs
         # them, which runs inside super().__init__.
-        self.memory_dtype, self.name = memory_dtype, name_of_new(self)
+        self.memory_dtype, self._name = memory_dtype, name_of_new(self)
         self._hooks, self._one_thread = MemoryHooks(), OneThread(type(self).__name__)
         if process_group is not None and not (gather_distributed or shard_distributed):
             raise ValueError(
@@ -395,7 +395,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.name = name_of_new(self)  # as a copy is another memory
+        self._name = name_of_new(self)  # as a copy is another memory
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
         settle_earlier_steps(self, waits=True)
