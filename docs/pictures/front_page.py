@@ -61,7 +61,7 @@ def drawn_points(results: Path) -> Iterator[Point]:
 
 
 def figures_of(points: Iterator[Point]) -> str:
-    """Returns what the picture says, as the words that are stored in its file."""
+    """Returns what the picture says, as words that are stored in its file. Shares are those of the marks."""
     return "; ".join(
         f"{x.name} ({x.kind}) {x.share:.2f} %: {x.gain.mean:+.1f}"
         + (f" ± {x.gain.half_width:.1f}" if x.gain.half_width else "")
@@ -102,7 +102,7 @@ def draw_gain(results: Path, path: Path) -> None:
     for share, words in (
         (0.12, "mostly gained"),
         (2.05, "some gained,\nsome lost"),
-        (11.2, "lost"),
+        (11.2, "lost\n(fine-tuning)"),
     ):
         axes.text(share, top - 0.2, words, ha="center", va="top", fontsize=10.5)
     axes.set_xlabel("share of the training classes in a batch, %", fontsize=10.5)

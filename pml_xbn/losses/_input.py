@@ -178,13 +178,7 @@ def can_be_checked_later(memory: Memory, batch: Batch) -> bool:
         return False
     is_queued = batch.ids is None and batch.user_pairs is None and not memory.normalize_memory
     fused, is_fused = fused_loss_of(memory.loss), memory.miner is None or is_fused_miner(memory.miner)
-    return (
-        is_queued
-        and memory._hooks.are_adapters
-        and is_fused
-        and fused is not None
-        and fused.fused.terms is not None
-    )
+    return is_queued and memory._hooks.are_adapters and is_fused and fused is not None and fused.has_terms
 
 
 def settle_earlier_steps(memory: Memory, *, waits: bool) -> None:
@@ -197,17 +191,20 @@ def _raise_refused(memory: Memory, *, waits: bool) -> None:
     """Raises a ``ValueError`` for earlier batches that were refused on their device."""
     found = memory.queue.findings.take_(waits=waits)
     memory.queue.standardizing_is_due |= found.is_out_of_range
+    errors = []
     if found.labels:
-        raise ValueError(
+        errors.append(
             "an earlier batch had labels without a superclass, and was not stored: add them to superclasses, "
             "or pass nonfinite='raise_at_once' to see them in the call itself"
         )
     if found.numbers and memory.nonfinite == "raise":
-        raise ValueError(
+        errors.append(
             f"an earlier batch had NaN or inf, or numbers beyond {largest_storable(memory.queue):.1e}, and "
             "was not stored: correct the data or lower the learning rate, pass nonfinite='raise_at_once' to "
             "see it in the call itself, or nonfinite='skip' to leave such batches out of the memory"
         )
+    if errors:
+        raise ValueError(". And ".join(errors))
 
 
 def largest_storable(queue: Queue) -> float:

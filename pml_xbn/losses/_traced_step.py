@@ -78,7 +78,7 @@ def why_not_traced(memory: Memory, is_training: bool, has_more_input: bool) -> s
     if memory.collect_stats or memory._hooks.collect_stats:
         return "that collects statistics"
     name, fused = type(memory.loss).__name__, fused_loss_of(memory.loss)
-    if fused is None or fused.fused.terms is None:
+    if fused is None or not fused.has_terms:
         return f"with a {name} that runs PML's own code"
     if getattr(memory.loss, "smooth_loss", False):
         return f"with a {name} with smooth_loss, which lists triplets"

@@ -273,7 +273,10 @@ class Queue(nn.Module):
         contents = self._pending
         if contents is None or contents.rows.sums is None or is_tracing():
             return
-        rows, is_first = contents.rows, not self.is_measured and self._had_rows()
+        rows = contents.rows
+        is_first = (
+            not self.is_measured and self._had_rows() and rows.stored is self.rows
+        )  # not stored anew yet
         is_needed = is_first or self.standardizing_is_due
         if not isinstance(contents.num_calls, Tensor):
             has_drifted = contents.wraps_around and bool(rows.have_drifted())

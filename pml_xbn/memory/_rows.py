@@ -427,12 +427,15 @@ class Rows:
     # Standardizing.
 
     def is_out_of_range(self) -> Tensor | None:
-        """Returns whether rows have to be standardized again, 0-d bool; None where there are no sums."""
+        """Returns whether rows have to be standardized again, 0-d bool; None where there are no sums.
+
+        Where a row holds inf it would not help.
+        """
         if self.sums is None:
             return None
         # A sum over u that is as large goes with a sum over u² that is larger.
         sums = self.total_sums()
-        is_out = (sums > self.num_rows * LARGEST_RMS**2).any()
+        is_out = ((sums > self.num_rows * LARGEST_RMS**2) & (sums < torch.inf)).any()
         if self.stored.dtype == torch.float16:
             # Standardizing makes it at least the fraction itself, so that this does not happen in every step.
             least = _LEAST_FRACTION_OF_FLOAT16 / 16 * _rms(self._moments(sums, self.num_rows))

@@ -89,7 +89,7 @@ def loss_against(compared: Comparison, fused: FusedLoss | None) -> Tensor:
         fused: how to compute it without a call; None: it is called.
     """
     can_mask_empty_rows = fused is not None and (compared.miner is None or is_fused_miner(compared.miner))
-    if not can_mask_empty_rows or fused is None or fused.fused.terms is None:
+    if not can_mask_empty_rows or fused is None or not fused.has_terms:
         compared = compared.without_empty_rows()
     if fused is None:
         return _loss_by_pml(compared)
@@ -114,7 +114,7 @@ def sum_terms(compared: Comparison, fused: FusedLoss) -> LossSums:
     show(lambda: _arguments(compared, pairs))
     if isinstance(fused.loss, GenericPairLoss):
         sums.num_pairs = pairs.counts
-    if fused.fused.terms is None:
+    if not fused.has_terms:
         _add_angular_terms_(sums, compared, pairs)
     else:
         _check_listed_pairs(fused.loss, pairs)

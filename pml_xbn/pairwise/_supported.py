@@ -73,6 +73,11 @@ class FusedLoss(NamedTuple):
     learned: list[Tensor]  # what gets a gradient besides the anchors
     anchors_are_independent: bool  # an anchor's terms depend on no other anchor
 
+    @property
+    def has_terms(self) -> bool:
+        """Whether its terms are computed from the matrix; those of ``AngularLoss`` are by PML's code."""
+        return self.fused.terms is not None
+
 
 def fused_loss_of(loss: Any) -> FusedLoss | None:
     """Returns how to compute a loss without a call; None if skipping the call has a visible effect."""

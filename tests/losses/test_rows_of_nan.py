@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from every_memory import BATCH_SIZE, DTYPES, EVERY, D, M, are_equal, batch, state
+from pytorch_metric_learning.losses import SupConLoss
 from torch import Tensor
 
+from pml_xbn import XBNWrapper
 from pml_xbn.losses import AdaptiveCrossBatchMemory
+from pml_xbn.memory._rows import Rows
 
 OF_ALL_ROWS = ["xbn", "centre"]
 # Sums that a group has spoilt stay so until the rows are stored anew.
@@ -101,3 +105,41 @@ def test_an_estimate_forgets_nan(kind: str) -> None:
         step(memory, number)
     assert memory.embedding_memory.isfinite().all()
     assert is_adapted(memory, 2)
+
+
+@pytest.mark.parametrize("bad", [torch.inf, -torch.inf])
+def test_a_row_of_inf_does_not_have_all_rows_stored_anew_in_every_step(
+    bad: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would help nothing, and takes as long as the rest of the step."""
+    memory = XBNWrapper(SupConLoss(), D, 20 * BATCH_SIZE, nonfinite="ignore")
+    for number in range(8):
+        step(memory, number)
+    step(memory, 8, bad)
+    numbers = stored_anew(monkeypatch)
+    for number in range(9, 19):  # in which the queue does not wrap around
+        step(memory, number)
+    assert not numbers
+
+
+def test_rows_of_float64_are_stored_anew_once_in_the_first_step_that_adapts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    memory = EVERY["xbn"](memory_dtype=torch.float64)
+    step(memory, 0)
+    numbers = stored_anew(monkeypatch)
+    step(memory, 1)
+    assert len(numbers) == 1
+
+
+def stored_anew(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Returns a list that gets a number each time that rows are stored anew."""
+    numbers: list[int] = []
+    write = Rows.written_standardized_
+
+    def counted(rows: Rows, *arguments: Any) -> Rows:
+        numbers.append(len(numbers))
+        return write(rows, *arguments)
+
+    monkeypatch.setattr(Rows, "written_standardized_", counted)
+    return numbers

@@ -321,6 +321,17 @@ def test_labels_without_a_superclass_are_raised_whatever_happens_to_numbers(
 
 
 @pytest.mark.usefixtures("waits_for_nothing")
+def test_two_refusals_of_one_batch_are_both_told(device: torch.device) -> None:
+    memory = SuperClassXBN(losses.SupConLoss(), D, M, superclasses=[0, 0, 1, 1, 1]).to(device)
+    embeddings, labels = batch(2, device)
+    labels[3], embeddings[0, 0] = 9, torch.nan
+    memory(embeddings, labels)
+    wait_for(device)
+    with pytest.raises(ValueError, match=r"without a superclass.*had NaN or inf"):
+        memory.state_dict()
+
+
+@pytest.mark.usefixtures("waits_for_nothing")
 def test_a_failing_step_on_a_device_leaves_everything_as_it_was(
     monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
