@@ -257,7 +257,7 @@ def emoji_by_length(study: Study) -> tuple[list[float], list[float]]:
 
 def by_length(gaps: Sequence[float]) -> str:
     low, high = f"{min(gaps):+.1f}", f"{max(gaps):+.1f}"
-    return f"{low} to {high}" + ", by length" * (min(gaps) < 0.5)
+    return f"{low} to {high}" + ", by training length" * (min(gaps) < 0.5)
 
 
 def cells_below(page: Path, head: str) -> list[list[str]]:
