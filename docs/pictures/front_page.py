@@ -43,7 +43,7 @@ _LOOKS = {
     "last layers": ("D", "green", True, "pretrained, last layers train"),
     "fine-tuning, MultiSimilarity": ("x", "green", True, "last layers, MultiSimilarityLoss"),
     "random weights": ("o", "blue", True, "from random weights"),
-    "two towers": ("X", "orange", True, "pairs of texts, two networks"),
+    "two towers": ("X", "orange", True, "texts"),
 }
 _LAST_LAYERS = ("fine-tuning, SupCon", "senses of words")
 
@@ -102,7 +102,7 @@ def draw_gain(results: Path, path: Path) -> None:
     for share, words in (
         (0.12, "mostly gained"),
         (2.05, "some gained,\nsome lost"),
-        (11.2, "lost\n(fine-tuning)"),
+        (11.2, "lost\n(last layers)"),
     ):
         axes.text(share, top - 0.2, words, ha="center", va="top", fontsize=10.5)
     axes.set_xlabel("share of the training classes in a batch, %", fontsize=10.5)

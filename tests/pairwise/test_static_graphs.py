@@ -107,25 +107,6 @@ def test_a_traced_loss_is_the_loss_of_other_inputs_too(loss: str, miner: str) ->
         torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
-# Dynamo makes an instance of every autograd function that it traces.
-@pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")
-@pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8), reason="older compilers take it in parts"
-)
-@pytest.mark.parametrize(
-    ("loss", "miner"),
-    [("SupConLoss", "pair margin"), ("ContrastiveLoss", "none"), ("TripletMarginLoss", "hard")],
-)
-def test_a_loss_is_compiled_whole(loss: str, miner: str) -> None:
-    compute = loss_of(LOSSES[loss](), MINERS[miner]())
-    compiled = torch.compile(compute, fullgraph=True, backend="aot_eager")
-    for seed in range(3):
-        found, expected = (with_gradient(f)(*inputs(seed)) for f in (compiled, compute))
-        torch.testing.assert_close(found, expected)
-    torch.compiler.reset()
-
-
 @pytest.mark.parametrize("miner", [*MINERS, "angular"])
 @pytest.mark.parametrize(
     "loss", [name for name in losses.CrossBatchMemory.supported_losses() if name != "LiftedStructureLoss"]
