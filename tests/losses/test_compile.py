@@ -99,7 +99,8 @@ def test_so_it_is_of_every_other_loss(loss: str) -> None:
         return XBNWrapper(getattr(losses, loss)(), D, M, miner=PairMarginMiner() if has_miner else None)
 
     for a, b in zip(trained(make(), lambda x: x), trained(make(), whole("aot_eager")), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+        # Some multiply cosines, and their rounding, by 64 or 80.
+        torch.testing.assert_close(a, b, rtol=3e-3, atol=3e-3)
 
 
 NOT_WHOLE: dict[str, tuple[Callable[[], XBNWrapper], str]] = {
