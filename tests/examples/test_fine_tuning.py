@@ -221,7 +221,7 @@ def test_the_search_finds_what_is_nearest(searched: str, products: Path, whole: 
     expected = similarity.topk(5)
     assert [path for _, path in found] == [paths[number] for number in expected.indices.tolist()]
     assert [float(value) for value, _ in found] == pytest.approx(expected.values.tolist(), abs=6e-4)
-    assert (whole.run / "neighbours_of_01.png").is_file()
+    assert (whole.run / "neighbours_of_product 03_01.png").is_file()
 
 
 def test_the_guide_has_the_figure_of_the_training(
@@ -240,7 +240,8 @@ def test_every_class_trains_for_production(products: Path, whole: SimpleNamespac
     assert ended.returncode == 0, ended.stderr
     (run,) = whole.run.parent.glob("*_all")
     best = torch.load(whole.run / "best.pt", weights_only=True)["epoch"]
-    assert ended.stdout.splitlines()[-1] == f"best.pt is epoch {best} of {best}, of all {CLASSES} classes"
+    last = f"best.pt is epoch {best} of {best}, of all {CLASSES} classes, in {run}"
+    assert ended.stdout.splitlines()[-1] == last
     assert re.search(rf"^classes +{CLASSES} train \({CLASSES * IMAGES - 1} images\)$", ended.stdout, re.M)
     rows = int(history_of(run)[-1]["rows"])
     assert abs(rows - (CLASSES * IMAGES - 1) / 2) < 2
