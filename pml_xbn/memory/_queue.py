@@ -274,9 +274,8 @@ class Queue(nn.Module):
         if contents is None or contents.rows.sums is None or is_tracing():
             return
         rows = contents.rows
-        is_first = (
-            not self.is_measured and self._had_rows() and rows.stored is self.rows
-        )  # not stored anew yet
+        # In a tensor of their own rows have been standardized before.
+        is_first = not self.is_measured and self._had_rows() and rows.stored is self.rows
         is_needed = is_first or self.standardizing_is_due
         if not isinstance(contents.num_calls, Tensor):
             has_drifted = contents.wraps_around and bool(rows.have_drifted())
