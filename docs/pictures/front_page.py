@@ -43,7 +43,7 @@ _LOOKS = {
     "last layers": ("D", "green", True, "pretrained, last layers train"),
     "fine-tuning, MultiSimilarity": ("x", "green", True, "last layers, MultiSimilarityLoss"),
     "random weights": ("o", "blue", True, "from random weights"),
-    "two towers": ("X", "orange", True, "texts, with two networks"),
+    "two towers": ("X", "orange", True, "pairs of texts"),
 }
 _LAST_LAYERS = ("fine-tuning, SupCon", "senses of words")
 

@@ -95,8 +95,8 @@ def test_the_row_of_the_readme(runs: Runs) -> None:
     assert_on(
         README,
         f"| {signed(runs, XBN, NONE_64)} | {signed(runs, XBN, NONE_256)} | {equal} |",
-        "In the first row XBN was above it [in longer training][classes-minutes] (one run)",
-        f"and a fill it was {points(runs, XBM, XBN)} points above XBN with 9,992 classes",
+        "the larger batch was ahead in short training, and XBN [in long training][classes-minutes] (one run)",
+        f"it scored {points(runs, XBM, XBN)} points more than XBN with 9,992 classes",
     )
     assert_on(
         WHICH,
