@@ -452,7 +452,7 @@ def test_what_the_pages_say_of_one_search_for_all() -> None:
         f"the best of XBN was {tuned.mean:.1f} above the best without a memory ([may be chance]",
         f"settings without it were on average {-without.mean:.1f} below no memory.",
     )
-    assert_on(README, "`batch_loss_weight=1` adds the usual loss within the batch; from random weights with")
+    assert_on(README, "`batch_loss_weight=1` adds the usual loss within the batch, which is worth a try from")
     assert_on(
         WHICH,
         f"the best setting gained {tuned.mean:.1f}, which may be chance",
@@ -474,7 +474,7 @@ def test_what_multi_similarity_gives_in_fine_tuning() -> None:
     assert_on(WHICH, said.replace("-", "−"))
     at_64 = [-float(report["64", "xbn"][5].partition(" ")[0]) for report in reports]
     said = "by {:.1f} (may be chance) and {:.1f} points".format(*at_64)
-    assert_on(README, f"At batch 64 XBN lost with `MultiSimilarityLoss`, {said}")
+    assert_on(README, f"below no memory at batch 64 on both data sets that we tried, {said}")
 
 
 @pytest.mark.parametrize("page", ADVICE)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import accumulate
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from .._arithmetic import widest
 from ..memory._batch import Batch
 from ..memory._queue import Contents
 from ..memory._rows import Rows
@@ -135,6 +136,31 @@ def check_maps_alike(group: Group, contents: Contents) -> None:
             f"the maps of the rows that are spread over ranks 0 to {group.size - 1} differ, so they are not "
             "of one memory: load one checkpoint on all ranks, with torch.distributed.checkpoint"
         )
+
+
+def check_adapters_alike(group: Group, adapters: Sequence[nn.Module]) -> None:
+    """Raises on all ranks where their adapters hold other estimates. Ranks send a number for each."""
+    if not adapters:
+        return
+    sketches = torch.stack([_sketch_of_state(adapter) for adapter in adapters])
+    least, most = -group.max(-sketches), group.max(sketches)
+    is_other = most - least > _ROUNDING_OF_MAPS * (1 + most.abs())
+    if is_other.any():
+        name = type(adapters[int(is_other.nonzero()[0])]).__name__
+        raise ValueError(
+            f"the state of the adapter {name} differs between ranks 0 to {group.size - 1}: load one "
+            "checkpoint on all ranks"
+        )
+
+
+def _sketch_of_state(module: nn.Module) -> Tensor:
+    """Returns a number by which the state of a module can be told from another, 0-d float64."""
+    parts = [x.detach().flatten() for x in module.state_dict().values() if isinstance(x, Tensor)]
+    if not parts:
+        return torch.zeros((), dtype=torch.float64)
+    values = torch.cat([widest(part) for part in parts])
+    weights = torch.linspace(1, 2, len(values), dtype=values.dtype, device=values.device)
+    return (values * weights).nan_to_num_(0.0, 0.0, 0.0).sum()
 
 
 def _sketch(rows: Rows) -> Tensor:

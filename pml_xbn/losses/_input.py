@@ -239,6 +239,7 @@ def _check_input_on_ranks(
     if not all(report.is_alike for report in reports):
         check_alike = ranks.check_maps_alike if memory._is_sharded else ranks.check_alike
         check_alike(group, queue.contents)
+        ranks.check_adapters_alike(group, memory._hooks.adapters)
         queue.is_alike = True
     batch = batch._replace(
         is_stored=all(report.is_stored for report in reports),

@@ -83,6 +83,23 @@ def test_files_of_their_own_are_refused_and_one_for_all_goes_on(dtype: torch.dty
     check_goes_on(loss_fn)
 
 
+@pytest.mark.parametrize("sharded", [False, True], ids=["gathered", "spread"])
+@on_ranks(2)
+def test_estimates_of_their_own_are_refused(sharded: bool) -> None:
+    """Rows and labels are the same on both, and would not stay so."""
+    loss_fn = AXBNWrapper(SupConLoss(), D, M, gather_distributed=not sharded, shard_distributed=sharded)
+    for number in range(3):
+        step(loss_fn, number)
+    state = loss_fn.state_dict()
+    other = {name: x + distributed.get_rank() if "_extra_state" in name else x for name, x in state.items()}
+    assert other.keys() == state.keys()
+    assert any("_extra_state" in name for name in state)
+    loss_fn.load_state_dict(other)
+    check_refused(loss_fn, "state of the adapter .* differs between ranks 0 to 1")
+    loss_fn.load_state_dict(state)
+    step(loss_fn, 20)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @on_ranks(2)
 def test_pickled_memories_of_their_own_are_refused(dtype: torch.dtype) -> None:
