@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
 import pytest
 from on_pages import DOCS, README, RESULTS, assert_on, cell
 from pictures.han_drift import distances, recall_by_rate
 
 from benchmarks.engine.intervals import Difference
-from benchmarks.han.cases import EQUAL_MINUTES, LONG, SWEEP, Case, memory, none
+from benchmarks.han.cases import EQUAL_MINUTES, LONG, SWEEP, Case, memory, none, rates
 from benchmarks.han.memories import GAINS
 from benchmarks.han.report import CLASSES, Runs, late
 
@@ -244,3 +245,39 @@ def test_the_other_settings(runs: Runs) -> None:
         f"On Han it lost {points(runs, starred[1], XBN)} with XBN",
         f"and {points(runs, starred[0], XBM)} with XBM (three seeds)",
     )
+
+
+def test_first_looks(runs: Runs) -> None:
+    """One run each: the rate in the middle, and the seed that chooses."""
+
+    def of_one(case: Case) -> str:
+        row = runs.rows.get(replace(case, rate=rates(case)[0]))
+        return f"{float(row['recall_at_1']):.1f}" if row else "–"
+
+    def starred(name: str, **changes: Any) -> Case:
+        return memory(name, batch_loss="1", **changes)
+
+    settings = [NONE_64, NONE_256, XBM, XBN, starred("xbm"), starred("xbn")]
+    for words, change in (
+        ("SupCon, from random weights", {}),
+        ("SupCon, from weights of six epochs of Glyphs", {"weights": "glyphs"}),
+        ("contrastive loss, from random weights", {"loss": "contrastive"}),
+    ):
+        cells = " | ".join(of_one(replace(case, **change)) for case in settings)
+        assert_on(MANY, f"| {words} | {cells} |")
+    for name in ("xbm", "xbn"):
+        cells = " | ".join(of_one(starred(name, memory=share)) for share in (0.1, 0.5, 1.0))
+        assert_on(MANY, f"| {name.upper()}\\* | {cells} |")
+        base, other = starred(name), replace(starred(name), weights="glyphs")
+        gains = (
+            float(of_one(case)) - float(of_one(none))
+            for case, none in ((other, replace(NONE_64, weights="glyphs")), (base, NONE_64))
+        )
+        assert_on(MANY, *(f"{gain:.1f}" for gain in gains))
+    ramps = [of_one(memory(name, batch_loss="ramp")) for name in ("xbm", "xbn")]
+    assert_on(
+        MANY,
+        "gives {} with XBM and {} with XBN".format(*ramps),
+        f"has {of_one(starred('axbn'))}, as XBN has {of_one(starred('xbn'))}",
+    )
+    assert all(float(x) < float(of_one(starred(name))) for x, name in zip(ramps, ("xbm", "xbn"), strict=True))
