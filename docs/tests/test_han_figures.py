@@ -274,6 +274,10 @@ def test_first_looks(runs: Runs) -> None:
             for case, none in ((other, replace(NONE_64, weights="glyphs")), (base, NONE_64))
         )
         assert_on(MANY, *(f"{gain:.1f}" for gain in gains))
+    lost = [
+        float(of_one(starred(name))) - float(of_one(starred(name, memory=0.1))) for name in ("xbm", "xbn")
+    ]
+    assert_on(SIZE, f"a tenth {min(lost):.0f} to {max(lost):.0f} points lower")
     ramps = [of_one(memory(name, batch_loss="ramp")) for name in ("xbm", "xbn")]
     assert_on(
         MANY,
