@@ -534,8 +534,8 @@ def suit(settings: Settings, network: Any, pictures: Sequence[Picture]) -> Plan:
         memory_size = max(batch_size, len(trained) // 2) if is_used else 0
         why = "half of the training images" if is_used else "docs/fine_tuning.md: better without one"
         if share >= LARGE_SHARE:
-            why = f"a batch holds {100 * share:.0f} % of the classes that train, which is enough of them; "
-            why += "--memory-size N gives one all the same"
+            why = f"a batch holds {100 * share:.0f} % of the classes that train, so that it "
+            why += "needs none; --memory-size N gives one"
     if 0 < memory_size < batch_size:
         raise ValueError(
             f"--memory-size {memory_size} is less than a batch of {batch_size}: pass 0 for none, or "
@@ -758,8 +758,10 @@ def main(settings: Settings) -> None:
         write_csv([picture._asdict() for picture in pictures], run / "images.csv")
         text = {name: str(x) if isinstance(x, Path) else x for name, x in asdict(settings).items()}
         (run / "settings.json").write_text(json.dumps(text, indent=1), encoding="utf-8")
-    share = "every image" if settings.cover == "images" else "as many images as there are, but not each"
-    lines["epoch"] = f"{steps} steps, {share} (--cover {settings.cover}); {device}"
+    share = "of every image once"
+    if settings.cover != "images":
+        share = "of classes drawn at random, about 63 % of the images (--cover images takes every image)"
+    lines["epoch"] = f"{steps} steps, {share}; {device}"
     print(f"run         {run}", *(f"{name:<12}{line}" for name, line in lines.items()), sep="\n", flush=True)
 
     def end_epoch(epoch: int, loss: float | None, seconds: float) -> None:

@@ -279,7 +279,7 @@ def test_another_folder_chooses_and_measures(products: Path, tmp_path: Path) -> 
         assert len({x["name"] for x in members}) == count
         assert all(Path(x["path"]).is_relative_to(folder) for x in members)
     assert re.search(
-        r"^epoch +15 steps, every image", ended.stdout, re.M
+        r"^epoch +15 steps, of every image once", ended.stdout, re.M
     )  # 40 classes of 3 groups, in batches of 8
 
 
@@ -548,7 +548,7 @@ def test_a_batch_of_many_of_the_classes_gets_no_memory_unless_asked_for(
     )
     plan = script["suit"](settings, network, pictures)
     assert plan.settings.memory_size == rows
-    says_why = "none (a batch holds 7 % of the classes that train, which is enough of them; --memory-size N"
+    says_why = "none (a batch holds 7 % of the classes that train, so that it needs none; --memory-size N"
     assert plan.lines["memory"].startswith(says_why) == (rows == 0)
     assert plan.lines["memory"].startswith(f"{rows} rows") == (rows > 0)
 
