@@ -265,6 +265,13 @@ def test_first_looks(runs: Runs) -> None:
     ):
         cells = " | ".join(of_one(replace(case, **change)) for case in settings)
         assert_on(MANY, f"| {words} | {cells} |")
+    others = [of_one(replace(case, loss="contrastive")) for case in (NONE_64, NONE_256)]
+    assert_on(
+        MANY,
+        "has {} at batch 64 and {} at 256, above SupCon's {} and {}".format(
+            *others, of_one(NONE_64), of_one(NONE_256)
+        ),
+    )
     for name in ("xbm", "xbn"):
         cells = " | ".join(of_one(starred(name, memory=share)) for share in (0.1, 0.5, 1.0))
         assert_on(MANY, f"| {name.upper()}\\* | {cells} |")
