@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
-from itertools import product
+from itertools import product, takewhile
 from pathlib import Path
 from statistics import fmean
 
@@ -260,7 +259,7 @@ def emoji_by_length(study: Study) -> tuple[list[float], list[float]]:
 def cells_below(page: Path, head: str) -> list[list[str]]:
     """Returns the figures of a table, a list a row."""
     lines = page.read_text(encoding="utf-8").partition(head)[2].splitlines()[2:]
-    rows = itertools.takewhile(lambda line: line.startswith("|"), lines)
+    rows = takewhile(lambda line: line.startswith("|"), lines)
     return [[text.strip().replace("−", "-") for text in row.split("|")[2:-1]] for row in rows]
 
 

@@ -116,7 +116,7 @@ def check_alike(group: Group, contents: Contents) -> None:
         ("id_memory", contents.ids[:num_rows], 0.0),
         ("embedding_memory", sketch, rounding),
     ):
-        least, most = -group.max(-values), group.max(values)
+        least, most = _least_and_most(group, values)
         centred = most.double() - most.double().mean()
         allowed = tolerance * (centred.square().mean().sqrt() + rounding * most.abs().amax())
         indices = (most - least > allowed).nonzero().flatten().tolist()
@@ -130,7 +130,7 @@ def check_alike(group: Group, contents: Contents) -> None:
 def check_maps_alike(group: Group, contents: Contents) -> None:
     """Raises on all ranks where their parts of the rows are read through other maps."""
     maps = torch.stack(tuple(contents.rows.affine))
-    least, most = -group.max(-maps), group.max(maps)
+    least, most = _least_and_most(group, maps)
     if (most - least > _ROUNDING_OF_MAPS * (most.abs() + most[0].abs())).any():
         raise ValueError(
             f"the maps of the rows that are spread over ranks 0 to {group.size - 1} differ, so they are not "
@@ -143,7 +143,7 @@ def check_adapters_alike(group: Group, adapters: Sequence[nn.Module]) -> None:
     if not adapters:
         return
     sketches = torch.stack([_sketch_of_state(adapter) for adapter in adapters])
-    least, most = -group.max(-sketches), group.max(sketches)
+    least, most = _least_and_most(group, sketches)
     is_other = most - least > _ROUNDING_OF_MAPS * (1 + most.abs())
     if is_other.any():
         name = type(adapters[int(is_other.nonzero()[0])]).__name__
@@ -151,6 +151,11 @@ def check_adapters_alike(group: Group, adapters: Sequence[nn.Module]) -> None:
             f"the state of the adapter {name} differs between ranks 0 to {group.size - 1}: load one "
             "checkpoint on all ranks"
         )
+
+
+def _least_and_most(group: Group, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the smallest and the largest of the ranks' values."""
+    return -group.max(-values), group.max(values)
 
 
 def _sketch_of_state(module: nn.Module) -> Tensor:

@@ -24,6 +24,7 @@ from ..memory._module_state import (
     attributes_of,
     differ_in_numbers_alone,
     give_back_attributes,
+    parts_of,
     replace_tensors,
     tensors_of,
 )
@@ -51,9 +52,7 @@ def step_compiled(memory: Memory, embeddings: Tensor, labels: Tensor) -> Tensor:
     _have_dynamo_not_look_into_it()
     queue = memory.queue
     tensors = [getattr(queue, name) for name in STATE]
-    tensors.append(queue.findings.flags)
-    for _, _, held in _held_by_modules(memory):
-        tensors += [held] if isinstance(held, Tensor) else list(held)
+    tensors += [queue.findings.flags, *parts_of(_held_by_modules(memory))]
     loss, newest = _step_on_tensors(memory._name, _settings_of(memory), embeddings, labels, *tensors)
     is_measured = queue.is_measured or (bool(memory._hooks.adapters) and len(embeddings) > 1)
     queue.take_traced_step(newest, is_measured=is_measured and queue.memory_size > 1)
@@ -136,4 +135,4 @@ def _holding(memory: Memory, tensors: tuple[Tensor, ...]) -> Iterator[None]:
         vars(queue).update(state)
         queue.findings.flags = flags
         give_back_attributes(attributes)
-        replace_tensors(held, iter([y for _, _, x in held for y in ([x] if isinstance(x, Tensor) else x)]))
+        replace_tensors(held, iter(parts_of(held)))

@@ -60,6 +60,11 @@ def tensors_of(module: nn.Module) -> Held:
     return found
 
 
+def parts_of(held: Held) -> list[Tensor]:
+    """Returns the tensors of what modules hold, in order."""
+    return [part for _, _, value in held for part in _parts(value)]
+
+
 def replace_tensors(held: Held, new: Iterator[Tensor]) -> None:
     """Gives modules other tensors, in order, in place of those that they hold."""
     for part, name, old in held:

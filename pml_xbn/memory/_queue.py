@@ -101,8 +101,8 @@ class Queue(nn.Module):
         self.undo = Undo()
         # What `read` last returned, and torch's count of writes to it then: a user may write into it.
         self._read: tuple[Tensor, int] | None = None
-        # The same of labels within a step.
-        self._read_labels: tuple[Tensor, int] | None = None
+        # The labels that were read within a step.
+        self._read_labels: Tensor | None = None
         # All that was ever read, while somebody keeps it, and torch's counts of writes as a step begins.
         self._kept: list[tuple[str, weakref.ref[Tensor], int]] = []
         self._labels_before: Tensor | None = None
@@ -406,10 +406,9 @@ class Queue(nn.Module):
         if not self.is_in_transaction:
             return self.labels
         if self._read_labels is None:
-            labels = self.labels.clone()
-            self._read_labels = labels, labels._version
-            self._keep("label_memory", labels)
-        return self._read_labels[0]
+            self._read_labels = self.labels.clone()
+            self._keep("label_memory", self._read_labels)
+        return self._read_labels
 
     def read(self) -> Tensor:
         """Returns the rows as they are now, ``(M, d)``, with zeros behind them."""
