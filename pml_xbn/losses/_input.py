@@ -177,7 +177,7 @@ def can_be_checked_later(memory: Memory, batch: Batch) -> bool:
     if can_read(batch.refs) or memory.nonfinite == "raise_at_once":  # first, as what follows looks at modules
         return False
     is_queued = batch.ids is None and batch.user_pairs is None and not memory.normalize_memory
-    fused, is_fused = fused_loss_of(memory.loss), memory.miner is None or is_fused_miner(memory.miner)
+    fused, is_fused = fused_loss_of(memory.loss), is_fused_miner(memory.miner)
     return is_queued and memory._hooks.are_adapters and is_fused and fused is not None and fused.has_terms
 
 

@@ -159,7 +159,7 @@ def compare(memory: Memory, batch: Batch, contents: Contents | None) -> Tensor:
     if contents is None:
         return loss_of_batch_alone(memory, batch)
     compared = comparison(memory, batch, contents)
-    fused, is_miner_fused = fused_loss_of(memory.loss), memory.miner is None or is_fused_miner(memory.miner)
+    fused, is_miner_fused = fused_loss_of(memory.loss), is_fused_miner(memory.miner)
     if fused is None or not is_miner_fused:
         memory.queue.keep_labels()
     loss = loss_without_pairs(memory.loss, batch) if compared is None else loss_against(compared, fused)

@@ -99,6 +99,6 @@ def why_not_traced(memory: Memory, *, has_more_input: bool) -> str | None:
         return f"with a {name} that runs PML's own code"
     if getattr(memory.loss, "smooth_loss", False):
         return f"with a {name} with smooth_loss, which lists triplets"
-    if memory.miner is not None and not is_fused_miner(memory.miner):
+    if not is_fused_miner(memory.miner):
         return f"with a {type(memory.miner).__name__} that runs PML's own code"
     return None

@@ -88,7 +88,7 @@ def loss_against(compared: Comparison, fused: FusedLoss | None) -> Tensor:
         compared: anchors, rows and the loss.
         fused: how to compute it without a call; None: it is called.
     """
-    can_mask_empty_rows = fused is not None and (compared.miner is None or is_fused_miner(compared.miner))
+    can_mask_empty_rows = fused is not None and is_fused_miner(compared.miner)
     if not can_mask_empty_rows or fused is None or not fused.has_terms:
         compared = compared.without_empty_rows()
     if fused is None:

@@ -130,8 +130,8 @@ def fused_miner_of(miner: Any) -> FusedMiner | None:
 
 
 def is_fused_miner(miner: Any) -> bool:
-    """Returns whether the miner is one of the five, unchanged; skipping its call has no visible effect."""
-    return fused_miner_of(miner) is not None
+    """Returns whether the miner is one of the five, unchanged, or there is none: nobody misses a call."""
+    return miner is None or fused_miner_of(miner) is not None
 
 
 def draws_by_distance(miner: Any) -> bool:
@@ -147,12 +147,7 @@ def can_share(loss: Any, miner: Any) -> bool:
     """Returns whether every rank can compute the terms of its own anchors, without the others'."""
     fused = fused_loss_of(loss)
     is_seen = bool(observers)  # by somebody who is to see all anchors
-    return (
-        (miner is None or is_fused_miner(miner))
-        and fused is not None
-        and fused.anchors_are_independent
-        and not is_seen
-    )
+    return is_fused_miner(miner) and fused is not None and fused.anchors_are_independent and not is_seen
 
 
 def can_be_sharded(loss: Any, miner: Any) -> bool:
