@@ -70,6 +70,10 @@ class Distances:
         """Returns whether a loss may write the gradient into the matrix, once no miner needs it."""
         return is_read_off(distance) and not isinstance(distance, SNRDistance)
 
+    def is_needed_once(self, distance: BaseDistance) -> bool:
+        """Returns whether a loss may overwrite the matrix as it reads it: its gradient does not depend on it."""
+        return self.may_overwrite(distance) and distance.power == 1 and not isinstance(distance, LpDistance)
+
     def at_products(self, distance: BaseDistance, gradient: Tensor, anchors: slice = slice(None)) -> Tensor:
         """Returns the gradient at the products, given that at what was measured, of some anchors, ``(k, n)``.
 
@@ -77,7 +81,7 @@ class Distances:
         """
         if not self.may_overwrite(distance):
             return gradient  # ``at_anchors`` does all
-        if distance.power == 1 and not isinstance(distance, LpDistance):
+        if self.is_needed_once(distance):
             return gradient
         mat = self._measure_without_power(distance)[anchors]
         if distance.power != 1:
@@ -89,7 +93,7 @@ class Distances:
         return gradient.div(mat.clamp_min(least).neg_()).mul_(mat.sign())
 
     def at_anchors(self, distance: BaseDistance, gradient: Tensor) -> Tensor:
-        """Returns the gradient at the anchors, ``(a, d)``, given that at the products."""
+        """Returns the gradient at the anchors, ``(a, d)``, given that at the products, which it may overwrite."""
         if not is_read_off(distance):
             leaf, mat = self._by_pml[id(distance)]
             (gradient,) = torch.autograd.grad(mat, leaf, gradient)
@@ -174,7 +178,8 @@ class Distances:
         num_rows, mat, lengths = self.rows.most_rows_here, None, None
         for indices, part in self.rows.parts(vectors.dtype):
             if part.shape[0] == num_rows:
-                return vectors @ part.t(), torch.linalg.vector_norm(part, dim=1) if has_lengths else None
+                lengths = torch.linalg.vector_norm(part, dim=1) if has_lengths else None
+                return vectors @ part.t(), lengths
             if mat is None or lengths is None:
                 mat, lengths = vectors.new_empty(len(vectors), num_rows), vectors.new_empty(num_rows)
             torch.mm(vectors, part.t(), out=mat[:, indices])

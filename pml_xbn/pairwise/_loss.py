@@ -128,9 +128,10 @@ def _add_terms_(sums: LossSums, distances: Distances, pairs: Pairs) -> None:
     fused, distance = sums.fused, sums.fused.loss.distance
     mat = distances.measure(distance)
     sums.at_anchors = lambda gradient: distances.at_anchors(distance, gradient)
+    overwrites = distances.is_needed_once(distance)
     at_once = _anchors_at_once(fused, pairs, mat)
     if at_once >= mat.shape[0]:
-        for found in _terms_of(fused, mat, pairs, sums.is_learning):
+        for found in _terms_of(fused, mat, pairs, sums.is_learning, overwrites):
             gradients = found.gradients
             if gradients:
                 gradients = [distances.at_products(distance, gradients[0]), *gradients[1:]]
@@ -142,7 +143,7 @@ def _add_terms_(sums: LossSums, distances: Distances, pairs: Pairs) -> None:
         if distances.may_overwrite(distance):
             matrices[-1] = mat
     for anchors in slices(len(mat), at_once):
-        parts = _terms_of(fused, mat[anchors], pairs.at(anchors), sums.is_learning)
+        parts = _terms_of(fused, mat[anchors], pairs.at(anchors), sums.is_learning, overwrites)
         for found in parts:
             if found.gradients:
                 found.gradients[0] = distances.at_products(distance, found.gradients[0], anchors)
@@ -160,10 +161,15 @@ class PartSum(NamedTuple):
     gradients: list[Tensor]  # at the matrix (or the anchors) and at what is learned; none without gradients
 
 
-def _terms_of(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learning: bool) -> list[PartSum]:
-    """Returns the sums of the terms of anchors, for each part of the loss, with gradients at the matrix."""
+def _terms_of(
+    fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learning: bool, overwrites: bool
+) -> list[PartSum]:
+    """Returns the sums of the terms of anchors, for each part of the loss, with gradients at the matrix.
+
+    It may overwrite the matrix, if it is told so.
+    """
     if fused.fused.has_derivatives and not fused.learned:
-        found = _terms_by_derivatives(fused, mat, pairs, is_learning)
+        found = _terms_by_derivatives(fused, mat, pairs, is_learning, overwrites)
         if found is not None:
             return [found]
     return _terms_by_autograd(fused, mat, pairs, is_learning)
@@ -200,12 +206,14 @@ def _terms_by_autograd(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learning:
     return found
 
 
-def _terms_by_derivatives(fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learning: bool) -> PartSum | None:
+def _terms_by_derivatives(
+    fused: FusedLoss, mat: Tensor, pairs: Pairs, is_learning: bool, overwrites: bool
+) -> PartSum | None:
     """Does what ``_terms_of`` does, by the derivatives that the loss gives, in half of the time of autograd.
 
     It returns None where ``LogSumExp`` reduces a multiple of the matrix in place of the matrix itself.
     """
-    compute, over_rows = fused.fused.terms, AllRows()
+    compute, over_rows = fused.fused.terms, AllRows(overwrites=mat if overwrites else None)
     assert compute is not None
     (elements,), (reducer,) = compute(fused.loss, mat, pairs, over_rows).values(), fused.reducers.values()
     assert isinstance(elements, Elements)
@@ -343,25 +351,21 @@ class LossSums:
             self.parts[number] = part._replace(value=numbers[number], divisor=numbers[k + number])
         self.num_pairs, self.zero = list(numbers[2 * k : -1]), numbers[-1]
 
-    def value_and_gradients(self) -> tuple[Tensor, list[Tensor]]:
-        """Returns the loss, and its gradients with respect to the inputs, if any."""
+    def with_graph(self, num_ranks: int = 1) -> Tensor:
+        """Returns the loss, whose backward pass returns the gradients, times the number of ranks."""
         self._begin()
         divisors, like = [part.divisor for part in self.parts], self.inputs[0]
         factors = reducing_factors(self.fused, divisors, self.num_pairs, self.zero, like)
         value = _weighted([part.value for part in self.parts], factors).to(like)
         if not self.is_learning:
-            return value, []
+            return value
         at_matrix, *of_learned = zip(*(part.gradients for part in self.parts), strict=True)
-        if len(factors) == 1:  # of which the product with the rows is smaller than the matrix
-            at_anchors = self.at_anchors(at_matrix[0]) * factors[0]
+        if len(factors) == 1:  # which the backward pass multiplies with
+            factor, gradients = factors[0], [self.at_anchors(at_matrix[0]), *(x for (x,) in of_learned)]
         else:
-            at_anchors = self.at_anchors(_weighted(at_matrix, factors))
-        return value, [at_anchors, *(_weighted(gradients, factors) for gradients in of_learned)]
-
-    def with_graph(self, num_ranks: int = 1) -> Tensor:
-        """Returns the loss, whose backward pass returns the gradients, times the number of ranks."""
-        value, gradients = self.value_and_gradients()
-        return with_known_gradients(value, gradients, self.inputs, num_ranks)
+            factor, gradients = 1.0, [self.at_anchors(_weighted(at_matrix, factors))]
+            gradients += [_weighted(x, factors) for x in of_learned]
+        return with_known_gradients(value, gradients, self.inputs, factor * num_ranks)
 
 
 def _weighted(values: Sequence[Tensor], factors: Sequence[Tensor | float]) -> Tensor:
@@ -418,21 +422,21 @@ def reducing_factors(
 
 
 def with_known_gradients(
-    value: Tensor, gradients: Sequence[Tensor], inputs: Sequence[Tensor], num_ranks: int = 1
+    value: Tensor, gradients: Sequence[Tensor], inputs: Sequence[Tensor], factor: Tensor | float = 1.0
 ) -> Tensor:
     """Returns a loss whose graph holds its gradients, and nothing else of what computed it.
 
     Args:
-        value: the loss.
-        gradients: its gradients at the inputs; none if it has no gradient.
+        value: the loss, which nobody else holds.
+        gradients: its gradients at the inputs, but for the factor; none if it has no gradient.
         inputs: the anchors, and what is learned.
-        num_ranks: what the gradients are multiplied with, as DDP takes the mean of the ranks' gradients.
+        factor: what the gradients are multiplied with.
     """
     if not gradients:
         return value
-    if num_ranks != 1:
-        gradients = [num_ranks * gradient for gradient in gradients]
-    loss: Tensor = _KnownGradients.apply(value, *gradients, *inputs)
+    if isinstance(factor, Tensor):
+        gradients, factor = [gradient * factor for gradient in gradients], 1.0
+    loss: Tensor = _KnownGradients.apply((value, gradients, factor), *inputs)
     return loss
 
 
@@ -440,9 +444,8 @@ class _KnownGradients(torch.autograd.Function):
     """Its gradients cannot be differentiated again."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, *gradients_and_inputs: Tensor) -> Tensor:
-        half = len(gradients_and_inputs) // 2
-        gradients, inputs = gradients_and_inputs[:half], gradients_and_inputs[half:]
+    def forward(ctx: Any, known: tuple[Tensor, Sequence[Tensor], float], *inputs: Tensor) -> Tensor:
+        value, gradients, ctx.factor = known
         ctx.save_for_backward(*gradients)
         ctx.devices = [x.device for x in inputs]
         ctx.sums = []
@@ -451,15 +454,16 @@ class _KnownGradients(torch.autograd.Function):
                 # Numbers whose graphs lead to the inputs, and which do not keep these in memory as the inputs
                 # themselves would be.
                 ctx.sums = list(map(torch.sum, inputs))
-        return value.clone()
+        return value
 
     @staticmethod
     def backward(ctx: Any, loss_gradient: Tensor) -> tuple[Tensor | None, ...]:
+        factor = loss_gradient if ctx.factor == 1 else loss_gradient * ctx.factor
         both = zip(ctx.saved_tensors, ctx.devices, strict=True)
-        gradients = [(loss_gradient * gradient).to(device) for gradient, device in both]
+        gradients = [(factor * gradient).to(device) for gradient, device in both]
         if ctx.sums and torch.is_grad_enabled():  # create_graph=True; a penalty would count as constant
             gradients = [x + _Unknown.apply(y) for x, y in zip(gradients, ctx.sums, strict=True)]
-        return None, *[None] * len(gradients), *gradients
+        return None, *gradients
 
 
 class _Unknown(torch.autograd.Function):

@@ -90,7 +90,7 @@ OverRows = Callable[..., Sequence[Tensor]]
 
 
 class Sum(Reduction):
-    """The sum of the values, each as often as it counts."""
+    """The sum of the values, each as often as it counts; its gradient may overwrite floating counts."""
 
     _numbers: Tensor | None = None  # how often each pair counts, in the dtype of the values
 
@@ -106,7 +106,7 @@ class Sum(Reduction):
         numbers, weights = self._numbers, computed_once(weights).unsqueeze(1)
         if numbers is None:
             numbers = as_numbers(self.counts, self.values.dtype)
-        return numbers * weights if total is None else total.addcmul_(numbers, weights)
+        return numbers.mul_(weights) if total is None else total.addcmul_(numbers, weights)
 
 
 class Count(Reduction):
@@ -185,6 +185,7 @@ class LogSumExp(Reduction):
         scale: a number, or a 0-d tensor, which may be learned.
     """
 
+    may_overwrite = False  # the values, as nobody reads them after it
     _exponentials: Tensor | None = None  # (a, n), divided by the largest of the anchor
     _total: Tensor  # (a,), of these
     _own: Tensor  # (a,), the result
@@ -227,8 +228,12 @@ class LogSumExp(Reduction):
             self._exponentials, self._total, self._own = other._exponentials, other._total, other._own
 
     def _without_others(self, far_away: float) -> Tensor:
-        """Returns a copy of the values, of which those that do not count are far away."""
+        """Returns the values, of which those that do not count are far away; a copy unless it may overwrite."""
         values, counts = self.values, self._counts
+        if self.may_overwrite and isinstance(counts, AllPairs) and counts.is_row is None:
+            if counts.self_pairs is not None:
+                values.scatter_(1, counts.self_pairs.unsqueeze(1), far_away)
+            return values
         if isinstance(counts, AllPairs):
             if counts.is_row is not None:
                 values = torch.add(values, as_numbers(~counts.is_row, values.dtype), alpha=far_away)
@@ -285,10 +290,15 @@ def total(counts: Tensor) -> Tensor:
 
 
 class AllRows:
-    """Reductions over rows that are all here: each has its result."""
+    """Reductions over rows that are all here: each has its result.
 
-    def __init__(self, *, has_gradient: bool = False) -> None:
-        self._has_gradient = has_gradient
+    Args:
+        has_gradient: whether the results are leaves of a graph.
+        overwrites: a matrix that the last reduction may overwrite, if all that have a gradient are of it.
+    """
+
+    def __init__(self, *, has_gradient: bool = False, overwrites: Tensor | None = None) -> None:
+        self._has_gradient, self._overwrites = has_gradient, overwrites
         # Those that have a gradient, and their results, at which it is taken.
         self.reductions: list[Reduction] = []
         self.results: list[Tensor] = []
@@ -296,6 +306,9 @@ class AllRows:
     def __call__(self, *reductions: Reduction) -> Sequence[Tensor]:
         if self.reductions:
             raise RuntimeError("a fused loss asks for all reductions that have a gradient in one call")
+        last, mat = reductions[-1], self._overwrites
+        if mat is not None and isinstance(last, LogSumExp) and not is_compiling():
+            last.may_overwrite = all(x.values is mat for x in reductions if x.has_gradient)
         with torch.no_grad():
             results = [reduction.result() for reduction in reductions]
         with_gradient = [(x, y) for x, y in zip(reductions, results, strict=True) if x.has_gradient]
