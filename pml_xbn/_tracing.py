@@ -26,7 +26,8 @@ _is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lamb
 class _Thread(threading.local):
     """What this thread does, which others do not."""
 
-    is_compiling = False
+    is_in_compiled_step = False
+    is_in_eager_step = False
 
 
 _thread = _Thread()
@@ -34,26 +35,60 @@ _thread = _Thread()
 
 def is_compiling() -> bool:
     """Returns whether ``torch.compile`` makes a graph of the operations."""
-    return _is_compiling() or _thread.is_compiling
+    return _is_compiling() or _thread.is_in_compiled_step
+
+
+def is_in_compiled_step() -> bool:
+    """Returns whether ``torch.compile`` runs a step to see what it does to tensors."""
+    return _thread.is_in_compiled_step
 
 
 @contextmanager
-def compiling() -> Iterator[None]:
+def compiled_step() -> Iterator[None]:
     """Says that ``torch.compile`` runs the block to see what it does to tensors."""
-    before, _thread.is_compiling = _thread.is_compiling, True
+    before, _thread.is_in_compiled_step = _thread.is_in_compiled_step, True
     try:
-        yield
+        with traced_step():
+            yield
     finally:
-        _thread.is_compiling = before
+        _thread.is_in_compiled_step = before
 
 
-def is_tracing() -> bool:
+def is_part_of_graph() -> bool:
     """Returns whether ``torch.compile``, ``make_fx`` or a CUDA graph makes a graph of the operations."""
     if is_compiling():
         return True
     if _PROXY is not None and torch._C._get_dispatch_mode(_PROXY) is not None:
         return True
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def is_tracing() -> bool:
+    """Does what :func:`is_part_of_graph` does, and does not look within a step that has looked."""
+    return not _thread.is_in_eager_step and is_part_of_graph()
+
+
+class _Step:
+    """Says whether the block is a step that is part of no graph."""
+
+    def __init__(self, is_eager: bool) -> None:
+        self._is_eager = is_eager
+
+    def __enter__(self) -> None:
+        self._before, _thread.is_in_eager_step = _thread.is_in_eager_step, self._is_eager
+
+    def __exit__(self, *_: object) -> None:
+        _thread.is_in_eager_step = self._before
+
+
+def eager_step() -> _Step:
+    """Returns a context in which nobody need look for a graph."""
+    return _Step(is_eager=True)
+
+
+def traced_step() -> _Step:
+    """Returns a context in which a graph is made, perhaps within an eager step."""
+    return _Step(is_eager=False)
 
 
 def can_read(values: Tensor) -> bool:
@@ -76,7 +111,7 @@ def computed_once(values: Tensor) -> Tensor:
 
     A factor of a row would be computed anew for every anchor, and a matrix that is read twice written out.
     """
-    return values.as_strided(values.shape, values.stride()) if is_compiling() else values
+    return values.as_strided(values.shape, values.stride()) if is_in_compiled_step() else values
 
 
 def eager(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

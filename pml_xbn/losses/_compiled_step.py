@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-from .._tracing import compiling
+from .._tracing import compiled_step
 from ..memory._module_state import (
     Held,
     attributes_of,
@@ -75,7 +75,7 @@ def _step_on_tensors(
         if isinstance(setting, (torch.SymInt, torch.SymFloat)):  # a number that has changed before
             (int if isinstance(setting, torch.SymInt) else float)(setting)  # is a constant from here on
     memory = _MEMORIES[name]
-    with _holding(memory, tensors), compiling():
+    with _holding(memory, tensors), compiled_step():
         loss = step_traced(memory, embeddings, labels)
         newest = memory.queue.newest
         assert newest is not None

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from .._arithmetic import without_autocast
-from .._tracing import eager, is_compiling, is_tracing
+from .._tracing import eager, eager_step, is_compiling, is_part_of_graph
 from ..adapters.base_adapter import BaseAdapter
 from ..distributed._group import Group
 from ..distributed._shards import ShardedQueue
@@ -202,7 +202,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
                 "ref_emb and ref_labels with a memory, which is the reference itself: pass embeddings and "
                 "labels alone"
             )
-        if not is_tracing():
+        if not is_part_of_graph():
             return self._call(embeddings, labels, indices_tuple, enqueue_mask, sample_ids)
         is_training = self.training and torch.is_grad_enabled()
         has_more = not (indices_tuple is None and enqueue_mask is None and sample_ids is None)
@@ -238,7 +238,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     ) -> Tensor:
         """Returns the loss of a call that is not traced."""
         is_training = self.training and torch.is_grad_enabled()
-        with self._one_thread:
+        with self._one_thread, eager_step():
             # Ranks that share rows store them anew together, so that none may be told later than another.
             settle_earlier_steps(self, waits=self._is_sharded)
             if self.collect_stats:

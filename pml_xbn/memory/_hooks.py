@@ -228,7 +228,7 @@ class MemoryHooks:
         rows, labels = contents.rows, contents.row_labels
         for hook in tuple(self._hooks.values()):  # one may remove itself
             if isinstance(hook, BaseAdapter):
-                before, is_checked = rows, not (allow_nonfinite or is_tracing() or _is_ours(hook))
+                before, is_checked = rows, not (allow_nonfinite or _is_ours(hook) or is_tracing())
                 rows = apply_adapter(
                     hook, rows, labels, batch, batch_labels, undo, adapts=adapts, is_checked=is_checked
                 )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .._arithmetic import at_least_float32, at_most, widest
 from .._checks import INTEGERS
-from .._tracing import can_read, is_compiling, is_tracing
+from .._tracing import can_read, is_in_compiled_step, is_tracing
 from ..adapters.moments import Affine
 from ._rows import AsTheyCame, Holding, Rows, Undo, rows_of, sums_of
 
@@ -336,7 +336,7 @@ class Queue(nn.Module):
 
     def _on_device(self, numbers: list[int | Tensor]) -> Tensor:
         """Returns the numbers of a state, some of which the host does not know, as a tensor."""
-        if is_compiling():  # which makes a kernel of every number that is stacked
+        if is_in_compiled_step():  # which makes a kernel of every number that is stacked
             indices, new = torch.arange(len(numbers), device=self.numbers.device), self.numbers
             for index, number in enumerate(numbers):
                 new = torch.where(indices == index, number, new)

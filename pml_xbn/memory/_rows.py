@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .._arithmetic import rows_at_a_time, slices, widest
-from .._tracing import can_read, computed_once, is_compiling, is_tracing, number
+from .._tracing import can_read, computed_once, is_in_compiled_step, is_tracing, number
 from ..adapters.moments import Affine, GroupMoments, Moments, moments
 
 # Stored rows are standardized again where their root mean square is larger: float16 ends at 65504, and
@@ -269,7 +269,7 @@ class Rows:
         """
         dtype, at_a_time = weights.dtype, rows_at_a_time(self.stored)
         # torch.compile makes a kernel of every part.
-        if self.most_rows_here <= at_a_time or (is_compiling() and self.stored.dtype == dtype):
+        if self.most_rows_here <= at_a_time or (is_in_compiled_step() and self.stored.dtype == dtype):
             weights = weights if row_factors is None else weights.mul_(row_factors)
             weight_sums = weights.sum(dim=1, keepdim=True)
             total = weights @ self._stored_part(slice(0, self.most_rows_here), dtype, None)
@@ -283,7 +283,7 @@ class Rows:
                 total.addmm_(own, self._stored_part(part, dtype, buffer))
         # The sum of a ∘ u + b is a ∘ (the sum of u) + b: no row has to be mapped for it.
         scale, shift = self.affine_in(dtype)
-        return (total * scale).addcmul_(weight_sums, shift)
+        return total.mul_(scale).addcmul_(weight_sums, shift)
 
     # Measuring.
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import threshold
 
 from .._arithmetic import zero_if_finite
-from .._tracing import computed_once, is_compiling
+from .._tracing import computed_once, is_in_compiled_step
 from ..memory._rows import Rows
 
 DISTANCES = (CosineSimilarity, DotProductSimilarity, LpDistance, SNRDistance)
@@ -71,7 +71,7 @@ class Distances:
         return is_read_off(distance) and not isinstance(distance, SNRDistance)
 
     def is_needed_once(self, distance: BaseDistance) -> bool:
-        """Returns whether a loss may overwrite the matrix as it reads it: its gradient does not depend on it."""
+        """Returns whether a loss may overwrite the matrix as it reads it, as no gradient depends on it."""
         return self.may_overwrite(distance) and distance.power == 1 and not isinstance(distance, LpDistance)
 
     def at_products(self, distance: BaseDistance, gradient: Tensor, anchors: slice = slice(None)) -> Tensor:
@@ -93,7 +93,10 @@ class Distances:
         return gradient.div(mat.clamp_min(least).neg_()).mul_(mat.sign())
 
     def at_anchors(self, distance: BaseDistance, gradient: Tensor) -> Tensor:
-        """Returns the gradient at the anchors, ``(a, d)``, given that at the products, which it may overwrite."""
+        """Returns the gradient at the anchors, ``(a, d)``, given that at the products.
+
+        The given gradient may be overwritten.
+        """
         if not is_read_off(distance):
             leaf, mat = self._by_pml[id(distance)]
             (gradient,) = torch.autograd.grad(mat, leaf, gradient)
@@ -160,7 +163,7 @@ class Distances:
     def _products_and_lengths(self, vectors: Tensor, has_lengths: bool) -> tuple[Tensor, Tensor | None]:
         """Returns products of vectors with rows, ``(a, n)``, and lengths of the rows ``(n,)`` on request."""
         lengths: Tensor | None
-        if is_compiling():  # which measures rows without writing them out
+        if is_in_compiled_step():  # which measures rows without writing them out
             mat, lengths = self.rows.products(vectors), self.rows.lengths(vectors.dtype)
             lengths = lengths if has_lengths else None
         else:

@@ -15,7 +15,7 @@ from pytorch_metric_learning.reducers import DivisorReducer, SumReducer
 from torch import Tensor
 
 from .._arithmetic import at_most, nan_unless_zero, slices
-from .._tracing import is_compiling, number_if_readable
+from .._tracing import is_in_compiled_step, number_if_readable
 from ..memory._rows import Rows, plain_rows
 from ._distance_weighted import mine_by_distance
 from ._distances import Distances
@@ -251,7 +251,8 @@ def _anchors_at_once(fused: FusedLoss, pairs: Pairs, mat: Tensor) -> int:
     num_anchors, num_listed = mat.shape
     if not (fused.anchors_are_independent and (pairs.triplets is None or isinstance(pairs.triplets, Ranges))):
         return num_anchors
-    if is_compiling():  # which fuses what would leave the cache, and copies a matrix that is written in parts
+    # torch.compile fuses what would leave the cache, and copies a matrix that is written in parts.
+    if is_in_compiled_step():
         return num_anchors
     if getattr(fused.loss, "smooth_loss", False):  # lists triplets
         num_listed *= int(pairs.masks()[0].sum(dim=1).max())
@@ -449,7 +450,7 @@ class _KnownGradients(torch.autograd.Function):
         ctx.save_for_backward(*gradients)
         ctx.devices = [x.device for x in inputs]
         ctx.sums = []
-        if not is_compiling():
+        if not is_in_compiled_step():
             with torch.enable_grad():
                 # Numbers whose graphs lead to the inputs, and which do not keep these in memory as the inputs
                 # themselves would be.

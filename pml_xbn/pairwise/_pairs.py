@@ -12,7 +12,7 @@ import torch
 from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor
 
-from .._tracing import is_compiling, number_if_readable
+from .._tracing import is_in_compiled_step, number_if_readable
 from ._ranges import Ranges, listed
 from ._reductions import AllPairs, are_self_pairs, total
 
@@ -153,7 +153,7 @@ def without_self_pairs(mask: Tensor, self_pairs: Tensor, first_row: int | None =
         first_row: the index of the first of the n rows, where they are a part of all.
     """
     if first_row is None:
-        if is_compiling():  # which fuses a comparison, and not a scatter
+        if is_in_compiled_step():  # which fuses a comparison, and not a scatter
             return mask & ~are_self_pairs(self_pairs, mask)
         return mask.scatter_(1, self_pairs.unsqueeze(1), False)
     if mask.shape[1] == 0:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .._arithmetic import widest
-from .._tracing import computed_once, is_compiling
+from .._tracing import computed_once, is_in_compiled_step
 
 # The log-sum-exp of no values; it is also added to values that do not count, before the largest is found.
 LOG_SUM_OF_NONE = -1e30
@@ -228,7 +228,7 @@ class LogSumExp(Reduction):
             self._exponentials, self._total, self._own = other._exponentials, other._total, other._own
 
     def _without_others(self, far_away: float) -> Tensor:
-        """Returns the values, of which those that do not count are far away; a copy unless it may overwrite."""
+        """Returns the values, of which those that do not count are far away, or a copy of them."""
         values, counts = self.values, self._counts
         if self.may_overwrite and isinstance(counts, AllPairs) and counts.is_row is None:
             if counts.self_pairs is not None:
@@ -239,7 +239,7 @@ class LogSumExp(Reduction):
                 values = torch.add(values, as_numbers(~counts.is_row, values.dtype), alpha=far_away)
             if counts.self_pairs is None:
                 return values.clone()
-            if is_compiling():  # which fuses a comparison, and not a scatter
+            if is_in_compiled_step():  # which fuses a comparison, and not a scatter
                 return torch.where(are_self_pairs(counts.self_pairs, values), far_away, values)
             return values.scatter(1, counts.self_pairs.unsqueeze(1), far_away)
         # Adding numbers takes a CPU a fifth of the time of a choice by a mask.
@@ -272,7 +272,7 @@ def is_of_none(log_sums: Tensor) -> Tensor:
 def as_numbers(counts: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns how often each pair counts in a floating dtype."""
     # A mask itself takes a CPU six times as long as its bytes, and compiled bytes as long as an eager mask.
-    has_bytes = counts.dtype == torch.bool and not is_compiling()
+    has_bytes = counts.dtype == torch.bool and not is_in_compiled_step()
     return (counts.view(torch.uint8) if has_bytes else counts).to(dtype)
 
 
@@ -286,7 +286,7 @@ def total(counts: Tensor) -> Tensor:
     if counts.dtype != torch.bool:
         return counts.sum()
     # On a CPU, the sum of a mask would make int64 of all of it. A sum per anchor is fused with others.
-    return counts.sum(dim=1, dtype=torch.int32).sum() if is_compiling() else counts.count_nonzero()
+    return counts.sum(dim=1, dtype=torch.int32).sum() if is_in_compiled_step() else counts.count_nonzero()
 
 
 class AllRows:
@@ -307,7 +307,7 @@ class AllRows:
         if self.reductions:
             raise RuntimeError("a fused loss asks for all reductions that have a gradient in one call")
         last, mat = reductions[-1], self._overwrites
-        if mat is not None and isinstance(last, LogSumExp) and not is_compiling():
+        if mat is not None and isinstance(last, LogSumExp) and not is_in_compiled_step():
             last.may_overwrite = all(x.values is mat for x in reductions if x.has_gradient)
         with torch.no_grad():
             results = [reduction.result() for reduction in reductions]
