@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from .._arithmetic import all_of, nan_unless_zero, zero_if_finite
+from .._arithmetic import all_of, nan_unless_zero, widest, zero_if_finite
 from .._tracing import is_tracing
 from ..memory._batch import Batch
 from ..memory._placement import Placement, average_rows, placement_of
@@ -40,6 +40,7 @@ def step(memory: Memory, batch: Batch) -> Tensor:
     with torch.no_grad():
         contents = bring_rows_into_range(memory, contents)
         placement = find_indices(memory, batch, contents)
+        batch = widen_refs(batch, contents)
         contents = adapt_rows(memory, batch, contents, placement)
         contents = store_batch(memory, batch, contents, placement)
     return compare(memory, batch, contents)
@@ -104,6 +105,11 @@ def find_indices(memory: Memory, batch: Batch, contents: Contents) -> Placement 
     return placement_of(memory.queue, contents, batch.ids, batch.ref_labels)
 
 
+def widen_refs(batch: Batch, contents: Contents) -> Batch:
+    """Returns the batch with its refs in float64 too, for moments, and for u before it is rounded."""
+    return batch._replace(wide_refs=widest(batch.refs.to(contents.rows.dtype)))
+
+
 def adapt_rows(memory: Memory, batch: Batch, contents: Contents, placement: Placement | None) -> Contents:
     """Returns the contents with rows after all hooks, and at unit length if that is wished for.
 
@@ -115,37 +121,42 @@ def adapt_rows(memory: Memory, batch: Batch, contents: Contents, placement: Plac
     if memory.normalize_memory or not hooks.are_adapters or hooks.collect_stats:
         contents = contents.with_number_on_host()  # in any case a GPU is waited for
     adapts = all_of(batch.is_storable, ~is_waiting if isinstance(is_waiting, Tensor) else None)
-    refs = batch.refs.to(contents.rows.dtype)
+    assert batch.wide_refs is not None
     hooks.returning = () if placement is None else (placement.stored_at, placement.returning)
     allow_nonfinite = memory.nonfinite == "ignore"
     rows = hooks.adapt(
-        contents, refs, batch.ref_labels, memory.queue.undo, adapts=adapts, allow_nonfinite=allow_nonfinite
+        contents,
+        batch.wide_refs,
+        batch.ref_labels,
+        memory.queue.undo,
+        adapts=adapts,
+        allow_nonfinite=allow_nonfinite,
     )
     hooks.returning = None
     if memory.normalize_memory:
-        rows = rows_of(normalize(rows.read(refs.dtype)), rows, len(rows.stored), rows.stored.dtype)
+        rows = rows_of(normalize(rows.read(rows.dtype)), rows, len(rows.stored), rows.stored.dtype)
     return contents._replace(rows=rows)
 
 
 def store_batch(memory: Memory, batch: Batch, contents: Contents, placement: Placement | None) -> Contents:
     """Returns the contents with the batch among them, and gives them to the memory."""
-    queue, rows = memory.queue, batch.refs.to(contents.rows.dtype)
+    queue = memory.queue
     queue.check_writes()  # of the hooks
     if placement is None:
+        rows = batch.refs if batch.wide_refs is None else batch.wide_refs
         size = rows.shape[0]
         indices = queue.next_indices(contents, size)
         contents = queue.store(contents, indices, rows, batch.ref_labels, None, size, batch.is_storable)
     else:
-        contents = _store_samples(memory, batch, contents, placement, rows)
+        contents = _store_samples(memory, batch, contents, placement)
     queue.hold(contents)
     return contents
 
 
-def _store_samples(
-    memory: Memory, batch: Batch, contents: Contents, placement: Placement, rows: Tensor
-) -> Contents:
+def _store_samples(memory: Memory, batch: Batch, contents: Contents, placement: Placement) -> Contents:
     """Returns the contents with a batch of samples, whose rows take the places of their samples."""
     assert batch.ids is not None  # as it has a placement
+    rows = batch.refs.to(contents.rows.dtype)
     if memory.update == "average":
         rows = average_rows(rows, contents.rows, placement, memory.update_momentum)
     kept, indices = placement.kept, placement.indices

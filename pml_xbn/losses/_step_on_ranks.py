@@ -28,6 +28,7 @@ from ._step import (
     loss_of_batch_alone,
     read_contents,
     store_batch,
+    widen_refs,
     zero_if_batch_is_finite,
 )
 
@@ -136,6 +137,7 @@ def _adapt_and_store(memory: Memory, batch: Batch) -> Contents | None:
         return None
     contents = bring_rows_into_range(memory, contents)
     placement = find_indices(memory, batch, contents)
+    batch = widen_refs(batch, contents)
     contents = adapt_rows(memory, batch, contents, placement)
     return _alike(store_batch(memory, batch, contents, placement), memory)
 

@@ -24,6 +24,7 @@ class Batch(NamedTuple):
     is_finite: bool = True  # False: it is known, on many ranks of any rank's, to hold NaN or inf
     # Whether all numbers can be stored, 0-d bool; None: the host has seen it.
     is_storable: Tensor | None = None
+    wide_refs: Tensor | None = None  # the refs in float64, once a step needs them: for moments, and for u
 
 
 def split(

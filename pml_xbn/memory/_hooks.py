@@ -224,7 +224,10 @@ class MemoryHooks:
         adapts: Tensor | None = None,
         allow_nonfinite: bool,
     ) -> Rows:
-        """Returns the rows after all hooks, each of which gets those that the one before it left."""
+        """Returns the rows after all hooks, each of which gets those that the one before it left.
+
+        The batch ``(b, d)`` is in float64, detached.
+        """
         rows, labels = contents.rows, contents.row_labels
         for hook in tuple(self._hooks.values()):  # one may remove itself
             if isinstance(hook, BaseAdapter):
@@ -236,10 +239,10 @@ class MemoryHooks:
                     # A row of NaN leaves its dimensions as they are, and no other row is spoilt.
                     rows = rows.where_finite(before)
                 continue
-            values = rows.read(batch.dtype)
+            values = rows.read(rows.dtype)
             num_writes = values._version
             # Copies, so that a hook that writes to its input and then fails cannot harm the memory.
-            new_values = hook(values, labels.clone(), batch.clone(), batch_labels.clone())
+            new_values = hook(values, labels.clone(), batch.to(rows.dtype, copy=True), batch_labels.clone())
             if new_values is None:
                 _check_unwritten(values, num_writes, hook)
             else:

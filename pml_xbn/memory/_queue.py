@@ -205,7 +205,7 @@ class Queue(nn.Module):
         Args:
             contents: what the memory holds.
             indices: where the rows go, ``(k,)``.
-            rows: as they are now, ``(k, d)``.
+            rows: as they are now, ``(k, d)``, in the rows' dtype or in float64.
             labels: ``(k,)``.
             ids: the rows' samples, ``(k,)``; None: they are of none.
             num_queued: how many of the indices are the queue's next.

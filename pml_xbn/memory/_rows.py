@@ -425,7 +425,7 @@ class Rows:
         before = undo.write_(self.stored, indices, u)  # zeros where there was no row
         if self.sums is None:
             return self
-        new, before = widest(u), widest(before)
+        new = widest(u)
         change = new - before
         changes = [change.sum(dim=0), change.mul_(new.add_(before)).sum(dim=0)]
         return self.replaced(sums=self.sums + torch.stack(changes))
@@ -449,10 +449,10 @@ class Rows:
         return is_out
 
     def are_in_range(self) -> bool:
-        """Returns whether all rows are finite, and need not be standardized again; a GPU is waited for."""
+        """Returns whether all rows are finite, and need not be standardized again; on a CPU alone."""
         if self.sums is None or self.stored.dtype == torch.float16:
             return False
-        return bool(number(self.total_sums().amax()) <= self.num_rows * LARGEST_RMS**2)
+        return bool(self.total_sums().numpy().max() <= self.num_rows * LARGEST_RMS**2)
 
     def have_drifted(self) -> Tensor:
         """Returns whether u has a mean of half of its spread, or a spread far from one, 0-d bool.
