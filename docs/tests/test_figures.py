@@ -245,7 +245,7 @@ def test_the_table_of_the_readme(study: Study) -> None:
     )
     below = [float(x) for text in gaps[:2] for x in text.split(" and ")]
     below += [gap.mean for gap in over(study, [at("glyphs", 120)], "xbm+warm-up")]
-    said = f"and {min(below):.1f} to {max(below):.1f} points less than XBN in the next four"
+    said = f"and {min(below):.1f} to {max(below):.1f} points less than XBN on 510 to 2,172 classes"
     assert_on(README, said)
 
 
@@ -1014,10 +1014,8 @@ def test_what_a_step_costs_on_a_gpu() -> None:
         if method == "PML" and int(size) <= 60_000
     ]
     assert_on(BENCHMARKS, f"it adds {min(small):.1f} to {max(small):.1f} times as much by default")
-    assert_on(
-        README,
-        f"added {min(small):.1f} to {max(small):.1f} times as much to a training step as PML's class does, with up to 60,000",
-    )
+    assert min(small) > 1
+    assert_on(README, "was slower than PML's class, up to 60,000 stored embeddings")
 
 
 def test_what_a_step_costs_on_a_cpu() -> None:
