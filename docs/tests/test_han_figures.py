@@ -95,9 +95,10 @@ def test_the_row_of_the_readme(runs: Runs) -> None:
     assert gap(runs, LONG_XBN, LONG_NONE).mean > 0
     assert_on(
         README,
-        f"| {signed(runs, XBN, NONE_64)} | {signed(runs, XBN, NONE_256)} | {equal} (one longer run:",
-        f"[+{points(runs, LONG_XBN, LONG_NONE)}][classes-minutes])",
-        f"On 9,992 classes it then scored {points(runs, XBM, XBN)} points more than XBN",
+        f"| {signed(runs, XBN, NONE_64)} | {signed(runs, XBN, NONE_256)} | {equal} |",
+        f"was [{points(runs, LONG_XBN, LONG_NONE)} above the larger batch][classes-minutes]",
+        f"and was {points(runs, XBN, LONGER_64)} above it in equal time (one run)",
+        f"it scored {points(runs, XBM, XBN)} points more than XBN on 9,992 classes",
     )
     assert_on(
         WHICH,
@@ -256,7 +257,7 @@ def test_first_looks(runs: Runs) -> None:
     def starred(name: str, **changes: Any) -> Case:
         return memory(name, batch_loss="1", **changes)
 
-    settings = [NONE_64, NONE_256, XBM, XBN, starred("xbm"), starred("xbn")]
+    settings = [NONE_64, NONE_256, XBM, XBN, starred("xbm"), starred("xbn"), Case("xbm"), Case("xbn")]
     for words, change in (
         ("SupCon, from random weights", {}),
         ("SupCon, from weights of six epochs of Glyphs", {"weights": "glyphs"}),
@@ -264,22 +265,38 @@ def test_first_looks(runs: Runs) -> None:
     ):
         cells = " | ".join(of_one(replace(case, **change)) for case in settings)
         assert_on(MANY, f"| {words} | {cells} |")
-    others = [of_one(replace(case, loss="contrastive")) for case in (NONE_64, NONE_256)]
+
+    def above(case: Case, other: Case, **changes: Any) -> str:
+        one, two = (float(of_one(replace(x, **changes))) for x in (case, other))
+        return f"{one - two:.1f}"
+
+    glyphs, contrastive = {"weights": "glyphs"}, {"loss": "contrastive"}
+    stars, plain = (starred("xbm"), starred("xbn")), (XBM, XBN)
     assert_on(
         MANY,
-        "has {} at batch 64 and {} at 256, above SupCon's {} and {}".format(
-            *others, of_one(NONE_64), of_one(NONE_256)
+        "XBM\\* is {} and XBN\\* {} above".format(*(above(x, NONE_64, **glyphs) for x in stars)),
+        "they are {} and {}.".format(*(above(x, NONE_64) for x in stars)),
+        f"from these it has {of_one(Case('xbm', **glyphs))}, {above(XBM, Case('xbm'), **glyphs)} less",
+        f"XBN is {above(XBN, Case('xbn'), **glyphs)} below itself",
+        "XBM is {} above no memory at batch 64 and XBN {}".format(
+            *(above(x, NONE_64, **contrastive) for x in plain)
         ),
+        "and {} and {} above batch 256".format(*(above(x, NONE_256, **contrastive) for x in plain)),
     )
-    for name in ("xbm", "xbn"):
-        cells = " | ".join(of_one(starred(name, memory=share)) for share in (0.1, 0.5, 1.0))
-        assert_on(MANY, f"| {name.upper()}\\* | {cells} |")
-        base, other = starred(name), replace(starred(name), weights="glyphs")
-        gains = (
-            float(of_one(case)) - float(of_one(none))
-            for case, none in ((other, replace(NONE_64, weights="glyphs")), (base, NONE_64))
-        )
-        assert_on(MANY, *(f"{gain:.1f}" for gain in gains))
+    pairs = [
+        float(above(one, other, **changes))
+        for one, other in ((XBM, XBN), (starred("xbm"), starred("xbn")))
+        for changes in (glyphs, contrastive)
+    ]
+    assert_on(MANY, f"in all four of these pairs XBM is above XBN, by {min(pairs)} to {max(pairs)} points")
+    for words, case in (
+        ("XBM\\*", starred("xbm")),
+        ("XBN\\*", starred("xbn")),
+        ("XBM, from the first step", Case("xbm")),
+        ("XBN, from the first step", Case("xbn")),
+    ):
+        cells = " | ".join(of_one(replace(case, memory=share)) for share in (0.1, 0.5, 1.0))
+        assert_on(MANY, f"| {words} | {cells} |")
     lost = [
         float(of_one(starred(name))) - float(of_one(starred(name, memory=0.1))) for name in ("xbm", "xbn")
     ]
