@@ -283,6 +283,12 @@ def test_first_looks(runs: Runs) -> None:
         ),
         "and {} and {} above batch 256".format(*(above(x, NONE_256, **contrastive) for x in plain)),
     )
+    assert_on(
+        SIZE,
+        "was {} without adaptation and {} with it".format(
+            *(of_one(Case(x, **glyphs)) for x in ("xbm", "xbn"))
+        ),
+    )
     pairs = [
         float(above(one, other, **changes))
         for one, other in ((XBM, XBN), (starred("xbm"), starred("xbn")))
