@@ -48,7 +48,7 @@ def compiled_step() -> Iterator[None]:
     """Says that ``torch.compile`` runs the block to see what it does to tensors."""
     before, _thread.is_in_compiled_step = _thread.is_in_compiled_step, True
     try:
-        with traced_step():
+        with looks_again():
             yield
     finally:
         _thread.is_in_compiled_step = before
@@ -86,8 +86,8 @@ def eager_step() -> _Step:
     return _Step(is_eager=True)
 
 
-def traced_step() -> _Step:
-    """Returns a context in which a graph is made, perhaps within an eager step."""
+def looks_again() -> _Step:
+    """Returns a context in which a graph may be made within an eager step, as other people's code may do."""
     return _Step(is_eager=False)
 
 

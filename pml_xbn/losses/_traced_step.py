@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .._checks import check_integers, check_rows
-from .._tracing import is_compiling, traced_step
+from .._tracing import is_compiling, looks_again
 from ..memory._batch import Batch
 from ..memory._module_state import settle_, tensors_of
 from ..memory._rows import read_dtype
@@ -35,7 +35,7 @@ def step_traced(memory: Memory, embeddings: Tensor, labels: Tensor) -> Tensor:
     check_traced_input(memory, embeddings, labels)
     queue, held = memory.queue, [x for adapter in memory._hooks.adapters for x in tensors_of(adapter)]
     # Autocast would have distances in half precision.
-    with traced_step(), torch.autocast(embeddings.device.type, enabled=False):
+    with looks_again(), torch.autocast(embeddings.device.type, enabled=False):
         if embeddings.dtype != torch.float64:
             embeddings = embeddings.to(read_dtype(queue.dtype))
         labels = labels.to(torch.int64)

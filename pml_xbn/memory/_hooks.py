@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from .._arithmetic import all_of, widest
-from .._tracing import is_tracing
+from .._tracing import is_tracing, looks_again
 from ..adapters.base_adapter import BaseAdapter, Refusal
 from ..adapters.group_moment_matching import GroupMomentMatching
 from ..adapters.moments import Affine, Moments, group_moments, moments
@@ -242,7 +242,9 @@ class MemoryHooks:
             values = rows.read(rows.dtype)
             num_writes = values._version
             # Copies, so that a hook that writes to its input and then fails cannot harm the memory.
-            new_values = hook(values, labels.clone(), batch.to(rows.dtype, copy=True), batch_labels.clone())
+            own_batch = batch.to(rows.dtype, copy=True)
+            with looks_again():
+                new_values = hook(values, labels.clone(), own_batch, batch_labels.clone())
             if new_values is None:
                 _check_unwritten(values, num_writes, hook)
             else:

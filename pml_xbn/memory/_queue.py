@@ -387,6 +387,14 @@ class Queue(nn.Module):
                 "do it when the step is over"
             )
 
+    def _check_not_half_written(self, what: str) -> None:
+        """Refuses what is taken within a step (RuntimeError), in which rows are written before their map."""
+        if self.is_in_transaction:
+            raise RuntimeError(
+                f"{what} of the memory within a step would be half of the step before and half of this one: "
+                "take it when the step is over"
+            )
+
     def check_writes(self) -> None:
         """Refuses what a hook, a miner or a loss has written to what it has read of the memory in a step."""
         self.take_edits()  # which raises where the rows were written to
@@ -562,6 +570,7 @@ class Queue(nn.Module):
             )
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        self._check_not_half_written("a state")
         self.take_edits()
         for name, values in self.state().items():
             destination[prefix + name] = values.clone()  # which stays what it is when the run goes on
@@ -580,6 +589,7 @@ class Queue(nn.Module):
             self._load(state, given if own.type == "meta" else own)
 
     def __getstate__(self) -> dict[str, Any]:
+        self._check_not_half_written("a copy")
         self.take_edits()
         return {**self.__dict__, "_read": None, "_kept": []}
 

@@ -9,6 +9,7 @@ from pytorch_metric_learning.losses import BaseMetricLossFunction
 from pytorch_metric_learning.reducers import MultipleReducers
 from torch import Tensor, nn
 
+from .._tracing import looks_again
 from ..memory._batch import Batch, zero_loss
 from ._fused_losses import REDUCERS
 from ._miners import Miner
@@ -26,12 +27,14 @@ def loss_of_batch(
     refs = no_refs if batch.own is not None else (batch.refs, batch.ref_labels)
     indices = batch.user_pairs
     if miner is not None:
-        indices = miner(*arguments, *refs)
+        with looks_again():
+            indices = miner(*arguments, *refs)
         if batch.user_pairs is not None:
             batch_rows = torch.arange(len(batch.refs), device=batch.refs.device)
             indices = appended(indices, mapped(batch.user_pairs, batch_rows), batch.anchor_labels)
     show(lambda: (*arguments, indices, *refs))
-    value: Tensor = loss(*arguments, indices, *refs)
+    with looks_again():
+        value: Tensor = loss(*arguments, indices, *refs)
     return value
 
 

@@ -79,13 +79,14 @@ class Distances:
 
         The given gradient may be overwritten.
         """
-        if not self.may_overwrite(distance):
+        if not is_read_off(distance) or self.is_needed_once(distance):
             return gradient  # ``at_anchors`` does all
-        if self.is_needed_once(distance):
-            return gradient
         mat = self._measure_without_power(distance)[anchors]
         if distance.power != 1:
-            gradient = gradient * (distance.power * mat ** (distance.power - 1))
+            slope = distance.power * mat ** (distance.power - 1)
+            if distance.power < 1:  # infinite at 0, where it is taken for 0
+                slope.masked_fill_(mat == 0, 0.0)
+            gradient = gradient * slope
         if not isinstance(distance, LpDistance):
             return gradient
         # The square is 2 - 2 v·r, so the derivative is -1 over the distance, and taken for 0 at 0.

@@ -15,7 +15,7 @@ from pytorch_metric_learning.reducers import DivisorReducer, SumReducer
 from torch import Tensor
 
 from .._arithmetic import at_most, nan_unless_zero, slices
-from .._tracing import is_in_compiled_step, number_if_readable
+from .._tracing import is_in_compiled_step, looks_again, number_if_readable
 from ..memory._rows import Rows, plain_rows
 from ._distance_weighted import mine_by_distance
 from ._distances import Distances
@@ -99,7 +99,9 @@ def loss_against(compared: Comparison, fused: FusedLoss | None) -> Tensor:
 def _loss_by_pml(compared: Comparison) -> Tensor:
     """Returns the loss by its own code, which gets index tensors and a tensor of rows."""
     distances = Distances(compared.anchors.detach(), compared.rows, compared.are_finite)
-    value: Tensor = compared.loss(*_arguments(compared, compared.choose_pairs(distances)))
+    arguments = _arguments(compared, compared.choose_pairs(distances))
+    with looks_again():
+        value: Tensor = compared.loss(*arguments)
     return nan_unless_zero(value, distances.zero_if_finite())  # type: ignore[no-any-return]
 
 

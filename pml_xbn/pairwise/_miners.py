@@ -14,7 +14,7 @@ import torch
 from pytorch_metric_learning import miners
 from torch import Tensor
 
-from .._tracing import can_read, is_tracing
+from .._tracing import can_read, is_tracing, looks_again
 from ._distances import Distances
 from ._pairs import IndicesTuple, Pairs, drop_self_pairs, mapped, only, similarities
 from ._ranges import Ranges
@@ -52,7 +52,8 @@ def mine_by_pml(miner: Any, distances: Distances, pairs: Pairs) -> Pairs:
     self_pairs = pairs.self_pairs
     rows = distances.rows.read(distances.anchors.dtype)
     # A copy of the labels, which are the memory's own, as a miner may write to what it gets.
-    lists = miner(distances.anchors, pairs.labels, rows, pairs.row_labels.clone())
+    with looks_again():
+        lists = miner(distances.anchors, pairs.labels, rows, pairs.row_labels.clone())
     if isinstance(miner, miners.EmbeddingsAlreadyPackagedAsTriplets):  # whose indices are those of the batch
         lists = (
             tuple(x[:0].to(rows.device) for x in lists) if self_pairs is None else mapped(lists, self_pairs)

@@ -140,6 +140,14 @@ def test_with_every_miner_reducer_and_distance(loss: str, miner: str, device: to
         assert_same(made, MINERS[miner](), kind, seed=number, device=device)
 
 
+@pytest.mark.parametrize("distance", [distances.SNRDistance(power=2), distances.LpDistance(power=0.5)])
+def test_with_powers_of_other_distances(distance: distances.BaseDistance) -> None:
+    """A power below 1 has no derivative at 0, where anchors are from their own copies."""
+    loss = losses.ContrastiveLoss(neg_margin=3, distance=distance)
+    for seed in range(3):
+        assert_same(loss, None, seed=seed)
+
+
 @pytest.mark.parametrize("miner", ONLY_WITHOUT_COPIES)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_with_a_miner_of_all_pairs_at_once(loss: str, miner: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from as_on_a_gpu import read_as
 from every_memory import EVERY, are_equal, assert_same_runs, state
-from pytorch_metric_learning.losses import ContrastiveLoss
+from pytorch_metric_learning.losses import ContrastiveLoss, SupConLoss
 from torch import Tensor, nn
 
 from pml_xbn import TwoTowerMemory, XBNWrapper
@@ -470,3 +470,19 @@ def test_delay_delays_plain_hooks_and_unit_length(monkeypatch: pytest.MonkeyPatc
     torch.testing.assert_close(before, torch.cat(list(batches[:2])).detach())  # as they came
     lengths = memory.embedding_memory.norm(dim=1)
     torch.testing.assert_close(lengths[:12], torch.ones(12))
+
+
+@pytest.mark.parametrize("take", [lambda memory: memory.state_dict(), copy.deepcopy])
+def test_what_is_taken_of_a_memory_within_a_step_is_refused(
+    take: Callable[[AdaptiveCrossBatchMemory], object],
+) -> None:
+    loss = SupConLoss()
+    memory = XBNWrapper(loss, embedding_size=2, memory_size=8)
+    batch = torch.randn(4, 2, requires_grad=True), torch.tensor([0, 0, 1, 1])
+    memory(*batch)
+    handle = loss.register_forward_pre_hook(lambda *_: take(memory) and None)
+    with pytest.raises(RuntimeError, match="take it when the step is over"):
+        memory(*batch)
+    handle.remove()
+    assert memory.num_rows == 4
+    take(memory)

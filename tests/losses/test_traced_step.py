@@ -349,3 +349,21 @@ def test_a_failing_step_on_a_device_leaves_everything_as_it_was(
             memory(*batch(9, device))
     for name, value in memory.state_dict().items():
         assert torch.equal(value, before[name]), name
+
+
+@NEEDS_TORCH
+def test_what_a_hook_traces_within_a_step_reads_no_number() -> None:
+    other, traced = AdaptiveCrossBatchMemory(losses.SupConLoss(), D, M), []
+
+    def fill(rows: Tensor, labels: Tensor) -> Tensor:
+        other.fill_memory(rows, labels)
+        return rows + 0
+
+    def hook(*_: Tensor) -> None:
+        traced.append(make_fx(fill)(torch.randn(B, D), torch.arange(B)))
+
+    memory = AdaptiveCrossBatchMemory(losses.SupConLoss(), D, M)
+    memory.register_memory_hook(hook)
+    memory(torch.randn(B, D, requires_grad=True), torch.arange(B))
+    traced[0](torch.randn(B, D), torch.arange(B))
+    assert other.num_rows == 2 * B
