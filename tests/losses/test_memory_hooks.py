@@ -249,22 +249,22 @@ def test_a_buffer_that_a_failed_step_made_is_gone(memory: AdaptiveCrossBatchMemo
     assert hook.centre is None
 
 
-Act = Callable[[AdaptiveCrossBatchMemory], object]
+Act = Callable[[AdaptiveCrossBatchMemory, dict[str, Any]], object]  # with a state from before the step
 
 
-def write_rows(memory: AdaptiveCrossBatchMemory) -> None:
+def write_rows(memory: AdaptiveCrossBatchMemory, _: Any) -> None:
     memory.embedding_memory.mul_(2.0)
 
 
-def write_labels(memory: AdaptiveCrossBatchMemory) -> None:
+def write_labels(memory: AdaptiveCrossBatchMemory, _: Any) -> None:
     memory.label_memory.add_(1)
 
 
-def assign_rows(memory: AdaptiveCrossBatchMemory) -> None:
+def assign_rows(memory: AdaptiveCrossBatchMemory, _: Any) -> None:
     memory.embedding_memory = memory.embedding_memory * 2
 
 
-def assign_labels(memory: AdaptiveCrossBatchMemory) -> None:
+def assign_labels(memory: AdaptiveCrossBatchMemory, _: Any) -> None:
     memory.label_memory = memory.label_memory + 1
 
 
@@ -274,20 +274,24 @@ CHANGES: dict[str, Act] = {
     "writes to labels": write_labels,
     "assigns rows": assign_rows,
     "assigns labels": assign_labels,
-    "loads a state": lambda memory: memory.load_state_dict(copy.deepcopy(memory.state_dict())),
-    "loads a model's state": lambda memory: nn.ModuleList([memory]).load_state_dict(
-        nn.ModuleList([memory]).state_dict()
+    "loads a state": lambda memory, saved: memory.load_state_dict(saved),
+    "loads a model's state": lambda memory, saved: nn.ModuleList([memory]).load_state_dict(
+        {f"0.{name}": x for name, x in saved.items()}
     ),
-    "loads a state of the queue": lambda memory: memory.queue.load_state_dict(memory.queue.state_dict()),
-    "moves": lambda memory: memory.to("meta"),
+    "loads a state of the queue": lambda memory, saved: memory.queue.load_state_dict(
+        {name.removeprefix("queue."): x for name, x in saved.items() if name.startswith("queue.")}
+    ),
+    "moves": lambda memory, _: memory.to("meta"),
 }
 
 
 def hook_that(act: Act, memory: AdaptiveCrossBatchMemory) -> Callable[..., None]:
     """A hook of a memory, or of a module, that leaves what it is given as it is."""
 
+    saved = memory.state_dict()
+
     def hook(*_: Any) -> None:
-        act(memory)
+        act(memory, saved)
 
     return hook
 
@@ -326,7 +330,7 @@ def test_labels_that_were_taken_before_the_step_and_are_written_to_in_it_are_giv
     step(memory)
     taken, before = memory.label_memory, state(memory)
     with (
-        memory.register_memory_hook(hook_that(lambda _: taken.fill_(7), memory)),
+        memory.register_memory_hook(hook_that(lambda *_: taken.fill_(7), memory)),
         pytest.raises(RuntimeError, match="what was written to label_memory within a step"),
     ):
         step(memory)
