@@ -96,7 +96,7 @@ def test_the_row_of_the_readme(runs: Runs) -> None:
     assert_on(
         README,
         f"| {signed(runs, XBN, NONE_64)} | {signed(runs, XBN, NONE_256)} | {equal} |",
-        f"except on 9,992 classes, where it was {points(runs, XBM, XBN)} points above.",
+        f"except on 9,992 classes, where `CrossBatchMemory` was {points(runs, XBM, XBN)} points above.",
     )
     assert_on(
         WHICH,
