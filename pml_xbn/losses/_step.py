@@ -40,7 +40,7 @@ def step(memory: Memory, batch: Batch) -> Tensor:
     with torch.no_grad():
         contents = bring_rows_into_range(memory, contents)
         placement = find_indices(memory, batch, contents)
-        batch = widen_refs(batch, contents)
+        batch = widen_refs(memory, batch, contents)
         contents = adapt_rows(memory, batch, contents, placement)
         contents = store_batch(memory, batch, contents, placement)
     return compare(memory, batch, contents)
@@ -105,9 +105,16 @@ def find_indices(memory: Memory, batch: Batch, contents: Contents) -> Placement 
     return placement_of(memory.queue, contents, batch.ids, batch.ref_labels)
 
 
-def widen_refs(batch: Batch, contents: Contents) -> Batch:
-    """Returns the batch with its refs in float64 too, for moments, and for u before it is rounded."""
+def widen_refs(memory: Memory, batch: Batch, contents: Contents) -> Batch:
+    """Returns the batch with its refs in float64 too, if there are moments, or rows are stored as u."""
+    if contents.rows.sums is None and not memory._hooks.adapters:
+        return batch
     return batch._replace(wide_refs=widest(batch.refs.to(contents.rows.dtype)))
+
+
+def refs_of(batch: Batch, contents: Contents) -> Tensor:
+    """Returns the refs in float64 where they have been widened, and otherwise in the rows' dtype."""
+    return batch.refs.to(contents.rows.dtype) if batch.wide_refs is None else batch.wide_refs
 
 
 def adapt_rows(memory: Memory, batch: Batch, contents: Contents, placement: Placement | None) -> Contents:
@@ -121,12 +128,11 @@ def adapt_rows(memory: Memory, batch: Batch, contents: Contents, placement: Plac
     if memory.normalize_memory or not hooks.are_adapters or hooks.collect_stats:
         contents = contents.with_number_on_host()  # in any case a GPU is waited for
     adapts = all_of(batch.is_storable, ~is_waiting if isinstance(is_waiting, Tensor) else None)
-    assert batch.wide_refs is not None
     hooks.returning = () if placement is None else (placement.stored_at, placement.returning)
     allow_nonfinite = memory.nonfinite == "ignore"
     rows = hooks.adapt(
         contents,
-        batch.wide_refs,
+        refs_of(batch, contents),
         batch.ref_labels,
         memory.queue.undo,
         adapts=adapts,
@@ -143,7 +149,7 @@ def store_batch(memory: Memory, batch: Batch, contents: Contents, placement: Pla
     queue = memory.queue
     queue.check_writes()  # of the hooks
     if placement is None:
-        rows = batch.refs if batch.wide_refs is None else batch.wide_refs
+        rows = refs_of(batch, contents)
         size = rows.shape[0]
         indices = queue.next_indices(contents, size)
         contents = queue.store(contents, indices, rows, batch.ref_labels, None, size, batch.is_storable)

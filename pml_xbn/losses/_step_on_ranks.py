@@ -137,7 +137,7 @@ def _adapt_and_store(memory: Memory, batch: Batch) -> Contents | None:
         return None
     contents = bring_rows_into_range(memory, contents)
     placement = find_indices(memory, batch, contents)
-    batch = widen_refs(batch, contents)
+    batch = widen_refs(memory, batch, contents)
     contents = adapt_rows(memory, batch, contents, placement)
     return _alike(store_batch(memory, batch, contents, placement), memory)
 

@@ -226,7 +226,7 @@ class MemoryHooks:
     ) -> Rows:
         """Returns the rows after all hooks, each of which gets those that the one before it left.
 
-        The batch ``(b, d)`` is in float64, detached.
+        The batch ``(b, d)`` is in float64 or the rows' dtype, detached.
         """
         rows, labels = contents.rows, contents.row_labels
         for hook in tuple(self._hooks.values()):  # one may remove itself

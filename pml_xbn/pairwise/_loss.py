@@ -368,7 +368,9 @@ class LossSums:
         else:
             factor, gradients = 1.0, [self.at_anchors(_weighted(at_matrix, factors))]
             gradients += [_weighted(x, factors) for x in of_learned]
-        return with_known_gradients(value, gradients, self.inputs, factor * num_ranks)
+        if num_ranks != 1:
+            factor = factor * num_ranks
+        return with_known_gradients(value, gradients, self.inputs, factor)
 
 
 def _weighted(values: Sequence[Tensor], factors: Sequence[Tensor | float]) -> Tensor:

@@ -229,19 +229,17 @@ class LogSumExp(Reduction):
 
     def _without_others(self, far_away: float) -> Tensor:
         """Returns the values, of which those that do not count are far away, or a copy of them."""
-        values, counts = self.values, self._counts
-        if self.may_overwrite and isinstance(counts, AllPairs) and counts.is_row is None:
-            if counts.self_pairs is not None:
-                values.scatter_(1, counts.self_pairs.unsqueeze(1), far_away)
-            return values
+        values, counts, overwrites = self.values, self._counts, self.may_overwrite
         if isinstance(counts, AllPairs):
             if counts.is_row is not None:
                 values = torch.add(values, as_numbers(~counts.is_row, values.dtype), alpha=far_away)
+                overwrites = True
             if counts.self_pairs is None:
-                return values.clone()
+                return values if overwrites else values.clone()
             if is_in_compiled_step():  # which fuses a comparison, and not a scatter
                 return torch.where(are_self_pairs(counts.self_pairs, values), far_away, values)
-            return values.scatter(1, counts.self_pairs.unsqueeze(1), far_away)
+            scatter = values.scatter_ if overwrites else values.scatter
+            return scatter(1, counts.self_pairs.unsqueeze(1), far_away)
         # Adding numbers takes a CPU a fifth of the time of a choice by a mask.
         others = as_numbers(~counts if counts.dtype == torch.bool else counts == 0, values.dtype)
         return torch.add(values, others, alpha=far_away)

@@ -86,7 +86,7 @@ def fused_loss_of(loss: Any) -> FusedLoss | None:
         return None
     if loss.embedding_regularizer or _has_own_method(loss):
         return None
-    parts = _parts_of(loss)
+    parts = [*loss.modules()]
     if not are_unchanged(parts):
         return None
     fused, by_part = FUSED_LOSSES[kind], {}
@@ -102,14 +102,6 @@ def fused_loss_of(loss: Any) -> FusedLoss | None:
         return None
     anchors_are_independent = fused.anchors_are_independent and not getattr(loss, "learn_beta", False)
     return FusedLoss(loss, fused, by_part, list(learned.values()), anchors_are_independent)
-
-
-def _parts_of(module: nn.Module) -> list[nn.Module]:
-    """Returns what ``modules()`` does, in less time; one that is shared may be there twice."""
-    parts = [module]
-    for part in parts:  # to which those of each part are added
-        parts += [x for x in part._modules.values() if x is not None]
-    return parts
 
 
 def _learned_by(part: nn.Module) -> list[Tensor]:
