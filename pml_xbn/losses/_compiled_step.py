@@ -5,14 +5,17 @@ that nothing that this code has read is another, which takes as long as several 
 function that Dynamo does not look into. The next stage runs it on tensors without numbers, and records what
 it does to them. What the function finds in objects is fixed by that: so tensors are given to it, and settings
 too, of which Dynamo then checks that they are the same.
+
+What can be told from the settings, such as which names a module has, or whether a loss is fused, is a
+constant to Dynamo, and it checks nothing that was read to find it.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
 
 import torch
@@ -21,15 +24,16 @@ from torch import Tensor, nn
 from .._tracing import compiled_step
 from ..memory._module_state import (
     Held,
+    Names,
     attributes_of,
     differ_in_numbers_alone,
     give_back_attributes,
+    names_of,
     parts_of,
     replace_tensors,
-    tensors_of,
 )
 from ..memory._queue import STATE
-from ._traced_step import check_traced_input, step_traced
+from ._traced_step import check_traced_input, step_traced, why_not_traced
 
 if TYPE_CHECKING:
     from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory as Memory
@@ -37,6 +41,12 @@ if TYPE_CHECKING:
 # Dynamo gives a function tensors and constants alone, so a memory is known to it by a name.
 _MEMORIES: WeakValueDictionary[str, Memory] = WeakValueDictionary()
 _numbers = itertools.count()
+
+# Attributes of a memory that a step depends on.
+_SETTINGS = ("delay", "warmup", "nonfinite", "batch_loss_weight", "normalize_memory", "update")
+_SETTINGS += ("collect_stats", "gather_distributed", "_is_sharded")
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def name_of_new(memory: Memory) -> str:
@@ -46,11 +56,34 @@ def name_of_new(memory: Memory) -> str:
     return name
 
 
+def _constant(function: Function) -> Function:
+    """Has Dynamo call a function and take the result for a constant, in place of following its code.
+
+    So does ``torch.compiler.assume_constant_result``, which would import Dynamo along with the package.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def why_not_compiled(memory: Memory, *, has_more_input: bool) -> str | None:
+    """Returns what ``why_not_traced`` returns, and has Dynamo check all that it depends on."""
+    _settings_of(memory)
+    return _why_not_traced(memory._name, has_more_input)
+
+
+@_constant
+def _why_not_traced(name: str, has_more_input: bool) -> str | None:
+    return why_not_traced(_MEMORIES[name], has_more_input=has_more_input)
+
+
 def step_compiled(memory: Memory, embeddings: Tensor, labels: Tensor) -> Tensor:
     """Returns the loss of a batch against the memory, which then holds the batch, while Dynamo looks on."""
-    check_traced_input(memory, embeddings, labels)
-    _have_dynamo_not_look_into_it()
     queue = memory.queue
+    has_width = embeddings.ndim == 2 and embeddings.shape[1] == queue.rows.shape[1]
+    has_labels = labels.shape == embeddings.shape[:1] and not labels.is_floating_point()
+    if not (has_width and has_labels and embeddings.is_floating_point()):
+        check_traced_input(memory, embeddings, labels)
+    _have_dynamo_not_look_into_it()
     tensors = [getattr(queue, name) for name in STATE]
     tensors += [queue.findings.flags, *parts_of(_held_by_modules(memory))]
     loss, newest = _step_on_tensors(memory._name, _settings_of(memory), embeddings, labels, *tensors)
@@ -82,13 +115,9 @@ def _step_on_tensors(
         return loss, newest
 
 
+@_constant
 def _have_dynamo_not_look_into_it() -> None:
     torch.compiler.allow_in_graph(_step_on_tensors)
-
-
-# So Dynamo calls it, and does not follow its code: as by ``torch.compiler.assume_constant_result``, which
-# would import Dynamo along with the package.
-_have_dynamo_not_look_into_it._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _modules_of(memory: Memory) -> list[nn.Module]:
@@ -96,18 +125,40 @@ def _modules_of(memory: Memory) -> list[nn.Module]:
     return [memory.loss, *([] if memory.miner is None else [memory.miner]), *memory._hooks.adapters]
 
 
+@_constant
+def _names_of_modules(name: str) -> list[list[Names]]:
+    return [names_of(module) for module in _modules_of(_MEMORIES[name])]
+
+
+def _parts_of_modules(memory: Memory) -> list[tuple[nn.Module, Names]]:
+    """Returns the modules that a step calls, and their parts, with the names of what they hold."""
+    found = []
+    for module, names_of_parts in zip(_modules_of(memory), _names_of_modules(memory._name), strict=True):
+        for names in names_of_parts:
+            part = module
+            for name in names[0]:
+                part = getattr(part, name)
+            found.append((part, names))
+    return found
+
+
 def _held_by_modules(memory: Memory) -> Held:
-    return [x for module in _modules_of(memory) for x in tensors_of(module)]
+    return [
+        (part, name, getattr(part, name))
+        for part, (_, tensors, _) in _parts_of_modules(memory)
+        for name in tensors
+    ]
 
 
 def _settings_of(memory: Memory) -> tuple[object, ...]:
-    """Returns what the modules, and the memory itself, hold that is no tensor."""
-    queue = memory.queue
-    found: list[object] = [memory.delay, memory.warmup, memory.nonfinite, queue.is_measured, queue._has_ids]
-    for module in _modules_of(memory):
-        for part in module.modules():
-            found += [x for x in vars(part).values() if isinstance(x, (bool, int, float, str))]
-    return tuple(found)
+    """Returns what the modules, and the memory itself, hold that is no tensor and that a step depends on."""
+    queue, hooks = memory.queue, memory._hooks
+    found: list[object] = [getattr(memory, name) for name in _SETTINGS]
+    found += [queue.is_measured, queue._has_ids, hooks.are_adapters, hooks.collect_stats]
+    values = [
+        getattr(part, name) for part, (_, _, names) in _parts_of_modules(memory) for name in names
+    ]
+    return (*found, *[x for x in values if x is None or isinstance(x, (bool, int, float, str))])
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from ..memory._queue import Queue, prepare_state
 from ..memory._transaction import transaction
 from ..pairwise._miners import Miner
 from ..pairwise._pairs import IndicesTuple
-from ._compiled_step import name_of_new, step_compiled
+from ._compiled_step import name_of_new, step_compiled, why_not_compiled
 from ._input import OneThread, check_input, check_sharded, settle_earlier_steps
 from ._options import suggest_keywords
 from ._settings import check_setting
@@ -207,7 +207,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         is_training = self.training and torch.is_grad_enabled()
         has_more = not (indices_tuple is None and enqueue_mask is None and sample_ids is None)
         not_now = why_not_now(self, is_training=is_training)
-        reason = not_now or why_not_traced(self, has_more_input=has_more)
+        why_not = why_not_compiled if is_compiling() else why_not_traced
+        reason = not_now or why_not(self, has_more_input=has_more)
         if reason is None:
             return (step_compiled if is_compiling() else step_traced)(self, embeddings, labels)
         message = (

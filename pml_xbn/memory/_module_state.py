@@ -15,6 +15,9 @@ from ..adapters.moments import Moments
 Attributes = list[tuple[nn.Module, dict[str, Any], dict[str, "Tensor | None"]]]
 
 
+_OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
+
+
 def attributes_of(module: nn.Module) -> Attributes:
     """Returns what a module and its parts hold in attributes and buffers, which are not copied."""
     return [(part, vars(part).copy(), part._buffers.copy()) for part in module.modules()]
@@ -57,6 +60,20 @@ def tensors_of(module: nn.Module) -> Held:
             found += [
                 (part, name, value) for name, value in names.items() if isinstance(value, (Tensor, Moments))
             ]
+    return found
+
+
+# Of a part of a module: names that lead to it, and names of what it holds, of tensors and of other things.
+Names = tuple[list[str], list[str], list[str]]
+
+
+def names_of(module: nn.Module) -> list[Names]:
+    """Returns of a module, and of each of its parts, the names of what it holds that not every module has."""
+    found: list[Names] = []
+    for path, part in module.named_modules():
+        tensors = [name for held, name, _ in tensors_of(module) if held is part]
+        others = (vars(part).keys() | part._buffers.keys() | part._parameters.keys()) - _OF_EVERY_MODULE
+        found.append((path.split(".") if path else [], tensors, sorted(others - set(tensors))))
     return found
 
 

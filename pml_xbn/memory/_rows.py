@@ -179,7 +179,8 @@ class Rows:
     def affine_in(self, dtype: torch.dtype) -> Affine:
         """Returns the map from stored rows to rows as they are now, rounded once."""
         if dtype not in self._rounded_affine:  # both passes of a loss ask for it
-            self._rounded_affine[dtype] = Affine(self.affine.scale.to(dtype), self.affine.shift.to(dtype))
+            rounded = (computed_once(x.to(dtype)) for x in self.affine)
+            self._rounded_affine[dtype] = Affine(*rounded)
         return self._rounded_affine[dtype]
 
     def least_length(self, dtype: torch.dtype) -> Tensor | float:
