@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .._arithmetic import at_least_float32
+from .._tracing import is_in_compiled_step
 
 
 class Affine(NamedTuple):
@@ -75,12 +76,22 @@ def moments(rows: Tensor) -> Moments:
         Moments(mean=tensor([2., 5.]), std=tensor([1.4142, 0.0000]))
     """
     rows, num_rows = at_least_float32(rows), rows.shape[0]
-    mean = rows.mean(dim=0)
-    centred = rows - mean  # not torch.var_mean, which takes ten times as long on a CPU
-    squares = centred.mul_(centred).sum(dim=0)
+    mean, squares = _mean_and_squares(rows)
     least = num_rows * (8 * torch.finfo(rows.dtype).eps) ** 2
     squares = torch.addcmul(squares, mean, mean, value=-least).clamp_min_(0)
     return Moments(mean, squares.div_(num_rows - 1).sqrt_())
+
+
+def _mean_and_squares(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the mean of rows ``(n, d)``, and the sum of the squared differences from it."""
+    if is_in_compiled_step():  # which makes one pass of it; differences from a row lose no digits
+        differences, num_rows = rows - rows[0], rows.shape[0]
+        total, squares = differences.sum(dim=0), differences.square().sum(dim=0)
+        mean = total / num_rows
+        return rows[0] + mean, torch.addcmul(squares, total, mean, value=-1)
+    mean = rows.mean(dim=0)
+    centred = rows - mean  # not torch.var_mean, which takes ten times as long on a CPU
+    return mean, centred.mul_(centred).sum(dim=0)
 
 
 def match_moments(rows: Tensor, source: Moments, target: Moments) -> Tensor:

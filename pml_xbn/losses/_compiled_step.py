@@ -43,8 +43,10 @@ _MEMORIES: WeakValueDictionary[str, Memory] = WeakValueDictionary()
 _numbers = itertools.count()
 
 # Attributes of a memory that a step depends on.
-_SETTINGS = ("delay", "warmup", "nonfinite", "batch_loss_weight", "normalize_memory", "update")
-_SETTINGS += ("collect_stats", "gather_distributed", "_is_sharded")
+_SETTINGS = (
+    *("delay", "warmup", "nonfinite", "batch_loss_weight", "normalize_memory", "update"),
+    *("collect_stats", "gather_distributed", "_is_sharded"),
+)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -155,9 +157,7 @@ def _settings_of(memory: Memory) -> tuple[object, ...]:
     queue, hooks = memory.queue, memory._hooks
     found: list[object] = [getattr(memory, name) for name in _SETTINGS]
     found += [queue.is_measured, queue._has_ids, hooks.are_adapters, hooks.collect_stats]
-    values = [
-        getattr(part, name) for part, (_, _, names) in _parts_of_modules(memory) for name in names
-    ]
+    values = [getattr(part, name) for part, (_, _, names) in _parts_of_modules(memory) for name in names]
     return (*found, *[x for x in values if x is None or isinstance(x, (bool, int, float, str))])
 
 

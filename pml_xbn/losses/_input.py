@@ -159,7 +159,7 @@ def check_on_device(memory: Memory, batch: Batch) -> Batch:
         limit, own = largest_storable(memory.queue), batch.own is not None
         found = [x for x in ((batch.refs,) if own else (batch.refs, batch.anchors)) if x.shape[0] > 0]
         # False where there is NaN.
-        are_small = all_of(*(x.detach().abs().amax() <= limit for x in found))
+        are_small = all_of(*(x.detach().abs().amax(dim=1).amax() <= limit for x in found))
         if are_small is not None:
             findings.add_("numbers", ~are_small)
     are_known = all_of(*(~is_refused for is_refused, _ in memory._hooks.refusals(batch.ref_labels)))

@@ -22,7 +22,7 @@ from ..memory._placement import Placement, average_rows, placement_of
 from ..memory._queue import Contents
 from ..memory._rows import plain_rows, rows_of
 from ..pairwise._batch_loss import loss_of_batch, loss_without_pairs
-from ..pairwise._loss import Comparison, loss_against
+from ..pairwise._loss import Comparison, loss_against, loss_within
 from ..pairwise._pairs import IndicesTuple, drop_self_pairs, mapped
 from ..pairwise._supported import fused_loss_of, is_fused_miner
 from ._settings import weighted_sum
@@ -189,6 +189,9 @@ def compare(memory: Memory, batch: Batch, contents: Contents | None) -> Tensor:
 
 def loss_of_batch_alone(memory: Memory, batch: Batch) -> Tensor:
     """Returns the loss of the batch by itself, NaN if the batch holds NaN or inf."""
+    fused = fused_loss_of(memory.loss) if is_tracing() else None
+    if fused is not None:  # PML's code lists pairs, of which there are not as many in every step
+        return loss_within(_comparison_within(memory, batch), fused)
     memory.queue.keep_labels()
     loss = loss_of_batch(memory.loss, memory.miner, batch)
     return nan_unless_zero(loss, zero_if_batch_is_finite(batch))  # type: ignore[no-any-return]
@@ -224,6 +227,13 @@ def comparison(memory: Memory, batch: Batch, contents: Contents | None) -> Compa
         rows.is_row,
         contents.are_finite,
     )
+
+
+def _comparison_within(memory: Memory, batch: Batch) -> Comparison:
+    """Returns the anchors against themselves."""
+    anchors, labels = batch.anchors, batch.anchor_labels
+    rows, self_pairs = plain_rows(anchors.detach()), torch.arange(len(anchors), device=anchors.device)
+    return Comparison(memory.loss, memory.miner, anchors, labels, rows, labels, self_pairs)
 
 
 def _pairs_with_rows(batch: Batch, self_pairs: Tensor) -> IndicesTuple | None:

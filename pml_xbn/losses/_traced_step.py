@@ -16,6 +16,7 @@ from .._tracing import is_compiling, looks_again
 from ..memory._batch import Batch
 from ..memory._module_state import settle_, tensors_of
 from ..memory._rows import read_dtype
+from ..pairwise._distances import is_symmetric
 from ..pairwise._supported import fused_loss_of, is_fused_miner
 from ._input import check_on_device
 from ._step import step
@@ -86,8 +87,6 @@ def why_not_traced(memory: Memory, *, has_more_input: bool) -> str | None:
         return "with an indices_tuple, an enqueue_mask or sample_ids"
     if memory._is_sharded or (memory.gather_distributed and memory._group.has_others):
         return "whose rows are shared by ranks"
-    if memory.batch_loss_weight:
-        return "with batch_loss_weight (docs/benchmarks.md adds that loss outside of the graph)"
     if memory.normalize_memory or memory.update != "queue":
         return "with normalize_memory or update"
     if not memory._hooks.are_adapters:
@@ -99,6 +98,8 @@ def why_not_traced(memory: Memory, *, has_more_input: bool) -> str | None:
         return f"with a {name} that runs PML's own code"
     if getattr(memory.loss, "smooth_loss", False):
         return f"with a {name} with smooth_loss, which lists triplets"
+    if memory.batch_loss_weight and not is_symmetric(memory.loss.distance):
+        return f"with batch_loss_weight and a {type(memory.loss.distance).__name__}"
     if not is_fused_miner(memory.miner):
         return f"with a {type(memory.miner).__name__} that runs PML's own code"
     return None

@@ -326,7 +326,9 @@ class Queue(nn.Module):
         if rows.sums is not None:
             self.sums.copy_(rows.sums)
         numbers += [SUMS if rows.sums is not None else NO_SUMS, contents.num_replaced]
-        if any(isinstance(number, Tensor) for number in numbers):
+        if is_in_compiled_step():
+            self.numbers.copy_(self._numbers_after(contents))
+        elif any(isinstance(number, Tensor) for number in numbers):
             self.numbers.copy_(self._on_device(numbers))
         else:
             self.numbers.numpy()[:] = numbers
@@ -336,14 +338,23 @@ class Queue(nn.Module):
 
     def _on_device(self, numbers: list[int | Tensor]) -> Tensor:
         """Returns the numbers of a state, some of which the host does not know, as a tensor."""
-        if is_in_compiled_step():  # which makes a kernel of every number that is stacked
-            indices, new = torch.arange(len(numbers), device=self.numbers.device), self.numbers
-            for index, number in enumerate(numbers):
-                new = torch.where(indices == index, number, new)
-            return new
         # A number of the host is written by a kernel, not copied, for which a GPU may be waited for.
         on_device = (x if isinstance(x, Tensor) else self.numbers.new_full((), x) for x in numbers)
         return torch.stack(list(on_device))
+
+    def _numbers_after(self, contents: Contents) -> Tensor:
+        """Returns the numbers of a state after a compiled step, each computed from what it was.
+
+        So it is one kernel. Of numbers that are stacked each would be one.
+        """
+        assert contents.newest is not None
+        assert contents.stored_last is not None
+        which, is_stored = torch.arange(5, device=self.numbers.device), contents.stored_last.is_stored
+        change = torch.where(which == 0, 1, len(contents.newest)).masked_fill(which > 2, 0)
+        new = self.numbers + (change if is_stored is None else change * is_stored)
+        new = torch.where(which == 1, new.clamp(max=self.memory_size), new)
+        new = torch.where(which == 2, new % self.memory_size, new)
+        return torch.where(which == 3, SUMS if contents.rows.sums is not None else NO_SUMS, new)
 
     def take_traced_step(self, newest: Tensor, *, is_measured: bool) -> None:
         """Notes what a step has changed besides the tensors of the state, where it was one operation."""

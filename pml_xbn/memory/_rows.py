@@ -143,7 +143,7 @@ class Rows:
         """Which of the first ``most_rows_here`` rows are occupied, ``(n,)`` bool; None where all are."""
         if not isinstance(self.num_rows, Tensor):
             return None
-        return torch.arange(self.most_rows_here, device=self.stored.device) < computed_once(self.num_rows)
+        return torch.arange(self.most_rows_here, device=self.stored.device) < self.num_rows
 
     def replaced(
         self, *, affine: Affine | None = None, sums: Tensor | None = None, stored: Tensor | None = None
@@ -393,7 +393,9 @@ class Rows:
             return self
         wide, zeros = widest(values), torch.zeros_like(self.affine.shift)
         found = moments(wide) if len(wide) > 1 else Moments(wide[0], zeros)
-        affine = self._map_if_standardized(found, equal=_rms(found))
+        # Where the host does not know whether there are rows, it is not worth a sum in every step.
+        equal = _rms(found) if is_empty is True else torch.ones_like(zeros)
+        affine = self._map_if_standardized(found, equal)
         sums = torch.stack([zeros, zeros])
         if isinstance(is_empty, Tensor):
             affine = Affine(*(torch.where(is_empty, x, y) for x, y in zip(affine, self.affine, strict=True)))

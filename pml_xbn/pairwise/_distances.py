@@ -68,7 +68,7 @@ class Distances:
 
     def may_overwrite(self, distance: BaseDistance) -> bool:
         """Returns whether a loss may write the gradient into the matrix, once no miner needs it."""
-        return is_read_off(distance) and not isinstance(distance, SNRDistance)
+        return is_symmetric(distance)  # another's gradient needs the matrix once more
 
     def is_needed_once(self, distance: BaseDistance) -> bool:
         """Returns whether a loss may overwrite the matrix as it reads it, as no gradient depends on it."""
@@ -238,6 +238,11 @@ class Distances:
         by_signal = (gradient * (1 - mat)).sum(dim=1, keepdim=True)
         found = self.rows.weighted_sum(-2 * gradient, factors).addcmul_(vectors, 2 * by_signal)
         return found - found.mean(dim=1, keepdim=True)
+
+
+def is_symmetric(distance: BaseDistance) -> bool:
+    """Returns whether a distance is known to measure the same from both ends of a pair."""
+    return is_read_off(distance) and not isinstance(distance, SNRDistance)
 
 
 def is_read_off(distance: BaseDistance) -> bool:

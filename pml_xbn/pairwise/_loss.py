@@ -96,6 +96,18 @@ def loss_against(compared: Comparison, fused: FusedLoss | None) -> Tensor:
     return sum_terms(compared, fused).with_graph()
 
 
+def loss_within(compared: Comparison, fused: FusedLoss) -> Tensor:
+    """Returns the loss of a batch by itself: its rows are the anchors, and get a gradient as the anchors do.
+
+    A pair measures the same from both of its ends, so the gradient at a row is the one that an anchor gets
+    from the transposed matrix.
+    """
+    sums = sum_terms(compared, fused)
+    at_anchors = sums.at_anchors
+    sums.at_anchors = lambda gradient: at_anchors(gradient + gradient.t())
+    return sums.with_graph()
+
+
 def _loss_by_pml(compared: Comparison) -> Tensor:
     """Returns the loss by its own code, which gets index tensors and a tensor of rows."""
     distances = Distances(compared.anchors.detach(), compared.rows, compared.are_finite)

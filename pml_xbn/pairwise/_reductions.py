@@ -283,8 +283,9 @@ def total(counts: Tensor) -> Tensor:
     """Returns how many pairs of all anchors count, a 0-d integer tensor."""
     if counts.dtype != torch.bool:
         return counts.sum()
-    # On a CPU, the sum of a mask would make int64 of all of it. A sum per anchor is fused with others.
-    return counts.sum(dim=1, dtype=torch.int32).sum() if is_in_compiled_step() else counts.count_nonzero()
+    if is_in_compiled_step():  # which has these sums from a loss that counts too; exact for 2²⁴ rows
+        return as_numbers(counts, torch.float32).sum(dim=1).long().sum()
+    return counts.count_nonzero()  # a sum on a CPU would make int64 of all of the mask
 
 
 class AllRows:
