@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -138,7 +139,7 @@ def _parts_of_modules(memory: Memory) -> list[tuple[nn.Module, Names]]:
     for module, names_of_parts in zip(_modules_of(memory), _names_of_modules(memory._name), strict=True):
         for names in names_of_parts:
             part = module
-            for name in names[0]:
+            for name in names.path:
                 part = getattr(part, name)
             found.append((part, names))
     return found
@@ -147,8 +148,8 @@ def _parts_of_modules(memory: Memory) -> list[tuple[nn.Module, Names]]:
 def _held_by_modules(memory: Memory) -> Held:
     return [
         (part, name, getattr(part, name))
-        for part, (_, tensors, _) in _parts_of_modules(memory)
-        for name in tensors
+        for part, names in _parts_of_modules(memory)
+        for name in names.tensors
     ]
 
 
@@ -157,8 +158,15 @@ def _settings_of(memory: Memory) -> tuple[object, ...]:
     queue, hooks = memory.queue, memory._hooks
     found: list[object] = [getattr(memory, name) for name in _SETTINGS]
     found += [queue.is_measured, queue._has_ids, hooks.are_adapters, hooks.collect_stats]
-    values = [getattr(part, name) for part, (_, _, names) in _parts_of_modules(memory) for name in names]
-    return (*found, *[x for x in values if x is None or isinstance(x, (bool, int, float, str))])
+    for part, names in _parts_of_modules(memory):
+        for name in names.methods:
+            getattr(part, name)  # so that Dynamo checks that it is still that of the class
+        for value in [getattr(part, name) for name in names.others]:
+            if value is None or isinstance(value, (bool, int, float, str)):
+                found.append(value)
+            elif isinstance(value, MethodType):
+                found.append(value.__name__)
+    return tuple(found)
 
 
 @contextmanager

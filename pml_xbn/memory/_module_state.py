@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from inspect import getattr_static, isfunction
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -63,17 +64,25 @@ def tensors_of(module: nn.Module) -> Held:
     return found
 
 
-# Of a part of a module: names that lead to it, and names of what it holds, of tensors and of other things.
-Names = tuple[list[str], list[str], list[str]]
+class Names(NamedTuple):
+    """The names of a part of a module, and of what it holds that not every module has."""
+
+    path: list[str]  # leads to it
+    tensors: list[str]
+    others: list[str]  # it holds too
+    methods: list[str]  # its class has, and it has none of its own in their place
 
 
 def names_of(module: nn.Module) -> list[Names]:
-    """Returns of a module, and of each of its parts, the names of what it holds that not every module has."""
-    found: list[Names] = []
+    """Returns the names of a module, and of each of its parts."""
+    found = []
     for path, part in module.named_modules():
         tensors = [name for held, name, _ in tensors_of(module) if held is part]
-        others = (vars(part).keys() | part._buffers.keys() | part._parameters.keys()) - _OF_EVERY_MODULE
-        found.append((path.split(".") if path else [], tensors, sorted(others - set(tensors))))
+        names = vars(part).keys() | part._buffers.keys() | part._parameters.keys()
+        others = names - _OF_EVERY_MODULE - set(tensors)
+        of_class = {*dir(type(part))} - {*dir(nn.Module)} | {"forward"}
+        methods = [name for name in of_class - names if isfunction(getattr_static(part, name))]
+        found.append(Names(path.split(".") if path else [], tensors, sorted(others), sorted(methods)))
     return found
 
 

@@ -6,11 +6,13 @@ import copy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from every_memory import BATCH_SIZE, EVERY, D, M
 from pytorch_metric_learning import losses
+from pytorch_metric_learning.distances import DotProductSimilarity, LpDistance, SNRDistance
 from pytorch_metric_learning.losses import (
     AngularLoss,
     ContrastiveLoss,
@@ -105,7 +107,10 @@ def test_so_it_is_of_other_losses_and_with_a_miner(loss: str) -> None:
 
 
 NOT_WHOLE: dict[str, tuple[Callable[[], XBNWrapper], str]] = {
-    "weight": (lambda: XBNWrapper(SupConLoss(), D, M, batch_loss_weight=0.5), "batch_loss_weight"),
+    "weight": (
+        lambda: XBNWrapper(ContrastiveLoss(distance=SNRDistance()), D, M, batch_loss_weight=0.5),
+        "batch_loss_weight and a SNRDistance",
+    ),
     "smooth": (lambda: XBNWrapper(TripletMarginLoss(smooth_loss=True), D, M), "smooth_loss"),
     "angular": (lambda: XBNWrapper(AngularLoss(), D, M), "PML's own code"),
 }
@@ -186,6 +191,10 @@ CHANGES: dict[str, Callable[[XBNWrapper], None]] = {
     "reducer": set_reducer,
     "adapter": lambda memory: setattr(memory._hooks.adapters[0], "match_std", False),
     "margin of a miner": lambda memory: setattr(memory.miner, "pos_margin", memory.miner.pos_margin + 0.2),
+    "batch loss": lambda memory: setattr(memory, "batch_loss_weight", memory.batch_loss_weight + 0.5),
+    "loss": lambda memory: setattr(memory, "loss", losses.NTXentLoss(0.2)),
+    "distance": lambda memory: setattr(memory.loss, "distance", DotProductSimilarity()),
+    "miner": lambda memory: setattr(memory, "miner", None),
     "nonfinite": lambda memory: setattr(memory, "nonfinite", "ignore"),
     "size of a batch": lambda memory: None,
 }
@@ -206,6 +215,30 @@ def test_what_changes_between_compiled_steps_counts(case: str) -> None:
         gradients = (torch.autograd.grad(x, given[0])[0] for x in (value, expected))
         torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-4)
     assert torch.equal(memory.curr_batch_idx, twin.curr_batch_idx)
+
+
+# What makes of a fused loss one that is called.
+REPLACED: dict[str, Callable[[XBNWrapper], None]] = {
+    "another method": lambda memory: setattr(memory.loss, "loss_method", memory.loss.method_of_mine),
+    "a method of its own": lambda memory: setattr(memory.loss, "compute_loss", memory.loss.compute_loss),
+    "statistics": lambda memory: setattr(memory.loss.distance, "collect_stats", True),
+}
+
+
+class OfMine(ContrastiveLoss):
+    def method_of_mine(self, *args: Any) -> Any:
+        return self.mat_based_loss(*args)
+
+
+@pytest.mark.parametrize("case", REPLACED)
+def test_a_loss_that_is_changed_after_it_was_compiled_is_called(case: str) -> None:
+    memory = XBNWrapper(OfMine(), D, M)
+    compiled = torch.compile(memory, fullgraph=True, backend="eager")
+    for _ in range(3):
+        compiled(torch.randn(BATCH_SIZE, D, requires_grad=True), torch.arange(BATCH_SIZE) % 3)
+    REPLACED[case](memory)
+    with pytest.raises(Exception, match="OfMine that runs PML's own code"):
+        compiled(torch.randn(BATCH_SIZE, D, requires_grad=True), torch.arange(BATCH_SIZE) % 3)
 
 
 def test_two_memories_that_one_function_calls_are_not_taken_for_each_other() -> None:
@@ -237,23 +270,36 @@ def test_an_adapter_that_counts_in_a_python_number_is_refused() -> None:
         torch.compile(memory, fullgraph=True, backend="eager")(torch.randn(4, D), torch.arange(4) % 2)
 
 
+OWN_LOSSES: dict[str, Callable[[], nn.Module]] = {
+    "SupCon": lambda: SupConLoss(0.1),
+    "contrastive": ContrastiveLoss,
+    "triplet": lambda: TripletMarginLoss(distance=LpDistance(power=2)),
+    "dot products": lambda: losses.NTXentLoss(1.0, distance=DotProductSimilarity()),
+    "MultiSimilarity": losses.MultiSimilarityLoss,
+    "learned": lambda: MarginLoss(learn_beta=True, num_classes=3),
+}
+
+
 @pytest.mark.parametrize("miner", [None, PairMarginMiner(0.2, 0.8)], ids=["no miner", "miner"])
-@pytest.mark.parametrize("loss", [ContrastiveLoss(), SupConLoss(0.1)], ids=repr)
-def test_the_batchs_own_loss_can_be_added_to_a_compiled_memory(
-    loss: nn.Module, miner: nn.Module | None
-) -> None:
-    """As the page of benchmarks says, since a memory with ``batch_loss_weight`` is not compiled."""
-    whole = XBNWrapper(loss, D, M, miner, batch_loss_weight=0.5)
-    memory = XBNWrapper(loss, D, M, miner)
-    compiled, labels = torch.compile(memory, fullgraph=True, backend="eager"), torch.arange(BATCH_SIZE) % 3
+@pytest.mark.parametrize("loss", OWN_LOSSES)
+def test_the_batchs_own_loss_is_compiled_too_and_is_that_of_pml(loss: str, miner: nn.Module | None) -> None:
+    """Uncompiled, PML's code computes it."""
+    twin, memory = (XBNWrapper(OWN_LOSSES[loss](), D, M, miner, batch_loss_weight=0.5) for _ in range(2))
+    compiled, labels = (
+        torch.compile(memory, fullgraph=True, backend="aot_eager"),
+        torch.arange(BATCH_SIZE) % 3,
+    )
     for step in range(2 * M // BATCH_SIZE + 1):
-        first = (torch.randn(BATCH_SIZE, D) + step / 10).requires_grad_()
-        second = first.detach().clone().requires_grad_()
-        own = loss(second, labels) if miner is None else loss(second, labels, miner(second, labels))
-        value, expected = compiled(second, labels) + 0.5 * own, whole(first, labels)
-        torch.testing.assert_close(value, expected)
-        torch.testing.assert_close(torch.autograd.grad(value, second), torch.autograd.grad(expected, first))
-    torch.testing.assert_close(memory.embedding_memory, whole.embedding_memory)
+        first = torch.randn(BATCH_SIZE, D) + step / 10
+        first[:, 0] = 0.0  # a dead unit
+        second = first.clone().requires_grad_()
+        value, expected = compiled(first.requires_grad_(), labels), twin(second, labels)
+        torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-4)
+        value.backward(), expected.backward()
+        torch.testing.assert_close(first.grad, second.grad, rtol=1e-3, atol=1e-4)
+    for one, other in zip(memory.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(memory.embedding_memory, twin.embedding_memory)
 
 
 def test_importing_the_package_does_not_import_dynamo() -> None:
