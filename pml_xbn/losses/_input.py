@@ -158,7 +158,7 @@ def check_on_device(memory: Memory, batch: Batch) -> Batch:
     if memory.nonfinite != "ignore":
         limit, own = largest_storable(memory.queue), batch.own is not None
         found = [x for x in ((batch.refs,) if own else (batch.refs, batch.anchors)) if x.shape[0] > 0]
-        # False where there is NaN.
+        # False where there is NaN. By rows first, as torch.compile makes one kernel of that and of lengths.
         are_small = all_of(*(x.detach().abs().amax(dim=1).amax() <= limit for x in found))
         if are_small is not None:
             findings.add_("numbers", ~are_small)
