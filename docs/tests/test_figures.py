@@ -173,7 +173,7 @@ def test_a_large_batch_that_gains_nothing_does_not_tell_of_a_memory(study: Study
         assert not is_above_zero(large)
         assert is_above_zero(memory)
         assert_on(GAINS, cell(large), cell(memory))
-    assert_on(README, "| from random weights | better or not | try XBN with the defaults at your own batch size")
+    assert_on(README, "| from random weights | either | try XBN with the defaults at your own batch size")
 
 
 def of_the_last_stage(study: Study, name: str, size: int, methods: Sequence[Method] = SUPCON) -> list[Values]:
@@ -262,7 +262,7 @@ def test_the_table_of_the_readme(study: Study) -> None:
     )
     below = [float(x) for text in gaps[:2] for x in text.split(" and ")]
     below += [gap.mean for gap in over(study, [at("glyphs", 120)], "xbm+warm-up")]
-    said = f"it was {min(below):.1f} to {max(below):.1f} points below XBN. But on 9,992"
+    said = f"it was {min(below):.1f} to {max(below):.1f} points below XBN without them. On 9,992"
     assert_on(README, said)
 
 
