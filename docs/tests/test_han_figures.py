@@ -245,6 +245,40 @@ def test_the_other_settings(runs: Runs) -> None:
     )
 
 
+def test_from_the_weights_of_another_task(runs: Runs) -> None:
+    """Three rates and more of one seed; the chosen one of each in bold."""
+    best: dict[str, float] = {}
+    for words, case in (
+        ("no memory, 64", NONE_64),
+        ("no memory, 256", NONE_256),
+        ("XBM, from the first step", Case("xbm")),
+        ("XBN, from the first step", Case("xbn")),
+        ("XBM, warmed up and filled", XBM),
+        ("XBN, warmed up and filled", XBN),
+    ):
+        setting = replace(case, weights="glyphs").setting
+        tried = {x.rate: row for x, row in runs.rows.items() if x.setting == setting and x.seed == 0}
+        assert len(tried) >= 3
+        chosen = max(tried, key=lambda rate: float(tried[rate]["map_at_r_validation"]))
+        best[words] = float(tried[chosen]["recall_at_1"])
+        cells = [
+            f"{float(tried[rate]['recall_at_1']):.1f}" if rate in tried else "–"
+            for rate in (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)
+        ]
+        bold = [2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2].index(chosen)
+        cells[bold] = f"**{cells[bold]}**"
+        assert_on(MANY, f"| {words} | {' | '.join(cells)} |")
+    _, none, xbm_first, xbn_first, xbm, xbn = best.values()
+    gains = [x - none for x in (xbm_first, xbn_first, xbm, xbn)]
+    assert_on(
+        MANY,
+        f"from the first step it has {xbn_first:.1f}, warmed up and filled {xbn:.1f}, and XBM warmed up and "
+        f"filled {xbm:.1f}.",
+        f"It has {xbm_first:.1f}, {xbn_first - xbm_first:.1f} less than XBN.",
+        f"by {min(gains):.1f} to {max(gains):.1f}, in twice the minutes",
+    )
+
+
 def test_first_looks(runs: Runs) -> None:
     """One run each: the rate in the middle, and the seed that chooses."""
 
