@@ -277,6 +277,11 @@ def test_from_the_weights_of_another_task(runs: Runs) -> None:
         f"It has {xbm_first:.1f}, {xbn_first - xbm_first:.1f} less than XBN.",
         f"by {min(gains):.1f} to {max(gains):.1f}, in twice the minutes",
     )
+    assert_on(
+        SIZE,
+        f"was {xbm_first:.1f} without adaptation and {xbn_first:.1f} with it, and warmed up and filled {xbm:.1f} "
+        f"and {xbn:.1f}",
+    )
 
 
 def test_first_looks(runs: Runs) -> None:
@@ -314,12 +319,6 @@ def test_first_looks(runs: Runs) -> None:
             *(above(x, NONE_64, **contrastive) for x in plain)
         ),
         "and {} and {} above batch 256".format(*(above(x, NONE_256, **contrastive) for x in plain)),
-    )
-    assert_on(
-        SIZE,
-        "was {} without adaptation and {} with it".format(
-            *(of_one(Case(x, **glyphs)) for x in ("xbm", "xbn"))
-        ),
     )
     pairs = [
         float(above(one, other, **changes))
