@@ -279,8 +279,8 @@ def test_from_the_weights_of_another_task(runs: Runs) -> None:
     )
     assert_on(
         SIZE,
-        f"was {xbm_first:.1f} without adaptation and {xbn_first:.1f} with it, and warmed up and filled {xbm:.1f} "
-        f"and {xbn:.1f}",
+        f"was {xbm_first:.1f} without adaptation and {xbn_first:.1f} with it, and warmed up and filled "
+        f"{xbm:.1f} and {xbn:.1f}",
     )
 
 
