@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from pytorch_metric_learning.losses import NCALoss
 from torch import Tensor
 
 from .._checks import check_integers, check_rows
@@ -100,6 +101,8 @@ def why_not_traced(memory: Memory, *, has_more_input: bool) -> str | None:
         return f"with a {name} with smooth_loss, which lists triplets"
     if memory.batch_loss_weight and not is_symmetric(memory.loss.distance):
         return f"with batch_loss_weight and a {type(memory.loss.distance).__name__}"
+    if memory.batch_loss_weight and isinstance(memory.loss, NCALoss):
+        return f"with batch_loss_weight and a {name}, which counts an anchor's own copy in memory alone"
     if not is_fused_miner(memory.miner):
         return f"with a {type(memory.miner).__name__} that runs PML's own code"
     return None

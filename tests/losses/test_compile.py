@@ -107,6 +107,10 @@ def test_so_it_is_of_other_losses_and_with_a_miner(loss: str) -> None:
 
 
 NOT_WHOLE: dict[str, tuple[Callable[[], XBNWrapper], str]] = {
+    "own copies": (
+        lambda: XBNWrapper(losses.NCALoss(), D, M, batch_loss_weight=0.5),
+        "batch_loss_weight and a NCALoss",
+    ),
     "weight": (
         lambda: XBNWrapper(ContrastiveLoss(distance=SNRDistance()), D, M, batch_loss_weight=0.5),
         "batch_loss_weight and a SNRDistance",
