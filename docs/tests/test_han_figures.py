@@ -248,6 +248,7 @@ def test_the_other_settings(runs: Runs) -> None:
 def test_from_the_weights_of_another_task(runs: Runs) -> None:
     """Three rates and more of one seed; the chosen one of each in bold."""
     best: dict[str, float] = {}
+    columns = (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)
     for words, case in (
         ("no memory, 64", NONE_64),
         ("no memory, 256", NONE_256),
@@ -261,11 +262,8 @@ def test_from_the_weights_of_another_task(runs: Runs) -> None:
         assert len(tried) >= 3
         chosen = max(tried, key=lambda rate: float(tried[rate]["map_at_r_validation"]))
         best[words] = float(tried[chosen]["recall_at_1"])
-        cells = [
-            f"{float(tried[rate]['recall_at_1']):.1f}" if rate in tried else "–"
-            for rate in (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)
-        ]
-        bold = [2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2].index(chosen)
+        cells = [f"{float(tried[rate]['recall_at_1']):.1f}" if rate in tried else "–" for rate in columns]
+        bold = columns.index(chosen)
         cells[bold] = f"**{cells[bold]}**"
         assert_on(MANY, f"| {words} | {' | '.join(cells)} |")
     _, none, xbm_first, xbn_first, xbm, xbn = best.values()
