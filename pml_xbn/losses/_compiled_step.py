@@ -15,7 +15,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -25,15 +24,14 @@ from torch import Tensor, nn
 from .._tracing import compiled_step
 from ..memory._module_state import (
     Held,
-    Names,
     attributes_of,
     differ_in_numbers_alone,
     give_back_attributes,
-    names_of,
     parts_of,
     replace_tensors,
 )
 from ..memory._queue import STATE
+from ._guarded import Names, names_of, settings_of, what_is_not_seen
 from ._traced_step import check_traced_input, step_traced, why_not_traced
 
 if TYPE_CHECKING:
@@ -76,7 +74,13 @@ def why_not_compiled(memory: Memory, *, has_more_input: bool) -> str | None:
 
 @_constant
 def _why_not_traced(name: str, has_more_input: bool) -> str | None:
-    return why_not_traced(_MEMORIES[name], has_more_input=has_more_input)
+    memory = _MEMORIES[name]
+    reason = why_not_traced(memory, has_more_input=has_more_input)
+    for adapter in memory._hooks.adapters:
+        unseen = what_is_not_seen(adapter)
+        if unseen is not None:
+            reason = f"whose {type(adapter).__name__} has {unseen}, of which torch.compile sees no change"
+    return reason
 
 
 def step_compiled(memory: Memory, embeddings: Tensor, labels: Tensor) -> Tensor:
@@ -159,13 +163,7 @@ def _settings_of(memory: Memory) -> tuple[object, ...]:
     found: list[object] = [getattr(memory, name) for name in _SETTINGS]
     found += [queue.is_measured, queue._has_ids, hooks.are_adapters, hooks.collect_stats]
     for part, names in _parts_of_modules(memory):
-        for name in names.methods:
-            getattr(part, name)  # so that Dynamo checks that it is still that of the class
-        for value in [getattr(part, name) for name in names.others]:
-            if value is None or isinstance(value, (bool, int, float, str)):
-                found.append(value)
-            elif isinstance(value, MethodType):
-                found.append(value.__name__)
+        found += settings_of(part, names)
     return tuple(found)
 
 

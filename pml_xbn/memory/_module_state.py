@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from inspect import getattr_static, isfunction
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +13,6 @@ from ..adapters.moments import Moments
 
 # Modules, and copies of their attributes and of their buffers.
 Attributes = list[tuple[nn.Module, dict[str, Any], dict[str, "Tensor | None"]]]
-
-
-_OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
 
 
 def attributes_of(module: nn.Module) -> Attributes:
@@ -61,28 +57,6 @@ def tensors_of(module: nn.Module) -> Held:
             found += [
                 (part, name, value) for name, value in names.items() if isinstance(value, (Tensor, Moments))
             ]
-    return found
-
-
-class Names(NamedTuple):
-    """The names of a part of a module, and of what it holds that not every module has."""
-
-    path: list[str]  # leads to it
-    tensors: list[str]
-    others: list[str]  # it holds too
-    methods: list[str]  # its class has, and it has none of its own in their place
-
-
-def names_of(module: nn.Module) -> list[Names]:
-    """Returns the names of a module, and of each of its parts."""
-    found = []
-    for path, part in module.named_modules():
-        tensors = [name for held, name, _ in tensors_of(module) if held is part]
-        names = vars(part).keys() | part._buffers.keys() | part._parameters.keys()
-        others = names - _OF_EVERY_MODULE - set(tensors)
-        of_class = {*dir(type(part))} - {*dir(nn.Module)} | {"forward"}
-        methods = [name for name in of_class - names if isfunction(getattr_static(part, name))]
-        found.append(Names(path.split(".") if path else [], tensors, sorted(others), sorted(methods)))
     return found
 
 

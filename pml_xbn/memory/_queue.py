@@ -319,7 +319,8 @@ class Queue(nn.Module):
             raise
 
     def _write(self, contents: Contents) -> None:
-        rows, numbers = contents.rows, [contents.num_calls, contents.rows.num_rows, contents.position]
+        numbers = [contents.num_calls, contents.rows.num_rows, contents.position]
+        rows = contents.rows.zeroed_where_equal_()
         if rows.stored is not self.rows:
             self.rows.copy_(rows.stored)
         self.map.copy_(torch.stack(rows.affine))

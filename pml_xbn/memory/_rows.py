@@ -12,6 +12,7 @@ from torch import Tensor
 from .._arithmetic import rows_at_a_time, slices, widest
 from .._tracing import can_read, computed_once, is_in_compiled_step, is_tracing, number
 from ..adapters.moments import Affine, GroupMoments, Moments, moments
+from ._zero_units import zero_units_
 
 # Stored rows are standardized again where their root mean square is larger: float16 ends at 65504, and
 # moments lose digits.
@@ -120,6 +121,8 @@ class Rows:
         self.num_rows, self.most_rows_here, self.holding = num_rows, most_rows_here, holding
         self._rounded_affine: dict[torch.dtype, Affine] = {}
         self._total_sums: Tensor | None = None
+        # In which units a map has made all rows equal, (d,) bool, where nothing else keeps u in range.
+        self._equal_units: Tensor | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -157,6 +160,7 @@ class Rows:
             self.most_rows_here,
             self.holding,
         )
+        rows._equal_units = self._equal_units
         if affine is None:
             rows._rounded_affine = self._rounded_affine
         return rows
@@ -164,7 +168,7 @@ class Rows:
     def counted(self, num_rows: int | Tensor, most_rows_here: int) -> Rows:
         """Returns the rows with other numbers of occupied ones."""
         rows = type(self)(self.stored, self.affine, self.sums, num_rows, most_rows_here, self.holding)
-        rows._rounded_affine = self._rounded_affine
+        rows._rounded_affine, rows._equal_units = self._rounded_affine, self._equal_units
         return rows
 
     def with_number_on_host(self) -> Rows:
@@ -333,6 +337,12 @@ class Rows:
 
     def mapped(self, affine: Affine) -> Rows:
         """Returns the rows after a map of all of them."""
+        rows = self._mapped(affine)
+        if isinstance(self.num_rows, Tensor) or type(self.holding) is not Holding:
+            rows._equal_units = rows.affine.scale.abs() <= _LEAST_SCALE
+        return rows
+
+    def _mapped(self, affine: Affine) -> Rows:
         scale = self.affine.scale * affine.scale
         shift = torch.addcmul(affine.shift, self.affine.shift, affine.scale)
         if self.stored.dtype == torch.float16 and self.sums is not None:
@@ -341,6 +351,20 @@ class Rows:
             scale = torch.where(is_free, self.affine.scale, scale)
         scale = scale.masked_fill_(scale.abs() < _LEAST_SCALE, _LEAST_SCALE)
         return self.replaced(affine=Affine(scale, shift))
+
+    def zeroed_where_equal_(self) -> Rows:
+        """Returns the rows with u = 0, written in place, in units in which all rows have become equal.
+
+        There u could be anything. But the next rows that differ would be stored as large numbers, among which
+        a later batch without spread would no longer make all rows equal.
+        """
+        if self._equal_units is None or self.sums is None:
+            return self
+        zero_units_(self.stored, self._equal_units, self.sums)
+        scale = self.affine.scale.masked_fill(self._equal_units, 1.0)
+        return self.replaced(
+            affine=Affine(scale, self.affine.shift), sums=self.sums.masked_fill(self._equal_units, 0.0)
+        )
 
     def where_finite(self, before: Rows) -> Rows:
         """Returns these rows, in dimensions in which their map holds NaN or inf with that of ``before``."""
@@ -356,7 +380,7 @@ class Rows:
             undo: records what is overwritten.
         """
         scale, shift = maps.after(self.affine)
-        rows = self.mapped(other_map)
+        rows = self._mapped(other_map)
         # From stored rows by the map of their group, and back from where all are read.
         scale, shift = scale / rows.affine.scale, (shift - rows.affine.shift) / rows.affine.scale
         is_spoilt = ~torch.isfinite(scale + shift)
