@@ -76,11 +76,13 @@ def why_not_compiled(memory: Memory, *, has_more_input: bool) -> str | None:
 def _why_not_traced(name: str, has_more_input: bool) -> str | None:
     memory = _MEMORIES[name]
     reason = why_not_traced(memory, has_more_input=has_more_input)
+    if reason is not None:
+        return reason
     for adapter in memory._hooks.adapters:
         unseen = what_is_not_seen(adapter)
         if unseen is not None:
-            reason = f"whose {type(adapter).__name__} has {unseen}, of which torch.compile sees no change"
-    return reason
+            return f"whose {type(adapter).__name__} has {unseen}, of which torch.compile sees no change"
+    return None
 
 
 def step_compiled(memory: Memory, embeddings: Tensor, labels: Tensor) -> Tensor:
@@ -88,7 +90,10 @@ def step_compiled(memory: Memory, embeddings: Tensor, labels: Tensor) -> Tensor:
     queue = memory.queue
     has_width = embeddings.ndim == 2 and embeddings.shape[1] == queue.rows.shape[1]
     has_labels = labels.shape == embeddings.shape[:1] and not labels.is_floating_point()
-    if not (has_width and has_labels and embeddings.is_floating_point()):
+    is_of_queue = (memory.memory_size, memory.memory_dtype) == (queue.memory_size, queue.dtype)
+    if not (has_width and has_labels and embeddings.is_floating_point() and is_of_queue) or (
+        embeddings.shape[0] > queue.memory_size
+    ):
         check_traced_input(memory, embeddings, labels)
     _have_dynamo_not_look_into_it()
     tensors = [getattr(queue, name) for name in STATE]

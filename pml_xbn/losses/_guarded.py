@@ -59,7 +59,7 @@ def what_is_not_seen(module: nn.Module) -> str | None:
 
 
 def _attributes_of(part: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yields what a part, and its class, have that not every module has, but for properties, which compute."""
+    """Yields what a part and its class have that not every module has, but for properties."""
     own = {**vars(part), **part._buffers, **part._parameters}
     yield from ((name, value) for name, value in own.items() if name not in _OF_EVERY_MODULE)
     for name in sorted({*dir(type(part))} - {*dir(nn.Module)} - own.keys() | {"forward"}):
@@ -85,7 +85,7 @@ def _is_plain(value: Any, within: tuple[int, ...] = ()) -> bool:
 def _is_object_of_python(value: object) -> bool:
     """Returns whether all that an object holds has a name, as what one of a dataclass holds has."""
     kind = type(value)
-    if isinstance(value, (nn.Module, Tensor, *_CODE)):
+    if isinstance(value, (nn.Module, Tensor, *_CODE)) or not hasattr(value, "__dict__"):
         return False
     has_slots = any("__slots__" in vars(x) for x in kind.__mro__)
     return isinstance(value, SimpleNamespace) or (kind.__new__ is object.__new__ and not has_slots)

@@ -80,7 +80,7 @@ def _check_own_input(
     check_caller(memory, is_stored=is_stored)
     queue = memory.queue
     queue.take_edits()
-    _check_queue(memory, queue)
+    check_queue(memory, queue)
     if memory._is_sharded:
         _check_input_of_shards(memory, user_pairs)
     if is_stored and memory.update == "average" and ids is None:
@@ -96,7 +96,7 @@ def _check_own_input(
     batch = split(embeddings, labels, user_pairs, mask, ids)
     is_checked_later = is_stored and not is_shared and can_be_checked_later(memory, batch)
     if is_stored:
-        _check_size(batch.refs.shape[0], queue.memory_size)
+        check_size(batch.refs.shape[0], queue.memory_size)
         if not is_checked_later:
             batch = _check_numbers(memory, embeddings.detach(), batch)
     queue.move_to(embeddings.device)  # which may be out of memory
@@ -105,7 +105,7 @@ def _check_own_input(
     return check_on_device(memory, batch) if is_checked_later else batch
 
 
-def _check_queue(memory: Any, queue: Queue) -> None:
+def check_queue(memory: Any, queue: Queue) -> None:
     """Refuses a queue that does not have the size or dtype that was set after it had been made."""
     for name, value in (("memory_size", queue.memory_size), ("memory_dtype", queue.dtype)):
         if getattr(memory, name) != value:
@@ -116,7 +116,7 @@ def _check_queue(memory: Any, queue: Queue) -> None:
             )
 
 
-def _check_size(num_rows: int, memory_size: int) -> None:
+def check_size(num_rows: int, memory_size: int) -> None:
     if num_rows > memory_size:
         remedy = "pass smaller batches or build a larger memory"
         raise ValueError(f"{num_rows} rows to enqueue do not fit memory_size={memory_size}: {remedy}")
@@ -248,7 +248,7 @@ def _check_input_on_ranks(
     if not (batch.is_stored or memory._is_sharded):
         return batch, []  # every rank reads its own copy of the rows
     batch = ranks.with_all_refs(group, batch, reports)
-    _check_size(len(batch.refs), queue.memory_size)
+    check_size(len(batch.refs), queue.memory_size)
     return batch, reports
 
 

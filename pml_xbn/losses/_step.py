@@ -17,7 +17,7 @@ from torch.nn.functional import normalize
 
 from .._arithmetic import all_of, nan_unless_zero, widest, zero_if_finite
 from .._tracing import is_tracing
-from ..memory._batch import Batch
+from ..memory._batch import Batch, zero_loss
 from ..memory._placement import Placement, average_rows, placement_of
 from ..memory._queue import Contents
 from ..memory._rows import plain_rows, rows_of
@@ -190,6 +190,8 @@ def compare(memory: Memory, batch: Batch, contents: Contents | None) -> Tensor:
 def loss_of_batch_alone(memory: Memory, batch: Batch) -> Tensor:
     """Returns the loss of the batch by itself, NaN if the batch holds NaN or inf."""
     fused = fused_loss_of(memory.loss) if is_tracing() else None
+    if fused is not None and batch.anchors.shape[0] == 0:
+        return zero_loss(batch)
     if fused is not None:  # PML's code lists pairs, of which there are not as many in every step
         return loss_within(_comparison_within(memory, batch), fused)
     memory.queue.keep_labels()

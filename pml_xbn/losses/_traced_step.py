@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from pytorch_metric_learning.losses import NCALoss
+from pytorch_metric_learning.losses import MarginLoss, NCALoss, TripletMarginLoss
+from pytorch_metric_learning.miners import TripletMarginMiner
 from torch import Tensor
 
 from .._checks import check_integers, check_rows
@@ -18,8 +19,9 @@ from ..memory._batch import Batch
 from ..memory._module_state import settle_, tensors_of
 from ..memory._rows import read_dtype
 from ..pairwise._distances import is_symmetric
+from ..pairwise._ranges import sort_alike
 from ..pairwise._supported import fused_loss_of, is_fused_miner
-from ._input import check_on_device
+from ._input import check_on_device, check_queue, check_size
 from ._step import step
 
 if TYPE_CHECKING:
@@ -51,8 +53,10 @@ def step_traced(memory: Memory, embeddings: Tensor, labels: Tensor) -> Tensor:
 
 def check_traced_input(memory: Memory, embeddings: Tensor, labels: Tensor) -> None:
     """Refuses shapes and dtypes that do not fit."""
+    check_queue(memory, memory.queue)
     check_rows("embeddings", embeddings, width=memory.queue.rows.shape[1])
     check_integers("labels", labels, embeddings.shape[0], "one label per embedding")
+    check_size(embeddings.shape[0], memory.queue.memory_size)
 
 
 def why_not_now(memory: Memory, *, is_training: bool) -> str | None:
@@ -88,6 +92,8 @@ def why_not_traced(memory: Memory, *, has_more_input: bool) -> str | None:
         return "with an indices_tuple, an enqueue_mask or sample_ids"
     if memory._is_sharded or (memory.gather_distributed and memory._group.has_others):
         return "whose rows are shared by ranks"
+    if memory.nonfinite == "raise_at_once":
+        return "with nonfinite='raise_at_once', which looks at every batch as it comes"
     if memory.normalize_memory or memory.update != "queue":
         return "with normalize_memory or update"
     if not memory._hooks.are_adapters:
@@ -103,6 +109,12 @@ def why_not_traced(memory: Memory, *, has_more_input: bool) -> str | None:
         return f"with batch_loss_weight and a {type(memory.loss.distance).__name__}"
     if memory.batch_loss_weight and isinstance(memory.loss, NCALoss):
         return f"with batch_loss_weight and a {name}, which counts an anchor's own copy in memory alone"
+    if isinstance(memory.batch_loss_weight, Tensor):
+        return "with a batch_loss_weight that is a tensor"
     if not is_fused_miner(memory.miner):
         return f"with a {type(memory.miner).__name__} that runs PML's own code"
+    has_triplets = isinstance(memory.loss, (MarginLoss, TripletMarginLoss))
+    mines_triplets = has_triplets and isinstance(memory.miner, TripletMarginMiner)
+    if mines_triplets and not sort_alike(memory.miner.distance, memory.loss.distance):
+        return f"with a {name} and a TripletMarginMiner whose distances may sort rows otherwise"
     return None

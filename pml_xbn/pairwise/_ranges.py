@@ -60,7 +60,7 @@ class Ranges(NamedTuple):
             keys: which grow with the second distance.
             distance: which measured the keys.
         """
-        if self.indices.shape[1] == 1 or (self.distance is not None and _sort_alike(self.distance, distance)):
+        if self.indices.shape[1] == 1 or (self.distance is not None and sort_alike(self.distance, distance)):
             return True
         keys = self._of_positives(keys)
         falls = (keys.cummax(dim=1).values - keys).nan_to_num(0.0)
@@ -95,20 +95,26 @@ class Ranges(NamedTuple):
         return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
 
 
-def _sort_alike(one: BaseDistance, other: BaseDistance) -> bool:
+def sort_alike(one: BaseDistance, other: BaseDistance) -> bool:
     """Returns whether two of PML's distances are known to sort rows alike."""
     if one is other:
         return True
     if one.p != other.p or one.normalize_embeddings != other.normalize_embeddings:
         return False
-    if type(one) is type(other):
-        return bool(one.power == other.power)
-    # Both follow from the angle.
-    are_of_angles = {type(one), type(other)} == {
-        CosineSimilarity,
-        LpDistance,
-    } and one.power == other.power == 1
-    return are_of_angles and one.p == 2 and one.normalize_embeddings
+    if type(one) is type(other) and one.power == other.power:
+        return True
+    if not all(_grows_with_length(x) or _is_cosine(x) for x in (one, other)):
+        return False
+    are_of_angles = one.p == 2 and one.normalize_embeddings  # cosines fall with the distance then
+    return are_of_angles or (_grows_with_length(one) and _grows_with_length(other))
+
+
+def _grows_with_length(distance: BaseDistance) -> bool:
+    return type(distance) is LpDistance and distance.power > 0
+
+
+def _is_cosine(distance: BaseDistance) -> bool:
+    return type(distance) is CosineSimilarity and distance.power == 1
 
 
 def listed(counts: Tensor) -> tuple[Tensor, Tensor]:

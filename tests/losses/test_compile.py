@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from every_memory import BATCH_SIZE, EVERY, D, M
 from pytorch_metric_learning import losses
-from pytorch_metric_learning.distances import DotProductSimilarity, LpDistance, SNRDistance
+from pytorch_metric_learning.distances import CosineSimilarity, DotProductSimilarity, LpDistance, SNRDistance
 from pytorch_metric_learning.losses import (
     AngularLoss,
     ContrastiveLoss,
@@ -20,8 +23,8 @@ from pytorch_metric_learning.losses import (
     SupConLoss,
     TripletMarginLoss,
 )
-from pytorch_metric_learning.miners import PairMarginMiner
-from pytorch_metric_learning.reducers import SumReducer
+from pytorch_metric_learning.miners import PairMarginMiner, TripletMarginMiner
+from pytorch_metric_learning.reducers import MeanReducer, MultipleReducers, SumReducer
 from torch import Tensor, nn
 
 from pml_xbn import XBNWrapper
@@ -116,6 +119,16 @@ NOT_WHOLE: dict[str, tuple[Callable[[], XBNWrapper], str]] = {
         "batch_loss_weight and a SNRDistance",
     ),
     "smooth": (lambda: XBNWrapper(TripletMarginLoss(smooth_loss=True), D, M), "smooth_loss"),
+    "tensor": (
+        lambda: XBNWrapper(SupConLoss(), D, M, batch_loss_weight=torch.tensor(0.5)),
+        "batch_loss_weight that is a tensor",
+    ),
+    "order": (
+        lambda: XBNWrapper(
+            TripletMarginLoss(distance=DotProductSimilarity()), D, M, miner=TripletMarginMiner()
+        ),
+        "may sort rows otherwise",
+    ),
     "angular": (lambda: XBNWrapper(AngularLoss(), D, M), "PML's own code"),
 }
 
@@ -254,6 +267,181 @@ def test_two_memories_that_one_function_calls_are_not_taken_for_each_other() -> 
         torch.testing.assert_close(call(memories[step % 2], *given), twins[step % 2](*given))
     for memory, twin in zip(memories, twins, strict=True):
         torch.testing.assert_close(memory.embedding_memory, twin.embedding_memory)
+
+
+class Part(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+        self.register_buffer("held", torch.tensor(factor))
+
+
+@dataclass
+class Options:
+    strength: float = 1.0
+
+
+class OfManyParts(BaseAdapter):
+    """Reads a factor from every place in which an adapter of a user may keep one."""
+
+    strength = 1.0
+
+    @staticmethod
+    def factor_of_code() -> float:
+        return 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts, self.named = nn.ModuleList([Part(1.1)]), nn.ModuleDict({"a": Part(1.2)})
+        self.one = self.other = Part(1.3)
+        self.options: dict[str, Any] = {"x": 1.0, "more": [1.0, Options()]}
+        self.factor: Any = 1.0
+
+    def map(self, memory: Moments, target: Moments) -> Affine:
+        values = [self.strength, self.factor_of_code(), float(self.factor), self.options["x"]]
+        values += [self.options["more"][0], self.options["more"][1].strength, self.options.get("y", 1.0)]
+        values += [x.factor for x in (*self.parts, *self.named.values(), self.one, self.other)]
+        factor = self.one.held * self.other.held * math.prod(values)
+        return memory.affine_to(Moments(target.mean * factor, target.std))
+
+
+def of_parts() -> AdaptiveCrossBatchMemory:
+    memory = AdaptiveCrossBatchMemory(ContrastiveLoss(), D, M)
+    memory.register_memory_hook(OfManyParts())
+    return memory
+
+
+def of_reducers(other: str) -> Callable[[], XBNWrapper]:
+    def make() -> XBNWrapper:
+        reducer = MeanReducer()
+        names = {"pos_loss": reducer, "neg_loss": reducer} if other == "shared" else {"pos_loss": reducer}
+        return XBNWrapper(ContrastiveLoss(reducer=MultipleReducers(names)), D, M)
+
+    return make
+
+
+def of_adapter(*changes: Callable[[Any], object]) -> tuple[Callable[[], Any], list[Callable[[Any], object]]]:
+    def on_memory(change: Callable[[Any], object]) -> Callable[[Any], object]:
+        return lambda memory: change(memory._hooks.adapters[0])
+
+    return of_parts, [on_memory(change) for change in changes]
+
+
+def sum_negatives(memory: XBNWrapper) -> None:
+    memory.loss.reducer.reducers["neg_loss"] = SumReducer()
+
+
+# What holds a setting, or takes its place, is not always the module itself.
+DEEP_CHANGES: dict[str, tuple[Callable[[], Any], list[Callable[[Any], object]]]] = {
+    "parts": of_adapter(
+        lambda x: x.parts.append(Part(0.4)),
+        lambda x: x.named.update({"b": Part(0.4)}),
+        lambda x: setattr(x, "other", Part(0.5)),  # which was used twice
+        lambda x: setattr(x, "strength", 0.4),  # which only the class had
+        lambda x: setattr(x, "factor_of_code", lambda: 0.4),
+    ),
+    "containers": of_adapter(
+        lambda x: x.options.update(x=0.4),
+        lambda x: x.options.update(y=0.4),
+        lambda x: x.options["more"].__setitem__(0, 0.4),
+        lambda x: setattr(x.options["more"][1], "strength", 0.4),
+    ),
+    "a reducer by name": (of_reducers("alone"), [sum_negatives]),
+    "one of two uses of a reducer": (of_reducers("shared"), [sum_negatives]),
+}
+
+
+@pytest.mark.parametrize("case", DEEP_CHANGES)
+def test_what_changes_deep_within_counts(case: str) -> None:
+    make, changes = DEEP_CHANGES[case]
+    memory, twin = make(), make()
+    compiled = torch.compile(memory, fullgraph=True, backend="aot_eager")
+    for step, change in enumerate([None, None, *changes]):
+        given = torch.randn(BATCH_SIZE, D, requires_grad=True) + step / 3, torch.arange(BATCH_SIZE) % 3
+        if change is not None:
+            before = copy.deepcopy(twin)(*given)
+            change(memory), change(twin)
+        value = twin(*given)
+        torch.testing.assert_close(compiled(*given), value, rtol=1e-5, atol=1e-5)
+        assert change is None or not torch.isclose(before, value, rtol=1e-4)
+    torch.testing.assert_close(memory.embedding_memory, twin.embedding_memory, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "value", [np.float64(1.0), [torch.ones(1)], object()], ids=["numpy", "list", "object"]
+)
+def test_an_adapter_whose_changes_would_not_be_seen_is_refused(value: object) -> None:
+    memory = of_parts()
+    memory._hooks.adapters[0].factor = value
+    with pytest.raises(Exception, match=r"OfManyParts has a .* in its attribute 'factor'"):
+        torch.compile(memory, fullgraph=True, backend="eager")(torch.randn(4, D), torch.arange(4) % 2)
+
+
+WRONG: dict[str, tuple[Callable[[XBNWrapper], object], str]] = {
+    "size": (lambda memory: setattr(memory, "memory_size", M - 1), "memory_size was set to"),
+    "dtype": (lambda memory: setattr(memory, "memory_dtype", torch.bfloat16), "memory_dtype was set to"),
+    "large": (lambda memory: None, "rows to enqueue do not fit memory_size"),
+    "once": (lambda memory: setattr(memory, "nonfinite", "raise_at_once"), "nonfinite='raise_at_once'"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_a_call_refuses_a_compiled_one_does(case: str) -> None:
+    change, message = WRONG[case]
+    memory = XBNWrapper(SupConLoss(), D, M)
+    compiled = torch.compile(memory, fullgraph=True, backend="eager")
+    for _ in range(3):
+        compiled(torch.randn(BATCH_SIZE, D, requires_grad=True), torch.arange(BATCH_SIZE) % 3)
+    change(memory)
+    size = M + 1 if case == "large" else BATCH_SIZE
+    with pytest.raises(Exception, match=message):
+        compiled(torch.randn(size, D, requires_grad=True), torch.arange(size) % 3)
+    memory.reset_queue()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_units_that_are_dead_now_and_then_leave_no_trace(dtype: torch.dtype) -> None:
+    """All rows become equal in them, and the rows that come next are stored as precisely as others."""
+    memory = XBNWrapper(SupConLoss(0.3), D, M, memory_dtype=dtype)
+    twin = copy.deepcopy(memory)
+    compiled = torch.compile(memory, fullgraph=True, backend="aot_eager")
+    for step in range(14):
+        embeddings = torch.randn(BATCH_SIZE, D) + step / 3
+        embeddings[:, 0] = 0.0
+        embeddings[:, 1] *= step in (0, 1, 3, 6, 7, 8, 10, 12)
+        embeddings[:, 2] *= step % 2
+        given = embeddings.requires_grad_(), torch.arange(BATCH_SIZE) % 3
+        tight = 1e-4 if dtype == torch.float32 else 3e-2
+        torch.testing.assert_close(compiled(*given), twin(*given), rtol=tight, atol=tight)
+    torch.testing.assert_close(memory.embedding_memory, twin.embedding_memory, rtol=tight, atol=tight)
+
+
+@pytest.mark.parametrize(
+    ("loss", "distance"),
+    [
+        (TripletMarginLoss, LpDistance(power=2)),
+        (TripletMarginLoss, LpDistance()),
+        (MarginLoss, CosineSimilarity()),
+    ],
+    ids=["squares", "lengths", "cosines"],
+)
+def test_a_miner_of_triplets_is_compiled_with_distances_that_sort_as_its_own(
+    loss: type[nn.Module], distance: nn.Module
+) -> None:
+    memory = XBNWrapper(loss(distance=distance), D, M, TripletMarginMiner(type_of_triplets="semihard"))
+    twin = copy.deepcopy(memory)
+    compiled = torch.compile(memory, fullgraph=True, backend="aot_eager")
+    for _ in range(4):
+        given = torch.randn(BATCH_SIZE, D, requires_grad=True), torch.arange(BATCH_SIZE) % 3
+        torch.testing.assert_close(compiled(*given), twin(*given), rtol=1e-4, atol=1e-4)
+
+
+def test_an_empty_batch_has_no_own_loss() -> None:
+    memory = XBNWrapper(SupConLoss(), D, M, batch_loss_weight=0.5)
+    compiled = torch.compile(memory, fullgraph=True, backend="aot_eager")
+    for size in (BATCH_SIZE, BATCH_SIZE, 0):
+        value = compiled(torch.randn(size, D, requires_grad=True), torch.arange(size) % 3)
+    assert value == 0
 
 
 class Counting(BaseAdapter):
