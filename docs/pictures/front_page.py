@@ -102,7 +102,7 @@ def draw_gain(results: Path, path: Path) -> None:
     for share, words in (
         (0.12, "mostly gained"),
         (2.05, "some gained,\nsome lost"),
-        (11.2, "lost\n(last layers)"),
+        (11.2, "lost"),
     ):
         axes.text(share, top - 0.2, words, ha="center", va="top", fontsize=10.5)
     axes.set_xlabel("share of the training classes in a batch, %", fontsize=10.5)
