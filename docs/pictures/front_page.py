@@ -38,8 +38,8 @@ _WIDTH, _DPI = 5.4, 144
 ALWAYS, NEVER = 0.6, 7
 # What is drawn -> sign, colour, whether it is filled, and words of the legend.
 _LOOKS = {
-    "papers": ("^", "ink", False, "pretrained, all trains (AXBN paper)"),
-    "fine-tuning, whole network": ("D", "green", False, "pretrained, all trains"),
+    "papers": ("^", "ink", False, "pretrained, all layers train (AXBN paper)"),
+    "fine-tuning, whole network": ("D", "green", False, "pretrained, all layers train"),
     "last layers": ("D", "green", True, "pretrained, last layers train"),
     "fine-tuning, MultiSimilarity": ("x", "green", True, "last layers, MultiSimilarityLoss"),
     "random weights": ("o", "blue", True, "from random weights"),
