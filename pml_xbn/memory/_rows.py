@@ -22,6 +22,8 @@ LARGEST_RMS = 4.0
 _LEAST_SCALE = 2.0**-48
 # A shorter vector is one of zeros, as torch.nn.functional.normalize has it.
 _SMALLEST_LENGTH = 1e-12
+# A smaller spread of rows as they are now is rounding error too.
+_NO_SPREAD = 1e-12
 # A smaller spread of stored rows, which are of the order of one, is rounding error.
 _LEAST_SPREAD = 2.0**-23
 # A row is zero once its length is at most that many rounding errors of the shift: it was rounded when it was
@@ -335,10 +337,15 @@ class Rows:
 
     # Adapting.
 
+    @property
+    def _is_kept_in_range(self) -> bool:
+        """Whether every step begins by standardizing rows whose u has become large."""
+        return not isinstance(self.num_rows, Tensor) and type(self.holding) is Holding
+
     def mapped(self, affine: Affine) -> Rows:
         """Returns the rows after a map of all of them."""
         rows = self._mapped(affine)
-        if isinstance(self.num_rows, Tensor) or type(self.holding) is not Holding:
+        if not self._is_kept_in_range:
             rows._equal_units = rows.affine.scale.abs() <= _LEAST_SCALE
         return rows
 
@@ -381,6 +388,9 @@ class Rows:
         """
         scale, shift = maps.after(self.affine)
         rows = self._mapped(other_map)
+        if not self._is_kept_in_range:
+            have_one_place = (shift - shift[-1]).abs() <= _NO_SPREAD * (1 + shift[-1].abs())
+            rows._equal_units = ((scale.abs() <= _LEAST_SCALE) & have_one_place).all(dim=0)
         # From stored rows by the map of their group, and back from where all are read.
         scale, shift = scale / rows.affine.scale, (shift - rows.affine.shift) / rows.affine.scale
         is_spoilt = ~torch.isfinite(scale + shift)
