@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._tracing import is_tracing
+from .._tracing import can_read, is_tracing
 
 
 def zero_units_(stored: Tensor, units: Tensor, sums: Tensor) -> None:
@@ -24,13 +24,17 @@ def zero_units_(stored: Tensor, units: Tensor, sums: Tensor) -> None:
 
 def _zero_units_(stored: Tensor, units: Tensor, sums: Tensor) -> None:
     units = units & (sums[1] != 0)
-    if not units.is_cpu or units.any():
+    if not can_read(units) or units.any():
         stored.masked_fill_(units, 0.0)
 
 
-# By the older of torch's two ways: an operation of torch.library.custom_op takes 0.1 ms longer to call.
-_library = torch.library.Library("pml_xbn", "DEF")
-_library.define("zero_units_(Tensor(a!) stored, Tensor units, Tensor sums) -> ()")
-_library.impl("zero_units_", _zero_units_, "CompositeExplicitAutograd")
-_library.impl("zero_units_", lambda stored, units, sums: None, "Meta")
-_operation = torch.ops.pml_xbn.zero_units_.default
+_NAME, _operation = "pml_xbn::zero_units_", _zero_units_
+# torch 2.1, whose Dynamo leaves a memory out of every graph, has no such operations.
+if hasattr(torch.library, "custom_op"):
+    # Not by custom_op itself, whose operations take 0.1 ms longer to call. A process that imports the package
+    # again, from another folder, has it already.
+    if not hasattr(torch.ops.pml_xbn, "zero_units_"):
+        torch.library.define(_NAME, "(Tensor(a!) stored, Tensor units, Tensor sums) -> ()")
+        torch.library.impl(_NAME, "default", _zero_units_)
+        torch.library.impl(_NAME, "meta", lambda stored, units, sums: None)
+    _operation = torch.ops.pml_xbn.zero_units_.default
