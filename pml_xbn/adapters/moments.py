@@ -37,7 +37,7 @@ class Affine(NamedTuple):
         return Affine(scale, shift)
 
 
-_NO_SPREAD = 1e-12  # a standard deviation of this or less is rounding, whatever the mean
+NO_SPREAD = 1e-12  # a standard deviation of this or less is rounding, whatever the mean
 
 
 class Moments(NamedTuple):
@@ -61,7 +61,7 @@ class Moments(NamedTuple):
         mean, std = other.mean.to(self.std), other.std.to(self.std)
         if not match_std:
             return Affine(torch.ones_like(std), mean - self.mean)
-        scale = torch.where(self.std > _NO_SPREAD, std / self.std, std.sign())
+        scale = torch.where(self.std > NO_SPREAD, std / self.std, std.sign())
         return Affine(scale, torch.addcmul(mean, self.mean, scale, value=-1))
 
 

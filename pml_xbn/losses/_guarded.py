@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from ..adapters.moments import Moments
+from ..pairwise._supported import OF_EVERY_MODULE
 
-_OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
+_OF_EVERY_MODULE = OF_EVERY_MODULE - {"training"}
 # Not subclasses of them: Dynamo takes a float of numpy for a tensor.
 _NUMBERS: tuple[type, ...] = (type(None), bool, int, float, str)
 _CODE = (FunctionType, MethodType, staticmethod, classmethod, type)

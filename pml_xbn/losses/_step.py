@@ -89,7 +89,7 @@ def bring_rows_into_range(memory: Memory, contents: Contents) -> Contents:
     ``Queue.store`` looks now and then.
     """
     rows = contents.rows
-    if isinstance(contents.num_calls, Tensor) or memory._is_sharded:
+    if not rows.is_kept_in_range:
         return contents
     are_in_range = rows.are_in_range()
     if not are_in_range and rows.is_out_of_range():

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .._arithmetic import rows_at_a_time, slices, widest
 from .._tracing import can_read, computed_once, is_in_compiled_step, is_tracing, number
-from ..adapters.moments import Affine, GroupMoments, Moments, moments
+from ..adapters.moments import NO_SPREAD, Affine, GroupMoments, Moments, moments
 from ._zero_units import zero_units_
 
 # Stored rows are standardized again where their root mean square is larger: float16 ends at 65504, and
@@ -22,8 +22,6 @@ LARGEST_RMS = 4.0
 _LEAST_SCALE = 2.0**-48
 # A shorter vector is one of zeros, as torch.nn.functional.normalize has it.
 _SMALLEST_LENGTH = 1e-12
-# A smaller spread of rows as they are now is rounding error too.
-_NO_SPREAD = 1e-12
 # A smaller spread of stored rows, which are of the order of one, is rounding error.
 _LEAST_SPREAD = 2.0**-23
 # A row is zero once its length is at most that many rounding errors of the shift: it was rounded when it was
@@ -338,14 +336,14 @@ class Rows:
     # Adapting.
 
     @property
-    def _is_kept_in_range(self) -> bool:
+    def is_kept_in_range(self) -> bool:
         """Whether every step begins by standardizing rows whose u has become large."""
-        return not isinstance(self.num_rows, Tensor) and type(self.holding) is Holding
+        return can_read(self.stored) and type(self.holding) is Holding
 
     def mapped(self, affine: Affine) -> Rows:
         """Returns the rows after a map of all of them."""
         rows = self._mapped(affine)
-        if not self._is_kept_in_range:
+        if not self.is_kept_in_range:
             rows._equal_units = rows.affine.scale.abs() <= _LEAST_SCALE
         return rows
 
@@ -388,8 +386,8 @@ class Rows:
         """
         scale, shift = maps.after(self.affine)
         rows = self._mapped(other_map)
-        if not self._is_kept_in_range:
-            have_one_place = (shift - shift[-1]).abs() <= _NO_SPREAD * (1 + shift[-1].abs())
+        if not self.is_kept_in_range:
+            have_one_place = (shift - shift[-1]).abs() <= NO_SPREAD * (1 + shift[-1].abs())
             rows._equal_units = ((scale.abs() <= _LEAST_SCALE) & have_one_place).all(dim=0)
         # From stored rows by the map of their group, and back from where all are read.
         scale, shift = scale / rows.affine.scale, (shift - rows.affine.shift) / rows.affine.scale

@@ -158,7 +158,7 @@ def can_be_sharded(loss: Any, miner: Any) -> bool:
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 # What Python writes into every class.
 _OF_EVERY_CLASS = {"__module__", "__qualname__", "__doc__", "__dict__", "__weakref__"}
 _OF_EVERY_CLASS |= {"__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__"}
@@ -202,7 +202,7 @@ def are_unchanged(parts: Iterable[nn.Module], *, allow_stats: bool = False) -> b
 
 def _own_names(attributes: dict[str, Any]) -> set[str]:
     """Returns the names of attributes that not every module has."""
-    return attributes.keys() - _OF_EVERY_MODULE
+    return attributes.keys() - OF_EVERY_MODULE
 
 
 # Before a memory computes a loss without calling it, they are called with the arguments of such a call.
