@@ -92,6 +92,28 @@ THREE_STAGES = tuple(
 )
 WHOLE_NETWORK = tuple(m._replace(trained="whole network") for m in THREE_STAGES if m.batch_size != 16)
 AS_THREE_STAGES = tuple(m._replace(settings_of="last three stages") for m in WHOLE_NETWORK)
+# What is beside a memory in the settings in which it lost (see the declaration's last section but one).
+DECIDED = tuple(
+    f"{memory}+{beside}"
+    for beside in ("batch loss", "negatives only", "warm-up of an epoch")
+    for memory in ("xbn", "centre")
+)
+DECIDING = {
+    "-deciding-multi-similarity": (
+        *(m for m in MULTI_SIMILARITY if m[:2] in ((NONE, 64), ("xbn", 64), (CACHED, 256))),
+        *(Method(name, 64, "multi-similarity") for name in DECIDED),
+    ),
+    "-deciding-large-batch": (*LARGE_BATCH, *(Method(name, 256) for name in DECIDED)),
+    "-deciding-three-stages": (
+        *(m for m in THREE_STAGES if m.batch_size != 16),
+        *(Method(name, 64, trained="last three stages") for name in DECIDED),
+    ),
+    "-deciding-whole-network": (
+        *WHOLE_NETWORK,
+        *(Method(name, 64, trained="whole network") for name in DECIDED),
+    ),
+}
+MORE_EPOCHS = (8, 16)  # of the whole network, where it trained for 4
 SENSES = (
     *(
         Method(name, size, data="pretrained senses")
@@ -113,6 +135,8 @@ def grid(method: Method) -> tuple[tuple[str, ...], tuple[float, ...], int]:
         return ("frozen",), STAGE_RATES[size], STAGE_EPOCHS[size]
     if method.name == LIKE_XBM_STAR:
         return NORMS, STAR_RATES, 16
+    if method.name in DECIDED and (method.loss or size == 256):  # where no memory chose it
+        return ("frozen",), OTHER_RATES.get(size, RATES), EPOCHS.get(size, 16)
     return NORMS, OTHER_RATES.get(size, RATES), EPOCHS.get(size, 16)
 
 
@@ -206,6 +230,13 @@ def confirmed(chosen: Case, data: str, seed: int, epochs: int | None = None) -> 
     return replace(chosen, regime=str(budget), seed=seed)
 
 
+def more_epochs(runs: Runs) -> Iterator[Case]:
+    """Yields no memory and XBN in the whole network, with the chosen settings, in longer training."""
+    for epochs, seed, data, name in product(MORE_EPOCHS, CONFIRMED_SEEDS, DOMAINS, (NONE, "xbn")):
+        chosen = runs.chosen(Method(name, 64, trained="whole network"))
+        yield confirmed(chosen, data, seed, epochs)
+
+
 def mended(_: Runs) -> Iterator[Case]:
     """Yields the study's runs with rows of a momentum encoder, which was in evaluation mode by accident."""
     budgets = sorted(PRETRAINED, key=lambda budget: (-budget.epochs, -budget.rate))
@@ -227,6 +258,7 @@ _METHODS = {
     "-three-stages": THREE_STAGES,
     "-whole-network": WHOLE_NETWORK,
     "-senses": SENSES,
+    **DECIDING,
 }
 _RULES: dict[str, Callable[[tuple[Method, ...], Runs], Iterator[Case]]] = {
     "select": select,
@@ -244,6 +276,7 @@ STAGES |= {
     "mended": mended,
     "whole-network": partial(confirm_on_emoji, AS_THREE_STAGES),
     "confirm-whole-network": partial(confirm_on_emoji, WHOLE_NETWORK),
+    "more-epochs": more_epochs,
 }
 if TYPE_CHECKING:
     Stage = str

@@ -18,6 +18,7 @@ from benchmarks.study.fine_tuning import (
     AS_THREE_STAGES,
     CACHED,
     CONFIRMED_SEEDS,
+    DECIDING,
     EQUAL_TIME,
     FIGURE,
     LARGE_BATCH,
@@ -45,6 +46,12 @@ _TITLES = {
     "pretrained icons": "Icons",
     "pretrained senses": "Senses, classes kept back",
 }
+_DECIDED = {
+    "-deciding-multi-similarity": "What may save a memory with MultiSimilarity",
+    "-deciding-large-batch": "What may save a memory at batch 256",
+    "-deciding-three-stages": "What may save a memory where three stages train",
+    "-deciding-whole-network": "What may save a memory in the whole network",
+}
 _NORMS = {"batch": "trains", "frozen": "frozen", "layer": "none"}
 _HEAD = """# Fine-tuning a pretrained network
 
@@ -68,6 +75,7 @@ def write_fine_tuning(study: Study, folder: Path) -> None:
             ("The whole network", WHOLE_NETWORK),
             ("The whole network, with the settings of three stages", AS_THREE_STAGES),
             ("A text transformer", SENSES),
+            *((_DECIDED[name], methods) for name, methods in DECIDING.items()),
         )
         for part in _sections(Report(study, folder, methods), title)
     ]

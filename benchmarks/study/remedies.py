@@ -16,6 +16,7 @@ from benchmarks.engine.modes import evaluation_mode
 from benchmarks.engine.randomness import generator_for
 from benchmarks.engine.step import Step
 from benchmarks.hooks.learned_correction import Kind, LearnedCorrection
+from benchmarks.hooks.negatives_only import take_negatives_only
 from benchmarks.study.task import StudyTask
 
 
@@ -45,6 +46,14 @@ class WarmedUp(StudyTask):
         order = torch.randperm(len(train.images), generator=generator)[: memory.memory_size]
         for part in order.split(settings.batch_size):
             memory.fill_memory(self.model(self.data.distorted(part, generator)), train.labels[part])
+
+
+class NegativesOnly(StudyTask):
+    """The memory is compared with as negatives alone: positives come from the batch."""
+
+    def __init__(self, data: GlyphsData, method: str, *args: Any) -> None:
+        loss, miner = data.loss_and_miner()
+        super().__init__(data, method, *args, loss=take_negatives_only(loss, miner), miner=miner)
 
 
 class OtherRowsStored(StudyTask):
@@ -173,6 +182,7 @@ REMEDIES: dict[str, Callable[..., StudyTask]] = {
     "batch loss": partial(StudyTask, batch_loss_weight=1.0),
     "warm-up": WarmedUp,
     "warm-up of an epoch": partial(WarmedUp, is_short=True),
+    "negatives only": NegativesOnly,
     "evaluation rows": EvaluationRows,
     "cached in parts of 64": partial(CachedGradients, part_size=64),
     "momentum 0.9": partial(MomentumEncoded, momentum=0.9),
