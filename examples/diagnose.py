@@ -85,7 +85,8 @@ def train(loss_fn: CrossBatchMemory, steps: int = 150) -> tuple[nn.Module, dict[
     tracker = diagnostics.RowTracker(loss_fn)  # staleness
     for step, batch in enumerate(batches(steps)):
         measured["drift"][step] = drift.update(step)  # drift
-        stored = loss_fn.embedding_memory.clone()  # staleness
+        if step == steps - 1:
+            stored = loss_fn.embedding_memory.clone()  # staleness
         embeddings = model(images[batch])
         with diagnostics.WatchedLoss(loss_fn) as seen:  # pairs, push
             loss = loss_fn(embeddings, labels[batch])

@@ -102,19 +102,19 @@ def why_not_traced(memory: Memory, *, has_more_input: bool) -> str | None:
         return "that collects statistics"
     name, fused = type(memory.loss).__name__, fused_loss_of(memory.loss)
     if fused is None or not fused.has_terms:
-        return f"with a {name} that runs PML's own code"
+        return f"with {name}, which runs PML's own code"
     if getattr(memory.loss, "smooth_loss", False):
-        return f"with a {name} with smooth_loss, which lists triplets"
+        return f"with {name} and smooth_loss, which lists triplets"
     if memory.batch_loss_weight and not is_symmetric(memory.loss.distance):
-        return f"with batch_loss_weight and a {type(memory.loss.distance).__name__}"
+        return f"with batch_loss_weight and {type(memory.loss.distance).__name__}"
     if memory.batch_loss_weight and isinstance(memory.loss, NCALoss):
-        return f"with batch_loss_weight and a {name}, which counts an anchor's own copy in memory alone"
+        return f"with batch_loss_weight and {name}, which counts an anchor's own copy in memory alone"
     if isinstance(memory.batch_loss_weight, Tensor):
         return "with a batch_loss_weight that is a tensor"
     if not is_fused_miner(memory.miner):
-        return f"with a {type(memory.miner).__name__} that runs PML's own code"
+        return f"with {type(memory.miner).__name__}, which runs PML's own code"
     has_triplets = isinstance(memory.loss, (MarginLoss, TripletMarginLoss))
     mines_triplets = has_triplets and isinstance(memory.miner, TripletMarginMiner)
     if mines_triplets and not sort_alike(memory.miner.distance, memory.loss.distance):
-        return f"with a {name} and a TripletMarginMiner whose distances may sort rows otherwise"
+        return f"with {name} and a TripletMarginMiner whose distances may sort rows otherwise"
     return None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @show_memory_options
 class PerClassXBN(AdaptiveCrossBatchMemory):
-    """A cross-batch memory whose rows take the mean and σ of their class in the batch.
+    """A cross-batch memory whose rows move to the mean and σ of their class in the batch.
 
     PC-XBN, thesis A Study of Cross Batch Memory, Eq. 4.3 and Algorithm 2. It needs many rows per class,
     in the batch and in memory, and shrinks the distances within a class: a ``PairMarginMiner`` with the
@@ -25,7 +25,9 @@ class PerClassXBN(AdaptiveCrossBatchMemory):
 
     Args:
         mean_lambda: λ_μ in [0, 1], how much of the batch's mean stands in for the class's; 0.5 by default.
-        std_lambda: λ_σ in [0, 1], likewise for σ; 1 by default, because σ of few rows is noisy.
+            0 takes the class's own.
+        std_lambda: λ_σ in [0, 1], likewise for σ; 1 by default, which is the batch's, because σ of few rows
+            is noisy.
         normalize_absent: whether rows of classes that the batch lacks take the map of all rows, as they do by
             default. With ``False`` they stay as they are.
         options: :class:`AdaptiveCrossBatchMemory` describes all other parameters.

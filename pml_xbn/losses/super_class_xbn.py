@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @show_memory_options
 class SuperClassXBN(AdaptiveCrossBatchMemory):
-    """A cross-batch memory whose rows take the mean and σ of their superclass in the batch.
+    """A cross-batch memory whose rows move to the mean and σ of their superclass in the batch.
 
     SC-XBN, thesis A Study of Cross Batch Memory, Eq. 4.4. The loss still sees the classes.
     Where a batch holds most superclasses, nearly all rows are stored anew, by way of a buffer of
@@ -27,8 +27,9 @@ class SuperClassXBN(AdaptiveCrossBatchMemory):
     Args:
         superclasses: label → superclass, a 1-D integer tensor or sequence indexed by label, or a dict.
         mean_lambda: λ_μ in [0, 1], how much of the batch's mean stands in for the superclass's; 0.5 by
-            default.
-        std_lambda: λ_σ in [0, 1], likewise for σ; 1 by default, because σ of few rows is noisy.
+            default. 0 takes the superclass's own.
+        std_lambda: λ_σ in [0, 1], likewise for σ; 1 by default, which is the batch's, because σ of few rows
+            is noisy.
         normalize_absent: whether rows of superclasses that the batch lacks take the map of all rows, as they
             do by default. With ``False`` they stay as they are.
         options: :class:`AdaptiveCrossBatchMemory` describes all other parameters.

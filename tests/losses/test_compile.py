@@ -112,11 +112,11 @@ def test_so_it_is_of_other_losses_and_with_a_miner(loss: str) -> None:
 NOT_WHOLE: dict[str, tuple[Callable[[], XBNWrapper], str]] = {
     "own copies": (
         lambda: XBNWrapper(losses.NCALoss(), D, M, batch_loss_weight=0.5),
-        "batch_loss_weight and a NCALoss",
+        "batch_loss_weight and NCALoss",
     ),
     "weight": (
         lambda: XBNWrapper(ContrastiveLoss(distance=SNRDistance()), D, M, batch_loss_weight=0.5),
-        "batch_loss_weight and a SNRDistance",
+        "batch_loss_weight and SNRDistance",
     ),
     "smooth": (lambda: XBNWrapper(TripletMarginLoss(smooth_loss=True), D, M), "smooth_loss"),
     "tensor": (
@@ -254,7 +254,7 @@ def test_a_loss_that_is_changed_after_it_was_compiled_is_called(case: str) -> No
     for _ in range(3):
         compiled(torch.randn(BATCH_SIZE, D, requires_grad=True), torch.arange(BATCH_SIZE) % 3)
     REPLACED[case](memory)
-    with pytest.raises(Exception, match="OfMine that runs PML's own code"):
+    with pytest.raises(Exception, match="OfMine, which runs PML's own code"):
         compiled(torch.randn(BATCH_SIZE, D, requires_grad=True), torch.arange(BATCH_SIZE) % 3)
 
 
