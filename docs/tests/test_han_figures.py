@@ -94,7 +94,7 @@ def test_the_row_of_the_readme(runs: Runs) -> None:
     assert gap(runs, LONG_XBN, LONG_NONE).mean > 0
     assert_on(
         README,
-        f"for the same time instead, XBN scored between {points(runs, LONGER_256, XBN)} less and",
+        f"rather than equal epochs, XBN scored between {points(runs, LONGER_256, XBN)} less and",
         f"and {points(runs, XBM, XBN)} above XBN on 9,992",
     )
     assert_on(
