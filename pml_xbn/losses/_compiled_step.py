@@ -99,8 +99,10 @@ def step_compiled(memory: Memory, embeddings: Tensor, labels: Tensor) -> Tensor:
     tensors = [getattr(queue, name) for name in STATE]
     tensors += [queue.findings.flags, *parts_of(_held_by_modules(memory))]
     loss, newest = _step_on_tensors(memory._name, _settings_of(memory), embeddings, labels, *tensors)
-    is_measured = queue.is_measured or (bool(memory._hooks.adapters) and len(embeddings) > 1)
-    queue.take_traced_step(newest, is_measured=is_measured and queue.memory_size > 1)
+    # Adapters measure rows that they find; rows of half precision are measured as the first are stored.
+    measures = bool(memory._hooks.adapters) and len(embeddings) > 1 and queue.memory_size > 1
+    measures = measures or (queue.dtype.itemsize < 4 and len(embeddings) > 0)
+    queue.take_traced_step(newest, is_measured=queue.is_measured or measures)
     return loss
 
 

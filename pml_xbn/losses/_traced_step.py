@@ -68,7 +68,7 @@ def why_not_now(memory: Memory, *, is_training: bool) -> str | None:
     """
     if not is_training:
         return "in eval() or without gradients"
-    if memory.warmup > memory.queue.calls_over:
+    if memory.warmup and memory.warmup > memory.queue.calls_over:
         return f"whose warm-up is not over (make {memory.warmup + 1} calls outside of the graph first)"
     if is_compiling():
         if memory.queue.was_read:  # torch.compile cannot tell whether it was written to
@@ -76,8 +76,8 @@ def why_not_now(memory: Memory, *, is_training: bool) -> str | None:
                 "whose embedding_memory was read since the last step (make a call outside of the graph first)"
             )
         return None
-    if memory._hooks.adapters and not memory.queue.is_measured:  # torch.compile compiles again after it
-        return "that has adapted no rows yet: make two steps first"
+    if not memory.queue.is_measured and (memory._hooks.adapters or memory.queue.dtype.itemsize < 4):
+        return "that has adapted no rows yet: make two steps first"  # torch.compile compiles again after it
     return None
 
 

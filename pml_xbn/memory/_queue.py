@@ -112,7 +112,7 @@ class Queue(nn.Module):
         self._is_alike, self._num_label_writes = False, 0
         device, num_calls = (None, 0) if before is None else (before.labels.device, before.num_calls)
         self._take(self._empty(embedding_size, device))
-        self.numbers[0] = num_calls
+        self.numbers[0] = self.calls_over = num_calls
 
     # No attribute is a part of a module, and a step sets many.
     __setattr__ = object.__setattr__  # type: ignore[assignment]
@@ -320,7 +320,7 @@ class Queue(nn.Module):
 
     def _write(self, contents: Contents) -> None:
         numbers = [contents.num_calls, contents.rows.num_rows, contents.position]
-        rows = contents.rows.zeroed_where_equal_()
+        rows = contents.rows.with_scale_of_one_where_small_()
         if rows.stored is not self.rows:
             self.rows.copy_(rows.stored)
         self.map.copy_(torch.stack(rows.affine))
@@ -529,7 +529,7 @@ class Queue(nn.Module):
         self._most_rows = self.calls_over = 0
         if self.numbers.device.type != "meta":
             self._has_ids = bool((self.ids >= 0).any())
-            _, num_rows, _, has_sums, _ = self.numbers.tolist()
+            self.calls_over, num_rows, _, has_sums, _ = self.numbers.tolist()
             self.is_measured = has_sums != NO_SUMS
             self._most_rows = self.holding.num_rows_here(num_rows)
             if has_sums == SUMS_OF_A_SHARD:

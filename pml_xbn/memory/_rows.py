@@ -12,7 +12,7 @@ from torch import Tensor
 from .._arithmetic import rows_at_a_time, slices, widest
 from .._tracing import can_read, computed_once, is_in_compiled_step, is_tracing, number
 from ..adapters.moments import NO_SPREAD, Affine, GroupMoments, Moments, moments
-from ._zero_units import zero_units_
+from ._multiply_units import multiply_units_
 
 # Stored rows are standardized again where their root mean square is larger: float16 ends at 65504, and
 # moments lose digits.
@@ -121,8 +121,8 @@ class Rows:
         self.num_rows, self.most_rows_here, self.holding = num_rows, most_rows_here, holding
         self._rounded_affine: dict[torch.dtype, Affine] = {}
         self._total_sums: Tensor | None = None
-        # In which units a map has made all rows equal, (d,) bool, where nothing else keeps u in range.
-        self._equal_units: Tensor | None = None
+        # What u is multiplied by once the step is over, (d,), where nothing else keeps it in range.
+        self._factors: Tensor | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -160,7 +160,7 @@ class Rows:
             self.most_rows_here,
             self.holding,
         )
-        rows._equal_units = self._equal_units
+        rows._factors = self._factors
         if affine is None:
             rows._rounded_affine = self._rounded_affine
         return rows
@@ -168,7 +168,7 @@ class Rows:
     def counted(self, num_rows: int | Tensor, most_rows_here: int) -> Rows:
         """Returns the rows with other numbers of occupied ones."""
         rows = type(self)(self.stored, self.affine, self.sums, num_rows, most_rows_here, self.holding)
-        rows._rounded_affine, rows._equal_units = self._rounded_affine, self._equal_units
+        rows._rounded_affine, rows._factors = self._rounded_affine, self._factors
         return rows
 
     def with_number_on_host(self) -> Rows:
@@ -343,8 +343,17 @@ class Rows:
     def mapped(self, affine: Affine) -> Rows:
         """Returns the rows after a map of all of them."""
         rows = self._mapped(affine)
-        if not self.is_kept_in_range:
-            rows._equal_units = rows.affine.scale.abs() <= _LEAST_SCALE
+        if self.is_kept_in_range or self.sums is None:
+            return rows
+        scale = self.affine.scale * affine.scale
+        is_small = scale.abs() <= _LEAST_SCALE
+        # A spread of zero leaves all equal. A filter's falls to it step by step, and a row that comes
+        # meanwhile has a large u, which keeps it apart: at which all have a smaller scale.
+        are_equal = is_small & ~(scale.square() * self.total_sums()[1] > _LEAST_SCALE**2)
+        factors = torch.where(is_small, scale, 1.0).masked_fill_(are_equal, 0.0)
+        scale = torch.where(is_small & ~are_equal, scale, rows.affine.scale)
+        rows = rows.replaced(affine=Affine(scale, rows.affine.shift))
+        rows._factors = factors
         return rows
 
     def _mapped(self, affine: Affine) -> Rows:
@@ -357,19 +366,19 @@ class Rows:
         scale = scale.masked_fill_(scale.abs() < _LEAST_SCALE, _LEAST_SCALE)
         return self.replaced(affine=Affine(scale, shift))
 
-    def zeroed_where_equal_(self) -> Rows:
-        """Returns the rows with u = 0, written in place, in units in which all rows have become equal.
+    def with_scale_of_one_where_small_(self) -> Rows:
+        """Returns the rows with another u, written in place, in units whose scale has become small.
 
-        There u could be anything. But the next rows that differ would be stored as large numbers, among which
-        a later batch without spread would no longer make all rows equal.
+        There u is 0 if all rows have become equal. It could be anything then. But the next rows that differ
+        would be stored as large numbers, among which a later batch without spread would no longer make all
+        rows equal.
         """
-        if self._equal_units is None or self.sums is None:
+        if self._factors is None or self.sums is None:
             return self
-        zero_units_(self.stored, self._equal_units, self.sums)
-        scale = self.affine.scale.masked_fill(self._equal_units, 1.0)
-        return self.replaced(
-            affine=Affine(scale, self.affine.shift), sums=self.sums.masked_fill(self._equal_units, 0.0)
-        )
+        multiply_units_(self.stored, self._factors, self.sums)
+        scale = torch.where(self._factors == 1, self.affine.scale, 1.0)
+        sums = self.sums * torch.stack([self._factors, self._factors.square()])
+        return self.replaced(affine=Affine(scale, self.affine.shift), sums=sums)
 
     def where_finite(self, before: Rows) -> Rows:
         """Returns these rows, in dimensions in which their map holds NaN or inf with that of ``before``."""
@@ -388,7 +397,8 @@ class Rows:
         rows = self._mapped(other_map)
         if not self.is_kept_in_range:
             have_one_place = (shift - shift[-1]).abs() <= NO_SPREAD * (1 + shift[-1].abs())
-            rows._equal_units = ((scale.abs() <= _LEAST_SCALE) & have_one_place).all(dim=0)
+            are_equal = ((scale.abs() <= _LEAST_SCALE) & have_one_place).all(dim=0)
+            rows._factors = torch.where(are_equal, 0.0, torch.ones_like(scale[-1]))
         # From stored rows by the map of their group, and back from where all are read.
         scale, shift = scale / rows.affine.scale, (shift - rows.affine.shift) / rows.affine.scale
         is_spoilt = ~torch.isfinite(scale + shift)

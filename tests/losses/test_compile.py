@@ -27,7 +27,7 @@ from pytorch_metric_learning.miners import PairMarginMiner, TripletMarginMiner
 from pytorch_metric_learning.reducers import MeanReducer, MultipleReducers, SumReducer
 from torch import Tensor, nn
 
-from pml_xbn import XBNWrapper
+from pml_xbn import AXBNWrapper, XBNWrapper
 from pml_xbn.adapters import Affine, BaseAdapter, Moments
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 
@@ -497,3 +497,49 @@ def test_importing_the_package_does_not_import_dynamo() -> None:
     code = "import sys, pml_xbn; print('torch._dynamo' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert answer.stdout.strip() == "False"
+
+
+def test_rows_of_half_precision_are_read_as_they_were_stored() -> None:
+    """A memory without adapters measures them as it stores the first."""
+    memory, twin = (
+        AdaptiveCrossBatchMemory(ContrastiveLoss(), D, M, memory_dtype=torch.bfloat16) for _ in range(2)
+    )
+    compiled = torch.compile(memory, fullgraph=True, backend="aot_eager")
+    torch.manual_seed(0)
+    for _ in range(4):
+        batch = torch.randn(BATCH_SIZE, D) + 5, torch.arange(BATCH_SIZE) % 3
+        torch.testing.assert_close(compiled(*batch), twin(*batch))
+    torch.testing.assert_close(memory.embedding_memory, twin.embedding_memory, rtol=0.01, atol=0.02)
+    torch.testing.assert_close(memory(*batch), twin(*batch), rtol=1e-3, atol=1e-3)
+
+
+def test_a_unit_that_fires_once_in_many_batches() -> None:
+    """A filter's σ falls step by step meanwhile, and the row that fires is stored as a large number."""
+    memory, twin = (AXBNWrapper(SupConLoss(), D, 8 * BATCH_SIZE) for _ in range(2))
+    compiled = torch.compile(memory, fullgraph=True, backend="aot_eager")
+    torch.manual_seed(0)
+    labels = torch.arange(BATCH_SIZE) % 4
+    for step in range(32):
+        images = torch.randn(BATCH_SIZE, D).relu()
+        images[:, 0] = 0
+        if step in (0, 20):
+            images[0, 0] = 1.0
+        ours, theirs = images.clone().requires_grad_(), images.clone().requires_grad_()
+        loss, expected = compiled(ours, labels), twin(theirs, labels)
+        torch.testing.assert_close(loss, expected)
+        torch.testing.assert_close(
+            torch.autograd.grad(loss, ours), torch.autograd.grad(expected, theirs), rtol=1e-3, atol=1e-6
+        )
+    torch.testing.assert_close(memory.embedding_memory, twin.embedding_memory)
+
+
+@pytest.mark.parametrize("act", [lambda x: x.load_state_dict(x.state_dict()), lambda x: x.reset_queue()])
+def test_a_warm_up_that_is_over_stays_so(act: Callable[[XBNWrapper], object]) -> None:
+    memory = XBNWrapper(SupConLoss(), D, M, warmup=2)
+    compiled = torch.compile(memory, fullgraph=True, backend="eager")
+    batch = torch.randn(BATCH_SIZE, D), torch.arange(BATCH_SIZE) % 3
+    for call in (memory, memory, memory, compiled):
+        call(*batch)
+    act(memory)
+    compiled(*batch)
+    assert memory.num_calls == 5
