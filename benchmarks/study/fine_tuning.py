@@ -164,6 +164,9 @@ class Runs:
     def __init__(self, folder: Path) -> None:
         self._found = {case: float(row[FIGURE] or 0) for case, row in read_runs(Case, folder / RUNS)}
 
+    def has(self, case: Case) -> bool:
+        return case in self._found
+
     def of(self, case: Case) -> float:
         if case not in self._found:
             raise ValueError(f"there is no run of {case}; make all runs of the stage before")

@@ -18,6 +18,7 @@ from benchmarks.study.fine_tuning import (
     AS_THREE_STAGES,
     CACHED,
     CONFIRMED_SEEDS,
+    DECIDED,
     DECIDING,
     EQUAL_TIME,
     FIGURE,
@@ -75,7 +76,7 @@ def write_fine_tuning(study: Study, folder: Path) -> None:
             ("The whole network", WHOLE_NETWORK),
             ("The whole network, with the settings of three stages", AS_THREE_STAGES),
             ("A text transformer", SENSES),
-            *((_DECIDED[name], methods) for name, methods in DECIDING.items()),
+            *((_DECIDED[name], methods) for name, methods in DECIDING.items() if _has_begun(methods, folder)),
         )
         for part in _sections(Report(study, folder, methods), title)
     ]
@@ -134,6 +135,12 @@ class Report:
         found = {m: self.confirmed(m, data).values() for m in self.methods if m.name in (NONE, CACHED)}
         means = {method: fmean(values) for method, values in found.items() if values}
         return max(means, key=lambda method: means[method]) if means else None
+
+
+def _has_begun(methods: tuple[Method, ...], folder: Path) -> bool:
+    """Whether there is a run of what is tried beside a memory, and not only of its rivals."""
+    runs = Runs(folder)
+    return any(runs.has(case) for method in methods if method.name in DECIDED for case in trials(method))
 
 
 def _sections(report: Report, loss: str) -> Iterable[str]:

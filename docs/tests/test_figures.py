@@ -26,6 +26,7 @@ from benchmarks.han.report import Runs, sweep_values
 from benchmarks.study.cases import KINDS
 from benchmarks.study.fine_tuning import (
     CACHED,
+    DECIDED,
     DOMAINS,
     LARGE_BATCH,
     LIKE_XBM,
@@ -864,6 +865,18 @@ def test_a_memory_at_256() -> None:
     assert_on(FINE_TUNING, *(gap.replace("-", "−") for gap in gaps))
     choice = fine_tuned("A memory at batch 256: the choice")[xbn]
     assert_on(GUIDE, f"{choice[9].strip('| ')} ({choice[8].split(', ')[0]})")
+
+
+def test_what_may_save_a_memory_with_multi_similarity() -> None:
+    title = "What may save a memory with MultiSimilarity"
+    emoji, icons = (fine_tuned(f"{title}: {data}") for data in ("Emoji", "Icons"))
+    found = [
+        [report["64", name][column] for report in (emoji, icons) for column in (5, 6)] for name in DECIDED
+    ]
+    assert [line[1:] for line in table_of("What may save a memory where it lost")] == found
+    assert found[0][0].startswith("+1.6 ")
+    assert found[0][2].startswith("+1.6 ")
+    assert_on(WHICH, "with `batch_loss_weight=1` it [gains 1.6]")
 
 
 def test_what_adaptation_adds_to_the_loss_of_the_batch() -> None:
