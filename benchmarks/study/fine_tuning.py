@@ -135,9 +135,8 @@ def grid(method: Method) -> tuple[tuple[str, ...], tuple[float, ...], int]:
         return ("frozen",), STAGE_RATES[size], STAGE_EPOCHS[size]
     if method.name == LIKE_XBM_STAR:
         return NORMS, STAR_RATES, 16
-    if method.name in DECIDED and (method.loss or size == 256):  # where no memory chose it
-        return ("frozen",), OTHER_RATES.get(size, RATES), EPOCHS.get(size, 16)
-    return NORMS, OTHER_RATES.get(size, RATES), EPOCHS.get(size, 16)
+    is_decided = method.name in DECIDED and (method.loss or size == 256)  # frozen won without a memory
+    return ("frozen",) if is_decided else NORMS, OTHER_RATES.get(size, RATES), EPOCHS.get(size, 16)
 
 
 def trials(method: Method) -> Iterator[Case]:
@@ -163,9 +162,6 @@ class Runs:
 
     def __init__(self, folder: Path) -> None:
         self._found = {case: float(row[FIGURE] or 0) for case, row in read_runs(Case, folder / RUNS)}
-
-    def has(self, case: Case) -> bool:
-        return case in self._found
 
     def of(self, case: Case) -> float:
         if case not in self._found:

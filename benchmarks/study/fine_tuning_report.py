@@ -76,7 +76,7 @@ def write_fine_tuning(study: Study, folder: Path) -> None:
             ("The whole network", WHOLE_NETWORK),
             ("The whole network, with the settings of three stages", AS_THREE_STAGES),
             ("A text transformer", SENSES),
-            *((_DECIDED[name], methods) for name, methods in DECIDING.items() if _has_begun(methods, folder)),
+            *((_DECIDED[name], methods) for name, methods in DECIDING.items() if _has_begun(study, methods)),
         )
         for part in _sections(Report(study, folder, methods), title)
     ]
@@ -137,10 +137,10 @@ class Report:
         return max(means, key=lambda method: means[method]) if means else None
 
 
-def _has_begun(methods: tuple[Method, ...], folder: Path) -> bool:
+def _has_begun(study: Study, methods: tuple[Method, ...]) -> bool:
     """Whether there is a run of what is tried beside a memory, and not only of its rivals."""
-    runs = Runs(folder)
-    return any(runs.has(case) for method in methods if method.name in DECIDED for case in trials(method))
+    tried = (case for method in methods if method.name in DECIDED for case in trials(method))
+    return any(case in study.all_runs for case in tried)
 
 
 def _sections(report: Report, loss: str) -> Iterable[str]:
