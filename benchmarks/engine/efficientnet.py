@@ -74,6 +74,11 @@ class LateStages(nn.Sequential):
             freeze_batch_norm_2d(parts)
         super().__init__(parts, nn.Linear(network.num_features, embedding_size))
         self.has_fixed_statistics = batch_norm != "batch"
+        # On a CPU a step of it takes half to two thirds of the time.
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload, unused-ignore]
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images.contiguous(memory_format=torch.channels_last))
 
     def train(self, mode: bool = True) -> LateStages:
         super().train(mode)
