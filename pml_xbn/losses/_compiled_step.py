@@ -98,12 +98,25 @@ def step_compiled(memory: Memory, embeddings: Tensor, labels: Tensor) -> Tensor:
     _have_dynamo_not_look_into_it()
     tensors = [getattr(queue, name) for name in STATE]
     tensors += [queue.findings.flags, *parts_of(_held_by_modules(memory))]
+    has_sums = _has_sums(memory)
     loss, newest = _step_on_tensors(memory._name, _settings_of(memory), embeddings, labels, *tensors)
     # Adapters measure rows that they find; rows of half precision are measured as the first are stored.
     measures = bool(memory._hooks.adapters) and len(embeddings) > 1 and queue.memory_size > 1
     measures = measures or (queue.dtype.itemsize < 4 and len(embeddings) > 0)
-    queue.take_traced_step(newest, is_measured=queue.is_measured or measures)
+    queue.take_traced_step(newest, is_measured=has_sums or measures)
     return loss
+
+
+def _has_sums(memory: Memory) -> bool:
+    """Returns whether a compiled step takes the queue's sums for those of its rows.
+
+    Where rows will be measured, those of an empty memory are, to be zero. So the first step is compiled as
+    all later ones are. Dynamo checks what is read here.
+    """
+    queue = memory.queue
+    if memory._hooks.adapters or queue.dtype.itemsize < 4:
+        return not queue.has_unmeasured_rows
+    return queue.is_measured
 
 
 def _step_on_tensors(
@@ -168,7 +181,7 @@ def _settings_of(memory: Memory) -> tuple[object, ...]:
     """Returns what the modules, and the memory itself, hold that is no tensor and that a step depends on."""
     queue, hooks = memory.queue, memory._hooks
     found: list[object] = [getattr(memory, name) for name in _SETTINGS]
-    found += [queue.is_measured, queue._has_ids, hooks.are_adapters, hooks.collect_stats]
+    found += [_has_sums(memory), queue._has_ids, hooks.are_adapters, hooks.collect_stats]
     for part, names in _parts_of_modules(memory):
         found += settings_of(part, names)
     return tuple(found)
@@ -181,6 +194,7 @@ def _holding(memory: Memory, tensors: tuple[Tensor, ...]) -> Iterator[None]:
     state, flags, held = vars(queue).copy(), queue.findings.flags, _held_by_modules(memory)
     attributes = [x for module in _modules_of(memory) for x in attributes_of(module)]
     try:
+        queue.is_measured = _has_sums(memory)
         for name in STATE:
             setattr(queue, name, next(given))
         queue.findings.flags = next(given)

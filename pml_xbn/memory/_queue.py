@@ -333,7 +333,7 @@ class Queue(nn.Module):
             self.numbers.copy_(self._on_device(numbers))
         else:
             self.numbers.numpy()[:] = numbers
-        self.is_measured, self._most_rows = rows.sums is not None, rows.most_rows_here
+        self._note(is_measured=rows.sums is not None, most_rows=rows.most_rows_here)
         self._newest, self._read, self._read_labels = contents.newest, None, None
         self.is_alike = contents.is_alike
 
@@ -357,9 +357,15 @@ class Queue(nn.Module):
         new = torch.where(which == 2, new % self.memory_size, new)
         return torch.where(which == 3, SUMS if contents.rows.sums is not None else NO_SUMS, new)
 
+    def _note(self, *, is_measured: bool, most_rows: int) -> None:
+        """Notes whether there are sums, and how many rows at most."""
+        self.is_measured, self._most_rows = is_measured, most_rows
+        self.has_unmeasured_rows = most_rows > 0 and not is_measured
+
     def take_traced_step(self, newest: Tensor, *, is_measured: bool) -> None:
         """Notes what a step has changed besides the tensors of the state, where it was one operation."""
-        self._newest, self.is_measured, self._most_rows = newest, is_measured, self.rows.shape[0]
+        self._newest = newest
+        self._note(is_measured=is_measured, most_rows=self.rows.shape[0])
         self._is_alike, self.was_traced = False, True
         self.findings.may_be_set = True
 
@@ -525,13 +531,12 @@ class Queue(nn.Module):
         self.findings = Findings(self.labels.device)
         self._pending = self._read = self._newest = None
         self.is_alike = False
-        self.is_measured = self._has_ids = False
-        self._most_rows = self.calls_over = 0
+        self._note(is_measured=False, most_rows=0)
+        self._has_ids, self.calls_over = False, 0
         if self.numbers.device.type != "meta":
             self._has_ids = bool((self.ids >= 0).any())
             self.calls_over, num_rows, _, has_sums, _ = self.numbers.tolist()
-            self.is_measured = has_sums != NO_SUMS
-            self._most_rows = self.holding.num_rows_here(num_rows)
+            self._note(is_measured=has_sums != NO_SUMS, most_rows=self.holding.num_rows_here(num_rows))
             if has_sums == SUMS_OF_A_SHARD:
                 self.sums.copy_(sums_of(self.rows[: self._most_rows]))
                 self.numbers[3] = SUMS

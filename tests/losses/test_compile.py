@@ -94,6 +94,18 @@ def test_compiled_training_is_the_uncompiled_one(kind: str, way: Callable) -> No
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("kind", EVERY)
+def test_the_first_step_is_compiled_as_the_others_are(kind: str) -> None:
+    graphs = []
+
+    def backend(graph: Any, _: object) -> Any:
+        graphs.append(graph)
+        return graph
+
+    trained(EVERY[kind](), lambda network: torch.compile(network, backend=backend, fullgraph=True))
+    assert len(graphs) == 1
+
+
 # The others are contrastive losses with other distances, or have SupCon's reductions.
 OTHERS = ["CircleLoss", "LiftedStructureLoss", "MarginLoss", "NCALoss", "NTXentLoss", "TripletMarginLoss"]
 
