@@ -74,7 +74,7 @@ def main(
         "time_limit_s": time_limit,
         "memory_limit_gb": memory_limit,
     }
-    cases = list(planned(rows))
+    cases = list(planned(at_most(rows, 100)))
     outcomes: list[dict[str, Any]] = []
     for case in tqdm(cases[: at_most(len(cases))], unit="case"):
         outcomes.append(case._asdict() | conditions | measured(case, conditions) | machine)
