@@ -818,8 +818,12 @@ def fine_tuned(title: str) -> dict[tuple[str, str], list[str]]:
 
 def table_of(section: str) -> list[list[str]]:
     """Returns the cells of the tables below a heading of the figures of fine-tuning, without their head."""
-    page = FINE_TUNING.read_text(encoding="utf-8").split(f"\n## {section}\n")[1].partition("\n## ")[0]
-    lines = [line for line in page.splitlines() if line.startswith("| ")][1:]
+    return cells(FINE_TUNING.read_text(encoding="utf-8").split(f"\n## {section}\n")[1].partition("\n## ")[0])
+
+
+def cells(text: str) -> list[list[str]]:
+    """Returns the cells of the tables in a text, without the first one's head."""
+    lines = [line for line in text.splitlines() if line.startswith("| ")][1:]
     return [[text.strip().replace("−", "-") for text in line.split("|")[1:-1]] for line in lines]
 
 
@@ -867,15 +871,19 @@ def test_a_memory_at_256() -> None:
     assert_on(GUIDE, f"{choice[9].strip('| ')} ({choice[8].split(', ')[0]})")
 
 
-def test_what_may_save_a_memory_with_multi_similarity() -> None:
-    title = "What may save a memory with MultiSimilarity"
-    emoji, icons = (fine_tuned(f"{title}: {data}") for data in ("Emoji", "Icons"))
-    found = [
-        [report["64", name][column] for report in (emoji, icons) for column in (5, 6)] for name in DECIDED
-    ]
-    assert [line[1:] for line in table_of("What may save a memory where it lost")] == found
-    assert found[0][0].startswith("+1.6 ")
-    assert found[0][2].startswith("+1.6 ")
+def test_what_may_save_a_memory_where_it_lost() -> None:
+    settings = {  # heading on the page: title of the report, batch, columns
+        "MultiSimilarity with its miner, the last stage, batch 64": ("with MultiSimilarity", "64", (5, 6)),
+        "SupCon, the last stage, batch 256": ("at batch 256", "256", (6,)),
+    }
+    page = FINE_TUNING.read_text(encoding="utf-8")
+    for heading, (kind, batch, columns) in settings.items():
+        reports = [fine_tuned(f"What may save a memory {kind}: {data}") for data in ("Emoji", "Icons")]
+        found = [[report[batch, name][x] for report in reports for x in columns] for name in DECIDED]
+        section = page.split(f"\n### {heading}\n")[1].partition("\n##")[0]
+        assert [line[1:] for line in cells(section)] == found
+    best = [fine_tuned(f"What may save a memory with MultiSimilarity: {x}") for x in ("Emoji", "Icons")]
+    assert all(report["64", "xbn+batch loss"][5].startswith("+1.6 ") for report in best)
     assert_on(WHICH, "with `batch_loss_weight=1` it [gains 1.6]")
 
 
