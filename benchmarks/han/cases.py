@@ -194,27 +194,20 @@ def drift(rows: Sequence[dict[str, str]]) -> Iterator[Case]:
 
 def planned(path: Path) -> Iterator[Case]:
     """Yields all runs in their order, some of which depend on rows that the file holds by then."""
-    yield from trials(FRONT)
-    for _ in range(3):
-        yield from beyond(FRONT, read_csv(path))
-    yield from trials(EQUAL)
-    for _ in range(3):
-        yield from beyond(EQUAL, read_csv(path))
+
+    def trials_until_inside(cases: Sequence[Case]) -> Iterator[Case]:
+        yield from trials(cases)
+        for _ in range(3):
+            yield from beyond(cases, read_csv(path))
+
+    yield from trials_until_inside(FRONT)
+    yield from trials_until_inside(EQUAL)
     yield from LONG
-    yield from sweep(read_csv(path), seeds=(0,))
-    yield from chosen((*FRONT, *EQUAL), read_csv(path), seeds=(1,))
-    yield from trials(GAINS)
-    yield from trials(OTHERS)
-    for _ in range(3):
-        yield from beyond((*OTHERS, *GAINS), read_csv(path))
     yield from drift(read_csv(path))
-    yield from trials(CONTRASTIVE)
-    yield from trials(PRETRAINED)
-    for _ in range(3):
-        yield from beyond((*CONTRASTIVE, *PRETRAINED), read_csv(path))
-    for seed in (2, 3):
+    for seed in (1, 2, 3, 4, 5):
         yield from chosen((*FRONT, *EQUAL), read_csv(path), seeds=(seed,))
-        yield from sweep(read_csv(path), seeds=(seed,))
-    yield from chosen((*OTHERS, *GAINS, *CONTRASTIVE, *PRETRAINED), read_csv(path), seeds=(1, 2, 3))
-    yield from chosen((*FRONT, *EQUAL), read_csv(path), seeds=(4, 5))
+    for cases in (PRETRAINED, CONTRASTIVE, OTHERS, GAINS):
+        yield from trials_until_inside(cases)
+        yield from chosen(cases, read_csv(path), seeds=(1, 2, 3))
+    yield from sweep(read_csv(path), seeds=(0, 2, 3))
     yield from trials(LARGE)
