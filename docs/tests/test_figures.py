@@ -884,6 +884,16 @@ def test_what_may_save_a_memory_where_it_lost() -> None:
         assert [line[1:] for line in cells(section)] == found
     best = [fine_tuned(f"What may save a memory with MultiSimilarity: {x}") for x in ("Emoji", "Icons")]
     assert all(report["64", "xbn+batch loss"][5].startswith("+1.6 ") for report in best)
+    warmed = " and ".join(report["64", "xbn+warm-up of an epoch"][7] for report in best)
+    assert_on(FINE_TUNING, f"({warmed} to XBN alone)")
+    at_256 = fine_tuned("What may save a memory at batch 256: Emoji")
+    means: dict[str, list[str]] = {}
+    for (_, name), line in at_256.items():
+        if not name.endswith("negatives only"):
+            means.setdefault(line[2], []).append(line[4].partition(" ")[0])
+    lowest, middle = sorted(means["frozen, 3e-4"]), sorted(means["frozen, 1e-3"])
+    assert_on(FINE_TUNING, f"have {lowest[0]} to {lowest[-1]}", " and ".join(middle))
+    assert (len(lowest), len(middle)) == (4, 2)
     assert_on(WHICH, "with `batch_loss_weight=1` it [gains 1.6]")
 
 
