@@ -204,8 +204,7 @@ def planned(path: Path) -> Iterator[Case]:
     yield from trials_until_inside(EQUAL)
     yield from LONG
     yield from drift(read_csv(path))
-    for seed in (1, 2, 3, 4, 5):
-        yield from chosen((*FRONT, *EQUAL), read_csv(path), seeds=(seed,))
+    yield from chosen((*FRONT, *EQUAL), read_csv(path), seeds=(1, 2, 3, 4, 5))
     for cases in (PRETRAINED, CONTRASTIVE, OTHERS, GAINS):
         yield from trials_until_inside(cases)
         yield from chosen(cases, read_csv(path), seeds=(1, 2, 3))

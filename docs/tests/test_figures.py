@@ -885,10 +885,15 @@ def test_what_may_save_a_memory_where_it_lost() -> None:
         found = [[report[batch, name][x] for report in reports for x in columns] for name in names]
         section = page.split(f"\n### {heading}\n")[1].partition("\n##")[0]
         assert [line[1:] for line in cells(section)] == found
-    stages = [fine_tuned(f"What may save a memory where three stages train: {x}") for x in ("Emoji", "Icons")]
+
+
+def test_what_is_said_of_what_may_save_a_memory() -> None:
+    stages, best = (
+        [fine_tuned(f"What may save a memory {kind}: {data}") for data in ("Emoji", "Icons")]
+        for kind in ("where three stages train", "with MultiSimilarity")
+    )
     to_xbn = " and ".join(x["64", "xbn+batch loss"][7] for x in stages).replace("-", "−")
     assert_on(FINE_TUNING, f"({to_xbn}) may come of")
-    best = [fine_tuned(f"What may save a memory with MultiSimilarity: {x}") for x in ("Emoji", "Icons")]
     assert all(report["64", "xbn+batch loss"][5].startswith("+1.6 ") for report in best)
     warmed = " and ".join(report["64", "xbn+warm-up of an epoch"][7] for report in best)
     assert_on(FINE_TUNING, f"({warmed} to XBN alone)")

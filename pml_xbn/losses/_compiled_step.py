@@ -32,7 +32,7 @@ from ..memory._module_state import (
 )
 from ..memory._queue import STATE
 from ._guarded import Names, names_of, settings_of, what_is_not_seen
-from ._traced_step import check_traced_input, step_traced, why_not_traced
+from ._traced_step import check_traced_input, measures_rows, step_traced, why_not_traced
 
 if TYPE_CHECKING:
     from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory as Memory
@@ -113,10 +113,7 @@ def _has_sums(memory: Memory) -> bool:
     Where rows will be measured, those of an empty memory are, to be zero. So the first step is compiled as
     all later ones are. Dynamo checks what is read here.
     """
-    queue = memory.queue
-    if memory._hooks.adapters or queue.dtype.itemsize < 4:
-        return not queue.has_unmeasured_rows
-    return queue.is_measured
+    return not memory.queue.has_unmeasured_rows if measures_rows(memory) else memory.queue.is_measured
 
 
 def _step_on_tensors(

@@ -76,9 +76,14 @@ def why_not_now(memory: Memory, *, is_training: bool) -> str | None:
                 "whose embedding_memory was read since the last step (make a call outside of the graph first)"
             )
         return None
-    if not memory.queue.is_measured and (memory._hooks.adapters or memory.queue.dtype.itemsize < 4):
-        return "that has adapted no rows yet: make two steps first"  # torch.compile compiles again after it
+    if not memory.queue.is_measured and measures_rows(memory):
+        return "that has adapted no rows yet: make two steps first"
     return None
+
+
+def measures_rows(memory: Memory) -> bool:
+    """Returns whether a memory measures its rows: for adapters, and to store them in half precision."""
+    return bool(memory._hooks.adapters) or memory.queue.dtype.itemsize < 4
 
 
 def why_not_traced(memory: Memory, *, has_more_input: bool) -> str | None:

@@ -360,6 +360,7 @@ class Queue(nn.Module):
     def _note(self, *, is_measured: bool, most_rows: int) -> None:
         """Notes whether there are sums, and how many rows at most."""
         self.is_measured, self._most_rows = is_measured, most_rows
+        # Not derived where it is read: Dynamo would check these two, which the first step changes.
         self.has_unmeasured_rows = most_rows > 0 and not is_measured
 
     def take_traced_step(self, newest: Tensor, *, is_measured: bool) -> None:

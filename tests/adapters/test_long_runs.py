@@ -21,7 +21,6 @@ from pml_xbn import AXBNWrapper, PerClassXBN, XBNWrapper, _arithmetic
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 
 STEPS = int(os.environ.get("PML_XBN_DRIFT_STEPS", "240"))
-EVERY = 8  # steps between looks
 D = 4
 Array = np.ndarray
 
@@ -124,7 +123,7 @@ def errors(
     size: int,
     batches: Batches,
     num_steps: int = STEPS,
-    every: int = EVERY,
+    every: int = 3,
     device: torch.device | None = None,
     **options: Any,
 ) -> Iterator[Array]:
@@ -163,7 +162,7 @@ def bounds(name: str, kind: str) -> tuple[float, float]:
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_rows_equal_the_replay(name: str, kind: str) -> None:
     found = errors(name, 48, BATCHES[kind](), 5 * STEPS if kind == "dying" else STEPS)
-    assert_within(islice(found, STEPS // EVERY), *bounds(name, kind))
+    assert_within(islice(found, STEPS // 3), *bounds(name, kind))
     assert_within(found, 1e-4, 2e-4)  # a filter takes hundreds of steps to lose a spread
 
 

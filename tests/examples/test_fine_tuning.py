@@ -148,14 +148,14 @@ def test_drawn_images_need_no_data(
     tmp_path: Path, script: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "glyphs"
-    monkeypatch.setitem(script["draw_glyphs"].__globals__, "Glyphs", FewGlyphs)
-    script["draw_glyphs"](folder)
-    drawn = folder / "EXCLAMATION_MARK" / "0.png"
-    drawn.unlink()  # as if drawing had been stopped
     flags = ["--data", str(folder), "--output", str(tmp_path / "runs"), "--workers", "1"]
     ended = fine_tune("--glyphs", *flags, "--epochs", "1")
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines()[-1].startswith("Recall@1 ")
+    drawn = folder / "EXCLAMATION_MARK" / "0.png"
+    drawn.unlink()  # as if drawing had been stopped
+    monkeypatch.setitem(script["draw_glyphs"].__globals__, "Glyphs", FewGlyphs)
+    script["draw_glyphs"](folder)
     assert drawn.is_file()
 
 
