@@ -98,19 +98,20 @@ DECIDED = tuple(
     for beside in ("batch loss", "negatives only", "warm-up of an epoch")
     for memory in ("xbn", "centre")
 )
+UNADAPTED = "xbm-star"  # their control: the batch's own loss beside a memory without adaptation
 DECIDING = {
     "-deciding-multi-similarity": (
         *(m for m in MULTI_SIMILARITY if m[:2] in ((NONE, 64), ("xbn", 64), (CACHED, 256))),
-        *(Method(name, 64, "multi-similarity") for name in DECIDED),
+        *(Method(name, 64, "multi-similarity") for name in (*DECIDED, UNADAPTED)),
     ),
-    "-deciding-large-batch": (*LARGE_BATCH, *(Method(name, 256) for name in DECIDED)),
+    "-deciding-large-batch": (*LARGE_BATCH, *(Method(name, 256) for name in (*DECIDED, UNADAPTED))),
     "-deciding-three-stages": (
         *(m for m in THREE_STAGES if m.batch_size != 16),
-        *(Method(name, 64, trained="last three stages") for name in DECIDED),
+        *(Method(name, 64, trained="last three stages") for name in (*DECIDED, UNADAPTED)),
     ),
     "-deciding-whole-network": (
         *WHOLE_NETWORK,
-        *(Method(name, 64, trained="whole network") for name in DECIDED),
+        *(Method(name, 64, trained="whole network") for name in (*DECIDED, UNADAPTED)),
     ),
 }
 MORE_EPOCHS = (8, 16)  # of the whole network, where it trained for 4
@@ -135,7 +136,9 @@ def grid(method: Method) -> tuple[tuple[str, ...], tuple[float, ...], int]:
         return ("frozen",), STAGE_RATES[size], STAGE_EPOCHS[size]
     if method.name == LIKE_XBM_STAR:
         return NORMS, STAR_RATES, 16
-    is_decided = method.name in DECIDED and (method.loss or size == 256)  # frozen won without a memory
+    is_decided = method.name in (*DECIDED, UNADAPTED) and (
+        method.loss or size == 256
+    )  # frozen won without a memory
     return ("frozen",) if is_decided else NORMS, OTHER_RATES.get(size, RATES), EPOCHS.get(size, 16)
 
 

@@ -30,6 +30,7 @@ from benchmarks.study.fine_tuning import (
     SENSES,
     SUPCON,
     THREE_STAGES,
+    UNADAPTED,
     WHOLE_NETWORK,
     XBM_STAR,
     Method,
@@ -89,6 +90,11 @@ class Report:
 
     def __init__(self, study: Study, folder: Path, methods: tuple[Method, ...]) -> None:
         self.study, self.runs, self.methods = study, Runs(folder), methods
+
+    @property
+    def has_unadapted(self) -> bool:
+        """Whether the batch's own loss beside a memory without adaptation is among the methods."""
+        return any(method.name == UNADAPTED for method in self.methods)
 
     def value(self, case: Case, figure: str = FIGURE) -> float | None:
         """Returns a figure of a run; None where it has not been made, or failed."""
@@ -166,6 +172,8 @@ def _sections(report: Report, loss: str) -> Iterable[str]:
             )
             columns = ["batch", "method", "batch norm, rate", "seeds", "Recall@1", "to none, same batch"]
             columns += ["to best none", "to XBN", "MAP@R", "minutes"]
+            if report.has_unadapted:
+                columns.append("to XBM beside the batch's own loss")
             yield markdown(columns, lines, columns[1:3])
             if by_class := _by_class(report, data):
                 yield by_class
@@ -215,6 +223,10 @@ def _confirmation(report: Report, method: Method, data: str) -> list[str]:
         cells[4] += f"; {EQUAL_TIME} epochs: {spread(list(longer.values()))}"
     for figure in ("map_at_r", "cpu_minutes"):
         cells.append(spread(list(report.confirmed(method, data, figure).values())))
+    if report.has_unadapted:
+        unadapted = report.confirmed(method._replace(name=UNADAPTED), data)
+        gap = paired(ours, unadapted) if method.name != UNADAPTED else None
+        cells.append(str(gap or "–"))
     return cells
 
 
