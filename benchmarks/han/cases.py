@@ -113,6 +113,7 @@ CONTRASTIVE = tuple(replace(case, loss="contrastive") for case in FRONT)
 PRETRAINED = tuple(replace(case, weights="glyphs") for case in FRONT)
 LARGE = (Case("none", 1024),)  # equal steps: 35 minutes
 SWEEP = (350, 1400, 5500)
+FEWER_CLASSES = tuple(replace(case, classes=classes) for classes in SWEEP for case in FRONT[:6])
 
 # The rate of proxies, in multiples of the network's. Ten was declared, and with it they learned badly or not.
 PROXY_RATES = {
@@ -172,17 +173,15 @@ def chosen(cases: Sequence[Case], rows: Sequence[dict[str, str]], seeds: Sequenc
         )
 
 
-def sweep(rows: Sequence[dict[str, str]], seeds: Sequence[int]) -> Iterator[Case]:
-    """Yields the runs with fewer classes: the rate chosen with all of them, and half of it."""
+def sweep_trials(rows: Sequence[dict[str, str]]) -> Iterator[Case]:
+    """Yields the runs that choose with fewer classes: the rate chosen with all of them, and half of it."""
     best = best_rates(rows)
-    cases = [case for case in FRONT[:6] if case.setting in best]
-    for seed in seeds:
-        for part in (1, 0.5):  # of the rate that was chosen with all classes
-            for classes in SWEEP:
-                yield from (
-                    replace(case, classes=classes, rate=part * best[case.setting], seed=seed)
-                    for case in cases
-                )
+    for part in (1, 0.5):
+        yield from (
+            replace(case, rate=part * best[replace(case, classes=0).setting])
+            for case in FEWER_CLASSES
+            if replace(case, classes=0).setting in best
+        )
 
 
 def drift(rows: Sequence[dict[str, str]]) -> Iterator[Case]:
@@ -208,5 +207,6 @@ def planned(path: Path) -> Iterator[Case]:
     for cases in (PRETRAINED, CONTRASTIVE, OTHERS, GAINS):
         yield from trials_until_inside(cases)
         yield from chosen(cases, read_csv(path), seeds=(1, 2, 3))
-    yield from sweep(read_csv(path), seeds=(0, 2, 3))
+    yield from sweep_trials(read_csv(path))
+    yield from chosen(FEWER_CLASSES, read_csv(path), seeds=(1, 2, 3))
     yield from trials(LARGE)
