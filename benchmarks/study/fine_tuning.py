@@ -98,20 +98,21 @@ DECIDED = tuple(
     for beside in ("batch loss", "negatives only", "warm-up of an epoch")
     for memory in ("xbn", "centre")
 )
-UNADAPTED = "xbm-star"  # their control: the batch's own loss beside a memory without adaptation
+# Their controls: the batch's own loss beside a memory without adaptation, which is used to want a warm-up.
+UNADAPTED = ("xbm-star", LIKE_XBM_STAR)
 DECIDING = {
     "-deciding-multi-similarity": (
         *(m for m in MULTI_SIMILARITY if m[:2] in ((NONE, 64), ("xbn", 64), (CACHED, 256))),
-        *(Method(name, 64, "multi-similarity") for name in (*DECIDED, UNADAPTED)),
+        *(Method(name, 64, "multi-similarity") for name in (*DECIDED, *UNADAPTED)),
     ),
-    "-deciding-large-batch": (*LARGE_BATCH, *(Method(name, 256) for name in (*DECIDED, UNADAPTED))),
+    "-deciding-large-batch": (*LARGE_BATCH, *(Method(name, 256) for name in (*DECIDED, *UNADAPTED))),
     "-deciding-three-stages": (
         *(m for m in THREE_STAGES if m.batch_size != 16),
-        *(Method(name, 64, trained="last three stages") for name in (*DECIDED, UNADAPTED)),
+        *(Method(name, 64, trained="last three stages") for name in (*DECIDED, *UNADAPTED)),
     ),
     "-deciding-whole-network": (
         *WHOLE_NETWORK,
-        *(Method(name, 64, trained="whole network") for name in (*DECIDED, UNADAPTED)),
+        *(Method(name, 64, trained="whole network") for name in (*DECIDED, *UNADAPTED)),
     ),
 }
 MORE_EPOCHS = (8, 16)  # of the whole network, where it trained for 4
@@ -134,12 +135,11 @@ def grid(method: Method) -> tuple[tuple[str, ...], tuple[float, ...], int]:
         return ("frozen",), WHOLE_RATES, WHOLE_EPOCHS[size]
     if method.trained:
         return ("frozen",), STAGE_RATES[size], STAGE_EPOCHS[size]
-    if method.name == LIKE_XBM_STAR:
+    is_decided = method.name in (*DECIDED, *UNADAPTED) and (method.loss or size == 256)
+    if method.name == LIKE_XBM_STAR and not is_decided:
         return NORMS, STAR_RATES, 16
-    is_decided = method.name in (*DECIDED, UNADAPTED) and (
-        method.loss or size == 256
-    )  # frozen won without a memory
-    return ("frozen",) if is_decided else NORMS, OTHER_RATES.get(size, RATES), EPOCHS.get(size, 16)
+    norms = ("frozen",) if is_decided else NORMS  # frozen won without a memory
+    return norms, OTHER_RATES.get(size, RATES), EPOCHS.get(size, 16)
 
 
 def trials(method: Method) -> Iterator[Case]:

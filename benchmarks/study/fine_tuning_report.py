@@ -93,8 +93,8 @@ class Report:
 
     @property
     def has_unadapted(self) -> bool:
-        """Whether the batch's own loss beside a memory without adaptation is among the methods."""
-        return any(method.name == UNADAPTED for method in self.methods)
+        """Whether all controls, memories without adaptation, are among the methods."""
+        return {method.name for method in self.methods}.issuperset(UNADAPTED)
 
     def value(self, case: Case, figure: str = FIGURE) -> float | None:
         """Returns a figure of a run; None where it has not been made, or failed."""
@@ -173,7 +173,7 @@ def _sections(report: Report, loss: str) -> Iterable[str]:
             columns = ["batch", "method", "batch norm, rate", "seeds", "Recall@1", "to none, same batch"]
             columns += ["to best none", "to XBN", "MAP@R", "minutes"]
             if report.has_unadapted:
-                columns.append("to XBM beside the batch's own loss")
+                columns += ["to `xbm-star`", "to it, warmed up"]
             yield markdown(columns, lines, columns[1:3])
             if by_class := _by_class(report, data):
                 yield by_class
@@ -223,9 +223,10 @@ def _confirmation(report: Report, method: Method, data: str) -> list[str]:
         cells[4] += f"; {EQUAL_TIME} epochs: {spread(list(longer.values()))}"
     for figure in ("map_at_r", "cpu_minutes"):
         cells.append(spread(list(report.confirmed(method, data, figure).values())))
-    if report.has_unadapted:
-        unadapted = report.confirmed(method._replace(name=UNADAPTED), data)
-        gap = paired(ours, unadapted) if method.name != UNADAPTED else None
+    for name in UNADAPTED if report.has_unadapted else ():
+        gap = (
+            paired(ours, report.confirmed(method._replace(name=name), data)) if method.name != name else None
+        )
         cells.append(str(gap or "–"))
     return cells
 
