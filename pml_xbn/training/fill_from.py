@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .._checks import check_integers, check_rows
 from ..losses import AdaptiveCrossBatchMemory
+
+_ITEMS = "(images, labels) or (images, labels, sample_ids), all of them tensors"
 
 
 @torch.no_grad()
-def fill_from(memory: AdaptiveCrossBatchMemory, loader: Iterable[Any], model: nn.Module) -> int:
+def fill_from(
+    memory: AdaptiveCrossBatchMemory, loader: Iterable[Any], model: Callable[[Tensor], Tensor]
+) -> int:
     """Fills a memory with embeddings of training images (Cross-Batch Memory, §3.3).
 
     The model embeds them in the mode that it is in. Leave it in training mode, and let the loader give
@@ -24,17 +30,25 @@ def fill_from(memory: AdaptiveCrossBatchMemory, loader: Iterable[Any], model: nn
     On many ranks that share rows all call it, with equally many batches. Give each
     ``islice(loader, memory_size // batch_size)``, with the batch of all ranks: all together fill it once.
 
+    All images are embedded before the first row is stored: an error of the loader or of the model leaves the
+    memory as it was. So for a moment there are twice as many rows. With a warm-up call it after the last of
+    the ``warmup`` calls; rows that are stored before are stale when the memory begins, and a warning says so.
+
     Args:
         memory: whose rows are replaced, the oldest first. No loss is computed and no row is adapted.
-        loader: gives ``(images, labels)``, on any device.
-        model: returns embeddings ``(b, d)``.
+        loader: gives ``(images, labels)``, or ``(images, labels, sample_ids)`` where the training steps pass
+            ``sample_ids`` too, tensors on any device.
+        model: returns embeddings ``(b, d)``. A module gets images on the device of its first parameter,
+            another function on that of the memory.
 
     Returns:
-        How many rows this rank has stored: ``memory_size``, or as many as there were images.
+        How many images this rank has stored: ``memory_size``, or as many as there were. An image whose
+        ``sample_ids`` comes twice is one row.
 
     Raises:
-        TypeError: PML's own ``CrossBatchMemory``.
-        ValueError: labels or embeddings that do not fit the memory, or a loader without a batch.
+        TypeError: PML's own ``CrossBatchMemory``, a loader that gives something else, or a model that does.
+        ValueError: labels or embeddings that do not fit the memory or each other, or a loader without a
+            batch.
 
     Example:
         >>> from pytorch_metric_learning.losses import SupConLoss
@@ -55,16 +69,45 @@ def fill_from(memory: AdaptiveCrossBatchMemory, loader: Iterable[Any], model: nn
             f"memory is a {type(memory).__name__}, which has no fill_memory: pass an "
             "AdaptiveCrossBatchMemory, which is PML's memory where it has no hooks, or one of its subclasses"
         )
-    first = next(model.parameters(), None)
-    device = torch.device("cpu") if first is None else first.device
+    calls_left = memory.warmup - memory.num_calls
+    if calls_left > 0:
+        warnings.warn(
+            f"fill_from stores rows while {calls_left} of {memory.warmup} calls of the warm-up are left, "
+            "after which they are stale: call it when the warm-up is over",
+            stacklevel=3,  # past the decorator
+        )
+    first = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+    device = memory.queue.rows.device if first is None else first.device
+    batches: list[list[Tensor]] = []
     stored = 0
-    for images, labels in loader:
+    for images, *others in _checked(loader):
+        embeddings = model(images.to(device))
+        check_rows("embeddings of the model", embeddings, width=memory.embedding_size)
+        for values in others:
+            check_integers("labels or sample_ids of the loader", values, len(embeddings), "one per image")
         left = memory.memory_size - stored
-        embeddings: Tensor = model(images.to(device))
-        memory.fill_memory(embeddings[:left], labels.to(device)[:left])
-        stored += min(left, len(labels))
+        batches.append([values[:left] for values in (embeddings, *(values.to(device) for values in others))])
+        stored += len(batches[-1][0])
         if stored == memory.memory_size:
             break
     if not stored:
-        raise ValueError("loader gives no batch: pass one that gives (images, labels) of training images")
+        raise ValueError(f"loader gives no batch: pass one that gives {_ITEMS}")
+    if not (memory.gather_distributed or memory.shard_distributed):  # on ranks they share a call's room
+        batches = [[torch.cat(values) for values in zip(*batches, strict=True)]]
+    for batch in batches:
+        memory.fill_memory(*batch)
     return stored
+
+
+def _checked(loader: Iterable[Any]) -> Iterator[tuple[Tensor, ...]]:
+    """Yields what the loader gives, or raises TypeError where these are no tensors, or another number."""
+    for item in loader:
+        if not isinstance(item, (tuple, list)):
+            raise TypeError(f"loader gives a {type(item).__name__}: pass one that gives {_ITEMS}")
+        if len(item) not in (2, 3) or not all(isinstance(values, Tensor) for values in item):
+            kinds = ", ".join(type(values).__name__ for values in item)
+            raise TypeError(
+                f"loader gives ({kinds}): pass one that gives {_ITEMS}, or embed the samples yourself and "
+                "call fill_memory"
+            )
+        yield tuple(item)

@@ -54,7 +54,7 @@ def test_a_loader_that_never_ends_is_read_until_the_memory_is_full() -> None:
 
 
 def test_it_replaces_the_rows_of_a_full_memory_and_is_no_call() -> None:
-    memory, model = memory_of(10, warmup=2), network()
+    memory, model = memory_of(10), network()
     fill_from(memory, loader(5), model)
     before = memory.embedding_memory.clone()
     with torch.no_grad():
@@ -62,6 +62,47 @@ def test_it_replaces_the_rows_of_a_full_memory_and_is_no_call() -> None:
     fill_from(memory, loader(5), model)
     assert not torch.allclose(memory.embedding_memory, before)
     assert memory.num_calls == 0
+
+
+def test_a_fill_before_the_warm_up_is_over_warns_that_its_rows_will_be_stale() -> None:
+    memory, model = memory_of(10, warmup=2), network()
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="of 2 calls of the warm-up are left"):
+            fill_from(memory, loader(5), model)
+        memory(model(IMAGES[:5]), LABELS[:5])
+    fill_from(memory, loader(5), model)
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda batch: 1 / 0, lambda batch: (batch[0].fill_(torch.nan), batch[1])], ids=["loader", "NaN"]
+)
+def test_an_error_midway_leaves_the_memory_as_it_was(spoil: Any) -> None:
+    memory = memory_of(20, nonfinite="raise_at_once")
+    fill_from(memory, loader(5), network())
+    before = memory.state_dict()
+    batches = [(images.clone(), labels) for images, labels in loader(5)]
+    with torch.no_grad():
+        (other := network())[0].weight.mul_(-1)
+    with pytest.raises((ZeroDivisionError, ValueError)):
+        fill_from(memory, (spoil(batch) if n == 2 else batch for n, batch in enumerate(batches)), other)
+    torch.testing.assert_close(memory.state_dict(), before, rtol=0, atol=0)
+
+
+def test_images_with_ids_take_the_places_of_their_samples() -> None:
+    """After the fill a step with the same ids replaces rows and adds none; also where rows are averaged."""
+    for update in ("queue", "average"):
+        memory, model = memory_of(30, update=update), network()
+        ids = torch.arange(20)
+        batches = [(*batch, part) for batch, part in zip(loader(8), ids.split(8), strict=True)]
+        assert fill_from(memory, batches, model) == memory.num_rows == 20
+        memory(model(IMAGES[:8]), LABELS[:8], sample_ids=ids[:8])
+        assert memory.num_rows == 20
+
+
+def test_a_function_may_embed() -> None:
+    memory = memory_of(20)
+    fill_from(memory, loader(8), lambda images: images[:, :4])
+    torch.testing.assert_close(memory.embedding_memory, IMAGES[:, :4])
 
 
 def test_what_cannot_be_filled_is_named() -> None:
@@ -74,3 +115,14 @@ def test_what_cannot_be_filled_is_named() -> None:
         fill_from(memory_of(8), [], network())
     with pytest.raises(ValueError, match="embedding_size"):
         fill_from(memory_of(8), loader(4), nn.Linear(6, 3))
+    with pytest.raises(ValueError, match=r"labels or .* has shape \(3,\): pass one per image, shape \(5,\)"):
+        fill_from(memory_of(5), [(IMAGES[:5], LABELS[:3])], network())
+    with pytest.raises(TypeError, match="embeddings of the model is a dict"):
+        fill_from(memory_of(8), loader(4), lambda images: {"rows": images})  # type: ignore[arg-type,return-value]
+    for item, kind in (
+        ({"x": IMAGES}, "dict"),
+        ((IMAGES,), r"\(Tensor\)"),
+        (({}, LABELS), r"\(dict, Tensor\)"),
+    ):
+        with pytest.raises(TypeError, match=rf"loader gives a? ?{kind}: pass one that gives \(images"):
+            fill_from(memory_of(8), [item], network())
