@@ -7,6 +7,7 @@ import math
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.utils.data import Dataset
 
 from .._checks import check_integer
 from .han_distortion import distort
-from .han_fonts import download_fonts, find_fonts
+from .han_fonts import FONTS, digest_of, download_fonts, find_fonts
 from .han_rendering import load_or_draw
 
 # Of 65,536 values of a character's hash, those below which a split ends.
@@ -36,19 +37,21 @@ class Han(Dataset[tuple[Any, Any]]):
     and the others to confirm them. The split of a character depends on nothing but the character. The
     superclass is its radical: the part that dictionaries sort characters by, one of 214.
 
-    The clean images are drawn once, which takes two minutes, and kept in ``root``. They are easy: small
+    The clean images are drawn once, which takes a minute or two, and kept in ``root``. They are easy: small
     networks soon find nearly all. So every image has a distortion of its own, always the same, before
     anybody sees it.
 
     Args:
         split: ``"train"``, ``"validation"`` or ``"test"``.
-        root: the folder below which the fonts lie, wherever, and in which images are kept.
+        root: the folder below which the fonts lie, wherever, and in which images are kept. Once they are, no
+            font is needed.
         distortion: strength of the distortion, 0 for clean images.
         side: of the images, in pixels.
-        fonts: files of fonts to use in place of the packages', at least 4.
+        fonts: a folder of fonts (``.ttf``, ``.otf``, ``.ttc``, of which the first is taken, in order of
+            their paths), or a list of files, to use in place of the packages', at least 4.
         transform: applied to the (1, side, side) uint8 image on access.
         target_transform: applied to the integer label on access.
-        download: whether to fetch the packages with ``apt-get``, unless the fonts are there. It takes
+        download: whether to fetch the packages whose fonts are missing or damaged with ``apt-get``. It takes
             400 MB, unpacks without installing anything, and needs Debian 12 (other releases have other
             versions of some fonts).
 
@@ -65,8 +68,8 @@ class Han(Dataset[tuple[Any, Any]]):
         checksum: identifies the clean images of all splits together (shortened SHA-256).
 
     Raises:
-        ValueError: there is no such split, ``distortion`` or ``side`` is out of range, or the fonts draw no
-            character often enough.
+        ValueError: there is no such split, ``distortion`` or ``side`` is out of range, a file is not that of
+            its package, or no font, or the fonts draw no character often enough.
         FileNotFoundError: fonts are missing; the message names their packages.
         ImportError: Pillow or fontTools is not installed.
     """
@@ -81,22 +84,27 @@ class Han(Dataset[tuple[Any, Any]]):
         *,
         distortion: float = 1.0,
         side: int = 32,
-        fonts: Sequence[str | Path] | None = None,
+        fonts: str | Path | Sequence[str | Path] | None = None,
         transform: Callable[[Tensor], Any] | None = None,
         target_transform: Callable[[int], Any] | None = None,
         download: bool = False,
     ) -> None:
-        if split not in _SPLITS:
+        if split not in list(_SPLITS):  # which need not be hashable
             raise ValueError(f"split is {split!r}; choose one of {', '.join(map(repr, _SPLITS))}")
-        if not 0 <= distortion < math.inf:
+        if not (isinstance(distortion, (int, float)) and 0 <= distortion < math.inf):
             raise ValueError(f"distortion is {distortion!r}; pass a finite number from 0 up")
         check_integer("side", side, at_least=16)
         self.split, self.root = split, Path(root).expanduser()
         self.transform, self.target_transform = transform, target_transform
-        files = _find(self.root, download) if fonts is None else [(Path(font), 0) for font in fonts]
-        rendering = load_or_draw(files, side, self.root)
+        if fonts is None:
+            self.font_names = [font.file for font in FONTS]
+            digests = [(font.digest, font.number) for font in FONTS]
+            rendering = load_or_draw(digests, side, self.root, partial(_find, self.root, download))
+        else:
+            files = _files_of(fonts)
+            self.font_names = [path.name for path in files]
+            rendering = load_or_draw([(digest_of(path), 0) for path in files], side, self.root, lambda: files)
         self.checksum = rendering.checksum
-        self.font_names = [path.name for path, _ in files]
 
         classes, numbers = rendering.code_points.unique(return_inverse=True)
         in_split = torch.tensor([_split_of(code_point) == split for code_point in classes.tolist()])
@@ -127,14 +135,28 @@ class Han(Dataset[tuple[Any, Any]]):
         )
 
 
-def _find(root: Path, download: bool) -> list[tuple[Path, int]]:
+def _find(root: Path, download: bool) -> list[Path]:
     try:
         return find_fonts(root)
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):
         if not download:
             raise
     download_fonts(root)
     return find_fonts(root)
+
+
+def _files_of(fonts: str | Path | Sequence[str | Path]) -> list[Path]:
+    """Returns the files of a list, or those of a folder in order of their paths."""
+    if not isinstance(fonts, (str, Path)):
+        return [Path(font).expanduser() for font in fonts]
+    folder = Path(fonts).expanduser()
+    files = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() in (".ttf", ".otf", ".ttc")]
+    if not files:
+        raise FileNotFoundError(
+            f"fonts={str(fonts)!r} has no font: pass a folder with .ttf, .otf or .ttc files below it, or a "
+            "list of files"
+        )
+    return files
 
 
 def _split_of(code_point: int) -> str:

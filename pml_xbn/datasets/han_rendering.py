@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import pickle
+import uuid
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -34,12 +36,21 @@ class Rendering(NamedTuple):
     checksum: str
 
 
-def load_or_draw(fonts: Sequence[tuple[Path, int]], side: int, folder: Path) -> Rendering:
-    """Returns what these fonts draw, from a file in the folder if it has been drawn before.
+def load_or_draw(
+    digests: Sequence[tuple[str, int]], side: int, folder: Path, find: Callable[[], Sequence[Path]]
+) -> Rendering:
+    """Returns what fonts draw, from a file in the folder if it has been drawn before.
+
+    Args:
+        digests: of every font the digest of its file, and its number in that file.
+        side: of the images, in pixels.
+        folder: of the file.
+        find: returns the files of the fonts, if they are to draw.
 
     Raises:
         ImportError: Pillow or fontTools is not installed.
-        ValueError: no character has enough images.
+        OSError: the folder cannot be written to.
+        ValueError: no character has enough images, or a file is no font.
     """
     try:
         import fontTools  # noqa: F401
@@ -49,18 +60,39 @@ def load_or_draw(fonts: Sequence[tuple[Path, int]], side: int, folder: Path) -> 
             f"Han needs Pillow and fontTools to draw its images ({error}); "
             'install them with: pip install "pml_xbn[examples]"'
         ) from error
-    drawn_by: list[object] = [features.version("freetype2"), side]
-    drawn_by += [(path.name, path.stat().st_size, index) for path, index in fonts]
+    drawn_by = [features.version("freetype2"), side, *digests]
     key = hashlib.sha256(repr(drawn_by).encode()).hexdigest()[:16]
     path = folder / f"images-{key}.pt"
     if path.exists():
-        return Rendering(**torch.load(path, weights_only=True))
-    rendering = draw_characters(fonts, side)
+        found = _load(path)
+        if found is not None:
+            return found
+    files = find()
     folder.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    torch.save(rendering._asdict(), part)
-    part.replace(path)  # at all times a whole file
+    # A name that no other process has: at all times there is a whole file or none.
+    part = path.with_suffix(f".{uuid.uuid4().hex[:8]}.part")
+    try:
+        with part.open("wb") as file:  # before minutes of drawing
+            fonts = [(path, number) for path, (_, number) in zip(files, digests, strict=True)]
+            rendering = draw_characters(fonts, side)
+            torch.save(rendering._asdict(), file)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
     return rendering
+
+
+def _load(path: Path) -> Rendering | None:
+    """Returns what has been drawn before; None if the file is damaged."""
+    try:
+        found = Rendering(**torch.load(path, weights_only=True))
+    except (RuntimeError, EOFError, pickle.UnpicklingError):
+        return None
+    return found if _checksum(found.images.numpy().data) == found.checksum else None
+
+
+def _checksum(ink: bytearray | memoryview) -> str:
+    return hashlib.sha256(ink).hexdigest()[:16]
 
 
 def draw_characters(fonts: Sequence[tuple[Path, int]], side: int) -> Rendering:
@@ -95,7 +127,7 @@ def draw_characters(fonts: Sequence[tuple[Path, int]], side: int) -> Rendering:
         images=torch.frombuffer(ink, dtype=torch.uint8).view(-1, side, side),
         code_points=torch.tensor(list(classes)).repeat_interleave(counts),
         fonts=torch.tensor([font for images in classes.values() for font in images.values()]),
-        checksum=hashlib.sha256(ink).hexdigest()[:16],
+        checksum=_checksum(ink),
     )
 
 
@@ -104,8 +136,15 @@ def _characters(path: Path, index: int) -> set[int]:
     from fontTools.ttLib import TTFont
 
     number = index if path.suffix.lower() == ".ttc" else -1
-    with TTFont(path, fontNumber=number, lazy=True) as font:
-        return set(font.getBestCmap()).intersection(CODE_POINTS)
+    try:
+        with path.open("rb") as file, TTFont(file, fontNumber=number, lazy=True) as font:
+            return set(font.getBestCmap() or ()).intersection(CODE_POINTS)
+    except OSError:
+        raise
+    except Exception as error:  # a damaged file makes it raise almost anything
+        raise ValueError(
+            f"{path} cannot be read as a TrueType or OpenType font ({error}): take it away, or get it again"
+        ) from error
 
 
 def _rank(code_point: int, font: int) -> bytes:
@@ -115,8 +154,13 @@ def _rank(code_point: int, font: int) -> bytes:
 def _open(path: Path, index: int, side: int) -> FreeTypeFont:
     from PIL import ImageFont
 
-    # The basic layout, which does not depend on what Pillow was built with.
-    return ImageFont.truetype(path, side * 7 // 8, index, layout_engine=ImageFont.Layout.BASIC)
+    try:
+        # The basic layout, which does not depend on what Pillow was built with.
+        return ImageFont.truetype(path, side * 7 // 8, index, layout_engine=ImageFont.Layout.BASIC)
+    except OSError as error:
+        raise ValueError(
+            f"{path} cannot be drawn by FreeType ({error}): take it away, or get it again"
+        ) from error
 
 
 def _draw(font: FreeTypeFont, character: str, side: int) -> bytes | None:

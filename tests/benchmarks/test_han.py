@@ -12,7 +12,7 @@ import pytest
 import torch
 from pytorch_metric_learning.losses import SupConLoss
 from scipy.stats import t as student
-from tiny_han_fonts import write_packages
+from tiny_han_fonts import draw_tiny_han
 from torch import Tensor
 
 pytest.importorskip("fontTools")
@@ -37,7 +37,7 @@ STEPS = 12
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data") / "han"
-    write_packages(folder)
+    draw_tiny_han(folder)
     return folder
 
 

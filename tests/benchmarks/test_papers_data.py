@@ -7,7 +7,7 @@ import pytest
 import tiny_datasets
 import torch
 from PIL.Image import Image as PillowImage
-from tiny_han_fonts import write_packages
+from tiny_han_fonts import draw_tiny_han
 from torch.nn.functional import normalize
 from training_script import has_timm, result_of, run_script
 
@@ -58,7 +58,7 @@ def test_every_dataset_is_loaded_with_its_protocol(
 
 def test_han_is_grey_and_ten_thousand_classes_elsewhere(tmp_path: Path) -> None:
     pytest.importorskip("fontTools")
-    write_packages(tmp_path)
+    draw_tiny_han(tmp_path)
     settings = read_settings(["--dataset", "han", "--root", str(tmp_path), "--no-pretrained"])
     data = load_data(settings)
     han = Han("test", tmp_path)

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_han_fonts import CHARACTERS, write_fonts
+from tiny_han_fonts import CHARACTERS, draw_tiny_han, write_fonts
 from torch.utils.data import DataLoader
 
-from pml_xbn.datasets import Han
-from pml_xbn.datasets.han_fonts import FONTS, find_fonts
+from pml_xbn.datasets import Han, han_fonts, han_rendering
+from pml_xbn.datasets.han_fonts import FONTS
 
 pytest.importorskip("fontTools")
 pytest.importorskip("PIL")
@@ -125,6 +125,52 @@ def test_a_second_time_nothing_is_drawn(load: Load, monkeypatch: pytest.MonkeyPa
     assert first.checksum == second.checksum
 
 
+@pytest.mark.parametrize("spoil", ["cut", "a bit"])
+def test_damaged_images_are_drawn_again(load: Load, tmp_path: Path, spoil: str) -> None:
+    first = load(distortion=0)
+    (path,) = tmp_path.glob("images-*")
+    if spoil == "cut":
+        path.write_bytes(path.read_bytes()[:-100])
+    else:
+        content = torch.load(path)
+        content["images"][0, 0, 0] ^= 1
+        torch.save(content, path)
+    assert torch.equal(load(distortion=0).images, first.images)
+    assert [other.name for other in tmp_path.iterdir()] == [path.name]
+
+
+def test_another_font_by_the_same_name_and_size_is_another_data_set(load: Load, tmp_path: Path) -> None:
+    folder = tmp_path / "fonts"
+    fonts = write_fonts(folder, [CHARACTERS] * 5)
+    first = load(fonts=folder)
+    assert torch.equal(load(fonts=fonts).images, first.images)  # of the folder
+    other = write_fonts(tmp_path / "other", [CHARACTERS] * 6)[5]
+    content = other.read_bytes().ljust(fonts[4].stat().st_size, b"\0")
+    fonts[4].write_bytes(content)
+    assert load(fonts=folder).checksum != first.checksum
+
+
+def test_images_that_are_drawn_need_no_font(tmp_path: Path) -> None:
+    draw_tiny_han(tmp_path)
+    han = Han("train", tmp_path)
+    assert han.font_names == [font.file for font in FONTS]
+    assert len(han) > 0
+
+
+def test_two_processes_may_draw_at_once(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one draws the same while this one does."""
+    draw = han_rendering.draw_characters
+
+    def draw_twice(*arguments: Any) -> Any:
+        monkeypatch.setattr(han_rendering, "draw_characters", draw)
+        load()
+        return draw(*arguments)
+
+    monkeypatch.setattr(han_rendering, "draw_characters", draw_twice)
+    assert len(load()) == len(load())
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 def test_changing_one_dataset_leaves_the_next_as_it_was(load: Load) -> None:
     first = load()
     expected = first.images.clone()
@@ -151,6 +197,8 @@ def test_items_transforms_and_batches(load: Load) -> None:
         ({"split": "val"}, "split is 'val'; choose one of 'train', 'validation', 'test'"),
         ({"distortion": -1.0}, "distortion is -1.0; pass a finite number from 0 up"),
         ({"distortion": math.nan}, "distortion is nan; pass a finite number"),
+        ({"split": ["train"]}, r"split is \['train'\]; choose one of"),
+        ({"distortion": "1"}, "distortion is '1'; pass a finite number"),
         ({"side": 8}, "side=8"),
     ],
 )
@@ -164,19 +212,52 @@ def test_too_few_fonts_are_told(load: Load, fonts: list[Path]) -> None:
         load(fonts=fonts[:3])
 
 
-def test_fonts_are_found_wherever_they_lie(tmp_path: Path) -> None:
-    for number, font in enumerate(FONTS):
-        path = tmp_path / str(number % 3) / font.file
+def test_what_is_no_font_is_named(load: Load, fonts: list[Path], tmp_path: Path) -> None:
+    (folder := tmp_path / "none").mkdir()
+    with pytest.raises(FileNotFoundError, match=f"fonts='{folder}' has no font: pass a folder"):
+        load(fonts=str(folder))
+    for content in (b"", b"no font", fonts[0].read_bytes()[:600]):
+        (broken := folder / "broken.ttf").write_bytes(content)
+        with pytest.raises(ValueError, match=f"{broken} cannot be read as a TrueType or OpenType font"):
+            load(fonts=[*fonts, broken])
+    assert not list(tmp_path.glob("images-*"))
+
+
+def write_packages(root: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Writes files by the names of the packages' fonts, which are taken for those of the packages."""
+    files = [root / str(number % 3) / font.file for number, font in enumerate(FONTS)]
+    for path in files:
         path.parent.mkdir(exist_ok=True)
-        path.touch()
-    found = find_fonts(tmp_path)
-    assert [(path.name, index) for path, index in found] == [(font.file, font.number) for font in FONTS]
-    found[5][0].unlink()
+        path.write_text(path.name)
+    some = tuple(font._replace(digest=hashlib.sha256(font.file.encode()).hexdigest()[:16]) for font in FONTS)
+    monkeypatch.setattr(han_fonts, "FONTS", some)
+    return files
+
+
+def test_fonts_are_found_wherever_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = write_packages(tmp_path, monkeypatch)
+    assert han_fonts.find_fonts(tmp_path) == files
+    files[5].unlink()
     with pytest.raises(
         FileNotFoundError, match=rf"^1 of the 34 fonts of Han are missing in {tmp_path}: .*"
     ) as told:
-        find_fonts(tmp_path)
+        han_fonts.find_fonts(tmp_path)
     assert str(told.value).endswith(f": {FONTS[5].package}={FONTS[5].version}")
+
+
+def test_a_damaged_font_is_named_and_another_copy_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = write_packages(tmp_path, monkeypatch)
+    files[7].write_text(FONTS[7].file[:-1])
+    with pytest.raises(ValueError, match=f"{files[7]} is not the file of {FONTS[7].package}=.*, or not all"):
+        han_fonts.find_fonts(tmp_path)
+    (whole := tmp_path / "again" / FONTS[7].file).parent.mkdir()
+    whole.write_text(FONTS[7].file)
+    assert han_fonts.find_fonts(tmp_path)[7] == whole
+    whole.parent.rename(tmp_path / "unpacking-x")  # by another process, which is not done
+    with pytest.raises(ValueError, match="or not all of it"):
+        han_fonts.find_fonts(tmp_path)
 
 
 def test_missing_fonts_name_their_packages(tmp_path: Path) -> None:
@@ -186,28 +267,37 @@ def test_missing_fonts_name_their_packages(tmp_path: Path) -> None:
         assert f"{font.package}={font.version}" in str(told.value)
 
 
-def test_a_download_fetches_each_package_once_and_unpacks_it(
+def test_a_download_fetches_packages_of_missing_and_damaged_fonts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = []
+    files = write_packages(tmp_path, monkeypatch)
+    files[3].unlink()
+    files[9].write_text("half of")
+    needed, calls = [FONTS[3], FONTS[9]], []
 
-    def pretend(command: list[str], cwd: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    def pretend(command: list[str], cwd: Path, **options: Any) -> subprocess.CompletedProcess[str]:
         calls.append(command)
         if command[0] == "apt-get":
-            (Path(cwd) / "fonts.deb").touch()
+            for font in needed:
+                (cwd / f"{font.package}_{font.version}_all.deb").touch()
         else:
-            for font in FONTS:
-                (Path(command[3]) / font.file).touch()
+            folder = Path(command[3]) / "usr"
+            folder.mkdir(parents=True)
+            for name in (*(font.file for font in needed if font.package in command[2]), "other.ttf"):
+                (folder / name).write_text(name)
+            (folder / "copyright").touch()
         return subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr("shutil.which", lambda program: program)
     monkeypatch.setattr("subprocess.run", pretend)
-    monkeypatch.setattr("pml_xbn.datasets.han.load_or_draw", draw_nothing)
+    monkeypatch.setattr(han_rendering, "draw_characters", draw_nothing)
     with pytest.raises(NotImplementedError):
         Han("train", tmp_path, download=True)
-    assert [command[:2] for command in calls] == [["apt-get", "download"], ["dpkg-deb", "-x"]]
-    assert sorted(calls[0][2:]) == sorted({f"{font.package}={font.version}" for font in FONTS})
-    assert calls[1][3] == str((tmp_path / "fonts").resolve())
+    assert [command[:2] for command in calls] == [["apt-get", "download"], *[["dpkg-deb", "-x"]] * 2]
+    assert calls[0][2:] == [f"{font.package}={font.version}" for font in needed]
+    assert han_fonts.find_fonts(tmp_path)[3] == tmp_path / "fonts" / FONTS[3].package / FONTS[3].file
+    assert {path.name for path in tmp_path.iterdir()} == {"fonts", "0", "1", "2"}
+    assert {path.name for path in tmp_path.glob("fonts/*/*")} == {*(x.file for x in needed), "copyright"}
 
 
 def test_a_failed_download_says_what_apt_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +307,8 @@ def test_a_failed_download_says_what_apt_says(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("shutil.which", lambda program: program)
     monkeypatch.setattr("subprocess.run", fail)
     with pytest.raises(
-        ValueError, match=r"(?s)^apt-get download failed; .*Debian 12.*E: Version '1' for 'fonts'"
+        ValueError,
+        match=r"^apt-get download failed \(E: Version '1' for 'fonts' was .*\): run apt-get update",
     ):
         Han("train", tmp_path, download=True)
 

@@ -22,7 +22,7 @@ from at_step import at_step
 from forked import run_script
 from ranks import on_ranks
 from script_on_few_glyphs import FewGlyphs
-from tiny_han_fonts import write_packages
+from tiny_han_fonts import draw_tiny_han
 from torch import distributed
 from training_script import assert_equal, has_timm
 
@@ -95,7 +95,7 @@ def test_han_takes_the_place_of_products(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("fontTools")
-    write_packages(tmp_path / "han")
+    draw_tiny_han(tmp_path / "han")
     flags = ["--dataset", "han", "--root", str(tmp_path / "han"), "--epochs", "1", "--workers", "1"]
     run(monkeypatch, "train_sop", *flags, "--output", str(tmp_path / "out"))
     assert re.search(r"^epoch 1: Recall@1 \d+", capsys.readouterr().out, re.MULTILINE)

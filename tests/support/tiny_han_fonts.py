@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pml_xbn.datasets.han_fonts import FONTS
+from pml_xbn.datasets.han_rendering import load_or_draw
 
 CHARACTERS = range(0x4E00, 0x4E40)
 _GRID, _EM, _FONTS = 7, 1050, len(FONTS)
@@ -18,17 +19,20 @@ def write_fonts(folder: Path, characters: Sequence[Sequence[int]]) -> list[Path]
     return [_write(folder / f"tiny{number}.ttf", codes, number) for number, codes in enumerate(characters)]
 
 
-def write_packages(root: Path) -> None:
-    """Writes a font by every name that `Han` knows."""
+def draw_tiny_han(root: Path) -> None:
+    """Writes the images that `Han` would draw with its packages, drawn with tiny fonts by their names."""
     from fontTools.ttLib import TTCollection, TTFont
 
     root.mkdir(parents=True, exist_ok=True)
-    for number, font in enumerate(FONTS):
-        path = _write(root / font.file, CHARACTERS, number)
+    files = [_write(root / font.file, CHARACTERS, number) for number, font in enumerate(FONTS)]
+    for path, font in zip(files, FONTS, strict=True):
         if path.suffix == ".ttc":
             collection = TTCollection()
             collection.fonts = [TTFont(path) for _ in range(font.number + 1)]
             collection.save(path)
+    load_or_draw([(font.digest, font.number) for font in FONTS], 32, root, lambda: files)
+    for path in files:
+        path.unlink()
 
 
 def _write(path: Path, codes: Sequence[int], number: int) -> Path:
