@@ -5,11 +5,12 @@ from which --resume goes on, on a CPU bit for bit. Glyphs needs neither data nor
 classes as Stanford Online Products, drawn from fonts that it fetches on Debian 12. For data of your own
 return images and labels by index from build(), and all labels as .labels or .targets.
 
-Settings are those of docs/which_variant.md: XBNWrapper from the first step, without a miner, and batch
-normalization frozen where the network is pretrained. Where it trains, on GPUs it sees the batch of all ranks.
+Settings are those of docs/which_variant.md: XBNWrapper without a miner, and batch normalization frozen where
+the network is pretrained. Where it trains, on GPUs it sees the batch of all ranks. The memory begins with the
+first step; from random weights, as with Han, it gains by an epoch without it (--warmup 1).
 
     python examples/train_sop.py --dataset glyphs --epochs 2
-    python examples/train_sop.py --dataset han --epochs 6
+    python examples/train_sop.py --dataset han --epochs 6 --warmup 1
     python examples/train_sop.py --root data/sop --resume
     torchrun --nproc_per_node=4 examples/train_sop.py --root data/sop --resume
 """
@@ -158,8 +159,9 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     try:
         network_and_data = build(args)
-    except FileNotFoundError as error:
-        raise SystemExit(f"{error}: unpack its archive into {args.root}, or try --dataset glyphs") from error
+    except (FileNotFoundError, ValueError) as error:
+        remedy = f"unpack its archive into {args.root}, or try --dataset glyphs"
+        raise SystemExit(f"{error}{'' if args.dataset == 'han' else f': {remedy}'}") from error
     if "RANK" not in os.environ:  # started without torchrun: one process
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="localhost", MASTER_PORT="0")
     on_gpu = torch.cuda.is_available()
