@@ -308,6 +308,16 @@ def test_long_runs_come_after_the_rates_of_equal_minutes_and_memories_see_as_man
     assert rates == {Case("xbn", steps=12_236).setting: 1.6e-2, memory("xbm", steps=12_236).setting: 8e-3}
 
 
+def test_a_setting_that_has_lost_gets_no_further_seeds() -> None:
+    scores = {none(64): 80.0, memory("xbn"): 79.5, Case("xbm"): 78.0, none(64, 14): 70.0}
+    rows = [
+        {**{name: str(value) for name, value in asdict(case).items()}, "map_at_r_validation": str(score)}
+        for case, score in scores.items()
+    ]
+    cases = [memory("xbn"), Case("xbm"), Case("axbn"), replace(Case("xbm"), loss="contrastive")]
+    assert han.not_lost(cases, rows) == [cases[0], *cases[2:]]  # of the last two there is no trial
+
+
 def test_fewer_classes_take_the_better_of_two_rates(tmp_path: Path) -> None:
     page = write_report(tmp_path).split("## ")[3]
     lines = [line for line in page.splitlines() if line.startswith("| 350 |")]
