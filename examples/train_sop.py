@@ -7,7 +7,7 @@ return images and labels by index from build(), and all labels as .labels or .ta
 
 Settings are those of docs/which_variant.md: XBNWrapper without a miner, and batch normalization frozen where
 the network is pretrained. Where it trains, on GPUs it sees the batch of all ranks. The memory begins with the
-first step; from random weights, as with Han, it gains by an epoch without it (--warmup 1).
+first step; from random weights and with thousands of classes, as in Han, warm up for an epoch (--warmup 1).
 
     python examples/train_sop.py --dataset glyphs --epochs 2
     python examples/train_sop.py --dataset han --epochs 6 --warmup 1

@@ -47,8 +47,7 @@ class NegativesOnly(nn.Module):
         batch_loss_weight: weight of the batch's own loss, which is added.
     """
 
-    # What `fill_from` asks a memory.
-    embedding_size, warmup, num_calls, gather_distributed, shard_distributed = DIM, 0, 0, False, False
+    warmup = num_calls = 0  # as `fill_from` asks a memory
 
     def __init__(
         self, memory_size: int, hook: Callable[..., Tensor | None] | None, batch_loss_weight: float

@@ -44,7 +44,7 @@ class Han(Dataset[tuple[Any, Any]]):
     Args:
         split: ``"train"``, ``"validation"`` or ``"test"``.
         root: the folder below which the fonts lie, wherever, and in which images are kept. Once they are, no
-            font is needed.
+            font is needed for the same ``side`` and version of FreeType in Pillow.
         distortion: strength of the distortion, 0 for clean images.
         side: of the images, in pixels.
         fonts: a folder of fonts (``.ttf``, ``.otf``, ``.ttc``, of which the first is taken, in order of

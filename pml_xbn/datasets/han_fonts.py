@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 import tempfile
@@ -118,8 +119,11 @@ def _look_for_fonts(root: Path) -> tuple[list[Path], list[Font]]:
 
 
 def _font_files(root: Path) -> list[Path]:
-    files = (path for path in sorted(root.rglob("*")) if path.suffix.lower() in (".ttf", ".ttc"))
-    return [path for path in files if not any(part.startswith(_UNPACKING) for part in path.parts)]
+    found = []
+    for folder, below, names in os.walk(root):
+        below[:] = [name for name in below if not name.startswith(_UNPACKING)]  # which may vanish meanwhile
+        found += [Path(folder, name) for name in names if name.lower().endswith((".ttf", ".ttc"))]
+    return sorted(found)
 
 
 def _packages(fonts: Sequence[Font]) -> list[str]:

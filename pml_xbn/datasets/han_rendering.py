@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import pickle
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -75,7 +74,7 @@ def load_or_draw(
         with part.open("wb") as file:  # before minutes of drawing
             fonts = [(path, number) for path, (_, number) in zip(files, digests, strict=True)]
             rendering = draw_characters(fonts, side)
-            torch.save(rendering._asdict(), file)
+            torch.save({**rendering._asdict(), "digest": _digest(rendering)}, file)
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
@@ -85,14 +84,19 @@ def load_or_draw(
 def _load(path: Path) -> Rendering | None:
     """Returns what has been drawn before; None if the file is damaged."""
     try:
-        found = Rendering(**torch.load(path, weights_only=True))
-    except (RuntimeError, EOFError, pickle.UnpicklingError):
+        content = torch.load(path, weights_only=True)
+        digest, found = content.pop("digest"), Rendering(**content)
+        return found if digest == _digest(found) else None
+    except Exception:  # a damaged file makes it raise almost anything
         return None
-    return found if _checksum(found.images.numpy().data) == found.checksum else None
 
 
-def _checksum(ink: bytearray | memoryview) -> str:
-    return hashlib.sha256(ink).hexdigest()[:16]
+def _digest(rendering: Rendering) -> str:
+    """Returns what identifies all that is kept, and not the images alone."""
+    found = hashlib.sha256(rendering.checksum.encode())
+    for values in rendering[:3]:
+        found.update(values.numpy().data)
+    return found.hexdigest()
 
 
 def draw_characters(fonts: Sequence[tuple[Path, int]], side: int) -> Rendering:
@@ -127,7 +131,7 @@ def draw_characters(fonts: Sequence[tuple[Path, int]], side: int) -> Rendering:
         images=torch.frombuffer(ink, dtype=torch.uint8).view(-1, side, side),
         code_points=torch.tensor(list(classes)).repeat_interleave(counts),
         fonts=torch.tensor([font for images in classes.values() for font in images.values()]),
-        checksum=_checksum(ink),
+        checksum=hashlib.sha256(ink).hexdigest()[:16],
     )
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._checks import check_integers, check_rows
 from ..losses import AdaptiveCrossBatchMemory
 
 _ITEMS = "(images, labels) or (images, labels, sample_ids), all of them tensors"
@@ -31,8 +30,11 @@ def fill_from(
     ``islice(loader, memory_size // batch_size)``, with the batch of all ranks: all together fill it once.
 
     All images are embedded before the first row is stored: an error of the loader or of the model leaves the
-    memory as it was. So for a moment there are twice as many rows. With a warm-up call it after the last of
-    the ``warmup`` calls; rows that are stored before are stale when the memory begins, and a warning says so.
+    memory as it was. So for a moment there is a second copy of the rows, in the model's dtype. Batches are then
+    stored by ``fill_memory``, one after the other; what it refuses, such as NaN, leaves those before it.
+
+    With a warm-up call it after the last of the ``warmup`` calls. Rows that are stored before are stale when
+    the memory begins, and a warning says so.
 
     Args:
         memory: whose rows are replaced, the oldest first. No loss is computed and no row is adapted.
@@ -81,26 +83,23 @@ def fill_from(
     batches: list[list[Tensor]] = []
     stored = 0
     for images, *others in _checked(loader):
-        embeddings = model(images.to(device))
-        check_rows("embeddings of the model", embeddings, width=memory.embedding_size)
-        for values in others:
-            check_integers("labels or sample_ids of the loader", values, len(embeddings), "one per image")
-        left = memory.memory_size - stored
-        batches.append([values[:left] for values in (embeddings, *(values.to(device) for values in others))])
-        stored += len(batches[-1][0])
+        # A model may use the tensor that it returns again.
+        values = [model(images.to(device)), *(x.to(device) for x in others)]
+        left, size = memory.memory_size - stored, len(others[0])
+        batches.append([x[:left].clone() if len(x) == size else x for x in values])
+        stored += min(left, size)
         if stored == memory.memory_size:
             break
     if not stored:
         raise ValueError(f"loader gives no batch: pass one that gives {_ITEMS}")
-    if not (memory.gather_distributed or memory.shard_distributed):  # on ranks they share a call's room
-        batches = [[torch.cat(values) for values in zip(*batches, strict=True)]]
-    for batch in batches:
+    for batch in batches:  # which are checked here, so that all ranks learn of an error on one
         memory.fill_memory(*batch)
     return stored
 
 
 def _checked(loader: Iterable[Any]) -> Iterator[tuple[Tensor, ...]]:
     """Yields what the loader gives, or raises TypeError where these are no tensors, or another number."""
+    length = None
     for item in loader:
         if not isinstance(item, (tuple, list)):
             raise TypeError(f"loader gives a {type(item).__name__}: pass one that gives {_ITEMS}")
@@ -109,5 +108,10 @@ def _checked(loader: Iterable[Any]) -> Iterator[tuple[Tensor, ...]]:
             raise TypeError(
                 f"loader gives ({kinds}): pass one that gives {_ITEMS}, or embed the samples yourself and "
                 "call fill_memory"
+            )
+        length = length or len(item)
+        if len(item) != length:
+            raise TypeError(
+                f"loader gives {length} tensors first and {len(item)} later: pass one kind of item"
             )
         yield tuple(item)

@@ -73,19 +73,34 @@ def test_a_fill_before_the_warm_up_is_over_warns_that_its_rows_will_be_stale() -
     fill_from(memory, loader(5), model)
 
 
-@pytest.mark.parametrize(
-    "spoil", [lambda batch: 1 / 0, lambda batch: (batch[0].fill_(torch.nan), batch[1])], ids=["loader", "NaN"]
-)
-def test_an_error_midway_leaves_the_memory_as_it_was(spoil: Any) -> None:
-    memory = memory_of(20, nonfinite="raise_at_once")
+@pytest.mark.parametrize("who", ["loader", "model"])
+def test_an_error_midway_leaves_the_memory_as_it_was(who: str) -> None:
+    def fail_at_the_third(value: Tensor) -> Tensor:
+        calls.append(value)
+        return value[[99]] if len(calls) == 3 else value
+
+    memory, calls = memory_of(20), []
     fill_from(memory, loader(5), network())
     before = memory.state_dict()
-    batches = [(images.clone(), labels) for images, labels in loader(5)]
-    with torch.no_grad():
-        (other := network())[0].weight.mul_(-1)
-    with pytest.raises((ZeroDivisionError, ValueError)):
-        fill_from(memory, (spoil(batch) if n == 2 else batch for n, batch in enumerate(batches)), other)
+    batches = ((fail_at_the_third(x) if who == "loader" else x, y) for x, y in loader(5))
+    with pytest.raises(IndexError):
+        fill_from(memory, batches, lambda x: (fail_at_the_third(x) if who == "model" else x)[:, 2:])
     torch.testing.assert_close(memory.state_dict(), before, rtol=0, atol=0)
+
+
+def test_a_batch_that_the_memory_skips_is_no_loss_of_the_others() -> None:
+    memory = memory_of(20, nonfinite="skip")
+    batches = [(images.clone(), labels) for images, labels in loader(5)]
+    batches[1][0][2] = torch.nan
+    fill_from(memory, batches, nn.Linear(6, 4))
+    assert memory.num_rows == 15
+
+
+def test_a_model_may_return_the_same_tensor_at_every_call() -> None:
+    output = torch.empty(5, 4)
+    memory = memory_of(20)
+    fill_from(memory, loader(5), lambda images: output.copy_(images[:, :4]))
+    torch.testing.assert_close(memory.embedding_memory, IMAGES[:, :4])
 
 
 def test_images_with_ids_take_the_places_of_their_samples() -> None:
@@ -115,9 +130,9 @@ def test_what_cannot_be_filled_is_named() -> None:
         fill_from(memory_of(8), [], network())
     with pytest.raises(ValueError, match="embedding_size"):
         fill_from(memory_of(8), loader(4), nn.Linear(6, 3))
-    with pytest.raises(ValueError, match=r"labels or .* has shape \(3,\): pass one per image, shape \(5,\)"):
+    with pytest.raises(ValueError, match=r"labels has shape \(3,\): pass one label per embedding"):
         fill_from(memory_of(5), [(IMAGES[:5], LABELS[:3])], network())
-    with pytest.raises(TypeError, match="embeddings of the model is a dict"):
+    with pytest.raises(TypeError, match="embeddings is a dict"):
         fill_from(memory_of(8), loader(4), lambda images: {"rows": images})  # type: ignore[arg-type,return-value]
     for item, kind in (
         ({"x": IMAGES}, "dict"),
@@ -126,3 +141,6 @@ def test_what_cannot_be_filled_is_named() -> None:
     ):
         with pytest.raises(TypeError, match=rf"loader gives a? ?{kind}: pass one that gives \(images"):
             fill_from(memory_of(8), [item], network())
+    items = [(IMAGES[:2], LABELS[:2]), (IMAGES[:2], LABELS[:2], LABELS[:2])]
+    with pytest.raises(TypeError, match="loader gives 2 tensors first and 3 later"):
+        fill_from(memory_of(8), items, network())
