@@ -30,8 +30,8 @@ def fill_from(
     ``islice(loader, memory_size // batch_size)``, with the batch of all ranks: all together fill it once.
 
     All images are embedded before the first row is stored: an error of the loader or of the model leaves the
-    memory as it was. So for a moment there is a second copy of the rows, in the model's dtype. Batches are then
-    stored by ``fill_memory``, one after the other; what it refuses, such as NaN, leaves those before it.
+    memory as it was. So for a moment there is a second copy of the rows, in the model's dtype. Then
+    ``fill_memory`` stores one batch after the other; what it refuses, such as NaN, leaves those before it.
 
     With a warm-up call it after the last of the ``warmup`` calls. Rows that are stored before are stale when
     the memory begins, and a warning says so.
