@@ -36,6 +36,7 @@ from benchmarks.study.fine_tuning import (
     SENSES,
     SUPCON,
     THREE_STAGES,
+    UNADAPTED,
     WHOLE_EPOCHS,
     WHOLE_NETWORK,
     XBM_STAR,
@@ -880,8 +881,7 @@ def test_what_may_save_a_memory_where_it_lost() -> None:
     page = FINE_TUNING.read_text(encoding="utf-8")
     for heading, (kind, batch, columns) in settings.items():
         reports = [fine_tuned(f"What may save a memory {kind}: {data}") for data in ("Emoji", "Icons")]
-        # Some are not confirmed yet.
-        names = [name for name in DECIDED if all((batch, name) in report for report in reports)]
+        names = [*DECIDED, *UNADAPTED]
         found = [[report[batch, name][x] for report in reports for x in columns] for name in names]
         section = page.split(f"\n### {heading}\n")[1].partition("\n##")[0]
         assert [line[1:] for line in cells(section)] == found
@@ -900,12 +900,54 @@ def test_what_is_said_of_what_may_save_a_memory() -> None:
     at_256 = fine_tuned("What may save a memory at batch 256: Emoji")
     means: dict[str, list[str]] = {}
     for (_, name), line in at_256.items():
-        if not name.endswith("negatives only"):
+        if not name.endswith("negatives only") and name not in UNADAPTED:
             means.setdefault(line[2], []).append(line[4].partition(" ")[0])
     lowest, middle = sorted(means["frozen, 3e-4"]), sorted(means["frozen, 1e-3"])
     assert_on(FINE_TUNING, f"have {lowest[0]} to {lowest[-1]}", " and ".join(middle))
     assert (len(lowest), len(middle)) == (4, 2)
     assert_on(WHICH, "with `batch_loss_weight=1` it [gains 1.6]")
+
+
+def test_what_adaptation_adds_beside_the_loss_of_the_batch() -> None:
+    """Every memory with adaptation is certainly above the control that is warmed up and filled."""
+    column, gains = 11, {}
+    for kind, batch in (
+        ("with MultiSimilarity", "64"),
+        ("at batch 256", "256"),
+        ("where three stages train", "64"),
+    ):
+        for method in ("xbn", "centre"):
+            reports = [fine_tuned(f"What may save a memory {kind}: {data}") for data in ("Emoji", "Icons")]
+            found = [report[batch, f"{method}+batch loss"][column].strip("| ") for report in reports]
+            gains[kind, method] = found
+            for gap in found:
+                mean, half = map(float, gap.split(" ± "))
+                assert mean > half
+        to_none = [
+            float(report[batch, name][6 - (batch == "64")].split()[0])
+            for report in reports
+            for name in UNADAPTED
+        ]
+        assert max(to_none) <= 0  # "nowhere above no memory"
+
+    def said(kind: str, method: str) -> str:
+        return " and ".join(x.replace("-", "−") for x in gains[kind, method])
+
+    assert_on(
+        FINE_TUNING,
+        f"XBN is {said('with MultiSimilarity', 'xbn')} to the control",
+        f"is {said('at batch 256', 'xbn')} to the warmed-up control",
+        f"and centring {said('at batch 256', 'centre')}, at the control's rate",
+        f"It is {said('where three stages train', 'xbn')} to the warmed-up control",
+        f"is {said('where three stages train', 'centre')} to the warmed-up control",
+    )
+    for method, words in (("xbn", "XBN by {} to {}"), ("centre", "centring by {} to {}")):
+        means = sorted(
+            float(x.split()[0]) for (_, name), pair in gains.items() if name == method for x in pair
+        )
+        assert_on(FINE_TUNING, words.format(means[0], means[-1]))
+        if method == "xbn":
+            assert_on(WHICH, f"XBN with it was {means[0]} to {means[-1]} above XBM with it")
 
 
 def test_what_adaptation_adds_to_the_loss_of_the_batch() -> None:
