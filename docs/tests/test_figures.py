@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import product, takewhile
 from math import inf
 from pathlib import Path
@@ -27,12 +28,15 @@ from benchmarks.study.cases import KINDS
 from benchmarks.study.fine_tuning import (
     CACHED,
     DECIDED,
+    DECIDING,
     DOMAINS,
+    FIRST_SEED,
     LARGE_BATCH,
     LIKE_XBM,
     MULTI_SIMILARITY,
     NONE,
     OTHER_SIZES,
+    SECOND_SEED,
     SENSES,
     SUPCON,
     THREE_STAGES,
@@ -42,6 +46,7 @@ from benchmarks.study.fine_tuning import (
     XBM_STAR,
     Method,
     domains,
+    trials,
 )
 from benchmarks.study.fine_tuning_report import Report
 from benchmarks.study.measured import Setting, Study
@@ -935,19 +940,46 @@ def test_what_adaptation_adds_beside_the_loss_of_the_batch() -> None:
 
     assert_on(
         FINE_TUNING,
-        f"XBN is {said('with MultiSimilarity', 'xbn')} to the control",
+        f"adaptation adds {said('with MultiSimilarity', 'xbn')} to the control",
         f"is {said('at batch 256', 'xbn')} to the warmed-up control",
         f"and centring {said('at batch 256', 'centre')}, at the control's rate",
         f"It is {said('where three stages train', 'xbn')} to the warmed-up control",
         f"is {said('where three stages train', 'centre')} to the warmed-up control",
     )
-    for method, words in (("xbn", "XBN by {} to {}"), ("centre", "centring by {} to {}")):
+    for method, words in (
+        ("xbn", "XBN with the batch's own loss is {} to {} points higher"),
+        ("centre", "and centring with it {} to {}, certainly so in all three settings"),
+    ):
         means = sorted(
             float(x.split()[0]) for (_, name), pair in gains.items() if name == method for x in pair
         )
         assert_on(FINE_TUNING, words.format(means[0], means[-1]))
         if method == "xbn":
             assert_on(WHICH, f"XBN with it was {means[0]} to {means[-1]} above XBM with it")
+    own = [fine_tuned(f"What may save a memory with MultiSimilarity: {x}") for x in ("Emoji", "Icons")]
+    added = " and ".join(report["64", "xbn+batch loss"][7] for report in own)
+    assert_on(FINE_TUNING, f"the batch's own loss adds {added} to XBN")
+
+
+def test_what_may_save_a_memory_by_another_figure(study: Study) -> None:
+    """MAP@R where three stages train, and the classes that choose at the controls' rate."""
+    methods = DECIDING["-deciding-three-stages"]
+    report, by_name = Report(study, RESULTS, methods), {method.name: method for method in methods}
+    star, control = by_name["xbn+batch loss"], by_name[UNADAPTED[1]]
+    words = []
+    for rival in (NONE, CACHED):
+        gaps = (
+            paired(*(report.confirmed(method, data, "map_at_r") for method in (star, by_name[rival])))
+            for data in DOMAINS
+        )
+        words.append(" and ".join(cell(gap) for gap in gaps if gap is not None))
+    assert_on(FINE_TUNING, f"({words[0]} to none at 64, {words[1]} to none at 256)")
+    at_rate = []
+    for method in (star, control):
+        (trial,) = (case for case in trials(method) if "rate x 0.1," in case.regime)
+        both = (report.value(replace(trial, seed=seed)) for seed in (FIRST_SEED, SECOND_SEED))
+        at_rate.append(f"{fmean(value for value in both if value is not None):.1f}")
+    assert_on(FINE_TUNING, f"on the classes that choose, it has {at_rate[0]} and the control {at_rate[1]}")
 
 
 def test_what_adaptation_adds_to_the_loss_of_the_batch() -> None:
