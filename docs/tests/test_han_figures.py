@@ -71,8 +71,8 @@ def test_with_equal_images(runs: Runs) -> None:
     assert_on(
         WHICH,
         "on Han {} with XBN and {} with XBM".format(*(points(runs, x, NONE_64) for x in (XBN, XBM))),
-        f"and {points(runs, FIRST, NONE_64)} with XBN from the first step (five seeds). In equal minutes that is "
-        f"{points(runs, XBN, LONGER_64)}, {points(runs, XBM, LONGER_64)} and nothing.",
+        f"and {points(runs, FIRST, NONE_64)} with XBN from the first step (five seeds). In equal minutes "
+        f"that is {points(runs, XBN, LONGER_64)}, {points(runs, XBM, LONGER_64)} and nothing.",
         "a batch of 256 that is {}, {} and {}".format(
             *(points(runs, x, NONE_256) for x in (XBN, XBM, FIRST))
         ),
@@ -129,7 +129,8 @@ def test_in_equal_minutes(runs: Runs) -> None:
         f"The memories take {minutes[0]:.1f} to {minutes[-1]:.1f} minutes",
         f"XBM is {with_interval(runs, XBM, LONGER_64)}, and XBN {with_interval(runs, XBN, LONGER_64)}.",
         f"XBN from the first step is level with it ({with_interval(runs, FIRST, LONGER_64)}).",
-        f"Batch 64 without a memory has {mean(runs, LONGER_64)} and {mean(runs, LONGER_64, 'map_at_r')} after",
+        f"Batch 64 without a memory has {mean(runs, LONGER_64)} and "
+        f"{mean(runs, LONGER_64, 'map_at_r')} after 14 epochs",
         f"beat every memory at batch 64 ({mean(runs, LONGER_256)} to {best:.1f})",
     )
     assert_on(WHICH, f"{mean(runs, LONGER_256)} after 14 epochs.", f"has {best:.1f} after six")
