@@ -160,8 +160,10 @@ if __name__ == "__main__":
     try:
         network_and_data = build(args)
     except (FileNotFoundError, ValueError) as error:
-        remedy = f"unpack its archive into {args.root}, or try --dataset glyphs"
-        raise SystemExit(f"{error}{'' if args.dataset == 'han' else f': {remedy}'}") from error
+        remedy = (
+            "" if args.dataset == "han" else f": unpack its archive into {args.root}, or try --dataset glyphs"
+        )
+        raise SystemExit(f"{error}{remedy}") from error
     if "RANK" not in os.environ:  # started without torchrun: one process
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="localhost", MASTER_PORT="0")
     on_gpu = torch.cuda.is_available()

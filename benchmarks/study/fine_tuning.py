@@ -100,19 +100,20 @@ DECIDED = tuple(
 )
 # Their controls: the batch's own loss beside a memory without adaptation, which is used to want a warm-up.
 UNADAPTED = ("xbm-star", LIKE_XBM_STAR)
+SECOND_CHANCE = (*DECIDED, *UNADAPTED)
 DECIDING = {
     "-deciding-multi-similarity": (
         *(m for m in MULTI_SIMILARITY if m[:2] in ((NONE, 64), ("xbn", 64), (CACHED, 256))),
-        *(Method(name, 64, "multi-similarity") for name in (*DECIDED, *UNADAPTED)),
+        *(Method(name, 64, "multi-similarity") for name in SECOND_CHANCE),
     ),
-    "-deciding-large-batch": (*LARGE_BATCH, *(Method(name, 256) for name in (*DECIDED, *UNADAPTED))),
+    "-deciding-large-batch": (*LARGE_BATCH, *(Method(name, 256) for name in SECOND_CHANCE)),
     "-deciding-three-stages": (
         *(m for m in THREE_STAGES if m.batch_size != 16),
-        *(Method(name, 64, trained="last three stages") for name in (*DECIDED, *UNADAPTED)),
+        *(Method(name, 64, trained="last three stages") for name in SECOND_CHANCE),
     ),
     "-deciding-whole-network": (
         *WHOLE_NETWORK,
-        *(Method(name, 64, trained="whole network") for name in (*DECIDED, *UNADAPTED)),
+        *(Method(name, 64, trained="whole network") for name in SECOND_CHANCE),
     ),
 }
 MORE_EPOCHS = (8, 16)  # of the whole network, where it trained for 4
@@ -135,7 +136,7 @@ def grid(method: Method) -> tuple[tuple[str, ...], tuple[float, ...], int]:
         return ("frozen",), WHOLE_RATES, WHOLE_EPOCHS[size]
     if method.trained:
         return ("frozen",), STAGE_RATES[size], STAGE_EPOCHS[size]
-    is_decided = method.name in (*DECIDED, *UNADAPTED) and (method.loss or size == 256)
+    is_decided = method.name in SECOND_CHANCE and (method.loss or size == 256)
     if method.name == LIKE_XBM_STAR and not is_decided:
         return NORMS, STAR_RATES, 16
     norms = ("frozen",) if is_decided else NORMS  # frozen won without a memory

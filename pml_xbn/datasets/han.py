@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from .._checks import check_integer
 from .han_distortion import distort
-from .han_fonts import FONTS, digest_of, download_fonts, find_fonts
+from .han_fonts import FONTS, digest_of, find_fonts, font_files
 from .han_rendering import load_or_draw
 
 # Of 65,536 values of a character's hash, those below which a split ends.
@@ -99,7 +99,9 @@ class Han(Dataset[tuple[Any, Any]]):
         if fonts is None:
             self.font_names = [font.file for font in FONTS]
             digests = [(font.digest, font.number) for font in FONTS]
-            rendering = load_or_draw(digests, side, self.root, partial(_find, self.root, download))
+            rendering = load_or_draw(
+                digests, side, self.root, partial(find_fonts, self.root, download=download)
+            )
         else:
             files = _files_of(fonts)
             self.font_names = [path.name for path in files]
@@ -135,22 +137,11 @@ class Han(Dataset[tuple[Any, Any]]):
         )
 
 
-def _find(root: Path, download: bool) -> list[Path]:
-    try:
-        return find_fonts(root)
-    except (FileNotFoundError, ValueError):
-        if not download:
-            raise
-    download_fonts(root)
-    return find_fonts(root)
-
-
 def _files_of(fonts: str | Path | Sequence[str | Path]) -> list[Path]:
     """Returns the files of a list, or those of a folder in order of their paths."""
     if not isinstance(fonts, (str, Path)):
         return [Path(font).expanduser() for font in fonts]
-    folder = Path(fonts).expanduser()
-    files = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() in (".ttf", ".otf", ".ttc")]
+    files = font_files(Path(fonts).expanduser())
     if not files:
         raise FileNotFoundError(
             f"fonts={str(fonts)!r} has no font: pass a folder with .ttf, .otf or .ttc files below it, or a "

@@ -72,17 +72,25 @@ FONTS = (
 _UNPACKING = "unpacking-"  # begins the name of a folder whose files may be half there, and move
 
 
-def find_fonts(root: Path) -> list[Path]:
+def find_fonts(root: Path, *, download: bool = False) -> list[Path]:
     """Returns the file of each font, wherever below ``root`` it lies.
 
+    Args:
+        root: the folder.
+        download: whether to fetch the packages of fonts that are missing or damaged with ``apt-get``.
+
     Raises:
-        FileNotFoundError: fonts are missing; the message names their packages.
-        ValueError: a file is not that of the package; the message names both.
+        FileNotFoundError: fonts are missing, and the message names their packages; or apt-get or dpkg-deb is.
+        ValueError: a file is not that of the package, and the message names both; or apt-get does not have a
+            package in its version, and the message has what it says.
     """
     found, missing = _look_for_fonts(root)
+    if missing and download:
+        _download(missing, root)
+        found, missing = _look_for_fonts(root)
     if not missing:
         return found
-    packages, files = _packages(missing), {path.name: path for path in _font_files(root)}
+    packages, files = _packages(missing), {path.name: path for path in font_files(root)}
     remedy = (
         "pass download=True on Debian 12 (in a clone: python -m benchmarks.han.build), or a folder of your "
         f"own as fonts=, or unpack these packages of Debian 12 below {root} (apt-get download, then "
@@ -110,7 +118,7 @@ def digest_of(path: Path) -> str:
 
 def _look_for_fonts(root: Path) -> tuple[list[Path], list[Font]]:
     """Returns the files that are those of their packages, and the fonts of which there is none."""
-    files, found, missing = _font_files(root), [], []
+    files, found, missing = font_files(root), [], []
     for font in FONTS:
         same = (path for path in files if path.name == font.file and digest_of(path) == font.digest)
         path = next(same, None)
@@ -118,11 +126,12 @@ def _look_for_fonts(root: Path) -> tuple[list[Path], list[Font]]:
     return found, missing
 
 
-def _font_files(root: Path) -> list[Path]:
+def font_files(root: Path) -> list[Path]:
+    """Returns all fonts below a folder, in order of their paths."""
     found = []
     for folder, below, names in os.walk(root):
         below[:] = [name for name in below if not name.startswith(_UNPACKING)]  # which may vanish meanwhile
-        found += [Path(folder, name) for name in names if name.lower().endswith((".ttf", ".ttc"))]
+        found += [Path(folder, name) for name in names if name.lower().endswith((".ttf", ".otf", ".ttc"))]
     return sorted(found)
 
 
@@ -130,16 +139,11 @@ def _packages(fonts: Sequence[Font]) -> list[str]:
     return list(dict.fromkeys(f"{font.package}={font.version}" for font in fonts))
 
 
-def download_fonts(root: Path) -> None:
-    """Fetches packages whose fonts are not there with ``apt-get``, and keeps their fonts and licences.
+def _download(missing: Sequence[Font], root: Path) -> None:
+    """Fetches the packages of fonts with ``apt-get``, and keeps these fonts and the licences.
 
     They lie below ``root``, a folder for each package. Nothing is installed, and nobody has to be root.
-
-    Raises:
-        FileNotFoundError: there is no apt-get or no dpkg-deb.
-        ValueError: apt-get does not have a package in its version; the message has what it says.
     """
-    _, missing = _look_for_fonts(root)
     for program in ("apt-get", "dpkg-deb"):
         if shutil.which(program) is None:
             raise FileNotFoundError(
