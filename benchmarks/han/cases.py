@@ -222,7 +222,7 @@ def planned(path: Path) -> Iterator[Case]:
     yield from LONG
     yield from drift(read_csv(path))
     yield from chosen((*FRONT, *EQUAL), read_csv(path), seeds=(1, 2, 3, 4, 5))
-    for cases in (PRETRAINED, CONTRASTIVE, OTHERS, GAINS):
+    for cases in (PRETRAINED, GAINS, CONTRASTIVE, OTHERS):
         yield from trials_until_inside(cases)
         rows = read_csv(path)
         yield from chosen(not_lost(cases, rows), rows, seeds=(1, 2, 3))
