@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from benchmarks.han.cases import EPOCH, Case
-from benchmarks.hooks.measured_gain import MeasuredGain
+from benchmarks.hooks.measured_gain import GainOfClasses, MeasuredGain
 from pml_xbn import AXBNWrapper, XBNWrapper
 from pml_xbn.adapters import MomentMatching
 from pml_xbn.losses import AdaptiveCrossBatchMemory, BatchLoss
@@ -116,10 +116,10 @@ def build_memory(case: Case, memory_size: int) -> Any:
     return built
 
 
-GAINS: dict[str, Callable[[], MeasuredGain]] = {
-    "gain": MeasuredGain,
-    "gain per dimension": lambda: MeasuredGain(window=100, noise="steps", per_dimension=True),
-    "gain of both": lambda: MeasuredGain(noise="steps", match_std=True),
+GAINS: dict[str, Callable[[], Any]] = {
+    "gain": GainOfClasses,
+    "gain per dimension": lambda: MeasuredGain(window=100, match_std=False, per_dimension=True),
+    "gain of both": MeasuredGain,
 }
 
 

@@ -67,6 +67,9 @@ class BaseAdapter(nn.Module):
     def map(self, memory: Moments, target: Moments) -> Affine:
         """Returns the map that adapts all rows.
 
+        It may learn from the moments that it gets, as :meth:`estimate` may, if what it keeps is tensors that
+        exist from the start and do not change their shape.
+
         Args:
             memory: the moments of the stored rows, ``(d,)`` each, in float64. A standard deviation is 0 in
                 dimensions without spread.

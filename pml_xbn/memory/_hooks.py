@@ -70,8 +70,11 @@ def apply_adapter(
     if target is None or rows.has_two is False:
         return rows
     rows = measured_for(adapter, rows)
-    affine, has_effect = adapter.checked_map(rows.moments(), of_batch, target), all_of(adapts, rows.has_two)
+    has_effect = all_of(adapts, rows.has_two)
+    tensors = [] if has_effect is None else tensors_of(adapter)  # a map may learn from what it gets
+    affine = adapter.checked_map(rows.moments(), of_batch, target)
     if has_effect is not None:
+        give_back_tensors_unless(has_effect, tensors)
         affine = _where(has_effect, affine)
     if not isinstance(adapter, GroupMomentMatching):
         mapped = rows.mapped(affine)
