@@ -154,9 +154,27 @@ class Lazy(BaseAdapter):
         return [*self.average, self.largest, self.first, torch.tensor(self.num_batches)]
 
 
+class Learner(BaseAdapter):
+    """Its map learns: how far batches were from the memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(D, dtype=torch.float64))
+
+    def map(self, memory: Moments, target: Moments) -> Affine:
+        self.total = self.total + (target.mean - memory.mean).square()
+        return memory.affine_to(target)
+
+    def held(self) -> list[Tensor]:
+        return [self.total]
+
+
+@pytest.mark.parametrize("make", [Lazy, Learner])
 @pytest.mark.parametrize("is_refused_first", [True, False])
-def test_it_leaves_an_adapter_whose_state_is_made_of_the_first_batch(is_refused_first: bool) -> None:
-    adapters = [Lazy(), Lazy()]
+def test_it_leaves_what_an_adapter_has_learned(
+    make: type[Lazy] | type[Learner], is_refused_first: bool
+) -> None:
+    adapters = [make(), make()]
     for adapter in adapters:
         memory = AdaptiveCrossBatchMemory(SupConLoss(), D, M, nonfinite="skip")
         memory.register_memory_hook(adapter)
