@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from benchmarks.han.cases import EPOCH, Case
-from benchmarks.hooks.measured_gain import GainOfClasses, MeasuredGain
+from benchmarks.hooks.gain_of_classes import GainOfClasses
 from pml_xbn import AXBNWrapper, XBNWrapper
-from pml_xbn.adapters import MomentMatching
+from pml_xbn.adapters import MeasuredGain, MomentMatching
 from pml_xbn.losses import AdaptiveCrossBatchMemory, BatchLoss
 
 TEMPERATURE = 0.1

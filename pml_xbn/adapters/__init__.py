@@ -8,6 +8,7 @@ from .base_adapter import BaseAdapter
 from .covariance_matching import CovarianceMatching
 from .group_moment_matching import GroupMomentMatching
 from .kalman_moment_matching import KalmanMomentMatching
+from .measured_gain import MeasuredGain
 from .moment_matching import MomentMatching
 from .moments import Affine, Moments, match_moments, moments
 from .superclass_lookup import SuperclassLookup
@@ -22,6 +23,7 @@ __all__ = [
     "CovarianceMatching",
     "GroupMomentMatching",
     "KalmanMomentMatching",
+    "MeasuredGain",
     "MomentMatching",
     "Moments",
     "SuperclassLookup",

@@ -169,6 +169,7 @@ MEMORIES = [
     (*case, number % 2 == 0)
     for number, case in enumerate(share_of(itertools.product(WRAPPERS, (17, 18), LAYOUTS), at_most=5))
 ]
+MEMORIES.append(("measured gain", 17, "unequal", False))  # whose map learns
 
 
 @pytest.mark.parametrize(("name", "size", "layout", "has_ids"), MEMORIES)

@@ -64,6 +64,45 @@ class Axbn(Xbn):
         return self.k
 
 
+class Gain:
+    """Moves rows by what is no noise of the difference to the batch, of the mean and of log σ."""
+
+    def __init__(self, window: int) -> None:
+        self.window, self.num_batches, self.num_adapted = window, 0, 0
+        self.noise, self.square = np.zeros(2), np.zeros(2)
+        self.previous: Rows | None = None
+
+    def levels(self, rows: Rows) -> Rows:
+        mean, std = mean_std(rows)
+        has_spread = std > 1e-12 * (1 + np.abs(mean))
+        return np.stack([mean, np.where(has_spread, np.log(np.where(has_spread, std, 1.0)), np.nan)])
+
+    def average(self, before: Rows, squares: Rows, count: int) -> Rows:
+        now = np.array([x[~np.isnan(x)].mean() if (~np.isnan(x)).any() else np.nan for x in squares])
+        return np.where(np.isnan(now), before, before + (now - before) / min(count, self.window))
+
+    def __call__(self, memory: Rows, _: Labels, batch: Rows, __: Labels) -> Rows:
+        if len(batch) < 2:
+            return memory
+        new = self.levels(batch)
+        if self.previous is not None:
+            self.noise = self.average(self.noise, (new - self.previous) ** 2 / 2, self.num_batches)
+        self.previous, self.num_batches = new, self.num_batches + 1
+        if len(memory) < 2:
+            return memory
+        gap, self.num_adapted = new - self.levels(memory), self.num_adapted + 1
+        self.square = self.average(self.square, gap**2, self.num_adapted)
+        gain = np.ones(2)
+        if self.num_adapted > self.window:
+            gain = np.maximum(0, 1 - self.noise / np.where(self.square > 0, self.square, np.inf))
+            gain[self.square == 0] = 0
+        mean, std = mean_std(memory)
+        as_xbn = match(memory, (mean, std), mean_std(batch)) - new[0]
+        unknown = as_xbn if gain[1] == 1 else memory - mean
+        known = (memory - mean) * np.exp(gain[1] * np.nan_to_num(gap[1]))
+        return np.where(np.isnan(gap[1]), unknown, known) + mean + gain[0] * gap[0]
+
+
 class GroupXbn:
     """Thesis Eq. 4.3 and Algorithm 2; Eq. 4.4 with groups of labels."""
 

@@ -9,11 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from float64 import Adapt, Axbn, GroupXbn, Xbn
+from float64 import Adapt, Axbn, Gain, GroupXbn, Xbn
 from pytorch_metric_learning.losses import CrossBatchMemory
 
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, XBNWrapper
-from pml_xbn.adapters import BaseAdapter, GroupMomentMatching, KalmanMomentMatching, MomentMatching
+from pml_xbn.adapters import (
+    BaseAdapter,
+    GroupMomentMatching,
+    KalmanMomentMatching,
+    MeasuredGain,
+    MomentMatching,
+)
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 
 # Every label of a test has a superclass; of the labels 0, 1 and 2 the last two share one.
@@ -43,6 +49,15 @@ class Kind:
         return self.adapter_class(**{**self.options, **options})
 
 
+class MeasuredGainMemory(AdaptiveCrossBatchMemory):
+    """As users make one, who register the adapter."""
+
+    def __init__(self, *args: Any, window: int = 20, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.adapter = MeasuredGain(window, collect_stats=self.collect_stats)
+        self.register_memory_hook(self.adapter)
+
+
 KINDS = {
     "plain": Kind(AdaptiveCrossBatchMemory, None, lambda: lambda rows, *_: rows),
     "xbn": Kind(XBNWrapper, MomentMatching, Xbn),
@@ -54,6 +69,7 @@ KINDS = {
         lambda: Axbn(q=1.0, r=20.0, p0=1.0, interval=2),
         {"measurement_noise": 20.0, "gain_update_interval": 2},
     ),
+    "measured gain": Kind(MeasuredGainMemory, MeasuredGain, lambda: Gain(window=2), {"window": 2}),
     "per class": Kind(
         PerClassXBN,
         GroupMomentMatching,

@@ -1,34 +1,49 @@
-"""Shifts that know how noisy they are: a Kalman filter whose measurement noise is measured."""
+"""Adaptation by as much of a difference as is no noise."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from pml_xbn._arithmetic import widest
-from pml_xbn.adapters import Affine, BaseAdapter, Moments
-from pml_xbn.adapters.moments import NO_SPREAD
+from .._arithmetic import widest
+from .._checks import check_integer
+from .base_adapter import BaseAdapter
+from .moments import NO_SPREAD, Affine, Moments
 
 
 class MeasuredGain(BaseAdapter):
     r"""Moves the rows by the part K of the difference between batch and memory that is no noise of a batch.
 
-    .. math:: \hat z = z + K (E[B] - E[R]), \quad K = 1 - \frac{\overline{v}}{\overline{(E[B] - E[R])^2}}
+    .. math::
+        \hat z = \left( z - E[R] \right) \left( \frac{\sigma[B]}{\sigma[R]} \right)^{K_\sigma}
+        + E[R] + K_\mu (E[B] - E[R]), \qquad
+        K_\mu = 1 - \frac{\overline{v}}{\overline{(E[B] - E[R])^2}}
 
-    v, half of the squared difference between the means of one batch and the next, is the sampling noise of a
-    batch's mean, and what is drawn over is a moving average. A difference is the sum of how far the rows are
-    behind and of noise, and K is the first one's part of it: the gain of a Kalman filter in its steady state.
-    So K is near 1, as in XBN, while the model moves fast, and near 0, as in XBM, when it hardly does. The
-    rows' σ is multiplied by (σ[B] / σ[R])^K likewise, with a K of the logarithms.
+    with R the memory and B the batch. v, half of the squared difference between the means of one batch and
+    the next, is the sampling noise of a batch's mean, and what is drawn over is a moving average over steps
+    and dimensions. A difference is the sum of how far the rows are behind and of noise, and K is the first
+    one's part of it: the gain of a Kalman filter in its steady state. :math:`K_\sigma` is the same of the
+    logarithms of σ. It is in none of the papers.
+
+    So K is near 1 while the model moves fast, which is XBN, and near 0 when it hardly does, where rows stay
+    as they are. You may want it where you would not choose between the two; docs/many_classes.md has what it
+    gave.
 
     Args:
         window: steps over which the averages are taken (default 20). K is 1 until these have passed.
         match_std: whether the rows are scaled as well as shifted (default True).
-        per_dimension: a K for every dimension, in place of one for all (default False).
-        collect_stats: also records ``mean_gain``, K of the means; see :class:`BaseAdapter`.
+        per_dimension: a K for every dimension, in place of one for all (default False). It needs a longer
+            window.
+        collect_stats: also records ``mean_gain``, :math:`K_\mu`; see :class:`BaseAdapter`.
+
+    Attributes:
+        gains: K of the mean, and of σ, of the last step, ``(2, 1)``, or ``(2, d)`` per dimension; without
+            ``match_std`` that of the mean alone.
+
+    Raises:
+        ValueError: ``window`` below 1.
 
     Example:
-        >>> import torch
         >>> adapter, labels = MeasuredGain(window=2, match_std=False), torch.tensor([0, 1])
         >>> memory = torch.tensor([[-1.0], [1.0]])
         >>> for mean in (2.0, -2.0, 2.0):  # batches that differ by noise alone
@@ -45,6 +60,7 @@ class MeasuredGain(BaseAdapter):
         *,
         collect_stats: bool = False,
     ) -> None:
+        check_integer("window", window, at_least=1)
         super().__init__(collect_stats=collect_stats)
         self.window, self.match_std, self.per_dimension = window, match_std, per_dimension
         self.record_stats("mean_gain")
@@ -138,38 +154,3 @@ class MeasuredGain(BaseAdapter):
         self._counts, mean, std, *averages = (x.clone() for x in state.split(sizes))
         self._previous = Moments(mean, std)
         self._noise, self._square, self.gains = (x.reshape(parts, width) for x in averages)
-
-
-class GainOfClasses:
-    """Moves the rows' mean by a K whose noise is that between the batch's classes, over their number.
-
-    Where batch normalization trains, means of batches differ by less than their classes make expect.
-
-    Args:
-        window: as that of :class:`MeasuredGain`.
-    """
-
-    def __init__(self, window: int = 20) -> None:
-        self.window, self.num_calls, self.gain = window, 0, 1.0
-        self._square = self._noise = 0.0
-
-    def __call__(
-        self, memory: Tensor, memory_labels: Tensor, batch: Tensor, batch_labels: Tensor
-    ) -> Tensor | None:
-        if min(len(memory), len(batch)) < 2 or len(batch_labels.unique()) < 2:
-            return None
-        self.num_calls += 1
-        gap = batch.mean(dim=0) - memory.mean(dim=0)
-        weight = 1 / min(self.num_calls, self.window)  # a plain mean at first
-        self._square += weight * (float(gap.square().mean()) - self._square)
-        self._noise += weight * (float(noise_of_classes(batch, batch_labels).mean()) - self._noise)
-        if self.num_calls > self.window:
-            self.gain = max(0.0, 1 - self._noise / self._square)
-        return memory + self.gain * gap
-
-
-def noise_of_classes(batch: Tensor, labels: Tensor) -> Tensor:
-    """Returns the variance of the batch's mean, (d,), from that between the means of its classes."""
-    _, numbers, counts = labels.unique(return_inverse=True, return_counts=True)
-    sums = batch.new_zeros(len(counts), batch.shape[1]).index_add(0, numbers, batch)
-    return (sums / counts[:, None]).var(dim=0) / len(counts)
