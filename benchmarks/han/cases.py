@@ -109,6 +109,7 @@ OTHERS = (
     *(memory(name, batch_loss="1", memory=share) for share in (0.1, 0.5) for name in ("xbm", "xbn")),
     *(Case(name, memory=share) for share in (0.1, 0.5) for name in ("xbm", "xbn")),
 )
+RULE = "gain of both"  # the one that is level with the better of XBM and XBN
 CONTRASTIVE = tuple(replace(case, loss="contrastive") for case in FRONT)
 PRETRAINED = tuple(replace(case, weights="glyphs") for case in FRONT)
 LARGE = (Case("none", 1024),)  # equal steps: 35 minutes
@@ -226,6 +227,7 @@ def planned(path: Path) -> Iterator[Case]:
         yield from trials_until_inside(cases)
         rows = read_csv(path)
         yield from chosen(not_lost(cases, rows), rows, seeds=(1, 2, 3))
+    yield from chosen([case for case in GAINS if case.method == RULE], read_csv(path), seeds=(4, 5))
     yield from sweep_trials(read_csv(path))
     yield from chosen(FEWER_CLASSES, read_csv(path), seeds=(1, 2, 3))
     yield from trials(LARGE)
