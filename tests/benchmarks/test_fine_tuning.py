@@ -21,12 +21,14 @@ from benchmarks.engine.results import append_csv, read_csv
 from benchmarks.engine.run import Run
 from benchmarks.engine.step import Step
 from benchmarks.study import __main__ as study
-from benchmarks.study import fine_tuning
+from benchmarks.study import fine_tuning, fine_tuning_report
 from benchmarks.study import run as study_run
 from benchmarks.study.budget import Budget
 from benchmarks.study.cases import Case, budget_of, read_cases
 from benchmarks.study.data_sets import Roots
+from benchmarks.study.files import BY_CLASS, BY_EPOCH
 from benchmarks.study.fine_tuning import CACHED, SUPCON, Method, Runs, trials
+from benchmarks.study.measured import Study
 
 REGIME = "pretrained, 2 epochs, rate x 0.1"
 
@@ -219,3 +221,34 @@ def test_the_choice_is_the_better_mean_of_the_two_that_were_best_first(tmp_path:
     }
     assert {case.norm for case in confirmed} == {second.norm}
     assert not {case.seed for case in confirmed} & {0, 6}
+
+
+def test_longer_training_is_compared_with_training_as_long_by_own_pairs(tmp_path: Path) -> None:
+    scores: dict[Case, float] = {}
+    for method in fine_tuning.WHOLE_NETWORK:
+        for number, trial in enumerate(trials(method)):
+            scores |= {trial: 50.0 - number, replace(trial, seed=6): 50.0 - number}
+
+    def add(seeds: tuple[int, ...], epochs: int | None, gains: list[float]) -> None:
+        chosen = [next(trials(Method(name, 64, trained="whole network"))) for name in ("no-xbm", "xbn")]
+        for seed, gain in zip(seeds, gains, strict=True):
+            runs = [fine_tuning.confirmed(case, "pretrained", seed, epochs) for case in chosen]
+            scores.update(dict(zip(runs, (60.0 + seed, 60.0 + seed + gain), strict=True)))
+
+    def page() -> str:
+        for name in (study.RUNS, BY_EPOCH, BY_CLASS):
+            (tmp_path / name).unlink(missing_ok=True)
+        rows = [{**vars(case), "recall_at_1": x, "map_at_r": x / 2} for case, x in scores.items()]
+        append_csv(rows, tmp_path / study.RUNS)
+        fine_tuning_report.write_fine_tuning(Study(tmp_path), tmp_path)
+        return (tmp_path / fine_tuning_report.PAGE).read_text(encoding="utf-8")
+
+    add((1, 2, 3), None, [-1.0, -2.0, -3.0])
+    assert "for longer" not in page()
+    add((1, 2), 8, [1.0, 2.0])
+    lines = [line.split(" | ") for line in page().partition("for longer")[2].splitlines() if "Emoji" in line]
+    assert [line[1:3] for line in lines] == [["4", "3"], ["8", "2"]]
+    half = 4.3027 / 3**0.5  # t of two degrees of freedom, and differences with a deviation of 1
+    assert [line[5] for line in lines] == [f"-2.0 (± {half:.1f})", f"+1.5 (± {12.706 * 0.5:.1f})"]
+    assert lines[1][3:5] == ["61.5 (sd 0.7)", "63.0 (sd 1.4)"]
+    assert lines[1][6].startswith("+0.8 ")
