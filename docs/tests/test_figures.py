@@ -888,6 +888,7 @@ def test_what_may_save_a_memory_where_it_lost() -> None:
         "MultiSimilarity with its miner, the last stage, batch 64": ("with MultiSimilarity", "64", (5, 6)),
         "SupCon, the last stage, batch 256": ("at batch 256", "256", (6,)),
         "SupCon, three stages that train, batch 64": ("where three stages train", "64", (5, 6)),
+        "SupCon, the whole network, batch 64": ("in the whole network", "64", (5, 6)),
     }
     page = FINE_TUNING.read_text(encoding="utf-8")
     for heading, (kind, batch, columns) in settings.items():
@@ -895,6 +896,9 @@ def test_what_may_save_a_memory_where_it_lost() -> None:
         found = [[report[batch, name][x] for report in reports for x in columns] for name in SECOND_CHANCE]
         section = page.split(f"\n### {heading}\n")[1].partition("\n##")[0]
         assert [line[1:] for line in cells(section)] == found
+
+
+OWN_LOSS_AND_WARM_UP = ("+batch loss", "+warm-up of an epoch")
 
 
 def test_what_is_said_of_what_may_save_a_memory() -> None:
@@ -907,6 +911,21 @@ def test_what_is_said_of_what_may_save_a_memory() -> None:
     assert all(report["64", "xbn+batch loss"][5].startswith("+1.6 ") for report in best)
     warmed = " and ".join(report["64", "xbn+warm-up of an epoch"][7] for report in best)
     assert_on(FINE_TUNING, f"({warmed} to XBN alone)")
+    whole = [
+        fine_tuned(f"What may save a memory in the whole network: {data}") for data in ("Emoji", "Icons")
+    ]
+    tried = [name for name in SECOND_CHANCE if "negatives" not in name and name not in UNADAPTED]
+    to_none = [[report["64", name][5].split(" ± ") for name in tried] for report in whole]
+    certain = [[float(mean) > float(half) for mean, half in lines] for lines in to_none]
+    assert certain == [4 * [False], 4 * [True]]
+    assert all(float(report["64", name][6].split()[0]) < 0 for report in whole for name in tried)
+    of_xbn = [float(lines[tried.index(f"xbn{x}")][0]) for lines in to_none for x in OWN_LOSS_AND_WARM_UP]
+    assert_on(WHICH, f"XBN [was {min(of_xbn)} to {max(of_xbn)} above no memory at 64]")
+    choice = fine_tuned("What may save a memory in the whole network: the choice")
+    at_rate = choice["64", "xbn+batch loss"][5].split(", ")[0], choice["64", UNADAPTED[1]][5].split(", ")[0]
+    assert_on(
+        FINE_TUNING, "XBN with the batch's own loss has {} and the warmed-up control {}".format(*at_rate)
+    )
     at_256 = fine_tuned("What may save a memory at batch 256: Emoji")
     means: dict[str, list[str]] = {}
     for (_, name), line in at_256.items():
@@ -925,6 +944,7 @@ def test_what_adaptation_adds_beside_the_loss_of_the_batch() -> None:
         ("with MultiSimilarity", "64"),
         ("at batch 256", "256"),
         ("where three stages train", "64"),
+        ("in the whole network", "64"),
     ):
         reports = [fine_tuned(f"What may save a memory {kind}: {data}") for data in ("Emoji", "Icons")]
         for method in ("xbn", "centre"):
@@ -950,10 +970,12 @@ def test_what_adaptation_adds_beside_the_loss_of_the_batch() -> None:
         f"and centring {said('at batch 256', 'centre')}, at the control's rate",
         f"It is {said('where three stages train', 'xbn')} to the warmed-up control",
         f"is {said('where three stages train', 'centre')} to the warmed-up control",
+        f"is {said('in the whole network', 'xbn')} to the warmed-up control, and centring with it",
+        f"{said('in the whole network', 'centre')}. Both are at 3e-4",
     )
     for method, words in (
         ("xbn", "XBN with the batch's own loss is {} to {} points higher"),
-        ("centre", "and centring with it {} to {}, certainly so in all three settings"),
+        ("centre", "and centring with it {} to {}, certainly so in all four settings"),
     ):
         means = sorted(
             float(x.split()[0]) for (_, name), pair in gains.items() if name == method for x in pair
