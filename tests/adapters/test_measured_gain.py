@@ -7,11 +7,9 @@ import copy
 import numpy as np
 import pytest
 import torch
-from pytorch_metric_learning.losses import SupConLoss
 from torch import Tensor
 
 from pml_xbn.adapters import MeasuredGain
-from pml_xbn.losses import AdaptiveCrossBatchMemory
 
 D, CLASSES = 5, 16
 LABELS = torch.arange(CLASSES).repeat_interleave(2)
@@ -106,19 +104,3 @@ def test_a_unit_that_fires_in_few_batches_keeps_its_spread_once_the_gain_is_meas
     torch.testing.assert_close(moved[:, 0].std(), memory[:, 0].std(), rtol=0.3, atol=0.0)
     adapter(memory, LABELS, batch * 0.0, LABELS)
     assert torch.isfinite(adapter.gains).all()
-
-
-def test_a_compiled_memory_learns_its_gain_as_an_uncompiled_one_does() -> None:
-    memories = []
-    for _ in range(2):
-        memory = AdaptiveCrossBatchMemory(SupConLoss(), D, 128)
-        memory.register_memory_hook(MeasuredGain(window=3))
-        memories.append(memory)
-    one, other = memories
-    compiled = torch.compile(other, backend="aot_eager", fullgraph=True)
-    for step in range(8):
-        batch = batch_of(step).float()
-        torch.testing.assert_close(compiled(batch, LABELS), one(batch, LABELS))
-    gains = [next(iter(memory._hooks.adapters)).gains for memory in memories]
-    torch.testing.assert_close(*gains)
-    torch.testing.assert_close(other.embedding_memory, one.embedding_memory)
