@@ -10,6 +10,9 @@ from .._checks import check_integer
 from .base_adapter import BaseAdapter
 from .moments import NO_SPREAD, Affine, Moments
 
+# Tensors that it keeps beside the moments of the newest batch.
+_STATE = ("_num_batches", "_noise", "_num_noise", "_square", "_num_square", "gains")
+
 
 class MeasuredGain(BaseAdapter):
     r"""Moves the rows by the part K of the difference between batch and memory that is no noise of a batch.
@@ -20,14 +23,15 @@ class MeasuredGain(BaseAdapter):
         K_\mu = 1 - \frac{\overline{v}}{\overline{(E[B] - E[R])^2}}
 
     with R the memory and B the batch. v, half of the squared difference between the means of one batch and
-    the next, is the sampling noise of a batch's mean, and what is drawn over is a moving average over steps
-    and dimensions. A difference is the sum of how far the rows are behind and of noise, and K is the first
-    one's part of it: the gain of a Kalman filter in its steady state. :math:`K_\sigma` is the same of the
-    logarithms of σ. It is in none of the papers.
+    the next, is the sampling noise of a batch's mean, and half of what the model moves in a step. What is
+    drawn over is a moving average over steps and dimensions. A difference is the sum of how far the rows are
+    behind and of noise, and K is the first one's part of it: where the model moves slowly, the gain of a
+    Kalman filter in its steady state. :math:`K_\sigma` is the same of the logarithms of σ. It is in none of
+    the papers.
 
-    So K is near 1 while the model moves fast, which is XBN, and near 0 when it hardly does, where rows stay
-    as they are. You may want it where you would not choose between the two; docs/many_classes.md has what it
-    gave.
+    So rows follow the batch by 0.5 to 0.7 of the difference while the model moves fast, where they follow it
+    wholly in XBN, and stay almost as they are when it hardly moves. You may want it where you would not
+    choose between XBN and no adaptation; docs/many_classes.md has what it gave.
 
     Args:
         window: steps over which the averages are taken (default 20). K is 1 until these have passed.
@@ -64,47 +68,53 @@ class MeasuredGain(BaseAdapter):
         super().__init__(collect_stats=collect_stats)
         self.window, self.match_std, self.per_dimension = window, match_std, per_dimension
         self.record_stats("mean_gain")
-        self._begin(torch.zeros(0))
+        self._begin(0)
 
-    def _begin(self, like: Tensor) -> None:
-        """Begins without batches, for embeddings of the size and on the device of this one, ``(d,)``."""
-        zeros = widest(torch.zeros_like(like, device=None if like.is_meta else like.device))
-        self._counts = zeros.new_zeros(2)  # of batches, and of those that rows were adapted to
+    def _begin(self, embedding_size: int, like: Tensor | None = None) -> None:
+        """Begins without batches, in the dtype and on the device of a tensor."""
+        like = widest(torch.zeros(0, device="cpu")) if like is None else like
+        zeros = like.new_zeros(embedding_size)
+        self._num_batches = zeros.new_zeros(())
         self._previous = Moments(zeros, zeros.clone())  # of the newest batch
-        parts = 2 if self.match_std else 1
-        averages = zeros.new_zeros(parts, len(zeros) if self.per_dimension else 1)
-        # Of noise and squared difference, of the mean, and of the logarithm of σ, ``(parts, d or 1)`` each.
-        self._noise, self._square, self.gains = averages, averages.clone(), averages + 1
+        none = zeros.new_zeros(2 if self.match_std else 1, embedding_size if self.per_dimension else 1)
+        # Averages of noise and squared difference, of the mean and of the logarithm of σ, with the number of
+        # values that went into each, ``(parts, d or 1)``.
+        self._noise, self._num_noise = none, none.clone()
+        self._square, self._num_square = none.clone(), none.clone()
+        self.gains = none + 1
 
     def set_embedding_size(self, embedding_size: int) -> None:
         if len(self._previous.mean) != embedding_size:
-            self._begin(self._previous.mean.new_zeros(embedding_size))
+            self._begin(embedding_size)
 
     def estimate(self, batch: Moments, batch_size: int) -> Moments:
-        if self._previous.mean.is_meta or len(self._previous.mean) != len(batch.mean):
-            self._begin(batch.mean)
-        for name in ("_counts", "_noise", "_square", "gains"):
+        size = len(self._previous.mean)
+        if size not in (0, len(batch.mean)):
+            raise ValueError(
+                f"embeddings of {len(batch.mean)} numbers, where this {type(self).__name__} has seen those "
+                f"of {size}: build an adapter for each"
+            )
+        if size == 0 or self._previous.mean.is_meta:
+            self._begin(len(batch.mean), batch.mean)
+        for name in _STATE:
             setattr(self, name, getattr(self, name).to(batch.mean))
         previous = Moments(*(x.to(batch.mean) for x in self._previous))
-        num_batches, num_adapted = self._counts.unbind()
         noise = (self._levels(batch) - self._levels(previous)).square() / 2
-        noise = torch.where(num_batches > 0, noise, torch.nan)
-        self._noise = self._average(self._noise, noise, num_batches)
-        self._counts = torch.stack([num_batches + 1, num_adapted])
-        self._previous = Moments(
-            *(torch.where(torch.isfinite(x), x, y) for x, y in zip(batch, previous, strict=True))
-        )
+        noise = torch.where(self._num_batches > 0, noise, torch.nan)
+        self._noise, self._num_noise = self._averaged(self._noise, noise, self._num_noise)
+        are_finite = [torch.isfinite(x) for x in batch]
+        self._num_batches = self._num_batches + (are_finite[0] & are_finite[1]).all()
+        kept = zip(are_finite, batch, previous, strict=True)
+        self._previous = Moments(*(torch.where(is_finite, x, y) for is_finite, x, y in kept))
         return batch
 
     def map(self, memory: Moments, target: Moments) -> Affine:
-        num_batches, num_adapted = self._counts.unbind()
-        gap = self._levels(target) - self._levels(memory)
-        self._square = self._average(self._square, gap.square(), num_adapted + 1)
-        self._counts = torch.stack([num_batches, num_adapted + 1])
-        is_drift = (self._square > self._noise) & (num_adapted >= self.window)
-        of_drift = 1 - self._noise / torch.where(is_drift, self._square, 1.0)
-        at_first = (num_adapted < self.window).to(gap)
-        self.gains = torch.where(is_drift, of_drift, at_first)
+        gap, num_before = self._levels(target) - self._levels(memory), self._num_square
+        self._square, self._num_square = self._averaged(self._square, gap.square(), num_before)
+        is_measured = (num_before >= self.window) & (self._num_noise > 0)
+        is_drift = self._square > self._noise
+        part = torch.where(is_drift, 1 - self._noise / torch.where(is_drift, self._square, 1.0), 0.0)
+        self.gains = torch.where(is_measured, part, 1.0)
         if self.collect_stats:
             self.mean_gain = self.gains[0].mean().item()
         moved = gap * self.gains
@@ -112,7 +122,7 @@ class MeasuredGain(BaseAdapter):
             return Affine(torch.ones_like(memory.std), moved[0])
         # Where there is no spread to compare, rows keep theirs, but at first, where they take the batch's.
         is_known = torch.isfinite(gap[1])
-        unknown = torch.where(self.gains[1] < 1, 1.0, memory.affine_to(target).scale)
+        unknown = torch.where(num_before[0] < self.window, memory.affine_to(target).scale, 1.0)
         scale = torch.where(is_known, torch.where(is_known, moved[1], 0.0).exp(), unknown)
         return Affine(scale, torch.addcmul(memory.mean + moved[0], memory.mean, scale, value=-1))
 
@@ -124,33 +134,33 @@ class MeasuredGain(BaseAdapter):
         log = torch.where(has_spread, torch.where(has_spread, of.std, 1.0).log(), torch.nan)
         return torch.stack([of.mean, log])
 
-    def _average(self, before: Tensor, now: Tensor, count: Tensor) -> Tensor:
-        """Returns the moving average, a plain one at first, after so many values; NaN is left out."""
+    def _averaged(self, before: Tensor, now: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the moving average, a plain one at first, and of how many values; NaN is left out."""
         is_known = torch.isfinite(now)
         if not self.per_dimension:
             total = torch.where(is_known, now, 0.0).sum(dim=1, keepdim=True)
             number = is_known.sum(dim=1, keepdim=True)
             now, is_known = total / number.clamp_min(1), number > 0
-        weight = 1 / count.clamp(1, self.window)
-        return torch.where(is_known, before.lerp(torch.where(is_known, now, 0.0), weight), before)
+        count = count + is_known
+        weight = is_known / count.clamp(1, self.window)
+        return before.lerp(torch.where(is_known, now, 0.0), weight), count
 
     def get_extra_state(self) -> Tensor:
-        averages = (x.flatten() for x in (self._noise, self._square, self.gains))
-        return torch.cat([self._counts, *self._previous, *averages])
+        held = [self._num_batches, *self._previous, *(getattr(self, name) for name in _STATE[1:])]
+        shape = held[0].new_tensor([len(held[1]), *self._noise.shape])
+        return torch.cat([shape, *(x.flatten() for x in held)])
 
     def set_extra_state(self, state: Tensor) -> None:
-        parts, d = (2 if self.match_std else 1), len(self._previous.mean)
-        if not d and self.per_dimension:
-            d = (len(state) - 2) // (2 + 3 * parts)
-        elif not d:
-            d = (len(state) - 2 - 3 * parts) // 2
-        width = d if self.per_dimension else 1
-        sizes = [2, d, d, *(3 * [parts * width])]
-        if len(state) != sum(sizes):
+        size, parts, width = (int(x) for x in state[:3]) if len(state) >= 3 else (0, 0, 0)
+        own = len(self._previous.mean) or size
+        expected = own, 2 if self.match_std else 1, own if self.per_dimension else 1
+        sizes = [3, 1, own, own, *(5 * [expected[1] * expected[2]])]
+        if size < 0 or (size, parts, width) != expected or len(state) != sum(sizes):
             raise ValueError(
-                f"the state of a {type(self).__name__} holds {len(state)} numbers, not {sum(sizes)}: build "
+                f"the state is not that of a {type(self).__name__} with these settings and embeddings: build "
                 "the memory as it was built then"
             )
-        self._counts, mean, std, *averages = (x.clone() for x in state.split(sizes))
-        self._previous = Moments(mean, std)
-        self._noise, self._square, self.gains = (x.reshape(parts, width) for x in averages)
+        _, num_batches, mean, std, *others = (x.clone() for x in state.split(sizes))
+        self._num_batches, self._previous = num_batches.squeeze(0), Moments(mean, std)
+        for name, values in zip(_STATE[1:], others, strict=True):
+            setattr(self, name, values.reshape(parts, width))

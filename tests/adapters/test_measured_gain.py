@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from pml_xbn.adapters import MeasuredGain
+from pml_xbn.adapters import MeasuredGain, MomentMatching
 
 D, CLASSES = 5, 16
 LABELS = torch.arange(CLASSES).repeat_interleave(2)
@@ -89,18 +90,83 @@ def test_the_state_of_gains_per_dimension_goes_on() -> None:
     for step in range(6, 9):
         batch = batch_of(step)
         assert torch.equal(adapter(memory, LABELS, batch, LABELS), fresh(memory, LABELS, batch, LABELS))
-    with pytest.raises(ValueError, match="holds 42 numbers"):
-        MeasuredGain(match_std=False).load_state_dict(adapter.state_dict())
 
 
-def test_a_unit_that_fires_in_few_batches_keeps_its_spread_once_the_gain_is_measured() -> None:
-    adapter, memory = MeasuredGain(window=3), memory_of(0)
-    for step in range(9):
+@pytest.mark.parametrize("size", [2, 5])
+def test_a_state_of_other_settings_is_refused(size: int) -> None:
+    settings = list(itertools.product([True, False], repeat=2))
+    states = {}
+    for match_std, per_dimension in settings:
+        adapter = MeasuredGain(3, match_std, per_dimension)
+        adapter.set_embedding_size(size)
+        states[match_std, per_dimension] = adapter.state_dict()
+    for (own, state), registered in itertools.product(states.items(), [True, False]):
+        for other in settings:
+            adapter = MeasuredGain(3, *other)
+            if registered:
+                adapter.set_embedding_size(size)
+            if own == other:
+                adapter.load_state_dict(state)
+                continue
+            with pytest.raises(ValueError, match="not that of a MeasuredGain with these settings"):
+                adapter.load_state_dict(state)
+    with pytest.raises(ValueError, match="not that of a MeasuredGain"):
+        MeasuredGain().load_state_dict(MomentMatching().state_dict())
+
+
+@pytest.mark.parametrize("per_dimension", [False, True])
+def test_a_unit_that_fires_in_few_batches_keeps_its_spread(per_dimension: bool) -> None:
+    adapter, rows = MeasuredGain(3, per_dimension=per_dimension), memory_of(0)
+    for step in range(40):
         batch = batch_of(step)
-        if step % 2:
+        if step > 3 and step % 2:
             batch[:, 0] = 0.0
-        moved = adapter(memory, LABELS, batch, LABELS)
-        assert torch.isfinite(moved).all()
-    torch.testing.assert_close(moved[:, 0].std(), memory[:, 0].std(), rtol=0.3, atol=0.0)
-    adapter(memory, LABELS, batch * 0.0, LABELS)
+        rows = adapter(rows, LABELS, batch, LABELS)
+        assert torch.isfinite(rows).all()
+    torch.testing.assert_close(rows[:, 0].std(), batch_of(0)[:, 0].std(), rtol=0.5, atol=0.0)
+    adapter(rows, LABELS, batch * 0.0, LABELS)
     assert torch.isfinite(adapter.gains).all()
+
+
+@pytest.mark.parametrize("per_dimension", [False, True])
+def test_a_unit_whose_noise_was_never_measured_keeps_its_spread(per_dimension: bool) -> None:
+    """It is dead in every second batch, from the first on, so that no two batches in a row have a spread."""
+    adapter, rows = MeasuredGain(3, per_dimension=per_dimension), memory_of(0)
+    for step in range(40):
+        batch = batch_of(step)
+        batch[:, 0] *= step % 2
+        rows = adapter(rows, LABELS, batch, LABELS)
+        if step < 3:  # at first rows take the batch's spread, and none where it has none
+            rows[:, 0] += memory_of(step + 1)[:, 0]
+    assert rows[:, 0].std() > 0.3
+
+
+@pytest.mark.parametrize("per_dimension", [False, True])
+def test_a_first_batch_of_nan_leaves_no_trace(per_dimension: bool) -> None:
+    adapters = [MeasuredGain(3, per_dimension=per_dimension) for _ in range(2)]
+    first = batch_of(0) + 100
+    first[0, 0] = torch.nan
+    adapters[0](memory_of(0)[:1], LABELS, first, LABELS)
+    for step in range(1, 12):
+        moved = [adapter(memory_of(0), LABELS, batch_of(step) + 100, LABELS) for adapter in adapters]
+        torch.testing.assert_close(*moved)
+
+
+@pytest.mark.parametrize(("is_steady", "least", "most"), [(False, 0.5, 0.65), (True, 0.65, 0.75)])
+def test_rows_of_a_fast_model_follow_by_more_than_half(is_steady: bool, least: float, most: float) -> None:
+    """Half of what the model moves in a step counts as noise: 2 − √2 of a random walk, √3 − 1 of a drift."""
+    adapter, rows, centre = MeasuredGain(window=50, match_std=False), memory_of(0), 0.0
+    gains = []
+    for step in range(600):
+        walk = float(torch.randn((), generator=torch.Generator().manual_seed(10_000 + step)))
+        centre += 10.0 if is_steady else 10.0 * walk
+        rows = adapter(rows, LABELS, batch_of(step, centre), LABELS)
+        gains.append(float(adapter.gains[0]))
+    assert least < np.mean(gains[300:]) < most
+
+
+def test_embeddings_of_another_size_are_refused() -> None:
+    adapter, memory = MeasuredGain(), memory_of(0)
+    adapter(memory, LABELS, batch_of(0), LABELS)
+    with pytest.raises(ValueError, match=r"of 3 numbers(.|\n)* of 5: build an adapter for each"):
+        adapter(memory[:, :3], LABELS, batch_of(1)[:, :3], LABELS)

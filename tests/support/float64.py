@@ -68,8 +68,9 @@ class Gain:
     """Moves rows by what is no noise of the difference to the batch, of the mean and of log σ."""
 
     def __init__(self, window: int) -> None:
-        self.window, self.num_batches, self.num_adapted = window, 0, 0
-        self.noise, self.square = np.zeros(2), np.zeros(2)
+        self.window = window
+        self.noises: list[list[float]] = [[], []]
+        self.squares: list[list[float]] = [[], []]
         self.previous: Rows | None = None
 
     def levels(self, rows: Rows) -> Rows:
@@ -77,30 +78,41 @@ class Gain:
         has_spread = std > 1e-12 * (1 + np.abs(mean))
         return np.stack([mean, np.where(has_spread, np.log(np.where(has_spread, std, 1.0)), np.nan)])
 
-    def average(self, before: Rows, squares: Rows, count: int) -> Rows:
-        now = np.array([x[~np.isnan(x)].mean() if (~np.isnan(x)).any() else np.nan for x in squares])
-        return np.where(np.isnan(now), before, before + (now - before) / min(count, self.window))
+    def average(self, values: list[float]) -> float:
+        average = 0.0
+        for count, value in enumerate(values, 1):
+            average += (value - average) / min(count, self.window)
+        return average
+
+    def gain(self, part: int) -> float:
+        noises, squares = self.noises[part], self.squares[part]
+        if len(squares) <= self.window or not noises:
+            return 1.0
+        noise, square = self.average(noises), self.average(squares)
+        return 1 - noise / square if square > noise else 0.0
 
     def __call__(self, memory: Rows, _: Labels, batch: Rows, __: Labels) -> Rows:
         if len(batch) < 2:
             return memory
         new = self.levels(batch)
         if self.previous is not None:
-            self.noise = self.average(self.noise, (new - self.previous) ** 2 / 2, self.num_batches)
-        self.previous, self.num_batches = new, self.num_batches + 1
+            self._note(self.noises, (new - self.previous) ** 2 / 2)
+        self.previous = new
         if len(memory) < 2:
             return memory
-        gap, self.num_adapted = new - self.levels(memory), self.num_adapted + 1
-        self.square = self.average(self.square, gap**2, self.num_adapted)
-        gain = np.ones(2)
-        if self.num_adapted > self.window:
-            gain = np.maximum(0, 1 - self.noise / np.where(self.square > 0, self.square, np.inf))
-            gain[self.square == 0] = 0
+        gap, counts = new - self.levels(memory), [len(x) for x in self.squares]
+        self._note(self.squares, gap**2)
+        gain = [self.gain(0), self.gain(1) if len(self.squares[1]) > counts[1] else np.nan]
         mean, std = mean_std(memory)
         as_xbn = match(memory, (mean, std), mean_std(batch)) - new[0]
-        unknown = as_xbn if gain[1] == 1 else memory - mean
-        known = (memory - mean) * np.exp(gain[1] * np.nan_to_num(gap[1]))
+        unknown = as_xbn if counts[0] < self.window else memory - mean
+        known = (memory - mean) * np.exp(np.nan_to_num(gain[1] * gap[1]))
         return np.where(np.isnan(gap[1]), unknown, known) + mean + gain[0] * gap[0]
+
+    def _note(self, lists: list[list[float]], squares: Rows) -> None:
+        for values, of_dimensions in zip(lists, squares, strict=True):
+            if (known := of_dimensions[~np.isnan(of_dimensions)]).size:
+                values.append(float(known.mean()))
 
 
 class GroupXbn:
