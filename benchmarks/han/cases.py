@@ -89,6 +89,7 @@ GAINS = tuple(
     for method in ("gain", "gain per dimension", "gain of both")
     for case in (Case(method), memory(method), memory(method, batch_loss="1"))
 )
+RULE = "gain of both"  # the one that is level with the better of XBM and XBN
 OTHERS = (
     memory("centre", batch_loss="1"),
     memory("centre"),
@@ -109,7 +110,6 @@ OTHERS = (
     *(memory(name, batch_loss="1", memory=share) for share in (0.1, 0.5) for name in ("xbm", "xbn")),
     *(Case(name, memory=share) for share in (0.1, 0.5) for name in ("xbm", "xbn")),
 )
-RULE = "gain of both"  # the one that is level with the better of XBM and XBN
 CONTRASTIVE = tuple(replace(case, loss="contrastive") for case in FRONT)
 PRETRAINED = tuple(replace(case, weights="glyphs") for case in FRONT)
 LARGE = (Case("none", 1024),)  # equal steps: 35 minutes

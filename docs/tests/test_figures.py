@@ -230,7 +230,7 @@ def test_the_table_of_the_readme(study: Study) -> None:
             means_of(over_star),
         ]
     )
-    reports = [fine_tuned(f"The whole network: {data}") for data in ("Emoji", "Icons")]
+    reports = on_both("The whole network")
     whole = [[report["64", "xbn"][column] for report in reports] for column in (5, 6)]
     for report in reports:
         minutes = [float(report[key][9].strip("| ").partition(" ")[0]) for key in WHOLE_AT_256_AND_XBN]
@@ -570,7 +570,7 @@ def test_how_many_draws_have_which_loss() -> None:
 
 
 def test_what_multi_similarity_gives_in_fine_tuning() -> None:
-    reports = [fine_tuned(f"MultiSimilarity: {data}") for data in ("Emoji", "Icons")]
+    reports = on_both("MultiSimilarity")
     gaps = [float(report[size, "xbn"][5].partition(" ")[0]) for report in reports for size in ("16", "64")]
     said = f"between {min(gaps):+.1f} and {max(gaps):+.1f}"
     assert_on(WHICH, said.replace("-", "−"))
@@ -828,6 +828,11 @@ def fine_tuned(title: str) -> dict[tuple[str, str], list[str]]:
     }
 
 
+def on_both(title: str) -> list[dict[tuple[str, str], list[str]]]:
+    """Returns what ``fine_tuned`` does of the tables of Emoji and of icons."""
+    return [fine_tuned(f"{title}: {data}") for data in ("Emoji", "Icons")]
+
+
 def table_of(section: str) -> list[list[str]]:
     """Returns the cells of the tables below a heading of the figures of fine-tuning, without their head."""
     return cells(FINE_TUNING.read_text(encoding="utf-8").split(f"\n## {section}\n")[1].partition("\n## ")[0])
@@ -857,7 +862,7 @@ def test_what_no_memory_has_in_fine_tuning() -> None:
 
 def test_what_a_memory_gains_in_fine_tuning() -> None:
     for loss in ("SupCon", "MultiSimilarity"):
-        emoji, icons = (fine_tuned(f"{loss}: {data}") for data in ("Emoji", "Icons"))
+        emoji, icons = on_both(loss)
         for batch in ("16", "64"):
             for method in ("xbn", "xbm+warm-up of an epoch"):
                 pair = (report[batch, method][5].replace("-", "−") for report in (emoji, icons))
@@ -867,7 +872,7 @@ def test_what_a_memory_gains_in_fine_tuning() -> None:
 
 
 def test_batches_of_8_and_32() -> None:
-    emoji, icons = (fine_tuned(f"SupCon: {data}") for data in ("Emoji", "Icons"))
+    emoji, icons = on_both("SupCon")
     gaps = [report[batch, "xbn"][5] for batch in ("8", "32") for report in (emoji, icons)]
     below = [emoji[batch, "xbn"][6][1:] for batch in ("8", "32")]
     assert_on(FINE_TUNING, *gaps, f"by {below[0]} at 8 and {below[1]} at 32")
@@ -875,7 +880,7 @@ def test_batches_of_8_and_32() -> None:
 
 def test_a_memory_at_256() -> None:
     xbn = ("256", "xbn+cached in parts of 64")
-    reports = [fine_tuned(f"A memory at batch 256: {data}") for data in ("Emoji", "Icons")]
+    reports = on_both("A memory at batch 256")
     gaps = [report[xbn][6] for report in reports]
     assert all(gap.startswith("-") for gap in gaps)
     assert_on(FINE_TUNING, *(gap.replace("-", "−") for gap in gaps))
@@ -892,7 +897,7 @@ def test_what_may_save_a_memory_where_it_lost() -> None:
     }
     page = FINE_TUNING.read_text(encoding="utf-8")
     for heading, (kind, batch, columns) in settings.items():
-        reports = [fine_tuned(f"What may save a memory {kind}: {data}") for data in ("Emoji", "Icons")]
+        reports = on_both(f"What may save a memory {kind}")
         found = [[report[batch, name][x] for report in reports for x in columns] for name in SECOND_CHANCE]
         section = page.split(f"\n### {heading}\n")[1].partition("\n##")[0]
         assert [line[1:] for line in cells(section)] == found
@@ -903,7 +908,7 @@ OWN_LOSS_AND_WARM_UP = ("+batch loss", "+warm-up of an epoch")
 
 def test_what_is_said_of_what_may_save_a_memory() -> None:
     stages, best = (
-        [fine_tuned(f"What may save a memory {kind}: {data}") for data in ("Emoji", "Icons")]
+        on_both(f"What may save a memory {kind}")
         for kind in ("where three stages train", "with MultiSimilarity")
     )
     to_xbn = " and ".join(x["64", "xbn+batch loss"][7] for x in stages).replace("-", "−")
@@ -911,9 +916,7 @@ def test_what_is_said_of_what_may_save_a_memory() -> None:
     assert all(report["64", "xbn+batch loss"][5].startswith("+1.6 ") for report in best)
     warmed = " and ".join(report["64", "xbn+warm-up of an epoch"][7] for report in best)
     assert_on(FINE_TUNING, f"({warmed} to XBN alone)")
-    whole = [
-        fine_tuned(f"What may save a memory in the whole network: {data}") for data in ("Emoji", "Icons")
-    ]
+    whole = on_both("What may save a memory in the whole network")
     tried = [name for name in SECOND_CHANCE if "negatives" not in name and name not in UNADAPTED]
     to_none = [[report["64", name][5].split(" ± ") for name in tried] for report in whole]
     certain = [[float(mean) > float(half) for mean, half in lines] for lines in to_none]
@@ -946,7 +949,7 @@ def test_what_adaptation_adds_beside_the_loss_of_the_batch() -> None:
         ("where three stages train", "64"),
         ("in the whole network", "64"),
     ):
-        reports = [fine_tuned(f"What may save a memory {kind}: {data}") for data in ("Emoji", "Icons")]
+        reports = on_both(f"What may save a memory {kind}")
         for method in ("xbn", "centre"):
             found = [report[batch, f"{method}+batch loss"][column].strip("| ") for report in reports]
             gains[kind, method] = found
@@ -983,7 +986,7 @@ def test_what_adaptation_adds_beside_the_loss_of_the_batch() -> None:
         assert_on(FINE_TUNING, words.format(means[0], means[-1]))
         if method == "xbn":
             assert_on(WHICH, f"XBN with it was {means[0]} to {means[-1]} above XBM with it")
-    own = [fine_tuned(f"What may save a memory with MultiSimilarity: {x}") for x in ("Emoji", "Icons")]
+    own = on_both("What may save a memory with MultiSimilarity")
     added = " and ".join(report["64", "xbn+batch loss"][7] for report in own)
     assert_on(FINE_TUNING, f"the batch's own loss adds {added} to XBN")
 
@@ -1011,7 +1014,7 @@ def test_what_may_save_a_memory_by_another_figure(study: Study) -> None:
 
 def test_what_adaptation_adds_to_the_loss_of_the_batch() -> None:
     title, star = "`CrossBatchMemory` with the batch's own loss", "xbm-star+warm-up of an epoch"
-    reports = [fine_tuned(f"{title}: {data}") for data in ("Emoji", "Icons")]
+    reports = on_both(f"{title}")
     for batch in ("16", "64"):
         assert_on(FINE_TUNING, *(report[batch, star][7].lstrip("-") for report in reports))
     to_none = [report["64", star][5].replace("-", "−") for report in reports]
@@ -1019,10 +1022,10 @@ def test_what_adaptation_adds_to_the_loss_of_the_batch() -> None:
 
 
 def test_what_the_whole_network_gives() -> None:
-    reports = [fine_tuned(f"The whole network: {data}") for data in ("Emoji", "Icons")]
+    reports = on_both("The whole network")
     choice = fine_tuned("The whole network: the choice")
     title = "The whole network, with the settings of three stages"
-    assert [fine_tuned(f"{title}: {data}") for data in ("Emoji", "Icons")] == reports
+    assert on_both(f"{title}") == reports
     page = FINE_TUNING.read_text(encoding="utf-8").split("## The whole network")[1].partition("##")[0]
     lines = [line for line in page.splitlines() if line.startswith("| ")][1:]
     places = [("64", "no-xbm", 4), ("64", "xbn", 5), ("256", "no-xbm+cached in parts of 64", 4)]
@@ -1191,7 +1194,7 @@ def test_what_a_search_for_all_finds() -> None:
 
 
 def test_what_was_declared_of_fine_tuning() -> None:
-    reports = [fine_tuned(f"SupCon: {data}") for data in ("Emoji", "Icons")]
+    reports = on_both("SupCon")
     places = [("16", "centre", 5), ("16", "xbn", 5), ("64", "centre", 6), ("64", "xbn", 6)]
     places += [("64", method, 5) for method in ("centre+batch loss", "centre+evaluation rows")]
     for batch, method, column in places:
@@ -1202,7 +1205,7 @@ def test_what_was_declared_of_fine_tuning() -> None:
 
 
 def test_what_three_stages_give() -> None:
-    emoji, icons = (fine_tuned(f"Three stages that train: {data}") for data in ("Emoji", "Icons"))
+    emoji, icons = on_both("Three stages that train")
     gaps = [report[size, "xbn"][5] for size in ("16", "64") for report in (emoji, icons)]
     to_large = [report["64", "xbn"][6].replace("-", "−") for report in (emoji, icons)]
     words = (

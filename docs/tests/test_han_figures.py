@@ -11,7 +11,7 @@ from on_pages import DOCS, README, RESULTS, assert_on, cell
 from pictures.han_drift import distances, recall_by_rate
 
 from benchmarks.engine.intervals import Difference
-from benchmarks.han.cases import EQUAL_MINUTES, LONG, SWEEP, Case, memory, none, rates
+from benchmarks.han.cases import EQUAL_MINUTES, LONG, RULE, SWEEP, Case, memory, none, rates
 from benchmarks.han.memories import GAINS
 from benchmarks.han.report import CLASSES, Runs, late
 
@@ -259,24 +259,23 @@ def test_a_gain_that_is_measured(runs: Runs) -> None:
     def row(method: str) -> str:
         return " | ".join(mean(runs, setting) for setting in settings(method))
 
-    rule = "gain of both"
-    assert {tuple(sorted(runs.values(x, "recall_at_1"))) for x in settings(rule)} == {(1, 2, 3)}
+    assert {tuple(sorted(runs.values(x, "recall_at_1"))) for x in settings(RULE)} == {(1, 2, 3)}
     better = [
         max(rivals, key=lambda x: fmean(runs.values(x, "recall_at_1").values()))
         for rivals in zip(settings("xbm"), settings("xbn"), strict=True)
     ]
-    pairs = [*zip(settings(rule), better, strict=True)]
+    pairs = [*zip(settings(RULE), better, strict=True)]
     assert all(gap(runs, *pair).mean >= -0.5 for pair in pairs)
     to_better = [with_interval(runs, *pair) for pair in pairs]
     to_warmed, per_dimension = (
-        with_interval(runs, *pair) for pair in (settings(rule)[:2], (Case("gain per dimension"), FIRST))
+        with_interval(runs, *pair) for pair in (settings(RULE)[:2], (Case("gain per dimension"), FIRST))
     )
     (of_classes,) = runs.values(Case("gain"), "recall_at_1").values()
     assert_on(
         MANY,
         f"| XBM | {row('xbm')} |",
         f"| XBN | {row('xbn')} |",
-        f"| `MeasuredGain` | {row(rule)} |",
+        f"| `MeasuredGain` | {row(RULE)} |",
         f"| to the better of the two | {' | '.join(to_better)} |",
         f"in the means of three seeds: {to_better[0]}, {to_better[1]} and {to_better[2]} |",
         f"from the first step it is {to_warmed} from itself warmed up and filled",

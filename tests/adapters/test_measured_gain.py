@@ -8,22 +8,9 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from two_of_each_class import CLASSES, LABELS, batch_of, memory_of
 
 from pml_xbn.adapters import MeasuredGain, MomentMatching
-
-D, CLASSES = 5, 16
-LABELS = torch.arange(CLASSES).repeat_interleave(2)
-
-
-def batch_of(seed: int, centre: float = 0.0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    means = torch.randn(CLASSES, D, generator=generator, dtype=torch.float64) + centre
-    return means[LABELS] + 0.1 * torch.randn(2 * CLASSES, D, generator=generator, dtype=torch.float64)
-
-
-def memory_of(seed: int) -> Tensor:
-    return torch.randn(200, D, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def levels(rows: np.ndarray) -> np.ndarray:
