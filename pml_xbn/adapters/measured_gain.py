@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -11,7 +13,7 @@ from .base_adapter import BaseAdapter
 from .moments import NO_SPREAD, Affine, Moments
 
 # Tensors that it keeps beside the moments of the newest batch.
-_STATE = ("_num_batches", "_noise", "_num_noise", "_square", "_num_square", "gains")
+_STATE = ("_noise", "_num_noise", "_square", "_num_square", "gains")
 
 
 class MeasuredGain(BaseAdapter):
@@ -33,11 +35,14 @@ class MeasuredGain(BaseAdapter):
     wholly in XBN, and stay almost as they are when it hardly moves. You may want it where you would not
     choose between XBN and no adaptation; docs/many_classes.md has what it gave.
 
+    As long as rows follow wholly, the difference to the next batch is the noise of two. So where the model
+    hardly moves, K is about 1/2 once the window has passed, and falls to its level in some four windows more.
+
     Args:
         window: steps over which the averages are taken (default 20). K is 1 until these have passed.
         match_std: whether the rows are scaled as well as shifted (default True).
         per_dimension: a K for every dimension, in place of one for all (default False). It needs a longer
-            window.
+            window. The averages begin anew when this or ``match_std`` is changed.
         collect_stats: also records ``mean_gain``, :math:`K_\mu`; see :class:`BaseAdapter`.
 
     Attributes:
@@ -73,15 +78,20 @@ class MeasuredGain(BaseAdapter):
     def _begin(self, embedding_size: int, like: Tensor | None = None) -> None:
         """Begins without batches, in the dtype and on the device of a tensor."""
         like = widest(torch.zeros(0, device="cpu")) if like is None else like
-        zeros = like.new_zeros(embedding_size)
-        self._num_batches = zeros.new_zeros(())
-        self._previous = Moments(zeros, zeros.clone())  # of the newest batch
-        none = zeros.new_zeros(2 if self.match_std else 1, embedding_size if self.per_dimension else 1)
+        unknown = like.new_full((embedding_size,), torch.nan)
+        self._previous = Moments(
+            unknown, unknown.clone()
+        )  # of the newest batch; where that had NaN, of one before
+        none = like.new_zeros(self._shape(embedding_size))
         # Averages of noise and squared difference, of the mean and of the logarithm of σ, with the number of
         # values that went into each, ``(parts, d or 1)``.
         self._noise, self._num_noise = none, none.clone()
         self._square, self._num_square = none.clone(), none.clone()
         self.gains = none + 1
+
+    def _shape(self, embedding_size: int) -> tuple[int, int]:
+        """Returns how many gains there are, for mean and σ, and dimensions or 1."""
+        return 2 if self.match_std else 1, embedding_size if self.per_dimension else 1
 
     def set_embedding_size(self, embedding_size: int) -> None:
         if len(self._previous.mean) != embedding_size:
@@ -94,18 +104,16 @@ class MeasuredGain(BaseAdapter):
                 f"embeddings of {len(batch.mean)} numbers, where this {type(self).__name__} has seen those "
                 f"of {size}: build an adapter for each"
             )
-        if size == 0 or self._previous.mean.is_meta:
+        # Built or loaded on no device, or with other settings now.
+        if size == 0 or self.gains.is_meta or self.gains.shape != self._shape(size):
             self._begin(len(batch.mean), batch.mean)
         for name in _STATE:
             setattr(self, name, getattr(self, name).to(batch.mean))
         previous = Moments(*(x.to(batch.mean) for x in self._previous))
         noise = (self._levels(batch) - self._levels(previous)).square() / 2
-        noise = torch.where(self._num_batches > 0, noise, torch.nan)
         self._noise, self._num_noise = self._averaged(self._noise, noise, self._num_noise)
-        are_finite = [torch.isfinite(x) for x in batch]
-        self._num_batches = self._num_batches + (are_finite[0] & are_finite[1]).all()
-        kept = zip(are_finite, batch, previous, strict=True)
-        self._previous = Moments(*(torch.where(is_finite, x, y) for is_finite, x, y in kept))
+        pairs = zip(batch, previous, strict=True)
+        self._previous = Moments(*(torch.where(torch.isfinite(x), x, y) for x, y in pairs))
         return batch
 
     def map(self, memory: Moments, target: Moments) -> Affine:
@@ -146,21 +154,24 @@ class MeasuredGain(BaseAdapter):
         return before.lerp(torch.where(is_known, now, 0.0), weight), count
 
     def get_extra_state(self) -> Tensor:
-        held = [self._num_batches, *self._previous, *(getattr(self, name) for name in _STATE[1:])]
-        shape = held[0].new_tensor([len(held[1]), *self._noise.shape])
+        held = [*self._previous, *(getattr(self, name) for name in _STATE)]
+        shape = held[0].new_tensor([len(held[0]), *self.gains.shape])
         return torch.cat([shape, *(x.flatten() for x in held)])
 
     def set_extra_state(self, state: Tensor) -> None:
-        size, parts, width = (int(x) for x in state[:3]) if len(state) >= 3 else (0, 0, 0)
-        own = len(self._previous.mean) or size
-        expected = own, 2 if self.match_std else 1, own if self.per_dimension else 1
-        sizes = [3, 1, own, own, *(5 * [expected[1] * expected[2]])]
-        if size < 0 or (size, parts, width) != expected or len(state) != sum(sizes):
+        is_list = isinstance(state, Tensor) and state.ndim == 1 and not state.is_meta
+        header = state[:3].tolist() if is_list else []
+        size = len(self._previous.mean) or int(header[0] if header and math.isfinite(header[0]) else 0)
+        shape = self._shape(size)
+        sizes = [3, size, size, *(len(_STATE) * [math.prod(shape)])]
+        if size < 0 or header != [size, *shape] or len(state) != sum(sizes):
             raise ValueError(
                 f"the state is not that of a {type(self).__name__} with these settings and embeddings: build "
                 "the memory as it was built then"
             )
-        _, num_batches, mean, std, *others = (x.clone() for x in state.split(sizes))
-        self._num_batches, self._previous = num_batches.squeeze(0), Moments(mean, std)
-        for name, values in zip(_STATE[1:], others, strict=True):
-            setattr(self, name, values.reshape(parts, width))
+        _, mean, std, *others = (x.clone() for x in state.split(sizes))
+        if not all(torch.isfinite(x).all() for x in others):
+            raise ValueError(f"the state of this {type(self).__name__} holds NaN or inf: load an older one")
+        self._previous = Moments(mean, std)
+        for name, values in zip(_STATE, others, strict=True):
+            setattr(self, name, values.reshape(shape))

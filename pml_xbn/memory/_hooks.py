@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from .._arithmetic import all_of, widest
 from .._tracing import is_tracing, looks_again
 from ..adapters.base_adapter import BaseAdapter, Refusal
 from ..adapters.group_moment_matching import GroupMomentMatching
-from ..adapters.moments import Affine, Moments, group_moments, moments
+from ..adapters.moments import Affine, group_moments, moments
 from ._module_state import (
     Attributes,
     attributes_of,
@@ -30,6 +31,8 @@ from ._module_state import (
 )
 from ._queue import Contents
 from ._rows import Rows, Undo, rows_of
+
+Result = TypeVar("Result")
 
 
 def apply_adapter(
@@ -66,15 +69,15 @@ def apply_adapter(
     if batch_size < 2:
         return rows
     of_batch = moments(widest(batch))
-    target = _estimate_if(adapts, adapter, of_batch, batch_size)
+    target = _learned_if(adapts, adapter, lambda: adapter.estimate(of_batch, batch_size))
     if target is None or rows.has_two is False:
         return rows
     rows = measured_for(adapter, rows)
-    has_effect = all_of(adapts, rows.has_two)
-    tensors = [] if has_effect is None else tensors_of(adapter)  # a map may learn from what it gets
-    affine = adapter.checked_map(rows.moments(), of_batch, target)
+    has_effect, of_memory = all_of(adapts, rows.has_two), rows.moments()
+    affine = _learned_if(has_effect, adapter, lambda: adapter.checked_map(of_memory, of_batch, target))
+    if affine is None:
+        return rows
     if has_effect is not None:
-        give_back_tensors_unless(has_effect, tensors)
         affine = _where(has_effect, affine)
     if not isinstance(adapter, GroupMomentMatching):
         mapped = rows.mapped(affine)
@@ -121,25 +124,25 @@ def take_part_in_sums(
     return rows.replaced()  # a copy that has forgotten the sums of all ranks, as adapted rows have
 
 
-def _estimate_if(
-    adapts: Tensor | None, adapter: BaseAdapter, batch: Moments, batch_size: int
-) -> Moments | None:
-    """Returns the moments to adapt to. Unless the batch is adapted to, the adapter holds what it held.
+def _learned_if(
+    has_effect: Tensor | None, adapter: BaseAdapter, compute: Callable[[], Result]
+) -> Result | None:
+    """Returns what an adapter computes. Unless that has an effect, the adapter holds what it held before.
 
-    State that is tensors of fixed shapes is given back on the device. If the estimate has changed anything
+    State that is tensors of fixed shapes is given back on the device. If the adapter has changed anything
     else, for instance state that is made of the first batch, or a Python number, the host waits for
-    ``adapts``, and the result is None where that is False.
+    ``has_effect``, and the result is None where that is False.
     """
-    if adapts is None:
-        return adapter.estimate(batch, batch_size)
+    if has_effect is None:
+        return compute()
     tensors, attributes = tensors_of(adapter), [] if is_tracing() else attributes_of(adapter)
-    target = adapter.estimate(batch, batch_size)
+    result = compute()
     if differ_in_numbers_alone(attributes):
-        give_back_tensors_unless(adapts, tensors)
-    elif not adapts:
+        give_back_tensors_unless(has_effect, tensors)
+    elif not has_effect:
         give_back_attributes(attributes)
         return None
-    return target
+    return result
 
 
 def _where(has_effect: Tensor, affine: Affine) -> Affine:

@@ -101,6 +101,18 @@ def test_a_state_of_other_settings_is_refused(size: int) -> None:
         MeasuredGain().load_state_dict(MomentMatching().state_dict())
 
 
+def test_a_state_that_is_none_or_spoilt_is_refused() -> None:
+    adapter = MeasuredGain(3)
+    adapter(memory_of(0), LABELS, batch_of(0), LABELS)
+    state = adapter.state_dict()["_extra_state"]
+    for other in (state * torch.nan, state.to("meta"), state[None], state[:2], "a text"):
+        with pytest.raises(ValueError, match="not that of a MeasuredGain"):
+            MeasuredGain(3).load_state_dict({"_extra_state": other})
+    state[-1] = torch.nan
+    with pytest.raises(ValueError, match="holds NaN or inf"):
+        MeasuredGain(3).load_state_dict({"_extra_state": state})
+
+
 @pytest.mark.parametrize("per_dimension", [False, True])
 def test_a_unit_that_fires_in_few_batches_keeps_its_spread(per_dimension: bool) -> None:
     adapter, rows = MeasuredGain(3, per_dimension=per_dimension), memory_of(0)
@@ -131,11 +143,32 @@ def test_a_unit_whose_noise_was_never_measured_keeps_its_spread(per_dimension: b
 @pytest.mark.parametrize("per_dimension", [False, True])
 def test_a_first_batch_of_nan_leaves_no_trace(per_dimension: bool) -> None:
     adapters = [MeasuredGain(3, per_dimension=per_dimension) for _ in range(2)]
-    first = batch_of(0) + 100
-    first[0, 0] = torch.nan
+    first = torch.full_like(batch_of(0), torch.nan)
     adapters[0](memory_of(0)[:1], LABELS, first, LABELS)
     for step in range(1, 12):
         moved = [adapter(memory_of(0), LABELS, batch_of(step) + 100, LABELS) for adapter in adapters]
+        torch.testing.assert_close(*moved)
+
+
+@pytest.mark.parametrize("per_dimension", [False, True])
+def test_a_unit_that_is_always_nan_changes_nothing_for_others(per_dimension: bool) -> None:
+    adapters = [MeasuredGain(3, per_dimension=per_dimension) for _ in range(2)]
+    for step in range(12):
+        memory, batch = memory_of(0), batch_of(step)
+        of_others = adapters[0](memory[:, 1:], LABELS, batch[:, 1:], LABELS)
+        batch[0, 0] = torch.nan
+        torch.testing.assert_close(adapters[1](memory, LABELS, batch, LABELS)[:, 1:], of_others)
+    assert (adapters[0].gains < 1).all()
+
+
+@pytest.mark.parametrize("change", [{"match_std": False}, {"per_dimension": True}])
+def test_settings_that_are_changed_begin_anew(change: dict[str, bool]) -> None:
+    changed, fresh = MeasuredGain(3), MeasuredGain(3, **change)
+    for step in range(6):
+        changed(memory_of(0), LABELS, batch_of(step), LABELS)
+    vars(changed).update(change)
+    for step in range(6, 12):
+        moved = [adapter(memory_of(0), LABELS, batch_of(step), LABELS) for adapter in (changed, fresh)]
         torch.testing.assert_close(*moved)
 
 

@@ -22,9 +22,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:Converting a tensor with require
 record_keeper = pytest.importorskip("record_keeper")
 RECORDED = {
     "axbn": {"kalman_gain"},
+    "measured gain": {"mean_gain"},
     "per class": {"share_normalized_per_group"},
     "super-class": {"share_normalized_per_group"},
 }
+
+RECORDING = (*WRAPPERS, "measured gain")
 
 
 def train(loss_fn: nn.Module, end_of_iteration_hook: Callable) -> None:
@@ -42,7 +45,7 @@ def train(loss_fn: nn.Module, end_of_iteration_hook: Callable) -> None:
     ).train(num_epochs=1)
 
 
-@pytest.mark.parametrize("name", WRAPPERS)
+@pytest.mark.parametrize("name", RECORDING)
 def test_trainer_logs_the_adapters_numbers(name: str, tmp_path: Path) -> None:
     logging_presets = pytest.importorskip("pytorch_metric_learning.utils.logging_presets")
     kind = KINDS[name]
@@ -62,7 +65,7 @@ def test_trainer_logs_the_adapters_numbers(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("delay", [0, 2])
-@pytest.mark.parametrize("name", WRAPPERS)
+@pytest.mark.parametrize("name", RECORDING)
 def test_numbers_on_a_gpu_are_those_on_a_cpu(name: str, delay: int) -> None:
     """From the first step on, which finds no rows."""
     found: dict[bool, list[float]] = {}

@@ -169,10 +169,26 @@ class Learner(BaseAdapter):
         return [self.total]
 
 
-@pytest.mark.parametrize("make", [Lazy, Learner])
+class LazyLearner(BaseAdapter):
+    """Its map makes its state of the first rows that it sees, and counts."""
+
+    scales: Tensor | None = None
+    num_maps = 0
+
+    def map(self, memory: Moments, target: Moments) -> Affine:
+        self.scales = memory.std if self.scales is None else self.scales.lerp(memory.std, 0.5)
+        self.num_maps += 1
+        return Affine(target.std / self.scales, target.mean - memory.mean)
+
+    def held(self) -> list[Tensor]:
+        assert self.scales is not None
+        return [self.scales, torch.tensor(self.num_maps)]
+
+
+@pytest.mark.parametrize("make", [Lazy, Learner, LazyLearner])
 @pytest.mark.parametrize("is_refused_first", [True, False])
 def test_it_leaves_what_an_adapter_has_learned(
-    make: type[Lazy] | type[Learner], is_refused_first: bool
+    make: type[Lazy] | type[Learner] | type[LazyLearner], is_refused_first: bool
 ) -> None:
     adapters = [make(), make()]
     for adapter in adapters:
