@@ -234,20 +234,21 @@ def test_the_table_of_the_readme(study: Study) -> None:
     whole = [[report["64", "xbn"][column] for report in reports] for column in (5, 6)]
     for report in reports:
         minutes = [float(report[key][9].strip("| ").partition(" ")[0]) for key in WHOLE_AT_256_AND_XBN]
-        assert minutes[0] / minutes[1] == pytest.approx(1.4, abs=0.05)
-    assert_on(WHICH, "the larger batch is 256, and took 40 % longer")
+        assert minutes[0] / minutes[1] == pytest.approx(1.45, abs=0.08)
+    assert_on(WHICH, "the larger batch is 256, and took 40 to 50 % longer")
 
     def mark(gap: str) -> str:
         mean, half_width = map(float, gap.split(" ± "))
         return f"{mean:+.1f}{' †' if abs(mean) < half_width else ''}"
 
-    rows.append([*(" and ".join(map(mark, gaps)) for gaps in whole), "not measured"])
+    star = "What may save a memory in the whole network"
+    over_star = " and ".join(x["64", "xbn+batch loss"][11].strip("| ").partition(" ")[0] for x in on_both(star))
+    rows.append([*(" and ".join(map(mark, gaps)) for gaps in whole), over_star])
     at_64, at_512 = ([80.62 - 75.94, 91.49 - 88.76], [80.62 - 79.63, 91.49 - 90.39])  # AXBN, Table 2
     same, larger = (" and ".join(f"{gap:+.1f}" for gap in gaps) for gaps in (at_64, at_512))
     rows.append([same, larger, "not measured"])
     gaps = [row.pop() for row in rows]
-    assert gaps[2:] == ["not measured"] * 2  # one row of the page
-    assert [row[0] for row in cells_below(WHICH, "| You train | XBN over")[1:]] == gaps[:3]
+    assert [row[0] for row in cells_below(WHICH, "| You train | XBN over")[1:]] == gaps
     columns = [(same.split(" and "), larger.split(" and ")) for same, larger in rows]
     of_each = [pair for both in columns for pair in zip(*both, strict=True)]
     found = cells_below(WHICH, "| You train | Classes")[1:]
@@ -259,7 +260,7 @@ def test_the_table_of_the_readme(study: Study) -> None:
     assert_on(
         README,
         f"{least} and {most} over the same batch size, and {least_of_larger} and {most_of_larger} over a",
-        f"it lost {-lost[0]} and gained {lost[1]} over the same batch size, and lost "
+        f"it lost {-lost[0]} and gained {lost[1]} (which may be chance) over the same batch size, and lost "
         f"{-lost_to_larger[0]} and {-lost_to_larger[1]} to a larger one (which trained for "
         f"{WHOLE_EPOCHS[256]} epochs, XBN for {WHOLE_EPOCHS[64]})",
         "{} and {} over the same batch size, and nothing over a larger one".format(*sorted(two_gains)),
