@@ -242,7 +242,9 @@ def test_the_table_of_the_readme(study: Study) -> None:
         return f"{mean:+.1f}{' †' if abs(mean) < half_width else ''}"
 
     star = "What may save a memory in the whole network"
-    over_star = " and ".join(x["64", "xbn+batch loss"][11].strip("| ").partition(" ")[0] for x in on_both(star))
+    over_star = " and ".join(
+        x["64", "xbn+batch loss"][11].strip("| ").partition(" ")[0] for x in on_both(star)
+    )
     rows.append([*(" and ".join(map(mark, gaps)) for gaps in whole), over_star])
     at_64, at_512 = ([80.62 - 75.94, 91.49 - 88.76], [80.62 - 79.63, 91.49 - 90.39])  # AXBN, Table 2
     same, larger = (" and ".join(f"{gap:+.1f}" for gap in gaps) for gaps in (at_64, at_512))
