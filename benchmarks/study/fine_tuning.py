@@ -57,7 +57,7 @@ FIRST_CONFIRMED = ((NONE, 16), ("centre", 16), (NONE, 64), ("centre", 64), (CACH
 class Method(NamedTuple):
     """What is chosen for: a method, with a batch size, a loss, a data set that chooses, and what trains.
 
-    With None the loss is SupCon, the last stage trains, and the settings are the method's own choice.
+    With None the loss is SupCon, the last stage trains, and settings and epochs are the method's own.
     """
 
     name: str
@@ -66,6 +66,7 @@ class Method(NamedTuple):
     data: str = "pretrained"
     trained: Literal["last three stages", "whole network"] | None = None
     settings_of: Literal["last three stages"] | None = None
+    epochs: int | None = None  # of the trials too; None: those of what trains
 
 
 SUPCON = (
@@ -91,6 +92,8 @@ THREE_STAGES = tuple(
     for name, size in ((NONE, 16), ("xbn", 16), (NONE, 64), ("xbn", 64), (CACHED, 256))
 )
 WHOLE_NETWORK = tuple(m._replace(trained="whole network") for m in THREE_STAGES if m.batch_size != 16)
+LONG_EPOCHS = {64: 16, 256: 17}  # of as many images
+WHOLE_NETWORK_LONG = tuple(m._replace(epochs=LONG_EPOCHS[m.batch_size]) for m in WHOLE_NETWORK)
 AS_THREE_STAGES = tuple(m._replace(settings_of="last three stages") for m in WHOLE_NETWORK)
 # What is beside a memory in the settings in which it lost (see the declaration's last section but one).
 DECIDED = tuple(
@@ -132,6 +135,8 @@ def grid(method: Method) -> tuple[tuple[str, ...], tuple[float, ...], int]:
     size = method.batch_size
     if method.data == "pretrained senses":
         return ("layer",), SENSE_RATES, SENSE_EPOCHS
+    if method.epochs:
+        return ("frozen",), STAGE_RATES[size], method.epochs
     if method.trained == "whole network":
         return ("frozen",), WHOLE_RATES, WHOLE_EPOCHS[size]
     if method.trained:
@@ -260,6 +265,7 @@ _METHODS = {
     "-xbm-star": XBM_STAR,
     "-three-stages": THREE_STAGES,
     "-whole-network": WHOLE_NETWORK,
+    "-whole-network-long": WHOLE_NETWORK_LONG,
     "-senses": SENSES,
     **DECIDING,
 }
