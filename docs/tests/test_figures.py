@@ -1015,6 +1015,20 @@ def test_what_may_save_a_memory_by_another_figure(study: Study) -> None:
     assert_on(FINE_TUNING, f"on the classes that choose, it has {at_rate[0]} and the control {at_rate[1]}")
 
 
+def test_what_may_save_a_memory_in_the_whole_network_at_one_rate(study: Study) -> None:
+    methods = DECIDING["-deciding-whole-network"]
+    report, by_name = Report(study, RESULTS, methods), {method.name: method for method in methods}
+    found = []
+    for rate, name in product(("rate x 0.1,", "rate x 0.3,"), ("", *OWN_LOSS_AND_WARM_UP)):
+        (trial,) = (case for case in trials(by_name[f"xbn{name}"]) if rate in case.regime)
+        both = (report.value(replace(trial, seed=seed)) for seed in (FIRST_SEED, SECOND_SEED))
+        found.append(f"{fmean(value for value in both if value is not None):.1f}")
+    words = (
+        "at 1e-4 XBN alone has {}, with the batch's own loss {}, warmed up {}; at 3e-4 it has {}, {} and {}."
+    )
+    assert_on(FINE_TUNING, words.format(*found))
+
+
 def test_what_adaptation_adds_to_the_loss_of_the_batch() -> None:
     title, star = "`CrossBatchMemory` with the batch's own loss", "xbm-star+warm-up of an epoch"
     reports = on_both(f"{title}")
