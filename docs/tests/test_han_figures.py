@@ -84,7 +84,8 @@ def test_with_equal_images(runs: Runs) -> None:
             *(points(runs, x, NONE_64) for x in (XBN, XBM))
         ),
         f"and {points(runs, FIRST, NONE_64)} with XBN from the first step (five seeds).",
-        f"over batch 64 {points(runs, XBN, LONGER_64)}, {points(runs, XBM, LONGER_64)} and nothing.",
+        f"over batch 64 XBN gained {points(runs, XBN, LONGER_64)} and `CrossBatchMemory` "
+        f"{points(runs, XBM, LONGER_64)}, warmed up and filled, and XBN from the first step nothing.",
         "a batch of 256 that is {}, {} and {}".format(
             *(points(runs, x, NONE_256) for x in (XBN, XBM, FIRST))
         ),
@@ -161,8 +162,8 @@ def test_in_longer_training(runs: Runs) -> None:
     )
     assert_on(
         WHICH,
-        f"the memories were {points(runs, LONG_XBN, LONG_NONE)} and "
-        f"{points(runs, LONG_XBM, LONG_NONE)} above it",
+        f"XBN was {points(runs, LONG_XBN, LONG_NONE)} above it, from the first step, and `CrossBatchMemory` "
+        f"{points(runs, LONG_XBM, LONG_NONE)} (one seed",
     )
 
 
