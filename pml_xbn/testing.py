@@ -301,7 +301,9 @@ def _clones(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _are_equal(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
-    return all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
+    """Returns whether numbers are the same, NaN among them."""
+    pairs = zip(first, second, strict=True)
+    return all(x.shape == y.shape and bool(((x == y) | (x.isnan() & y.isnan())).all()) for x, y in pairs)
 
 
 def _check(is_right: bool, step: int, message: str) -> None:

@@ -69,15 +69,41 @@ class MeasuredGain(BaseAdapter):
         *,
         collect_stats: bool = False,
     ) -> None:
-        check_integer("window", window, at_least=1)
         super().__init__(collect_stats=collect_stats)
-        self.window, self.match_std, self.per_dimension = window, match_std, per_dimension
+        self.window = window
+        self._match_std, self._per_dimension = match_std, per_dimension
         self.record_stats("mean_gain")
-        self._begin(0)
+        self._begin(0, widest(torch.zeros(0, device="cpu")))
 
-    def _begin(self, embedding_size: int, like: Tensor | None = None) -> None:
+    @property
+    def window(self) -> int:
+        return self._window
+
+    @window.setter
+    def window(self, window: int) -> None:
+        check_integer("window", window, at_least=1)
+        self._window = window
+
+    @property
+    def match_std(self) -> bool:
+        return self._match_std
+
+    @match_std.setter
+    def match_std(self, match_std: bool) -> None:
+        self._match_std = match_std
+        self._begin(len(self._previous.mean), self.gains)
+
+    @property
+    def per_dimension(self) -> bool:
+        return self._per_dimension
+
+    @per_dimension.setter
+    def per_dimension(self, per_dimension: bool) -> None:
+        self._per_dimension = per_dimension
+        self._begin(len(self._previous.mean), self.gains)
+
+    def _begin(self, embedding_size: int, like: Tensor) -> None:
         """Begins without batches, in the dtype and on the device of a tensor."""
-        like = widest(torch.zeros(0, device="cpu")) if like is None else like
         unknown = like.new_full((embedding_size,), torch.nan)
         self._previous = Moments(
             unknown, unknown.clone()
@@ -94,18 +120,18 @@ class MeasuredGain(BaseAdapter):
         return 2 if self.match_std else 1, embedding_size if self.per_dimension else 1
 
     def set_embedding_size(self, embedding_size: int) -> None:
-        if len(self._previous.mean) != embedding_size:
-            self._begin(embedding_size)
-
-    def estimate(self, batch: Moments, batch_size: int) -> Moments:
         size = len(self._previous.mean)
-        if size not in (0, len(batch.mean)):
+        if size not in (0, embedding_size):
             raise ValueError(
-                f"embeddings of {len(batch.mean)} numbers, where this {type(self).__name__} has seen those "
+                f"embeddings of {embedding_size} numbers, where this {type(self).__name__} has seen those "
                 f"of {size}: build an adapter for each"
             )
-        # Built or loaded on no device, or with other settings now.
-        if size == 0 or self.gains.is_meta or self.gains.shape != self._shape(size):
+        if size == 0:
+            self._begin(embedding_size, self.gains)
+
+    def estimate(self, batch: Moments, batch_size: int) -> Moments:
+        self.set_embedding_size(len(batch.mean))
+        if self.gains.is_meta:
             self._begin(len(batch.mean), batch.mean)
         for name in _STATE:
             setattr(self, name, getattr(self, name).to(batch.mean))
@@ -159,6 +185,12 @@ class MeasuredGain(BaseAdapter):
         return torch.cat([shape, *(x.flatten() for x in held)])
 
     def set_extra_state(self, state: Tensor) -> None:
+        with torch.inference_mode(False), torch.no_grad():  # as it may be in the caller's
+            self._take_state(state)
+
+    def _take_state(self, state: Tensor) -> None:
+        if isinstance(state, Tensor) and state.is_meta and self.gains.is_meta:
+            return
         is_list = isinstance(state, Tensor) and state.ndim == 1 and not state.is_meta
         header = state[:3].tolist() if is_list else []
         size = len(self._previous.mean) or int(header[0] if header and math.isfinite(header[0]) else 0)

@@ -184,6 +184,13 @@ def _settings_of(memory: Memory) -> tuple[object, ...]:
     return tuple(found)
 
 
+def _settings_of_adapters(memory: Memory) -> list[object]:
+    """Returns the numbers that adapters hold, also within a list or a dict."""
+    of_adapters = {part for adapter in memory._hooks.adapters for part in adapter.modules()}
+    parts = _parts_of_modules(memory)
+    return [x for part, names in parts if part in of_adapters for x in settings_of(part, names)]
+
+
 @contextmanager
 def _holding(memory: Memory, tensors: tuple[Tensor, ...]) -> Iterator[None]:
     """Lets the memory hold other tensors in the block, and gives it back what it held."""
@@ -197,8 +204,9 @@ def _holding(memory: Memory, tensors: tuple[Tensor, ...]) -> Iterator[None]:
         queue.findings.flags = next(given)
         replace_tensors(held, given)
         before = [x for adapter in adapters for x in attributes_of(adapter)]
+        settings = _settings_of_adapters(memory)
         yield
-        if not differ_in_numbers_alone(before):
+        if not differ_in_numbers_alone(before) or _settings_of_adapters(memory) != settings:
             raise RuntimeError(
                 f"an adapter of this {type(memory).__name__} changes what is no tensor of a fixed shape, "
                 "which a graph would do once and never again: keep its state in tensors, or do not compile "

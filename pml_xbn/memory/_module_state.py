@@ -9,40 +9,46 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from .._tracing import is_tracing
 from ..adapters.moments import Moments
 
-# Modules, and copies of their attributes and of their buffers.
-Attributes = list[tuple[nn.Module, dict[str, Any], dict[str, "Tensor | None"]]]
+# Where a module keeps what is no attribute of Python's.
+_REGISTRIES = ("_buffers", "_parameters", "_modules")
+# Modules, and copies of their attributes and of these.
+Attributes = list[tuple[nn.Module, dict[str, Any], dict[str, dict[str, Any]]]]
 
 
 def attributes_of(module: nn.Module) -> Attributes:
-    """Returns what a module and its parts hold in attributes and buffers, which are not copied."""
-    return [(part, vars(part).copy(), part._buffers.copy()) for part in module.modules()]
+    """Returns what a module and its parts hold. Tensors and parts are not copied."""
+    return [
+        (part, vars(part).copy(), {name: vars(part)[name].copy() for name in _REGISTRIES})
+        for part in module.modules()
+    ]
 
 
 def give_back_attributes(held: Attributes) -> None:
-    """Gives modules back the attributes and buffers that they held, and takes away others."""
-    for part, attributes, buffers in held:
-        for made in (part._buffers.keys() - buffers.keys(), vars(part).keys() - attributes.keys()):
-            for name in made:
-                delattr(part, name)
+    """Gives modules back what they held, and takes away all else."""
+    for part, attributes, registries in held:
+        for name in vars(part).keys() - attributes.keys():
+            del part.__dict__[name]
         part.__dict__.update(attributes)
-        part._buffers.update(buffers)  # one that was None is no part of the state
+        for name, values in registries.items():
+            registry = vars(part)[name]
+            registry.clear()
+            registry.update(values)
 
 
 def differ_in_numbers_alone(held: Attributes) -> bool:
     """Returns whether modules hold what they held, but for tensors that were replaced by others like them."""
-    for part, attributes, buffers in held:
-        old, new = attributes | buffers, vars(part) | part._buffers
+    for part, attributes, registries in held:
+        old, new = dict(attributes), vars(part).copy()
+        for name, values in registries.items():
+            old.update(values)
+            new.update(vars(part)[name])
         if old.keys() != new.keys():
             return False
-        for name, value in old.items():
-            other = new[name]
-            if other is value:
-                continue
-            is_kept = isinstance(value, Tensor | Moments) and type(other) is type(value)
-            if not (is_kept and _have_shape(other, value)):
-                return False
+        if not all(new[name] is value or _are_of_one_shape(new[name], value) for name, value in old.items()):
+            return False
     return True
 
 
@@ -68,19 +74,17 @@ def parts_of(held: Held) -> list[Tensor]:
 def replace_tensors(held: Held, new: Iterator[Tensor]) -> None:
     """Gives modules other tensors, in order, in place of those that they hold."""
     for part, name, old in held:
-        value = next(new) if isinstance(old, Tensor) else Moments(next(new), next(new))
-        places: tuple[dict[str, Any], ...] = (part._parameters, part._buffers, vars(part))
-        next(place for place in places if name in place)[name] = value
+        _put(part, name, next(new) if isinstance(old, Tensor) else Moments(next(new), next(new)))
 
 
 def give_back_tensors_unless(adapts: Tensor, held: Held) -> None:
     """Gives an adapter back the tensors that it held unless a batch is adapted to, on the device."""
     for part, name, old in held:
-        new = getattr(part, name)
-        if new is not old and _have_shape(new, old):
+        new: Any = getattr(part, name, None)
+        if new is not old and _are_of_one_shape(new, old):
             pairs = zip(_parts(new), _parts(old), strict=True)
             chosen = [torch.where(adapts, x, y.to(x)) for x, y in pairs]  # it may have come from the host
-            setattr(part, name, chosen[0] if isinstance(old, Tensor) else Moments(*chosen))
+            _put(part, name, chosen[0] if isinstance(old, Tensor) else Moments(*chosen))
 
 
 def settle_(held: Held) -> None:
@@ -89,24 +93,35 @@ def settle_(held: Held) -> None:
     A CUDA graph finds them there.
     """
     for part, name, old in held:
-        new = getattr(part, name)
-        if new is not old and _are_alike(new, old):
+        new: Any = getattr(part, name, None)
+        if new is not old and _are_of_one_shape(new, old) and _are_of_one_kind(new, old):
             for x, y in zip(_parts(new), _parts(old), strict=True):
                 y.copy_(x)
-            setattr(part, name, old)
+            _put(part, name, old)
+
+
+def _put(part: nn.Module, name: str, value: Tensor | Moments) -> None:
+    """Gives a part another tensor where it has one of this name."""
+    places: tuple[dict[str, Any], ...] = (part._parameters, part._buffers, vars(part))
+    place = next(place for place in places if name in place)
+    if place is part._parameters and isinstance(value, Tensor) and not is_tracing():
+        value = value if isinstance(value, nn.Parameter) else nn.Parameter(value, place[name].requires_grad)
+    place[name] = value
 
 
 def _parts(value: Tensor | Moments) -> tuple[Tensor, ...]:
     return (value,) if isinstance(value, Tensor) else tuple(value)
 
 
-def _have_shape(one: Tensor | Moments, other: Tensor | Moments) -> bool:
-    return [x.shape for x in _parts(one)] == [x.shape for x in _parts(other)]
+def _are_of_one_shape(one: Any, other: Any) -> bool:
+    """Returns whether both are tensors, or moments, of the same shape."""
+    are_alike = any(isinstance(one, kind) and isinstance(other, kind) for kind in (Tensor, Moments))
+    return are_alike and [x.shape for x in _parts(one)] == [x.shape for x in _parts(other)]
 
 
-def _are_alike(one: Tensor | Moments, other: Tensor | Moments) -> bool:
+def _are_of_one_kind(one: Tensor | Moments, other: Tensor | Moments) -> bool:
     pairs = zip(_parts(one), _parts(other), strict=True)
-    return all((x.shape, x.dtype, x.device) == (y.shape, y.dtype, y.device) for x, y in pairs)
+    return all((x.dtype, x.device) == (y.dtype, y.device) for x, y in pairs)
 
 
 def buffers_outside_the_state(hook: nn.Module) -> Iterator[Tensor]:

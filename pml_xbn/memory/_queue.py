@@ -517,8 +517,9 @@ class Queue(nn.Module):
             self._take(self._empty(self.rows.shape[1], device))
             return
         with torch.inference_mode(False), torch.no_grad():
-            if device.type == "mps":  # which knows no float64
-                state |= {name: state[name].float() for name in ("map", "sums")}
+            # MPS knows no float64. A state may have been cast along with a model.
+            wide = torch.float32 if device.type == "mps" else torch.float64
+            state |= {name: state[name].to(wide) for name in ("map", "sums")}
             state = {name: values.to(device, copy=True) for name, values in state.items()}
             state |= {name: state[name].long() for name in ("labels", "ids", "numbers")}
             if state["rows"].dtype != self.dtype:  # which rounds otherwise, and has another range
@@ -692,7 +693,8 @@ class Findings:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.flags = torch.zeros(3, dtype=torch.bool, device=device)  # as in Found
+        with torch.inference_mode(False):
+            self.flags = torch.zeros(3, dtype=torch.bool, device=device)  # as in Found
         self.may_be_set = False
         self._copy: Tensor | None = None
         self._is_copied: torch.cuda.Event | None = None

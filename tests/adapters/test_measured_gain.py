@@ -8,9 +8,12 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from pytorch_metric_learning.losses import SupConLoss
 from two_of_each_class import CLASSES, LABELS, batch_of, memory_of
 
 from pml_xbn.adapters import MeasuredGain, MomentMatching
+from pml_xbn.losses import AdaptiveCrossBatchMemory
+from pml_xbn.testing import check_adapter
 
 
 def levels(rows: np.ndarray) -> np.ndarray:
@@ -161,12 +164,19 @@ def test_a_unit_that_is_always_nan_changes_nothing_for_others(per_dimension: boo
     assert (adapters[0].gains < 1).all()
 
 
+@pytest.mark.parametrize("match_std", [True, False])
+def test_it_keeps_the_contract_of_adapters(match_std: bool) -> None:
+    check_adapter(MeasuredGain(3, match_std))
+
+
 @pytest.mark.parametrize("change", [{"match_std": False}, {"per_dimension": True}])
 def test_settings_that_are_changed_begin_anew(change: dict[str, bool]) -> None:
     changed, fresh = MeasuredGain(3), MeasuredGain(3, **change)
     for step in range(6):
         changed(memory_of(0), LABELS, batch_of(step), LABELS)
-    vars(changed).update(change)
+    for name, value in change.items():
+        setattr(changed, name, value)
+    changed.load_state_dict(changed.state_dict())
     for step in range(6, 12):
         moved = [adapter(memory_of(0), LABELS, batch_of(step), LABELS) for adapter in (changed, fresh)]
         torch.testing.assert_close(*moved)
@@ -185,8 +195,16 @@ def test_rows_of_a_fast_model_follow_by_more_than_half(is_steady: bool, least: f
     assert least < np.mean(gains[300:]) < most
 
 
+def test_a_window_that_is_set_is_checked() -> None:
+    with pytest.raises(ValueError, match="window=0"):
+        MeasuredGain().window = 0
+
+
 def test_embeddings_of_another_size_are_refused() -> None:
     adapter, memory = MeasuredGain(), memory_of(0)
     adapter(memory, LABELS, batch_of(0), LABELS)
     with pytest.raises(ValueError, match=r"of 3 numbers(.|\n)* of 5: build an adapter for each"):
         adapter(memory[:, :3], LABELS, batch_of(1)[:, :3], LABELS)
+    with pytest.raises(ValueError, match=r"of 3 numbers(.|\n)* of 5: build an adapter for each"):
+        AdaptiveCrossBatchMemory(SupConLoss(), 3, 8).register_memory_hook(adapter)
+    assert torch.isfinite(adapter.get_extra_state()).all()  # it has kept what it knew

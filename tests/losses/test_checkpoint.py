@@ -51,6 +51,19 @@ RUNS |= {
 }
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_state_that_was_cast_along_with_a_model_computes_in_float64_again(dtype: torch.dtype) -> None:
+    memory, twin = XBNWrapper(SupConLoss(), D, M), XBNWrapper(SupConLoss(), D, M)
+    for number in range(6):
+        step(memory, number)
+    state = memory.state_dict()
+    twin.load_state_dict({k: x.to(dtype) if x.is_floating_point() else x for k, x in state.items()})
+    for number in range(6, 12):
+        found, expected = step(twin, number), step(memory, number)
+        torch.testing.assert_close(found, expected, rtol=0.1, atol=0.1)
+    assert twin.queue.map.dtype == twin.queue.sums.dtype == torch.float64
+
+
 def step(loss_fn: nn.Module, number: int) -> tuple[Tensor, Tensor, Tensor]:
     """Loss, gradient, and the memory after step ``number`` of a run that is the same every time."""
     generator = torch.Generator().manual_seed(number)

@@ -466,9 +466,32 @@ class Counting(BaseAdapter):
         return memory.affine_to(target)
 
 
-def test_an_adapter_that_counts_in_a_python_number_is_refused() -> None:
+class CountingInADict(Counting):
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = {"of batches": 0}
+
+    def estimate(self, batch: Moments, batch_size: int) -> Moments:
+        self.numbers["of batches"] += 1
+        return batch
+
+
+class Forgetting(Counting):
+    """It sets a tensor that it held to None."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.average: Tensor | None = torch.zeros(D)
+
+    def estimate(self, batch: Moments, batch_size: int) -> Moments:
+        self.average = None
+        return batch
+
+
+@pytest.mark.parametrize("adapter", [Counting, CountingInADict, Forgetting])
+def test_an_adapter_that_changes_what_is_no_tensor_is_refused(adapter: type[BaseAdapter]) -> None:
     memory = AdaptiveCrossBatchMemory(SupConLoss(), D, M)
-    memory.register_memory_hook(Counting())
+    memory.register_memory_hook(adapter())
     with pytest.raises(Exception, match="changes what is no tensor of a fixed shape"):
         torch.compile(memory, fullgraph=True, backend="eager")(torch.randn(4, D), torch.arange(4) % 2)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from as_on_a_gpu import read_as
 from pytorch_metric_learning.losses import AngularLoss, SupConLoss
-from torch import Tensor
+from torch import Tensor, nn
 
 from pml_xbn import AXBNWrapper, PerClassXBN, XBNWrapper
 from pml_xbn.adapters import Affine, BaseAdapter, Moments
@@ -185,10 +185,23 @@ class LazyLearner(BaseAdapter):
         return [self.scales, torch.tensor(self.num_maps)]
 
 
-@pytest.mark.parametrize("make", [Lazy, Learner, LazyLearner])
+class WithAParameter(Learner):
+    """What its map learns is a parameter that is made anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.total
+        self.total = nn.Parameter(torch.zeros(D, dtype=torch.float64), requires_grad=False)
+
+    def map(self, memory: Moments, target: Moments) -> Affine:
+        self.total = nn.Parameter(self.total + (target.mean - memory.mean).square(), requires_grad=False)
+        return memory.affine_to(target)
+
+
+@pytest.mark.parametrize("make", [Lazy, Learner, LazyLearner, WithAParameter])
 @pytest.mark.parametrize("is_refused_first", [True, False])
 def test_it_leaves_what_an_adapter_has_learned(
-    make: type[Lazy] | type[Learner] | type[LazyLearner], is_refused_first: bool
+    make: type[Lazy | Learner | LazyLearner], is_refused_first: bool
 ) -> None:
     adapters = [make(), make()]
     for adapter in adapters:
