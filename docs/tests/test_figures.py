@@ -42,7 +42,7 @@ from benchmarks.study.fine_tuning import (
     THREE_STAGES,
     UNADAPTED,
     WHOLE_EPOCHS,
-    WHOLE_NETWORK,
+    WHOLE_NETWORK_LONG,
     XBM_STAR,
     Method,
     domains,
@@ -415,7 +415,7 @@ def test_what_the_picture_of_the_readme_says_of_small_and_large_shares() -> None
     assert_on(WHICH, "| 3.2 to 7 % | was not tried |")
 
 
-DRAWN = (SUPCON + OTHER_SIZES, THREE_STAGES, WHOLE_NETWORK, MULTI_SIMILARITY, SENSES, LARGE_BATCH)
+DRAWN = (SUPCON + OTHER_SIZES, THREE_STAGES, WHOLE_NETWORK_LONG, MULTI_SIMILARITY, SENSES, LARGE_BATCH)
 
 
 @pytest.mark.parametrize("points", [of_fine_tuning, drawn_points], ids=["which variant", "readme"])
@@ -1049,19 +1049,49 @@ def test_what_adaptation_adds_to_the_loss_of_the_batch() -> None:
     assert_on(FINE_TUNING, " and ".join(to_none))
 
 
-def test_what_the_whole_network_gives() -> None:
-    reports = on_both("The whole network")
-    choice = fine_tuned("The whole network: the choice")
-    title = "The whole network, with the settings of three stages"
-    assert on_both(f"{title}") == reports
-    page = FINE_TUNING.read_text(encoding="utf-8").split("## The whole network")[1].partition("##")[0]
-    lines = [line for line in page.splitlines() if line.startswith("| ")][1:]
+@pytest.mark.parametrize(
+    ("title", "heading"),
+    [
+        ("The whole network, 16 epochs", "## The whole network\n"),
+        ("The whole network", "### In four epochs\n"),
+    ],
+)
+def test_the_tables_of_the_whole_network(title: str, heading: str) -> None:
+    reports = on_both(title)
+    page = FINE_TUNING.read_text(encoding="utf-8").split(f"\n{heading}")[1].partition("\n##")[0]
+    table = page.partition("Minutes |")[2].partition("\n\n")[0]
+    lines = [line for line in table.splitlines() if line.startswith("| ")]
     places = [("64", "no-xbm", 4), ("64", "xbn", 5), ("256", "no-xbm+cached in parts of 64", 4)]
     for line, (batch, method, column) in zip(lines, [*places, ("64", "xbn", 6)], strict=True):
         *found, minutes = (text.strip(" *").replace("−", "-") for text in line.split("|")[2:-1])
         expected = [report[batch, method] for report in reports]
         assert found == [x[column].partition(" ")[0] if column == 4 else x[column] for x in expected]
         assert minutes in (expected[1][9].strip("| ").partition(" ")[0], "")
+
+
+def test_the_whole_network_for_longer() -> None:
+    """XBN to no memory by epochs, with the settings that were chosen for four."""
+    sections = (RESULTS / "fine_tuning.md").read_text(encoding="utf-8").split("\n## ")
+    (section,) = (text for text in sections if text.startswith("The whole network for longer"))
+    rows: dict[str, list[str]] = {}
+    for line in section.splitlines():
+        if line.startswith("| ") and "data" not in line:
+            cells = [
+                text.strip().replace("-", "−").replace("(", "").replace(")", "") for text in line.split("|")
+            ]
+            assert cells[3] == "5"  # seeds
+            rows.setdefault(cells[2], []).extend(cells[6:8])
+    for epochs, cells in rows.items():
+        assert_on(FINE_TUNING, f"| {epochs} | {' | '.join(cells)} |")
+    assert list(rows) == ["4", "8", "16"]
+
+
+def test_what_the_whole_network_gives_in_four_epochs() -> None:
+    reports = on_both("The whole network")
+    choice = fine_tuned("The whole network: the choice")
+    title = "The whole network, with the settings of three stages"
+    assert on_both(f"{title}") == reports
+    page = FINE_TUNING.read_text(encoding="utf-8").split("### In four epochs")[1].partition("\n##")[0]
     none, (own, second) = (choice["64", method][5].split(", ") for method in ("no-xbm", "xbn"))
     assert f"{own} to {none[0]}" in page
     assert f"3e-4, had {second}" in page

@@ -487,8 +487,7 @@ def test_a_network_of_which_timm_knows_no_stages_is_one_stage(script: dict[str, 
     plan = script["suit"](settings, network, pictures)
     assert all(parameter.requires_grad for parameter in network.parameters())
     assert plan.lines["trains"].startswith("1 of 1 stages, ")
-    assert plan.settings.rate == 3e-4
-    assert plan.settings.memory_size == 0
+    assert (plan.settings.rate, plan.settings.memory_size) == (1e-4, 600)  # as where the whole network trains
     script["suit"](replace(settings, stages=0, batch_size=16), network, pictures)
     moving = {name for name, parameter in network.named_parameters() if parameter.requires_grad}
     assert moving == {"head.fc.weight", "head.fc.bias"}
@@ -506,24 +505,28 @@ def test_any_number_of_images_of_a_class_has_a_batch(script: dict[str, Any], net
 
 
 CASES = [
-    # stages, batch size, weights -> rate, whether there is a memory, and whether it is centred
-    (None, 64, "timm", 3e-4, False, False),
-    (None, 16, "timm", 1e-4, False, False),
-    (None, 256, "timm", 3e-4, False, False),
-    (1, 16, "timm", 1e-4, True, False),
-    (1, 8, "timm", 3e-5, True, False),
-    (1, 64, "timm", 3e-4, True, True),
-    (1, 256, "timm", 1e-3, False, False),
-    (3, 64, "timm", 1e-4, True, False),
-    (None, 64, "none", 1e-3, True, False),
+    # stages, batch size, weights, epochs -> rate, whether there is a memory, and whether it is centred
+    (None, 64, "timm", 16, 1e-4, True, False),
+    (None, 64, "timm", 15, 3e-4, False, False),
+    (None, 16, "timm", 16, 1e-4, False, False),
+    (None, 256, "timm", 16, 3e-4, False, False),
+    (1, 16, "timm", 16, 1e-4, True, False),
+    (1, 8, "timm", 16, 3e-5, True, False),
+    (1, 64, "timm", 8, 3e-4, True, True),
+    (1, 256, "timm", 16, 1e-3, False, False),
+    (3, 64, "timm", 8, 1e-4, True, False),
+    (None, 64, "none", 8, 1e-3, True, False),
 ]
 
 
-@pytest.mark.parametrize(("stages", "batch_size", "weights", "rate", "has_memory", "is_centred"), CASES)
+@pytest.mark.parametrize(
+    ("stages", "batch_size", "weights", "epochs", "rate", "has_memory", "is_centred"), CASES
+)
 def test_defaults_are_what_the_study_found(
     stages: int | None,
     batch_size: int,
     weights: str,
+    epochs: int,
     rate: float,
     has_memory: bool,
     is_centred: bool,
@@ -532,7 +535,12 @@ def test_defaults_are_what_the_study_found(
 ) -> None:
     pictures = [script["Picture"](f"{n}.png", f"class {n // 4}", "train") for n in range(1200)]
     settings = script["Settings"](
-        backbone="test_resnet", weights=weights, stages=stages, batch_size=batch_size, size=32
+        backbone="test_resnet",
+        weights=weights,
+        stages=stages,
+        batch_size=batch_size,
+        epochs=epochs,
+        size=32,
     )
     plan = script["suit"](settings, network, pictures)
     assert plan.settings.rate == rate
