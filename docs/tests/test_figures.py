@@ -1072,6 +1072,20 @@ def test_the_tables_of_the_whole_network(title: str, heading: str) -> None:
         assert minutes in (expected[1][9].strip("| ").partition(" ")[0], "")
 
 
+def test_what_the_whole_network_gives_in_sixteen_epochs() -> None:
+    title = "The whole network, 16 epochs"
+    reports, choice = on_both(title), fine_tuned(f"{title}: the choice")
+    larger, ours = ("256", "no-xbm+cached in parts of 64"), ("64", "xbn")
+    for report in reports:
+        minutes = [float(report[key][9].partition(" ")[0]) for key in (larger, ours)]
+        assert minutes[0] / minutes[1] == pytest.approx(1.13, abs=0.01)
+    assert_on(FINE_TUNING, "which took 13 % more minutes")
+    assert_on(WHICH, "in ours the larger batch took 13 % more")
+    had = [choice[key][5].split(", ")[0] for key in (ours, ("64", "no-xbm"), larger)]
+    assert_on(FINE_TUNING, "XBN had {} (two seeds), no memory {} at batch 64 and {} at 256".format(*had))
+    assert_on(GUIDE, "1.2 and 3.2 over the same batch size of 64, level with a batch of 256")
+
+
 def test_the_whole_network_for_longer() -> None:
     """XBN to no memory by epochs, with the settings that were chosen for four."""
     sections = (RESULTS / "fine_tuning.md").read_text(encoding="utf-8").split("\n## ")
