@@ -160,7 +160,7 @@ def test_in_longer_training(runs: Runs) -> None:
         MANY,
         "has {} Recall@1 and {} MAP@R, in {} minutes,".format(*said[LONG_XBN]),
         "warmed up and filled, {} and {} in {}.".format(*said[LONG_XBM]),
-        "for 28 epochs has {} and {}, in {} minutes.".format(*said[LONG_NONE]),
+        "for 28 epochs has {} and {}, in {} minutes, at the better of two rates.".format(*said[LONG_NONE]),
     )
     assert_on(
         WHICH,
@@ -232,8 +232,6 @@ def test_the_other_settings(runs: Runs) -> None:
     methods = ("xbm", "xbn", "axbn", "centre", *GAINS, "xbm negatives", "xbn negatives")
     assert_on(MANY, *(f"| {row(method)} |" for method in methods))
     steps, base = (of_choice(runs, x) for x in (none(256, 24), NONE_64))
-    at_half = float(runs.rows[replace(none(256, 24), rate=1.6e-2)]["recall_at_1"])
-    assert_on(MANY, f"for 24 epochs it had {steps:.1f}, {steps - at_half:.1f} more, at twice that rate")
     assert_on(
         MANY,
         f"has {steps:.1f}, {steps - base:.1f} above batch 64",
