@@ -104,10 +104,9 @@ class MeasuredGain(BaseAdapter):
 
     def _begin(self, embedding_size: int, like: Tensor) -> None:
         """Begins without batches, in the dtype and on the device of a tensor."""
-        unknown = like.new_full((embedding_size,), torch.nan)
-        self._previous = Moments(
-            unknown, unknown.clone()
-        )  # of the newest batch; where that had NaN, of one before
+        zeros = like.new_zeros(embedding_size)
+        # Of the newest batch, or of one before where that had NaN; and whether any had a number, ``(2, d)``.
+        self._previous, self._has_previous = Moments(zeros, zeros.clone()), like.new_zeros(2, embedding_size)
         none = like.new_zeros(self._shape(embedding_size))
         # Averages of noise and squared difference, of the mean and of the logarithm of σ, with the number of
         # values that went into each, ``(parts, d or 1)``.
@@ -133,13 +132,16 @@ class MeasuredGain(BaseAdapter):
         self.set_embedding_size(len(batch.mean))
         if self.gains.is_meta:
             self._begin(len(batch.mean), batch.mean)
-        for name in _STATE:
+        for name in ("_has_previous", *_STATE):
             setattr(self, name, getattr(self, name).to(batch.mean))
-        previous = Moments(*(x.to(batch.mean) for x in self._previous))
-        noise = (self._levels(batch) - self._levels(previous)).square() / 2
+        previous = torch.stack([x.to(batch.mean) for x in self._previous])
+        known = Moments(*torch.where(self._has_previous > 0, previous, torch.nan))
+        noise = (self._levels(batch) - self._levels(known)).square() / 2
         self._noise, self._num_noise = self._averaged(self._noise, noise, self._num_noise)
-        pairs = zip(batch, previous, strict=True)
-        self._previous = Moments(*(torch.where(torch.isfinite(x), x, y) for x, y in pairs))
+        newest = torch.stack([*batch])
+        has_number = torch.isfinite(newest)
+        self._previous = Moments(*torch.where(has_number, newest, previous))
+        self._has_previous = torch.maximum(self._has_previous, has_number.to(previous))
         return batch
 
     def map(self, memory: Moments, target: Moments) -> Affine:
@@ -180,7 +182,7 @@ class MeasuredGain(BaseAdapter):
         return before.lerp(torch.where(is_known, now, 0.0), weight), count
 
     def get_extra_state(self) -> Tensor:
-        held = [*self._previous, *(getattr(self, name) for name in _STATE)]
+        held = [*self._previous, *self._has_previous, *(getattr(self, name) for name in _STATE)]
         shape = held[0].new_tensor([len(held[0]), *self.gains.shape])
         return torch.cat([shape, *(x.flatten() for x in held)])
 
@@ -195,15 +197,15 @@ class MeasuredGain(BaseAdapter):
         header = state[:3].tolist() if is_list else []
         size = len(self._previous.mean) or int(header[0] if header and math.isfinite(header[0]) else 0)
         shape = self._shape(size)
-        sizes = [3, size, size, *(len(_STATE) * [math.prod(shape)])]
+        sizes = [3, *(4 * [size]), *(len(_STATE) * [math.prod(shape)])]
         if size < 0 or header != [size, *shape] or len(state) != sum(sizes):
             raise ValueError(
                 f"the state is not that of a {type(self).__name__} with these settings and embeddings: build "
                 "the memory as it was built then"
             )
-        _, mean, std, *others = (x.clone() for x in state.split(sizes))
-        if not all(torch.isfinite(x).all() for x in others):
+        if not torch.isfinite(state).all():
             raise ValueError(f"the state of this {type(self).__name__} holds NaN or inf: load an older one")
-        self._previous = Moments(mean, std)
-        for name, values in zip(_STATE, others, strict=True):
+        parts = [x.clone() for x in state.split(sizes)]
+        self._previous, self._has_previous = Moments(*parts[1:3]), torch.stack(parts[3:5])
+        for name, values in zip(_STATE, parts[5:], strict=True):
             setattr(self, name, values.reshape(shape))

@@ -36,6 +36,7 @@ def give_back_attributes(held: Attributes) -> None:
             registry = vars(part)[name]
             registry.clear()
             registry.update(values)
+        part._non_persistent_buffers_set.intersection_update(part._buffers)
 
 
 def differ_in_numbers_alone(held: Attributes) -> bool:
