@@ -1009,6 +1009,13 @@ def test_what_adaptation_adds_beside_the_loss_of_the_batch() -> None:
     assert_on(FINE_TUNING, f"the batch's own loss adds {added} to XBN")
 
 
+def of_the_choice_at(report: Report, method: Method, rate: str) -> float:
+    """Returns Recall@1 of a method on the classes that choose, at one of its rates, the mean of the seeds."""
+    (trial,) = (case for case in trials(method) if rate in case.regime)
+    both = (report.value(replace(trial, seed=seed)) for seed in (FIRST_SEED, SECOND_SEED))
+    return fmean(value for value in both if value is not None)
+
+
 def test_what_may_save_a_memory_by_another_figure(study: Study) -> None:
     """MAP@R where three stages train, and the classes that choose at the controls' rate."""
     methods = DECIDING["-deciding-three-stages"]
@@ -1024,9 +1031,7 @@ def test_what_may_save_a_memory_by_another_figure(study: Study) -> None:
     assert_on(FINE_TUNING, f"({words[0]} to none at 64, {words[1]} to none at 256)")
     at_rate = []
     for method in (star, control):
-        (trial,) = (case for case in trials(method) if "rate x 0.1," in case.regime)
-        both = (report.value(replace(trial, seed=seed)) for seed in (FIRST_SEED, SECOND_SEED))
-        at_rate.append(f"{fmean(value for value in both if value is not None):.1f}")
+        at_rate.append(f"{of_the_choice_at(report, method, 'rate x 0.1,'):.1f}")
     assert_on(FINE_TUNING, f"on the classes that choose, it has {at_rate[0]} and the control {at_rate[1]}")
 
 
@@ -1035,9 +1040,7 @@ def test_what_may_save_a_memory_in_the_whole_network_at_one_rate(study: Study) -
     report, by_name = Report(study, RESULTS, methods), {method.name: method for method in methods}
     found = []
     for rate, name in product(("rate x 0.1,", "rate x 0.3,"), ("", *OWN_LOSS_AND_WARM_UP)):
-        (trial,) = (case for case in trials(by_name[f"xbn{name}"]) if rate in case.regime)
-        both = (report.value(replace(trial, seed=seed)) for seed in (FIRST_SEED, SECOND_SEED))
-        found.append(f"{fmean(value for value in both if value is not None):.1f}")
+        found.append(f"{of_the_choice_at(report, by_name[f'xbn{name}'], rate):.1f}")
     words = (
         "at 1e-4 XBN alone has {}, with the batch's own loss {}, warmed up {}; at 3e-4 it has {}, {} and {}."
     )
@@ -1094,9 +1097,7 @@ def test_the_whole_network_at_equal_rates(study: Study) -> None:
         report, means = Report(study, RESULTS, methods), []
         for name in ("xbn", NONE):
             (method,) = (x for x in methods if x[:2] == (name, 64))
-            (trial,) = (case for case in trials(method) if rate in case.regime)
-            both = (report.value(replace(trial, seed=seed)) for seed in (FIRST_SEED, SECOND_SEED))
-            means.append(fmean(value for value in both if value is not None))
+            means.append(of_the_choice_at(report, method, rate))
         said.append(f"{means[0] - means[1]:+.1f}".replace("-", "−"))
     words = "is {} after 4 epochs and {} after 16 at 1e-4, and {} and {} at 3e-4"
     assert_on(FINE_TUNING, words.format(*said))

@@ -218,4 +218,3 @@ def _holding(memory: Memory, tensors: tuple[Tensor, ...]) -> Iterator[None]:
         vars(queue).update(state)
         queue.findings.flags = flags
         give_back_attributes(attributes)
-        replace_tensors(held, iter(parts_of(held)))

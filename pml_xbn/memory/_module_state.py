@@ -85,7 +85,10 @@ def give_back_tensors_unless(adapts: Tensor, held: Held) -> None:
         if new is not old and _are_of_one_shape(new, old):
             pairs = zip(_parts(new), _parts(old), strict=True)
             chosen = [torch.where(adapts, x, y.to(x)) for x, y in pairs]  # it may have come from the host
-            _put(part, name, chosen[0] if isinstance(old, Tensor) else Moments(*chosen))
+            value = chosen[0] if isinstance(old, Tensor) else Moments(*chosen)
+            if isinstance(old, nn.Parameter) and not is_tracing():
+                value = nn.Parameter(chosen[0], old.requires_grad)
+            _put(part, name, value)
 
 
 def settle_(held: Held) -> None:
@@ -104,10 +107,7 @@ def settle_(held: Held) -> None:
 def _put(part: nn.Module, name: str, value: Tensor | Moments) -> None:
     """Gives a part another tensor where it has one of this name."""
     places: tuple[dict[str, Any], ...] = (part._parameters, part._buffers, vars(part))
-    place = next(place for place in places if name in place)
-    if place is part._parameters and isinstance(value, Tensor) and not is_tracing():
-        value = value if isinstance(value, nn.Parameter) else nn.Parameter(value, place[name].requires_grad)
-    place[name] = value
+    next(place for place in places if name in place)[name] = value
 
 
 def _parts(value: Tensor | Moments) -> tuple[Tensor, ...]:
