@@ -74,7 +74,7 @@ def check_dense(name: str, values: Tensor, wanted: str = "a tensor") -> None:
         raise ValueError(f"{name} has layout {values.layout}: pass a dense tensor, as from .to_dense()")
 
 
-def check_numbers(name: str, values: Tensor) -> None:
+def check_not_meta(name: str, values: Tensor) -> None:
     """Refuses a tensor on the device "meta": what is moved there to meet it is lost."""
     if values.is_meta:
         raise ValueError(f'{name} is on the device "meta", which holds no numbers: pass it from another')
@@ -100,7 +100,7 @@ def check_integers(name: str, values: Tensor, size: int, wanted: str = "one valu
         raise ValueError(f"{name} has shape {tuple(values.shape)}: pass {wanted}, shape ({size},)")
     if values.dtype not in INTEGERS:
         raise ValueError(f"{name} has dtype {values.dtype}: pass integers, such as torch.int64")
-    check_numbers(name, values)
+    check_not_meta(name, values)
 
 
 def check_mask(name: str, mask: Tensor, size: int) -> None:
@@ -110,7 +110,7 @@ def check_mask(name: str, mask: Tensor, size: int) -> None:
         raise ValueError(f"{name} has dtype {mask.dtype}: pass torch.bool, as from mask.bool()")
     if mask.shape != (size,):
         raise ValueError(f"{name} has shape {tuple(mask.shape)}: pass one value per row, shape ({size},)")
-    check_numbers(name, mask)
+    check_not_meta(name, mask)
 
 
 def check_indices(user_pairs: tuple[Tensor, ...], size: int) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .._arithmetic import rows_at_a_time
-from ..memory._queue import SUMS_OF_A_SHARD, Contents, Queue
+from ..memory._queue import HAS_SUMS, ROWS, SUMS_OF_A_SHARD, Contents, Queue
 from ..memory._rows import Holding, Rows, sums_of
 from ._group import Group
 
@@ -113,7 +113,7 @@ class ShardedQueue(Queue):
     sums over the rows of a shard are measured anew, when a state is saved and when it is loaded.
     """
 
-    kind = ShardedRows
+    rows_class = ShardedRows
     holding: Shard
 
     def __init__(
@@ -137,7 +137,7 @@ class ShardedQueue(Queue):
         return super().contents.with_number_on_host()
 
     def _had_rows(self) -> bool:
-        return bool(self.numbers[1] > 0)
+        return bool(self.numbers[ROWS] > 0)
 
     def check_indices(self, group: Group) -> None:
         """Refuses a group whose ranks would hold other rows."""
@@ -177,7 +177,7 @@ class ShardedQueue(Queue):
         self._measure_sums_()
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.is_measured:
-            destination[prefix + "numbers"][3] = SUMS_OF_A_SHARD
+            destination[prefix + "numbers"][HAS_SUMS] = SUMS_OF_A_SHARD
         mesh = self.holding.group.mesh(self.labels.device.type)
         for name in _BY_ROW:
             own = destination[prefix + name]

@@ -32,7 +32,13 @@ from ..memory._module_state import (
 )
 from ..memory._queue import STATE
 from ._guarded import Names, names_of, settings_of, what_is_not_seen
-from ._traced_step import check_traced_input, measures_rows, step_traced, why_not_traced
+from ._traced_step import (
+    check_traced_input,
+    measures_rows,
+    step_traced,
+    why_not_traced,
+    will_measure,
+)
 
 if TYPE_CHECKING:
     from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory as Memory
@@ -50,8 +56,8 @@ _SETTINGS = (
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def name_of_new(memory: Memory) -> str:
-    """Returns a name for a memory that has been built, copied or unpickled; no other has it here."""
+def register_memory(memory: Memory) -> str:
+    """Returns the name by which compiled steps find a memory, once it has been built, copied or unpickled."""
     name = f"memory {next(_numbers)}"
     _MEMORIES[name] = memory
     return name
@@ -69,11 +75,11 @@ def _constant(function: Function) -> Function:
 def why_not_compiled(memory: Memory, *, has_more_input: bool) -> str | None:
     """Returns what ``why_not_traced`` returns, and has Dynamo check all that it depends on."""
     _settings_of(memory)
-    return _why_not_traced(memory._name, has_more_input)
+    return _why_not_compiled(memory._name, has_more_input)
 
 
 @_constant
-def _why_not_traced(name: str, has_more_input: bool) -> str | None:
+def _why_not_compiled(name: str, has_more_input: bool) -> str | None:
     memory = _MEMORIES[name]
     reason = why_not_traced(memory, has_more_input=has_more_input)
     if reason is not None:
@@ -96,14 +102,12 @@ def step_compiled(memory: Memory, embeddings: Tensor, labels: Tensor) -> Tensor:
     ):
         check_traced_input(memory, embeddings, labels)
     _have_dynamo_not_look_into_it()
+    # In the order in which `_on_tensors` puts them back.
     tensors = [getattr(queue, name) for name in STATE]
     tensors += [queue.findings.flags, *parts_of(_held_by_modules(memory))]
     has_sums = _has_sums(memory)
     loss, newest = _step_on_tensors(memory._name, _settings_of(memory), embeddings, labels, *tensors)
-    # Adapters measure rows that they find; rows of half precision are measured as the first are stored.
-    measures = bool(memory._hooks.adapters) and len(embeddings) > 1 and queue.memory_size > 1
-    measures = measures or (queue.dtype.itemsize < 4 and len(embeddings) > 0)
-    queue.take_traced_step(newest, is_measured=has_sums or measures)
+    queue.take_traced_step(newest, is_measured=has_sums or will_measure(memory, len(embeddings)))
     return loss
 
 
@@ -132,7 +136,7 @@ def _step_on_tensors(
         if isinstance(setting, (torch.SymInt, torch.SymFloat)):  # a number that has changed before
             (int if isinstance(setting, torch.SymInt) else float)(setting)  # is a constant from here on
     memory = _MEMORIES[name]
-    with _holding(memory, tensors), compiled_step():
+    with _on_tensors(memory, tensors), compiled_step():
         loss = step_traced(memory, embeddings, labels)
         newest = memory.queue.newest
         assert newest is not None
@@ -192,7 +196,7 @@ def _settings_of_adapters(memory: Memory) -> list[object]:
 
 
 @contextmanager
-def _holding(memory: Memory, tensors: tuple[Tensor, ...]) -> Iterator[None]:
+def _on_tensors(memory: Memory, tensors: tuple[Tensor, ...]) -> Iterator[None]:
     """Lets the memory hold other tensors in the block, and gives it back what it held."""
     queue, adapters, given = memory.queue, memory._hooks.adapters, iter(tensors)
     state, flags, held = vars(queue).copy(), queue.findings.flags, _held_by_modules(memory)

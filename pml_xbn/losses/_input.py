@@ -1,17 +1,18 @@
-"""What a call of a memory brings, and who calls, is checked before anything changes."""
+"""A call's batch: what the call brings, and who calls, is checked before anything changes."""
 
 from __future__ import annotations
 
 import math
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from .._arithmetic import all_of
-from .._checks import check_numbers, check_rows, plain
+from .._checks import check_not_meta, check_rows, plain
 from .._tracing import can_read, number
 from ..distributed import _ranks as ranks
 from ..memory._batch import Batch, split
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from .adaptive_cross_batch_memory import AdaptiveCrossBatchMemory as Memory
 
 
-def check_input(
+def make_batch(
     memory: Memory,
     call: str,
     embeddings: Tensor,
@@ -33,9 +34,9 @@ def check_input(
     user_pairs: IndicesTuple | None = None,
     mask: Tensor | None = None,
     ids: Tensor | None = None,
-    is_stored: bool,
+    stores: bool,
 ) -> tuple[Batch, list[ranks.Report]]:
-    """Returns the batch of a call, once it has been checked.
+    """Returns the batch of a call: input that has been checked, with the memory moved to its device.
 
     Where ranks make the call together, the batch holds what all of them store, and a report of every rank
     comes with it. Without reports, this process goes on by itself.
@@ -48,59 +49,59 @@ def check_input(
         user_pairs: the caller's pairs or triplets within the batch.
         mask: ``(b,)``, which rows are stored; by default all are.
         ids: ``(b,)``, the rows' samples.
-        is_stored: whether the call is to store its batch, as it does in training.
+        stores: whether the call is to store its batch, as it does in training.
     """
-
-    def check_own() -> Batch:
-        is_shared = is_gathered or memory._is_sharded
-        return _check_own_input(memory, embeddings, labels, user_pairs, mask, ids, is_stored, is_shared)
-
     if memory.shard_distributed and not memory._is_sharded and memory._group.has_others:
         raise RuntimeError(
             f"this {type(memory).__name__} was built with shard_distributed=True when there were no ranks to "
             "spread its rows over: build it after init_process_group"
         )
-    is_gathered = is_stored and memory.gather_distributed and memory._group.has_others
-    if not (is_gathered or memory._is_sharded):
-        return check_own(), []
-    return _check_input_on_ranks(memory, call, check_own, is_training=is_stored)
+    is_gathered = stores and memory.gather_distributed and memory._group.has_others
+    is_shared = is_gathered or memory._is_sharded
+    make_own = partial(
+        _make_own_batch, memory, embeddings, labels, user_pairs, mask, ids, stores=stores, is_shared=is_shared
+    )
+    if not is_shared:
+        return make_own(), []
+    return _make_batch_of_ranks(memory, call, make_own, is_training=stores)
 
 
-def _check_own_input(
+def _make_own_batch(
     memory: Memory,
     embeddings: Tensor,
     labels: Tensor,
     user_pairs: IndicesTuple | None,
     mask: Tensor | None,
     ids: Tensor | None,
-    is_stored: bool,
+    *,
+    stores: bool,
     is_shared: bool,
 ) -> Batch:
-    """Returns the batch of this process."""
-    check_caller(memory, is_stored=is_stored)
+    """Returns the batch of this process, which others may share."""
+    check_caller(memory, stores=stores)
     queue = memory.queue
     queue.take_edits()
     check_queue(memory, queue)
     if memory._is_sharded:
-        _check_input_of_shards(memory, user_pairs)
-    if is_stored and memory.update == "average" and ids is None:
+        _check_shards(memory, user_pairs)
+    if stores and memory.update == "average" and ids is None:
         raise ValueError(
             "update='average' averages the rows of a sample: pass sample_ids, of every image its number in "
             "the data set, or -1"
         )
     check_rows("embeddings", embeddings, width=queue.rows.shape[1])
-    check_numbers("embeddings", embeddings)
+    check_not_meta("embeddings", embeddings)
     embeddings = plain(embeddings)
     if embeddings.dtype != torch.float64:
         embeddings = embeddings.to(read_dtype(queue.dtype))
     batch = split(embeddings, labels, user_pairs, mask, ids)
-    is_checked_later = is_stored and not is_shared and can_be_checked_later(memory, batch)
-    if is_stored:
+    is_checked_later = stores and not is_shared and can_be_checked_later(memory, batch)
+    if stores:
         check_size(batch.refs.shape[0], queue.memory_size)
         if not is_checked_later:
-            batch = _check_numbers(memory, embeddings.detach(), batch)
+            batch = _check_on_host(memory, embeddings.detach(), batch)
     queue.move_to(embeddings.device)  # which may be out of memory
-    if not is_stored:
+    if not stores:
         return batch._replace(is_stored=False)
     return check_on_device(memory, batch) if is_checked_later else batch
 
@@ -122,8 +123,8 @@ def check_size(num_rows: int, memory_size: int) -> None:
         raise ValueError(f"{num_rows} rows to enqueue do not fit memory_size={memory_size}: {remedy}")
 
 
-def _check_numbers(memory: Memory, embeddings: Tensor, batch: Batch) -> Batch:
-    """Returns the batch, with whether it is to be stored, or raises."""
+def _check_on_host(memory: Memory, embeddings: Tensor, batch: Batch) -> Batch:
+    """Returns the batch, with whether it is to be stored, or raises: for its numbers, or for its labels."""
     refusals = memory._hooks.refusals(batch.ref_labels)
     if memory.nonfinite == "ignore" and not refusals:
         return batch
@@ -150,7 +151,7 @@ def _check_numbers(memory: Memory, embeddings: Tensor, batch: Batch) -> Batch:
 
 @torch.no_grad()
 def check_on_device(memory: Memory, batch: Batch) -> Batch:
-    """Returns the batch, with whether it may be stored as a tensor, which the host does not read.
+    """Returns the batch, with whether its numbers and labels are accepted, which the host does not read.
 
     The memory remembers a refusal, and raises it when the host looks.
     """
@@ -161,11 +162,11 @@ def check_on_device(memory: Memory, batch: Batch) -> Batch:
         # False where there is NaN. By rows first, as torch.compile makes one kernel of that and of lengths.
         are_small = all_of(*(x.detach().abs().amax(dim=1).amax() <= limit for x in found))
         if are_small is not None:
-            findings.add_("numbers", ~are_small)
+            findings.add_("has_bad_numbers", ~are_small)
     are_known = all_of(*(~is_refused for is_refused, _ in memory._hooks.refusals(batch.ref_labels)))
     if are_known is not None:
-        findings.add_("labels", ~are_known)
-    return batch._replace(is_storable=all_of(are_small, are_known))
+        findings.add_("has_bad_labels", ~are_known)
+    return batch._replace(is_accepted=all_of(are_small, are_known))
 
 
 def can_be_checked_later(memory: Memory, batch: Batch) -> bool:
@@ -192,12 +193,12 @@ def _raise_refused(memory: Memory, *, waits: bool) -> None:
     found = memory.queue.findings.take_(waits=waits)
     memory.queue.standardizing_is_due |= found.is_out_of_range
     errors = []
-    if found.labels:
+    if found.has_bad_labels:
         errors.append(
             "an earlier batch had labels without a superclass, and was not stored: add them to superclasses, "
             "or pass nonfinite='raise_at_once' to see them in the call itself"
         )
-    if found.numbers and memory.nonfinite == "raise":
+    if found.has_bad_numbers and memory.nonfinite == "raise":
         errors.append(
             f"an earlier batch had NaN or inf, or numbers beyond {largest_storable(memory.queue):.1e}, and "
             "was not stored: correct the data or lower the learning rate, pass nonfinite='raise_at_once' to "
@@ -217,8 +218,8 @@ def largest_storable(queue: Queue) -> float:
     return float(min(largest_read, torch.finfo(queue.map.dtype).max ** 0.5) * 2.0**-16)
 
 
-def _check_input_on_ranks(
-    memory: Memory, call: str, check_own: Callable[[], Batch], *, is_training: bool
+def _make_batch_of_ranks(
+    memory: Memory, call: str, make_own: Callable[[], Batch], *, is_training: bool
 ) -> tuple[Batch, list[ranks.Report]]:
     """Returns the batch of a call that ranks make together. All of them raise if one does."""
     queue, group = memory.queue, memory._group
@@ -226,7 +227,7 @@ def _check_input_on_ranks(
     batch, reports = ranks.gather_reports(
         group,
         f"{type(memory).__name__}.{call}",
-        check_own,
+        make_own,
         can_share=can_share(memory.loss, memory.miner),
         is_alike=is_alike,
         memory_size=queue.memory_size,
@@ -252,7 +253,7 @@ def _check_input_on_ranks(
     return batch, reports
 
 
-def _check_input_of_shards(memory: Memory, user_pairs: IndicesTuple | None) -> None:
+def _check_shards(memory: Memory, user_pairs: IndicesTuple | None) -> None:
     check_sharded(memory)  # again, as the loss or the miner may have got hooks since the memory was built
     if user_pairs is not None:
         remedy = "pass a miner, or use gather_distributed"
@@ -275,7 +276,7 @@ def check_sharded(memory: Memory) -> None:
         )
 
 
-def check_caller(memory: object, *, is_stored: bool) -> None:
+def check_caller(memory: object, *, stores: bool) -> None:
     """Refuses calls whose batch would be stored where nobody finds it, or more than once.
 
     Raises:
@@ -290,7 +291,7 @@ def check_caller(memory: object, *, is_stored: bool) -> None:
             "torch.nn.parallel.DistributedDataParallel and gather_distributed=True"
         )
     # As in torch.utils.checkpoint, -1 stands for none.
-    if is_stored and torch._C._current_graph_task_id() != -1:
+    if stores and torch._C._current_graph_task_id() != -1:
         raise RuntimeError(
             f"{name} is called within a backward pass, as torch.utils.checkpoint calls a function for the "
             "second time: it would find other rows in memory than the first time, so that value and gradient "

@@ -33,22 +33,33 @@ if TYPE_CHECKING:
 
 def step(memory: Memory, batch: Batch) -> Tensor:
     """Returns the loss of a batch against the memory, which then holds the batch."""
+    return compare(memory, batch, adapt_and_store(memory, batch))
+
+
+@torch.no_grad()
+def adapt_and_store(memory: Memory, batch: Batch) -> Contents | None:
+    """Returns what the memory holds once the batch is stored in it; None while it warms up."""
     contents = count_call(memory.queue.contents, batch)
     if is_warming_up(memory, contents):
-        memory.queue.hold(contents)
-        return loss_of_batch_alone(memory, batch)
-    with torch.no_grad():
-        contents = bring_rows_into_range(memory, contents)
-        placement = find_indices(memory, batch, contents)
-        batch = widen_refs(memory, batch, contents)
-        contents = adapt_rows(memory, batch, contents, placement)
-        contents = store_batch(memory, batch, contents, placement)
-    return compare(memory, batch, contents)
+        memory.queue.set_pending(contents)
+        return None
+    contents = bring_rows_into_range(memory, contents)
+    placement = find_indices(memory, batch, contents)
+    batch = widen_refs(memory, batch, contents)
+    contents = adapt_rows(memory, batch, contents, placement)
+    return store_batch(memory, batch, contents, placement)
+
+
+@torch.no_grad()
+def fill(memory: Memory, batch: Batch) -> None:
+    """Stores a batch, and adapts and counts nothing."""
+    contents = bring_rows_into_range(memory, memory.queue.contents)
+    store_batch(memory, batch, contents, find_indices(memory, batch, contents))
 
 
 def count_call(contents: Contents, batch: Batch | None = None) -> Contents:
     """Returns the contents after one more call, unless its batch is refused on its device."""
-    one = 1 if batch is None or batch.is_storable is None else batch.is_storable
+    one = 1 if batch is None or batch.is_accepted is None else batch.is_accepted
     return contents._replace(num_calls=contents.num_calls + one)
 
 
@@ -127,18 +138,16 @@ def adapt_rows(memory: Memory, batch: Batch, contents: Contents, placement: Plac
         return contents
     if memory.normalize_memory or not hooks.are_adapters or hooks.collect_stats:
         contents = contents.with_number_on_host()  # in any case a GPU is waited for
-    adapts = all_of(batch.is_storable, ~is_waiting if isinstance(is_waiting, Tensor) else None)
-    hooks.returning = () if placement is None else (placement.stored_at, placement.returning)
-    allow_nonfinite = memory.nonfinite == "ignore"
+    adapts = all_of(batch.is_accepted, ~is_waiting if isinstance(is_waiting, Tensor) else None)
     rows = hooks.adapt(
         contents,
         refs_of(batch, contents),
         batch.ref_labels,
         memory.queue.undo,
+        returning=None if placement is None else (placement.stored_at, placement.returning),
         adapts=adapts,
-        allow_nonfinite=allow_nonfinite,
+        allow_nonfinite=memory.nonfinite == "ignore",
     )
-    hooks.returning = None
     if memory.normalize_memory:
         rows = rows_of(normalize(rows.read(rows.dtype)), rows, len(rows.stored), rows.stored.dtype)
     return contents._replace(rows=rows)
@@ -152,10 +161,10 @@ def store_batch(memory: Memory, batch: Batch, contents: Contents, placement: Pla
         rows = refs_of(batch, contents)
         size = rows.shape[0]
         indices = queue.next_indices(contents, size)
-        contents = queue.store(contents, indices, rows, batch.ref_labels, None, size, batch.is_storable)
+        contents = queue.store(contents, indices, rows, batch.ref_labels, None, size, batch.is_accepted)
     else:
         contents = _store_samples(memory, batch, contents, placement)
-    queue.hold(contents)
+    queue.set_pending(contents)
     return contents
 
 
@@ -178,7 +187,7 @@ def compare(memory: Memory, batch: Batch, contents: Contents | None) -> Tensor:
     compared = comparison(memory, batch, contents)
     fused, is_miner_fused = fused_loss_of(memory.loss), is_fused_miner(memory.miner)
     if fused is None or not is_miner_fused:
-        memory.queue.keep_labels()
+        memory.queue.snapshot_labels()
     loss = loss_without_pairs(memory.loss, batch) if compared is None else loss_against(compared, fused)
     if compared is None or not batch.is_stored:  # so that not all of the batch has been compared
         loss = nan_unless_zero(loss, zero_if_batch_is_finite(batch))
@@ -194,7 +203,7 @@ def loss_of_batch_alone(memory: Memory, batch: Batch) -> Tensor:
         return zero_loss(batch)
     if fused is not None:  # PML's code lists pairs, of which there are not as many in every step
         return loss_within(_comparison_within(memory, batch), fused)
-    memory.queue.keep_labels()
+    memory.queue.snapshot_labels()
     loss = loss_of_batch(memory.loss, memory.miner, batch)
     return nan_unless_zero(loss, zero_if_batch_is_finite(batch))  # type: ignore[no-any-return]
 

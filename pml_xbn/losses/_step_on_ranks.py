@@ -17,18 +17,15 @@ from ..memory._queue import Contents
 from ..pairwise._loss import LossSums, sum_terms, with_known_gradients
 from ..pairwise._supported import FusedLoss, fused_loss_of
 from ._step import (
-    adapt_rows,
-    bring_rows_into_range,
+    adapt_and_store,
     compare,
     comparison,
     count_call,
-    find_indices,
+    fill,
     is_delayed,
     is_warming_up,
     loss_of_batch_alone,
     read_contents,
-    store_batch,
-    widen_refs,
     zero_if_batch_is_finite,
 )
 
@@ -46,7 +43,7 @@ def loss_on_ranks(memory: Memory, batch: Batch, reports: list[ranks.Report]) -> 
         return _loss_gathered(memory, batch, reports, fused)
     whole = ranks.with_all_anchors(memory._group, batch, reports)
     with ranks.Exchange(memory._group):
-        contents = _adapt_and_store(memory, whole)
+        contents = _adapt_and_store_alike(memory, whole)
         with ranks.same_draws(reports[0].seed, batch.refs.device):
             value = compare(memory, whole, contents)
         memory.queue.check_writes()  # here, so that all ranks raise
@@ -56,15 +53,14 @@ def loss_on_ranks(memory: Memory, batch: Batch, reports: list[ranks.Report]) -> 
 def fill_on_ranks(memory: Memory, batch: Batch) -> None:
     """Stores the batch of all ranks on all, or on none."""
 
-    def fill(has_failed: bool) -> None:
+    def fill_or_take_part(has_failed: bool) -> None:
         if has_failed:
             _take_part(memory, batch, is_fill=True)
         else:
-            contents = bring_rows_into_range(memory, memory.queue.contents)
-            placement = find_indices(memory, batch, contents)
-            _alike(store_batch(memory, batch, contents, placement), memory)
+            fill(memory, batch)
+            memory.queue.will_be_alike()
 
-    _, error = memory._group.attempt(fill)
+    _, error = memory._group.attempt(fill_or_take_part)
     with ranks.Exchange(memory._group):
         if error is not None:
             raise error
@@ -76,7 +72,7 @@ def _loss_gathered(memory: Memory, batch: Batch, reports: list[ranks.Report], fu
     whole = ranks.with_all_anchors(group, batch, reports) if memory.batch_loss_weight else batch
     loss, sums = batch.anchors.new_zeros(()), LossSums(fused, batch.anchors)
     with ranks.Exchange(group, len(sums.totals)) as exchange:
-        compared = comparison(memory, batch, _adapt_and_store(memory, batch))
+        compared = comparison(memory, batch, _adapt_and_store_alike(memory, batch))
         if compared is not None:
             sums = sum_terms(compared, fused)
             exchange.values = sums.totals
@@ -99,7 +95,7 @@ def _loss_sharded(memory: Memory, batch: Batch, reports: list[ranks.Report], fus
         if has_failed:
             contents = _take_part(memory, batch)
         else:
-            contents = (_adapt_and_store if batch.is_stored else read_contents)(memory, batch)
+            contents = (_adapt_and_store_alike if batch.is_stored else read_contents)(memory, batch)
         compared, value, of_batch = comparison(memory, detached, contents), None, None
         gradients: list[Tensor] = []
         if compared is not None:
@@ -128,29 +124,16 @@ def _loss_sharded(memory: Memory, batch: Batch, reports: list[ranks.Report], fus
     return loss if of_batch is None else loss + of_batch
 
 
-@torch.no_grad()
-def _adapt_and_store(memory: Memory, batch: Batch) -> Contents | None:
-    """Returns what the memory holds once the batch is stored in it; None while it warms up."""
-    contents = count_call(memory.queue.contents)
-    if is_warming_up(memory, contents):
-        memory.queue.hold(contents)
-        return None
-    contents = bring_rows_into_range(memory, contents)
-    placement = find_indices(memory, batch, contents)
-    batch = widen_refs(memory, batch, contents)
-    contents = adapt_rows(memory, batch, contents, placement)
-    return _alike(store_batch(memory, batch, contents, placement), memory)
-
-
-def _alike(contents: Contents, memory: Memory) -> Contents:
-    """Notes that all ranks hold these contents, and returns them."""
-    contents = contents._replace(is_alike=True)
-    memory.queue.hold(contents)
+def _adapt_and_store_alike(memory: Memory, batch: Batch) -> Contents | None:
+    """Does what ``adapt_and_store`` does, and notes that all ranks hold the same then."""
+    contents = adapt_and_store(memory, batch)
+    if contents is not None:
+        memory.queue.will_be_alike()
     return contents
 
 
 def _take_part(memory: Memory, batch: Batch, *, is_fill: bool = False) -> Contents | None:
-    """Returns what ``_adapt_and_store`` or ``read_contents`` does on a rank without rows, and stores nothing.
+    """Returns what ``adapt_and_store`` or ``read_contents`` does on a rank without rows, and stores nothing.
 
     It computes what ranks compute together, in the same order, and runs as little else as it can: a rank that
     has failed calls it.

@@ -86,6 +86,16 @@ def measures_rows(memory: Memory) -> bool:
     return bool(memory._hooks.adapters) or memory.queue.dtype.itemsize < 4
 
 
+def will_measure(memory: Memory, num_rows: int) -> bool:
+    """Returns whether a step with a batch of so many rows measures the memory's, if nothing has before.
+
+    Adapters measure rows that they find, in a graph also where none are; with a batch of one they do nothing.
+    Rows of half precision are measured as the first are stored.
+    """
+    adapts = bool(memory._hooks.adapters) and num_rows > 1 and memory.queue.memory_size > 1
+    return adapts or (memory.queue.dtype.itemsize < 4 and num_rows > 0)
+
+
 def why_not_traced(memory: Memory, *, has_more_input: bool) -> str | None:
     """Returns what keeps such calls of a memory from being traced; None if nothing does.
 

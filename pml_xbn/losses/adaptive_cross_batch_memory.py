@@ -27,11 +27,11 @@ from ..memory._queue import Queue, prepare_state
 from ..memory._transaction import transaction
 from ..pairwise._miners import Miner
 from ..pairwise._pairs import IndicesTuple
-from ._compiled_step import name_of_new, step_compiled, why_not_compiled
-from ._input import OneThread, check_input, check_sharded, settle_earlier_steps
+from ._compiled_step import register_memory, step_compiled, why_not_compiled
+from ._input import OneThread, check_sharded, make_batch, settle_earlier_steps
 from ._options import suggest_keywords
 from ._settings import check_setting
-from ._step import bring_rows_into_range, compare, find_indices, read_contents, step, store_batch
+from ._step import compare, fill, read_contents, step
 from ._step_on_ranks import fill_on_ranks, loss_on_ranks
 from ._traced_step import step_traced, why_not_now, why_not_traced
 
@@ -133,7 +133,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
     ) -> None:
         # Every setting is checked as it is set, here and later. These come first because reset_queue needs
         # them, which runs inside super().__init__.
-        self.memory_dtype, self._name = memory_dtype, name_of_new(self)
+        self.memory_dtype, self._name = memory_dtype, register_memory(self)
         self._hooks, self._one_thread = MemoryHooks(), OneThread(type(self).__name__)
         if process_group is not None and not (gather_distributed or shard_distributed):
             raise ValueError(
@@ -222,12 +222,20 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         return self._call_eagerly(warning, embeddings, labels, indices_tuple, enqueue_mask, sample_ids)
 
     @eager
-    def _call_eagerly(self, warning: str | None, *arguments: Any) -> Tensor:
+    def _call_eagerly(
+        self,
+        warning: str | None,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: IndicesTuple | None,
+        enqueue_mask: Tensor | None,
+        sample_ids: Tensor | None,
+    ) -> Tensor:
         """Does what ``_call`` does, outside of what ``torch.compile`` compiles, and says so once."""
         if warning is not None and not self._has_warned_of_graph:
             self._has_warned_of_graph = True
             warnings.warn(f"{warning}. So torch.compile leaves this call out of the graph", stacklevel=2)
-        return self._call(*arguments)
+        return self._call(embeddings, labels, indices_tuple, enqueue_mask, sample_ids)
 
     def _call(
         self,
@@ -244,7 +252,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             settle_earlier_steps(self, waits=self._is_sharded)
             if self.collect_stats:
                 self.reset_stats()
-            batch, reports = check_input(
+            batch, reports = make_batch(
                 self,
                 "forward",
                 embeddings,
@@ -252,7 +260,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
                 user_pairs=indices_tuple,
                 mask=enqueue_mask,
                 ids=sample_ids,
-                is_stored=is_training,
+                stores=is_training,
             )
             with without_autocast(embeddings.device.type):  # which would have distances in half precision
                 if not (batch.is_stored or reports):
@@ -269,17 +277,13 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         Arguments and errors are those of :meth:`forward`; at most ``memory_size`` rows a call.
         """
         with self._one_thread:
-            batch, reports = check_input(
-                self, "fill_memory", embeddings, labels, ids=sample_ids, is_stored=True
-            )
+            batch, reports = make_batch(self, "fill_memory", embeddings, labels, ids=sample_ids, stores=True)
             if batch.is_stored:
                 with transaction(self.queue, self._hooks), torch.no_grad():
                     if reports:
                         fill_on_ranks(self, batch)
                     else:
-                        contents = bring_rows_into_range(self, self.queue.contents)
-                        placement = find_indices(self, batch, contents)
-                        store_batch(self, batch, contents, placement)
+                        fill(self, batch)
 
     def add_to_memory(self, embeddings: Tensor, labels: Tensor, batch_size: int) -> None:
         """PML's name for :meth:`fill_memory`."""
@@ -310,13 +314,12 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         Raises:
             RuntimeError: no hook is running.
         """
-        if self._hooks.returning is None:
+        if not self._hooks.are_running:
             raise RuntimeError(
                 "returning_samples is of the batch that hooks see: ask for it in a memory hook"
             )
         none = self.label_memory.new_zeros(0)
-        in_memory, in_batch = self._hooks.returning or (none, none)
-        return in_memory, in_batch
+        return self._hooks.returning or (none, none)
 
     def reset_queue(self) -> None:
         """Empties the memory. Calls stay counted and adapters keep their estimates."""
@@ -402,7 +405,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._name = name_of_new(self)  # as a copy is another memory
+        self._name = register_memory(self)  # as a copy is another memory
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
         settle_earlier_steps(self, waits=True)

@@ -10,7 +10,7 @@ import torch
 from pytorch_metric_learning.reducers import DoNothingReducer
 from torch import Tensor, nn
 
-from .._checks import check_integers, check_numbers, check_rows
+from .._checks import check_integers, check_not_meta, check_rows
 from .._tracing import eager
 from ..distributed._ranks import Exchange
 from ..memory._loading import all_or_nothing
@@ -113,13 +113,13 @@ class TwoTowerMemory(nn.Module):
             labels = labels.repeat(2)
             if sample_ids is not None:
                 sample_ids = sample_ids.repeat(2)
-            is_stored = torch.arange(len(labels)) >= len(queries)
+            are_stored = torch.arange(len(labels)) >= len(queries)
         with ExitStack() as transactions:
             for memory in memories:
                 transactions.enter_context(memory._one_thread)
                 transactions.enter_context(transaction(memory.queue, memory._hooks))
             losses: list[Tensor] = [
-                memory(embeddings, labels, enqueue_mask=is_stored, sample_ids=sample_ids)
+                memory(embeddings, labels, enqueue_mask=are_stored, sample_ids=sample_ids)
                 for memory, embeddings in zip(memories, (forth, back), strict=False)
             ]
             for memory in memories:  # while a step of either can still be taken back
@@ -135,7 +135,7 @@ class TwoTowerMemory(nn.Module):
     ) -> None:
         for name, embeddings in (("queries", queries), ("documents", documents)):
             check_rows(name, embeddings, width=self.document_memory.embedding_size)
-            check_numbers(name, embeddings)
+            check_not_meta(name, embeddings)
         if len(queries) != len(documents):
             sizes = f"{len(queries)} queries and {len(documents)} documents"
             raise ValueError(f"there are {sizes}: pass a document for every query")

@@ -20,10 +20,10 @@ class Batch(NamedTuple):
     own: slice | None  # where the anchors are among the refs; None: they are others
     user_pairs: tuple[Tensor, ...] | None = None  # pairs or triplets of anchors and refs[own]
     ids: Tensor | None = None  # samples of the refs, (b,); None: of no ref
-    is_stored: bool = True
+    is_stored: bool = True  # False: the call stores nothing, or leaves this batch out
     is_finite: bool = True  # False: it is known, on many ranks of any rank's, to hold NaN or inf
-    # Whether all numbers can be stored, 0-d bool; None: the host has seen it.
-    is_storable: Tensor | None = None
+    # Whether all numbers can be stored, 0-d bool on the device; None: the host has seen that they can.
+    is_accepted: Tensor | None = None
     wide_refs: Tensor | None = None  # the refs in float64, once a step needs them: for moments, and for u
 
 

@@ -159,8 +159,10 @@ MemoryHook = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor | None]
 class MemoryHooks:
     """Hooks in order of registration."""
 
-    # While hooks run: where samples that the batch holds again are in memory, and in the batch, (r,) each.
-    returning: tuple[Tensor, ...] | None = None
+    are_running = False
+    # While hooks run: where samples that the batch holds again are in memory, and in the batch, (r,) each;
+    # None where the call names no samples.
+    returning: tuple[Tensor, Tensor] | None = None
 
     def __init__(self) -> None:
         self._hooks: OrderedDict[int, MemoryHook] = OrderedDict()
@@ -227,13 +229,36 @@ class MemoryHooks:
         batch_labels: Tensor,
         undo: Undo,
         *,
-        adapts: Tensor | None = None,
+        returning: tuple[Tensor, Tensor] | None,
+        adapts: Tensor | None,
         allow_nonfinite: bool,
     ) -> Rows:
         """Returns the rows after all hooks, each of which gets those that the one before it left.
 
-        The batch ``(b, d)`` is in float64 or the rows' dtype, detached.
+        Args:
+            contents: what the memory holds.
+            batch: ``(b, d)``, in float64 or the rows' dtype, detached.
+            batch_labels: ``(b,)``.
+            undo: records rows of groups that are written to.
+            returning: what hooks may ask for meanwhile.
+            adapts: whether rows and estimates are to change, a 0-d bool tensor; None: they are.
+            allow_nonfinite: whether rows that hold NaN or inf are let pass.
         """
+        self.are_running, self.returning = True, returning
+        try:
+            return self._adapt(contents, batch, batch_labels, undo, adapts, allow_nonfinite)
+        finally:
+            self.are_running, self.returning = False, None
+
+    def _adapt(
+        self,
+        contents: Contents,
+        batch: Tensor,
+        batch_labels: Tensor,
+        undo: Undo,
+        adapts: Tensor | None,
+        allow_nonfinite: bool,
+    ) -> Rows:
         rows, labels = contents.rows, contents.row_labels
         for hook in tuple(self._hooks.values()):  # one may remove itself
             if isinstance(hook, BaseAdapter):

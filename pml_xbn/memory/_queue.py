@@ -16,7 +16,9 @@ from .._tracing import can_read, is_in_compiled_step, is_tracing
 from ..adapters.moments import Affine
 from ._rows import AsTheyCame, Holding, Rows, Undo, rows_of, sums_of
 
-# What `numbers` says of the sums: they are not kept, or of all rows, or of those of one rank, so that they
+# What stands where in `numbers`.
+CALLS, ROWS, POSITION, HAS_SUMS, REPLACED = range(5)
+# What it says of the sums: they are not kept, or of all rows, or of those of one rank, so that they
 # have to be measured anew where a state is loaded on other ranks.
 NO_SUMS, SUMS, SUMS_OF_A_SHARD = 0, 1, 2
 
@@ -37,7 +39,8 @@ class Contents(NamedTuple):
     ids: Tensor  # samples of the rows, (M,) int64, -1 where there is none
     num_calls: int | Tensor
     position: int | Tensor  # where the next row goes; as all numbers, 0-d where the host cannot read it
-    # Rows that took the place of their sample's old row; from 0 again once the memory holds no more.
+    # Rows that took the place of their sample's old row, counted up to M, and then from 0 again: rows are
+    # looked at for drift then, as at a wrap-around.
     num_replaced: int | Tensor
     newest: Tensor | None = None  # indices of the rows stored last, (b,)
     are_finite: bool = False  # whether the host knows that all rows and the batch are
@@ -72,7 +75,8 @@ class Queue(nn.Module):
         ids: samples of the rows, ``(M,)`` int64.
         map: the scale and the shift from u to the rows as they are now, ``(2, d)`` float64.
         sums: over u and over u², ``(2, d)`` float64.
-        numbers: calls, occupied rows, position, whether there are sums, and replaced rows, ``(5,)`` int64.
+        numbers: calls, occupied rows, position, whether there are sums, and replaced rows, ``(5,)`` int64, at
+            ``CALLS``, ``ROWS``, ``POSITION``, ``HAS_SUMS`` and ``REPLACED``.
     """
 
     rows: Tensor
@@ -81,7 +85,7 @@ class Queue(nn.Module):
     map: Tensor
     sums: Tensor
     numbers: Tensor
-    kind = Rows
+    rows_class = Rows
     is_in_transaction = False
     standardizing_is_due = False  # at the end of the next step
     was_traced = False  # whether a step was ever part of a graph
@@ -104,7 +108,7 @@ class Queue(nn.Module):
         # The labels that were read within a step.
         self._read_labels: Tensor | None = None
         # All that was ever read, while somebody keeps it, and torch's counts of writes as a step begins.
-        self._kept: list[tuple[str, weakref.ref[Tensor], int]] = []
+        self._tensors_read: list[tuple[str, weakref.ref[Tensor], int]] = []
         self._labels_before: Tensor | None = None
         self._num_own_writes = self._num_stores = self._num_written = 0
         self._newest: Tensor | None = None
@@ -112,7 +116,7 @@ class Queue(nn.Module):
         self._is_alike, self._num_label_writes = False, 0
         device, num_calls = (None, 0) if before is None else (before.labels.device, before.num_calls)
         self._take(self._empty(embedding_size, device))
-        self.numbers[0] = self.calls_over = num_calls
+        self.numbers[CALLS] = self.calls_over = num_calls
 
     # No attribute is a part of a module, and a step sets many.
     __setattr__ = object.__setattr__  # type: ignore[assignment]
@@ -136,15 +140,15 @@ class Queue(nn.Module):
 
     @property
     def num_calls(self) -> int:
-        return int(self._number(0))
+        return int(self._number(CALLS))
 
     @property
     def num_rows(self) -> int:
-        return int(self._number(1))
+        return int(self._number(ROWS))
 
     @property
     def position(self) -> int:
-        return int(self._number(2))
+        return int(self._number(POSITION))
 
     def _number(self, which: int) -> int | Tensor:
         if self.numbers.is_meta:
@@ -174,12 +178,17 @@ class Queue(nn.Module):
             most_rows_here = len(self.rows) if is_tracing() else min(self._most_rows, len(self.rows))
         affine = Affine(*self.map.unbind())
         sums = self.sums if self.is_measured else None
-        rows = self.kind(self.rows, affine, sums, num_rows, most_rows_here, self.holding)
+        rows = self.rows_class(self.rows, affine, sums, num_rows, most_rows_here, self.holding)
         return Contents(rows, self.labels, self.ids, num_calls, position, num_replaced, self._newest)
 
-    def hold(self, contents: Contents) -> None:
+    def set_pending(self, contents: Contents) -> None:
         """Takes what a step has made so far. It is the memory's state once the step is over."""
         self._pending, self._read, self._read_labels = contents, None, None
+
+    def will_be_alike(self) -> None:
+        """Notes that once the step is over, all ranks hold the same."""
+        assert self._pending is not None
+        self._pending = self._pending._replace(is_alike=True)
 
     def next_indices(self, contents: Contents, num_rows: int) -> Tensor:
         """Returns the next indices of the queue, at most M, ``(num_rows,)``."""
@@ -198,7 +207,7 @@ class Queue(nn.Module):
         labels: Tensor,
         ids: Tensor | None,
         num_queued: int,
-        is_stored: Tensor | None = None,
+        is_accepted: Tensor | None = None,
     ) -> Contents:
         """Writes rows in place, and returns the contents with them; a step that fails takes them back.
 
@@ -209,10 +218,10 @@ class Queue(nn.Module):
             labels: ``(k,)``.
             ids: the rows' samples, ``(k,)``; None: they are of none.
             num_queued: how many of the indices are the queue's next.
-            is_stored: whether they are stored at all, a 0-d bool tensor; None: they are.
+            is_accepted: whether they are stored at all, a 0-d bool tensor; None: they are.
         """
         undo, size, before = self.undo, self.memory_size, contents.rows.with_map_for_first_rows(rows)
-        num_new = num_queued if is_stored is None else num_queued * is_stored
+        num_new = num_queued if is_accepted is None else num_queued * is_accepted
         num_rows, end = at_most(before.num_rows + num_new, size), contents.position + num_new
         num_replaced = contents.num_replaced
         num_written = rows.shape[0]
@@ -221,11 +230,12 @@ class Queue(nn.Module):
             if isinstance(num_replaced, Tensor):
                 num_replaced = torch.where(num_replaced < size, num_replaced, 0)
         own, rows, labels = self.holding.own_part(indices, rows, labels)
-        after = before.written_(own, before.to_store(rows), undo, is_stored)
-        if is_stored is not None:
-            labels = torch.where(is_stored, labels, self.labels.index_select(0, own))
+        after = before.written_(own, before.to_store(rows), undo, is_accepted)
+        if is_accepted is not None:
+            labels = torch.where(is_accepted, labels, self.labels.index_select(0, own))
             affine = (
-                torch.where(is_stored, x, y) for x, y in zip(after.affine, contents.rows.affine, strict=True)
+                torch.where(is_accepted, x, y)
+                for x, y in zip(after.affine, contents.rows.affine, strict=True)
             )
             after = after.replaced(affine=Affine(*affine))
         undo.write_(self.labels, own, labels)
@@ -235,8 +245,8 @@ class Queue(nn.Module):
             undo.write_(self.ids, *self.holding.own_part(indices, ids))
         elif self._has_ids:
             none = torch.full_like(own, -1)
-            if is_stored is not None:
-                none = torch.where(is_stored, none, self.ids.index_select(0, own))
+            if is_accepted is not None:
+                none = torch.where(is_accepted, none, self.ids.index_select(0, own))
             undo.write_(self.ids, own, none)
         if isinstance(num_rows, int):
             here = self.holding.num_rows_here(num_rows)
@@ -254,7 +264,7 @@ class Queue(nn.Module):
             num_replaced=num_replaced,
             newest=indices,
             wraps_around=contents.wraps_around or wraps_around,
-            stored_last=AsTheyCame(own, rows, is_stored),
+            stored_last=AsTheyCame(own, rows, is_accepted),
         )
 
     def _look(self, rows: Rows, num_written: int) -> None:
@@ -287,7 +297,7 @@ class Queue(nn.Module):
 
     def _had_rows(self) -> bool:
         """Returns whether there were rows before the step; ranks that share rows decide alike."""
-        return (self.numbers.tolist()[1] if can_read(self.numbers) else self._most_rows) > 0
+        return (self.numbers.tolist()[ROWS] if can_read(self.numbers) else self._most_rows) > 0
 
     def standardize_after_traced_steps_(self) -> None:
         """Stores rows anew, in place, if they have drifted in steps that were traced, which never do so."""
@@ -295,7 +305,9 @@ class Queue(nn.Module):
             return
         contents = self.contents
         if contents.rows.sums is not None and bool(contents.rows.have_drifted()):
-            self.hold(contents._replace(rows=contents.rows.written_standardized_(contents.rows.stored)))
+            self.set_pending(
+                contents._replace(rows=contents.rows.written_standardized_(contents.rows.stored))
+            )
             self.commit_()
 
     def undo_(self) -> None:
@@ -320,7 +332,7 @@ class Queue(nn.Module):
 
     def _write(self, contents: Contents) -> None:
         numbers = [contents.num_calls, contents.rows.num_rows, contents.position]
-        rows = contents.rows.with_scale_of_one_where_small_()
+        rows = contents.rows.with_small_scales_in_u_()
         if rows.stored is not self.rows:
             self.rows.copy_(rows.stored)
         self.map.copy_(torch.stack(rows.affine))
@@ -346,16 +358,17 @@ class Queue(nn.Module):
     def _numbers_after(self, contents: Contents) -> Tensor:
         """Returns the numbers of a state after a compiled step, each computed from what it was.
 
-        So it is one kernel. Of numbers that are stacked each would be one.
+        So it is one kernel. Of numbers that are stacked each would be one. A compiled step is no warm-up, and
+        has no samples that could be replaced.
         """
         assert contents.newest is not None
         assert contents.stored_last is not None
-        which, is_stored = torch.arange(5, device=self.numbers.device), contents.stored_last.is_stored
-        change = torch.where(which == 0, 1, len(contents.newest)).masked_fill(which > 2, 0)
-        new = self.numbers + (change if is_stored is None else change * is_stored)
-        new = torch.where(which == 1, new.clamp(max=self.memory_size), new)
-        new = torch.where(which == 2, new % self.memory_size, new)
-        return torch.where(which == 3, SUMS if contents.rows.sums is not None else NO_SUMS, new)
+        which, is_accepted = torch.arange(5, device=self.numbers.device), contents.stored_last.is_accepted
+        change = torch.where(which == CALLS, 1, len(contents.newest)).masked_fill(which > POSITION, 0)
+        new = self.numbers + (change if is_accepted is None else change * is_accepted)
+        new = torch.where(which == ROWS, new.clamp(max=self.memory_size), new)
+        new = torch.where(which == POSITION, new % self.memory_size, new)
+        return torch.where(which == HAS_SUMS, SUMS if contents.rows.sums is not None else NO_SUMS, new)
 
     def _note(self, *, is_measured: bool, most_rows: int) -> None:
         """Notes whether there are sums, and how many rows at most."""
@@ -370,7 +383,7 @@ class Queue(nn.Module):
         self._is_alike, self.was_traced = False, True
         self.findings.may_be_set = True
 
-    def keep_labels(self) -> None:
+    def snapshot_labels(self) -> None:
         """Copies the labels for the rest of the step, as other code comes next, which may write to them."""
         if self.is_in_transaction and self._labels_before is None:
             self._labels_before = self.labels.clone()
@@ -380,8 +393,8 @@ class Queue(nn.Module):
         self.take_edits()
         self._labels_before = None
         self._num_own_writes = _num_writes(self.labels)
-        kept = ((name, reference, reference()) for name, reference, _ in self._kept)
-        self._kept = [(name, ref, _num_writes(values)) for name, ref, values in kept if values is not None]
+        read = ((name, reference, reference()) for name, reference, _ in self._tensors_read)
+        self._tensors_read = [(name, ref, _num_writes(x)) for name, ref, x in read if x is not None]
         self.is_in_transaction = True
 
     # Ranks, and what others do to a memory within a step.
@@ -421,7 +434,7 @@ class Queue(nn.Module):
             self.check_no_step("what was written to label_memory")
         if is_tracing():  # where nobody else writes
             return
-        for name, reference, num_writes in self._kept:
+        for name, reference, num_writes in self._tensors_read:
             values = reference()
             if values is not None and _num_writes(values) != num_writes:
                 self.check_no_step(f"what was written to {name}")
@@ -434,7 +447,7 @@ class Queue(nn.Module):
             return self.labels
         if self._read_labels is None:
             self._read_labels = self.labels.clone()
-            self._keep("label_memory", self._read_labels)
+            self._note_read("label_memory", self._read_labels)
         return self._read_labels
 
     def read(self) -> Tensor:
@@ -446,13 +459,13 @@ class Queue(nn.Module):
                 values = at_least_float32(torch.zeros_like(rows.stored))
                 values[: rows.most_rows_here] = rows.read(values.dtype)
             self._read = values, values._version
-            self._keep("embedding_memory", values)
+            self._note_read("embedding_memory", values)
         return self._read[0]
 
-    def _keep(self, name: str, values: Tensor) -> None:
+    def _note_read(self, name: str, values: Tensor) -> None:
         """Remembers what was read, as long as somebody keeps it, who may write to it within a step."""
-        self._kept = [kept for kept in self._kept if kept[1]() is not None]
-        self._kept.append((name, weakref.ref(values), _num_writes(values)))
+        self._tensors_read = [read for read in self._tensors_read if read[1]() is not None]
+        self._tensors_read.append((name, weakref.ref(values), _num_writes(values)))
 
     @property
     def was_read(self) -> bool:
@@ -476,7 +489,9 @@ class Queue(nn.Module):
             contents = self.contents
             num_rows = self.num_rows
             values = values[:num_rows].detach().to(self.rows.device)
-            self.hold(contents._replace(rows=rows_of(values, contents.rows, len(self.rows), self.dtype)))
+            self.set_pending(
+                contents._replace(rows=rows_of(values, contents.rows, len(self.rows), self.dtype))
+            )
             self.commit_()
 
     def assign_labels(self, labels: Tensor) -> None:
@@ -541,14 +556,14 @@ class Queue(nn.Module):
             self._note(is_measured=has_sums != NO_SUMS, most_rows=self.holding.num_rows_here(num_rows))
             if has_sums == SUMS_OF_A_SHARD:
                 self.sums.copy_(sums_of(self.rows[: self._most_rows]))
-                self.numbers[3] = SUMS
+                self.numbers[HAS_SUMS] = SUMS
 
     def _in_own_dtype(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Returns a state whose rows are stored in another dtype, in that of this memory."""
         num_calls, num_rows, position, has_sums, num_replaced = state["numbers"].tolist()
         affine, here = Affine(*state["map"].unbind()), self.holding.num_rows_here(num_rows)
         sums = state["sums"] if has_sums else None
-        rows = self.kind(state["rows"], affine, sums, num_rows, here, self.holding)
+        rows = self.rows_class(state["rows"], affine, sums, num_rows, here, self.holding)
         rows = self._stored_anew(rows)
         numbers = [num_calls, num_rows, position, SUMS if rows.sums is not None else NO_SUMS, num_replaced]
         sums = torch.zeros_like(state["sums"]) if rows.sums is None else rows.sums
@@ -610,7 +625,7 @@ class Queue(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         self._check_not_half_written("a copy")
         self.take_edits()
-        return {**self.__dict__, "_read": None, "_kept": []}
+        return {**self.__dict__, "_read": None, "_tensors_read": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Takes a copy of tensors that lie in memory shared with the process that has sent them.
@@ -679,8 +694,8 @@ def prepare_state(state: dict[str, Any], prefix: str, memory: nn.Module, queue: 
 class Found(NamedTuple):
     """Why a batch was not stored, and whether the rows have to be stored anew."""
 
-    numbers: bool  # it held NaN or inf, or numbers that are too large
-    labels: bool  # an adapter refused its labels
+    has_bad_numbers: bool  # NaN or inf, or numbers that are too large
+    has_bad_labels: bool  # an adapter refused them
     is_out_of_range: bool  # the stored rows are, or have drifted
 
 

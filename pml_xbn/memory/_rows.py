@@ -12,7 +12,7 @@ from torch import Tensor
 from .._arithmetic import rows_at_a_time, slices, widest
 from .._tracing import can_read, computed_once, is_in_compiled_step, is_tracing, number
 from ..adapters.moments import NO_SPREAD, Affine, GroupMoments, Moments, moments
-from ._multiply_units import multiply_units_
+from ._multiply_dimensions import multiply_dimensions_
 
 # Stored rows are standardized again where their root mean square is larger: float16 ends at 65504, and
 # moments lose digits.
@@ -66,7 +66,7 @@ class AsTheyCame(NamedTuple):
 
     indices: Tensor  # (k,), here
     rows: Tensor  # (k, d)
-    is_stored: Tensor | None  # 0-d bool, whether they were stored at all; None: they were
+    is_accepted: Tensor | None  # 0-d bool, whether they were stored at all; None: they were
 
 
 class Undo(list[Overwritten]):
@@ -345,10 +345,11 @@ class Rows:
         rows = self._mapped(affine)
         if self.is_kept_in_range or self.sums is None:
             return rows
+        # No scale of the map goes below 2⁻⁴⁸. What is missing is multiplied into u once the step is over, or
+        # u becomes 0 if all rows are equal then. A filter's spread falls to zero step by step; a row that was
+        # stored meanwhile has a large u, by which it still differs, so that the spread is looked at too.
         scale = self.affine.scale * affine.scale
         is_small = scale.abs() <= _LEAST_SCALE
-        # A spread of zero leaves all equal. A filter's falls to it step by step, and a row that comes
-        # meanwhile has a large u, which keeps it apart: at which all have a smaller scale.
         are_equal = is_small & ~(scale.square() * self.total_sums()[1] > _LEAST_SCALE**2)
         factors = torch.where(is_small, scale, 1.0).masked_fill_(are_equal, 0.0)
         scale = torch.where(is_small & ~are_equal, scale, rows.affine.scale)
@@ -366,16 +367,15 @@ class Rows:
         scale = scale.masked_fill_(scale.abs() < _LEAST_SCALE, _LEAST_SCALE)
         return self.replaced(affine=Affine(scale, shift))
 
-    def with_scale_of_one_where_small_(self) -> Rows:
-        """Returns the rows with another u, written in place, in units whose scale has become small.
+    def with_small_scales_in_u_(self) -> Rows:
+        """Returns the rows with scales that have become small multiplied into u, in place; theirs is 1 then.
 
-        There u is 0 if all rows have become equal. It could be anything then. But the next rows that differ
-        would be stored as large numbers, among which a later batch without spread would no longer make all
-        rows equal.
+        Where all rows have become equal, u is 0. It could be anything. But the next rows that differ would be
+        stored as large numbers, among which a later batch without spread would no longer make all rows equal.
         """
         if self._factors is None or self.sums is None:
             return self
-        multiply_units_(self.stored, self._factors, self.sums)
+        multiply_dimensions_(self.stored, self._factors, self.sums)
         scale = torch.where(self._factors == 1, self.affine.scale, 1.0)
         sums = self.sums * torch.stack([self._factors, self._factors.square()])
         return self.replaced(affine=Affine(scale, self.affine.shift), sums=sums)
@@ -399,7 +399,7 @@ class Rows:
             have_one_place = (shift - shift[-1]).abs() <= NO_SPREAD * (1 + shift[-1].abs())
             are_equal = ((scale.abs() <= _LEAST_SCALE) & have_one_place).all(dim=0)
             rows._factors = torch.where(are_equal, 0.0, torch.ones_like(scale[-1]))
-        # From stored rows by the map of their group, and back from where all are read.
+        # All rows are read through one map. So u is moved by the map of its group, and by that one's inverse.
         scale, shift = scale / rows.affine.scale, (shift - rows.affine.shift) / rows.affine.scale
         is_spoilt = ~torch.isfinite(scale + shift)
         scale, shift = scale.masked_fill_(is_spoilt, 1.0), shift.masked_fill_(is_spoilt, 0.0)
@@ -451,22 +451,22 @@ class Rows:
         # A CPU divides in three times the time of a product.
         return (widest(values) - self.affine.shift).mul_(self.affine.scale.reciprocal())
 
-    def written_(self, indices: Tensor, u: Tensor, undo: Undo, is_stored: Tensor | None = None) -> Rows:
+    def written_(self, indices: Tensor, u: Tensor, undo: Undo, is_accepted: Tensor | None = None) -> Rows:
         """Writes stored rows u ``(k, d)`` in place, in their dtype, and returns the rows with new sums.
 
         Args:
             indices: ``(k,)``, where.
             u: the new rows, as they are to be stored.
             undo: records what is overwritten.
-            is_stored: whether the rows are to be stored, a 0-d bool tensor; None: they are.
+            is_accepted: whether the rows are to be stored, a 0-d bool tensor; None: they are.
         """
         dtype = self.stored.dtype
         if dtype == torch.float16:
             # Clamped alone, inf would become the largest number: it becomes NaN.
             u = u.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max) + u * 0
         u = u.to(dtype)
-        if is_stored is not None:
-            u = torch.where(is_stored, u, self.stored.index_select(0, indices))
+        if is_accepted is not None:
+            u = torch.where(is_accepted, u, self.stored.index_select(0, indices))
         before = undo.write_(self.stored, indices, u)  # zeros where there was no row
         if self.sums is None:
             return self
@@ -537,10 +537,10 @@ class Rows:
                 )
                 done = part.stop
             if as_they_came is not None:
-                indices, came, is_stored = as_they_came
+                indices, came, is_accepted = as_they_came
                 u = ((came.detach() - shift) / scale).to(new.dtype)
-                if is_stored is not None:
-                    u = torch.where(is_stored, u, new.index_select(0, indices))
+                if is_accepted is not None:
+                    u = torch.where(is_accepted, u, new.index_select(0, indices))
                 new.index_copy_(0, indices, u)
             # Measured and not computed: what they are off by would stay for ever.
             sums = sums_of(new[: self.most_rows_here])

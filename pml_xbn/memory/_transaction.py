@@ -18,7 +18,7 @@ def transaction(queue: Queue, hooks: MemoryHooks) -> Iterator[None]:
     A block within another does neither: the outer one does.
     """
     if queue.is_in_transaction:
-        if hooks.returning is not None:
+        if hooks.are_running:
             raise RuntimeError("a memory hook changes its own memory: return other rows instead")
         yield
         return
@@ -26,7 +26,7 @@ def transaction(queue: Queue, hooks: MemoryHooks) -> Iterator[None]:
     held = [] if can_read(queue.numbers) else [x for adapter in hooks.adapters for x in tensors_of(adapter)]
     queue.begin_step()
     if not hooks.are_adapters:
-        queue.keep_labels()
+        queue.snapshot_labels()
     try:
         yield
         queue.check_writes()
@@ -36,6 +36,6 @@ def transaction(queue: Queue, hooks: MemoryHooks) -> Iterator[None]:
         restore_hooks()
         raise
     finally:
-        queue.is_in_transaction, hooks.returning = False, None
+        queue.is_in_transaction = False
     queue.commit_()
     settle_(held)
