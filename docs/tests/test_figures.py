@@ -151,8 +151,9 @@ def test_the_range_of_what_xbn_gains_from_random_weights(study: Study) -> None:
     assert_on(WHICH, f"On Glyphs it is {min(glyphs):.1f} to {max(glyphs):.1f} after 30 to 240 epochs")
     emoji = [gap.mean for gap in over(study, lengths[5:7], "no-xbm")]
     assert_on(WHICH, "On Emoji it is {:.1f} and {:.1f} after 60 and 120 epochs".format(*emoji))
-    short = over(study, [(64, share, "batch", "fast") for share in (0.5, 0.1)], "no-xbm")
-    assert_on(WHICH, "it is {:.1f} to {:.1f} at batch 64".format(*(gap.mean for gap in short)))
+    places = product((0.5, 0.1), ("batch", "group"))
+    short = [gap.mean for gap in over(study, [(64, *place, "fast") for place in places], "no-xbm")]
+    assert_on(WHICH, f"it is {min(short):.1f} to {max(short):.1f} at batch 64")
 
 
 def test_equal_time_on_glyphs(study: Study) -> None:
@@ -262,14 +263,17 @@ def test_the_table_of_the_readme(study: Study) -> None:
             *lost, *(gap.partition(" ")[0] for gap in short[1])
         ).replace("-", "−"),
     )
-    two_gains, to_larger = zip(*map(signed_numbers, of_each[2:4]), strict=True)
-    assert max(to_larger) < 0
+    assert all(signed_numbers(pair)[1] < 0 for pair in of_each[2:4])
+    last_layers = [fine_tuned_gains("xbn"), fine_tuned_gains("centre+batch loss")]
+    last_layers.append(fine_tuned_gains("xbn", "Three stages that train"))
+    of_last_layers = [gain for gains in last_layers for gain in gains]
     assert_on(
         README,
         f"{least} and {most} over the same batch size, and {least_of_larger} and {most_of_larger} over a",
         f"it gained {gained[0]} and {gained[1]} over the same batch size in 16 epochs",
         f"In 4 epochs it lost {-lost[0]} (882 classes) and gained {lost[1]} (510; may be chance)",
-        "{} and {} over the same batch size, and nothing over a larger one".format(*two_gains),
+        f"{min(of_last_layers)} to {max(of_last_layers)} over the same batch size (some of it may be chance), "
+        "and nothing over a larger one",
     )
     slow = paired(study.values("xbn", at("glyphs", 60)), batch_512(study, at("glyphs", 120)))
     fast = paired(study.values("xbn", at("glyphs", 60)), batch_512(study, at("glyphs", 60)))
@@ -304,6 +308,9 @@ def test_the_table_of_the_readme(study: Study) -> None:
     assert_on(WHICH, f"| 510 to 2,172 | warmed up and filled | from the first step | {words} points higher |")
     assert_on(WHICH, f"In all settings of ours with so few classes XBN was {words} above it")
     assert_on(README, f"scored {words} points below XBN on 510 to 2,172 classes")
+    place = 64, 0.5, "batch", "pretrained, 16 epochs, rate x 0.3"
+    at_another_rate = study.differences(place, LIKE_XBM)["xbn"]
+    assert_on(WHICH, f"({at_another_rate.mean:.1f} at a rate that neither would choose)")
 
 
 # Glyphs and Emoji after all lengths of training.
@@ -327,9 +334,15 @@ def test_what_the_readme_says_of_random_weights(study: Study) -> None:
     assert sum(at_same < at_larger for at_same, at_larger in zip(same, larger, strict=True)) == 1
     assert_on(
         README,
-        f"{min(same):.1f} to {max(same):.1f} over the same batch size, and {min(larger):.1f} to "
+        f"{min(same):.1f} to {max(same):.1f} over the same batch size ({max(same):.1f} is one run), and "
+        f"{min(larger):.1f} to "
         f"{max(larger):.1f} over a batch four or eight times as large, which in one case did worse than the",
     )
+
+
+def fine_tuned_gains(method: str, title: str = "SupCon") -> list[float]:
+    """Returns what a memory gains at batch 64 over no memory there, on both kinds of images."""
+    return [float(report["64", method][5].partition(" ")[0]) for report in on_both(title)]
 
 
 def signed_numbers(cells: Iterable[str]) -> list[float]:
@@ -496,7 +509,7 @@ def test_within_a_data_set_a_smaller_share_did_not_gain_more() -> None:
         assert_on(FINE_TUNING, cell(small))
     assert_on(
         WHICH,
-        "a smaller share gained more on Glyphs and word senses (batch 16 against 64), "
+        "a smaller share gained more for word senses (batch 16 against 64), "
         "and not in fine-tuning on Emoji and icons (8 to 64).",
     )
 
@@ -751,7 +764,8 @@ def test_what_papers_of_memories_report() -> None:
     ranges = {data: f"{int(min(values))} to {int(max(values) + 0.5)}" for data, values in gained.items()}
     assert_on(
         WHICH,
-        f"has {ranges['sop']} on SOP (Stanford Online Products) and {ranges['vehicle-id']} on VehicleID",
+        f"has {ranges['sop']} on SOP (Stanford Online Products), {ranges['in-shop']} on In-Shop and "
+        f"{ranges['vehicle-id']} on VehicleID",
     )
     thesis = {
         row["key"]: float(row["figures"].split("; ")[0].split(": ")[1])
@@ -766,7 +780,7 @@ def test_what_papers_of_memories_report() -> None:
 
 
 def test_rows_of_a_momentum_encoder_are_mostly_level_with_xbn(study: Study) -> None:
-    """At the momentum 0.99, in all settings that have it: certainly below by more than a point in four."""
+    """At the momentum 0.99, in all settings that have it."""
     settings = dict.fromkeys(case.setting for case in study.planned if case.memory_ratio)
     gaps = [study.differences(x, "xbn").get("xbm+momentum 0.99") for x in settings if study.values("xbn", x)]
     for methods in (SUPCON, SENSES):
@@ -776,11 +790,11 @@ def test_rows_of_a_momentum_encoder_are_mostly_level_with_xbn(study: Study) -> N
                 ours, theirs = (report.confirmed(m, data) for m in (method, method._replace(name="xbn")))
                 gaps.append(paired(ours, theirs))
     known = [gap for gap in gaps if gap and gap.half_width]
-    below = [-gap.mean for gap in known if gap.mean < -max(gap.half_width, 1)]
-    assert len(below) == 4
+    below = [-gap.mean for gap in known if gap.mean < -gap.half_width]
+    assert len(below) == 5
     assert len(known) > 3 * len(below)
     assert_on(
-        WHICH, f"In four settings they are certainly below XBN, by {min(below):.1f} to {max(below):.1f}"
+        WHICH, f"In five settings they are certainly below XBN, by {min(below):.1f} to {max(below):.1f}"
     )
 
 
@@ -1361,7 +1375,7 @@ def test_what_a_step_costs_on_a_cpu() -> None:
         f"and {100 * steps['pair-margin']:.0f} % with `PairMarginMiner`",
     )
     assert max(steps.values()) < 0.5
-    assert_on(README, "the loss takes less than half of the time of PML's class")
+    assert_on(README, "`XBNWrapper` with `SupConLoss` takes less than half of the time of PML's class")
 
 
 def test_how_a_gpu_kept_the_contract() -> None:
