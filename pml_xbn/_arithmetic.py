@@ -69,7 +69,7 @@ def zero_if_finite(*tensors: Tensor) -> Tensor:
 
 
 def nan_unless_zero(value: Any, zero: Tensor | float) -> Any:
-    """Returns the loss, or NaN with a gradient of NaN if ``zero`` is NaN.
+    """Returns the loss times 1 + ``zero``: NaN with a gradient of NaN if that is NaN, and otherwise the loss.
 
     A reducer's result that is no tensor is returned unchanged.
     """

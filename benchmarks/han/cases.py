@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine.results import read_csv
+from benchmarks.engine.results import read_csv, run_of
 
 EPOCH = 874  # steps of 64 that show as many images as there are to train on
 STEPS = 6 * EPOCH
@@ -50,9 +50,8 @@ class Case:
 
 
 def read_cases(rows: Sequence[dict[str, str]]) -> list[Case]:
-    """Returns the runs of rows of a CSV file, whose other columns are left alone."""
-    types: dict[str, type] = {"int": int, "float": float, "str": str}
-    return [Case(**{x.name: types[str(x.type)](row[x.name]) for x in fields(Case)}) for row in rows]
+    """Returns the runs of rows of a CSV file."""
+    return [run_of(Case, row) for row in rows]
 
 
 def memory(method: str, **settings: Any) -> Case:
@@ -65,7 +64,7 @@ def none(batch_size: int, epochs: float = 6) -> Case:
     return Case("none", batch_size, steps=round(EPOCH * epochs * 64 / batch_size))
 
 
-EQUAL_MINUTES = 14  # epochs of no memory in the time of 6 with one
+EPOCHS_IN_EQUAL_TIME = 14  # of no memory, in the time of 6 with one
 FRONT = (
     none(64),
     none(256),
@@ -76,13 +75,14 @@ FRONT = (
     Case("xbn"),
     Case("xbm"),
 )
-EQUAL = (none(256, EQUAL_MINUTES), none(64, EQUAL_MINUTES))
+WITHOUT_FIRST_STEP = tuple(case for case in FRONT if case.method == "none" or case.begins != "first")
+EQUAL = (none(256, EPOCHS_IN_EQUAL_TIME), none(64, EPOCHS_IN_EQUAL_TIME))
 # Added once the runs of equal minutes were there: the best memories of the front with as many images, and no
 # memory for about as many minutes, at the rates that they were chosen with.
 LONG = (
-    Case("xbn", rate=1.6e-2, steps=EQUAL_MINUTES * EPOCH),
-    replace(none(256, 2 * EQUAL_MINUTES), rate=1.6e-2),
-    memory("xbm", rate=8e-3, steps=EQUAL_MINUTES * EPOCH),
+    Case("xbn", rate=1.6e-2, steps=EPOCHS_IN_EQUAL_TIME * EPOCH),
+    replace(none(256, 2 * EPOCHS_IN_EQUAL_TIME), rate=1.6e-2),
+    memory("xbm", rate=8e-3, steps=EPOCHS_IN_EQUAL_TIME * EPOCH),
 )
 LONG_AGAIN = replace(LONG[1], rate=3.2e-2)  # as for 24 epochs no memory was better at it
 GAINS = tuple(
@@ -115,7 +115,7 @@ CONTRASTIVE = tuple(replace(case, loss="contrastive") for case in FRONT)
 PRETRAINED = tuple(replace(case, weights="glyphs") for case in FRONT)
 LARGE = (Case("none", 1024),)  # equal steps: 35 minutes
 SWEEP = (350, 1400, 5500)
-FEWER_CLASSES = tuple(replace(case, classes=classes) for classes in SWEEP for case in FRONT[:6])
+FEWER_CLASSES = tuple(replace(case, classes=classes) for classes in SWEEP for case in WITHOUT_FIRST_STEP)
 
 LOST = 1.0  # points of MAP@R below no memory, from which on no seed would change that a setting lost
 # The rate of proxies, in multiples of the network's. Ten was declared, and with it they learned badly or not.
@@ -204,7 +204,7 @@ def sweep_trials(rows: Sequence[dict[str, str]]) -> Iterator[Case]:
         )
 
 
-def drift(rows: Sequence[dict[str, str]]) -> Iterator[Case]:
+def drift() -> Iterator[Case]:
     """Yields the runs of the figure of rates: five of them, a factor of two apart."""
     for rate in (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2):
         for case in (Case("xbn"), Case("xbm"), memory("xbn"), memory("xbm")):
@@ -222,7 +222,7 @@ def planned(path: Path) -> Iterator[Case]:
     yield from trials_until_inside(FRONT)
     yield from trials_until_inside(EQUAL)
     yield from (*LONG, LONG_AGAIN)
-    yield from drift(read_csv(path))
+    yield from drift()
     yield from chosen((*FRONT, *EQUAL), read_csv(path), seeds=(1, 2, 3, 4, 5))
     for cases in (PRETRAINED, GAINS, CONTRASTIVE, OTHERS):
         yield from trials_until_inside(cases)

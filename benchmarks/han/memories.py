@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from pytorch_metric_learning.distances import CosineSimilarity
@@ -25,17 +25,6 @@ from pml_xbn.losses import AdaptiveCrossBatchMemory, BatchLoss
 TEMPERATURE = 0.1
 DIM = 64
 _RAMP_DOWN = 0.15  # of all steps
-
-
-class Filled(Protocol):
-    """What a memory has beside its loss."""
-
-    memory_size: int
-    queue_idx: int
-    embedding_memory: Tensor
-    num_rows: int
-
-    def fill_memory(self, embeddings: Tensor, labels: Tensor) -> None: ...
 
 
 class NegativesOnly(nn.Module):
@@ -104,19 +93,19 @@ def build_memory(case: Case, memory_size: int) -> Any:
         "xbn": (XBNWrapper, {}),
         "centre": (XBNWrapper, {"match_std": False}),
         "axbn": (AXBNWrapper, {}),
-        **{name: (AdaptiveCrossBatchMemory, {}) for name in GAINS},
+        **{name: (AdaptiveCrossBatchMemory, {}) for name in GAIN_HOOKS},
     }
     if case.method not in classes:
         return None
     cls, options = classes[case.method]
     loss = wrapped_loss(case.loss)
     built = cls(loss, embedding_size=DIM, memory_size=memory_size, batch_loss_weight=weight, **options)
-    if case.method in GAINS:
-        built.register_memory_hook(GAINS[case.method]())
+    if case.method in GAIN_HOOKS:
+        built.register_memory_hook(GAIN_HOOKS[case.method]())
     return built
 
 
-GAINS: dict[str, Callable[[], Any]] = {
+GAIN_HOOKS: dict[str, Callable[[], Any]] = {
     "gain": GainOfClasses,
     "gain per dimension": lambda: MeasuredGain(window=100, match_std=False, per_dimension=True),
     "gain of both": MeasuredGain,

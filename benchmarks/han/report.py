@@ -27,11 +27,13 @@ _INTRODUCTION = """\
 Declared in `benchmarks/study/declared_han.md`; made by `python -m benchmarks.han.report` of
 `han_runs.csv` and `han_log.csv`. Figures are of the classes that confirm, in per cent. Differences are in
 points, paired by seed, with the 95 % interval of their own pairs. Where *the choice's* stands for the seeds,
-there is only the one that chose the rate: such a figure is a first look, without an interval."""
+there is only the one that chose the rate: such a figure is a first look, without an interval. Minutes are
+means over rates and seeds. Those of the front table and of equal minutes compare; others were made on another
+machine, or beside other work, which took up to half as long again."""
 _MINUTES = f"""\
-Here no memory trains for {plan.EQUAL_MINUTES} epochs, which take about as many minutes as six with a memory,
-and differences are to it. The memories of {plan.EQUAL_MINUTES} epochs were added once these runs were
-known: they see as many images, and take longer."""
+Here no memory trains for {plan.EPOCHS_IN_EQUAL_TIME} epochs, which take about as many minutes as six with a
+memory, and differences are to it. The memories of {plan.EPOCHS_IN_EQUAL_TIME} epochs were added once these
+runs were known: they see as many images, and take longer."""
 _NOISE = """\
 Of the last third of the runs, at chosen rates. *Shift* is the squared mean of what 512 rows are away from
 fresh ones, before and after the memory adapts them, in multiples of the sampling noise of one batch's mean.
@@ -150,7 +152,7 @@ def trials_table(runs: Runs, settings: Iterable[Case]) -> str:
 def sweep_values(runs: Runs, setting: Case, classes: int, figure: str) -> dict[int, float]:
     """Returns the figure by seed with so many classes, with fewer than all at the better of the two rates.
 
-    As long as fewer classes have the seed that chose alone, so have all.
+    Until runs with fewer classes have other seeds than the one that chose, all classes have that one too.
     """
     case = runs.chosen(setting)
     if case is None:
@@ -185,7 +187,7 @@ def sweep_table(runs: Runs) -> str:
     columns += [f"{name} to no memory at {size}" for size in (64, 256) for name in FIGURES.values()]
     lines = []
     for classes in (*plan.SWEEP, 0):
-        for setting in plan.FRONT[:6]:
+        for setting in plan.WITHOUT_FIRST_STEP:
             values = {figure: sweep_values(runs, setting, classes, figure) for figure in FIGURES}
             if not values["recall_at_1"]:
                 continue
@@ -277,7 +279,7 @@ def report(folder: Path) -> str:
         front_table(runs, [case for case in every if case not in long]),
         "## In equal minutes",
         _MINUTES,
-        front_table(runs, (*plan.EQUAL, *memories, *plan.LONG), plan.EQUAL_MINUTES),
+        front_table(runs, (*plan.EQUAL, *memories, *plan.LONG), plan.EPOCHS_IN_EQUAL_TIME),
         "## By number of training classes",
         sweep_table(runs),
         "## What rows share, and noise",

@@ -69,13 +69,13 @@ class Training:
         self.sources = torch.full((memory_size,), -1)
 
     def batches(self) -> Iterator[Tensor]:
-        """Yields the places of the images of each step."""
+        """Yields which training images each step shows."""
         case, labels = self.case, self.train.labels
         batches = ClassBatches(labels, 2, case.batch_size, num_batches=self.steps, seed=case.seed)
         yield from map(torch.tensor, batches)
 
-    def inputs(self, places: Tensor) -> Tensor:
-        return as_input(shifted(self.train.images[places], self.generator))
+    def inputs(self, shown: Tensor) -> Tensor:
+        return as_input(shifted(self.train.images[shown], self.generator))
 
     def fill(self) -> None:
         """Fills the memory with random training images, in batches of the size of training."""
@@ -86,18 +86,16 @@ class Training:
         )
         self.sources[: len(order)] = order
 
-    def step(self, number: int, places: Tensor) -> float:
-        embeddings = self.model(self.inputs(places))
-        value = self.loss(embeddings, self.train.labels[places], number)
+    def step(self, number: int, shown: Tensor) -> float:
+        embeddings = self.model(self.inputs(shown))
+        value = self.loss(embeddings, self.train.labels[shown], number)
         self.optimizer.zero_grad()
         value.backward()
         self.optimizer.step()
         self.scheduler.step()
         if self.uses_memory(number):
-            stored = (self.loss.memory.queue_idx - len(places) + torch.arange(len(places))) % len(
-                self.sources
-            )
-            self.sources[stored] = places
+            stored = (self.loss.memory.queue_idx - len(shown) + torch.arange(len(shown))) % len(self.sources)
+            self.sources[stored] = shown
         return float(value.detach())
 
     def uses_memory(self, number: int) -> bool:
@@ -124,20 +122,20 @@ class Watch:
         oldest = (memory.queue_idx + torch.arange(size)) % len(training.sources)
         known = known[~torch.isin(known, oldest)]
         draw = generator_for(training.case.seed, "watch", number)
-        self.places = known[torch.randperm(len(known), generator=draw)[:_ROWS_MEASURED]]
-        self.before = memory.embedding_memory[self.places].clone()
+        self.rows = known[torch.randperm(len(known), generator=draw)[:_ROWS_MEASURED]]
+        self.before = memory.embedding_memory[self.rows].clone()
         self.mean = memory.embedding_memory[: memory.num_rows].mean(dim=0)
         self.fresh, self.again = self._embed(draw), self._embed(draw)
 
     def _embed(self, draw: torch.Generator) -> Tensor:
         training = self.training
-        images = training.train.images[training.sources[self.places]]
+        images = training.train.images[training.sources[self.rows]]
         parts = as_input(shifted(images, draw)).split(training.case.batch_size)
         return torch.cat([embed_without_trace(training.model, part) for part in parts])
 
     def figures(self, batch: Tensor, labels: Tensor) -> dict[str, float]:
         """Returns them, given the batch as the step embedded it."""
-        after = self.training.loss.memory.embedding_memory[self.places]
+        after = self.training.loss.memory.embedding_memory[self.rows]
 
         def distance(one: Tensor, other: Tensor) -> float:
             return float((normalize(one) - normalize(other)).square().sum(dim=1).mean())
@@ -188,7 +186,7 @@ def trained(
     training, log, losses = Training(case, train, weights), [], []
     every, measuring = max(1, training.steps // _MEASUREMENTS), 0.0
     began = time.process_time()
-    for number, places in enumerate(training.batches()):
+    for number, shown in enumerate(training.batches()):
         if number and number == training.loss.first:
             training.fill()
         is_measured = (number + 1) % every == 0
@@ -197,15 +195,15 @@ def trained(
             before = time.process_time()
             watch = Watch(training, number)
             state = training.generator.get_state()
-            batch = embed_without_trace(training.model, training.inputs(places))  # as the step will embed it
+            batch = embed_without_trace(training.model, training.inputs(shown))  # as the step will embed it
             training.generator.set_state(state)
             measuring += time.process_time() - before
-        losses.append(training.step(number, places))
+        losses.append(training.step(number, shown))
         if is_measured:
             row: dict[str, Any] = {"step": number + 1, "mean_loss": sum(losses) / len(losses)}
             row["rate_now"] = training.scheduler.get_last_lr()[0]
             if watch is not None:
-                row |= watch.figures(batch, train.labels[places])
+                row |= watch.figures(batch, train.labels[shown])
             log.append(row)
             losses.clear()
     return training, log, time.process_time() - began - measuring

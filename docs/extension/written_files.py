@@ -51,6 +51,7 @@ def draw_pictures() -> None:
     from pictures.classes import draw_classes
     from pictures.gains import draw_gains
     from pictures.han_drift import draw_han_drift
+    from pictures.han_gain import draw_han_gain
     from pictures.noise_law import draw_noise_law
     from pictures.one_map import draw_one_map
     from pictures.step_cost import draw_step_cost
@@ -60,6 +61,7 @@ def draw_pictures() -> None:
     draw_classes(RESULTS, WRITTEN)
     draw_gains(RESULTS, WRITTEN)
     draw_han_drift(RESULTS, WRITTEN)
+    draw_han_gain(RESULTS, WRITTEN)
     draw_noise_law(RESULTS, WRITTEN)
     draw_one_map(WRITTEN)
     draw_step_cost(RESULTS / "step_cost_cpu.csv", WRITTEN)

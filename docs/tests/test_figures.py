@@ -272,8 +272,8 @@ def test_the_table_of_the_readme(study: Study) -> None:
         f"{least} and {most} over the same batch size, and {least_of_larger} and {most_of_larger} over a",
         f"it gained {gained[0]} and {gained[1]} over the same batch size in 16 epochs",
         f"In 4 epochs it lost {-lost[0]} (882 classes) and gained {lost[1]} (510; may be chance)",
-        f"{min(of_last_layers)} to {max(of_last_layers)} over the same batch size (some of it may be chance), "
-        "and nothing over a larger one",
+        f"{min(of_last_layers)} to {max(of_last_layers)} over the same batch size (some of it may be "
+        "chance), and nothing over a larger one",
     )
     slow = paired(study.values("xbn", at("glyphs", 60)), batch_512(study, at("glyphs", 120)))
     fast = paired(study.values("xbn", at("glyphs", 60)), batch_512(study, at("glyphs", 60)))

@@ -11,13 +11,23 @@ from on_pages import DOCS, README, RESULTS, assert_on, cell
 from pictures.han_drift import distances, recall_by_rate
 
 from benchmarks.engine.intervals import Difference
-from benchmarks.han.cases import EQUAL_MINUTES, LONG, LONG_AGAIN, RULE, SWEEP, Case, memory, none, rates
-from benchmarks.han.memories import GAINS
+from benchmarks.han.cases import (
+    EPOCHS_IN_EQUAL_TIME,
+    LONG,
+    LONG_AGAIN,
+    RULE,
+    SWEEP,
+    Case,
+    memory,
+    none,
+    rates,
+)
+from benchmarks.han.memories import GAIN_HOOKS
 from benchmarks.han.report import CLASSES, Runs, late
 
 MANY, WHICH, SIZE = (DOCS / f"{name}.md" for name in ("many_classes", "which_variant", "memory_size"))
 NONE_64, NONE_256 = none(64), none(256)
-LONGER_64, LONGER_256 = none(64, EQUAL_MINUTES), none(256, EQUAL_MINUTES)
+LONGER_64, LONGER_256 = none(64, EPOCHS_IN_EQUAL_TIME), none(256, EPOCHS_IN_EQUAL_TIME)
 XBM, XBN, FIRST = memory("xbm"), memory("xbn"), Case("xbn")
 LONG_XBN, LONG_NONE, LONG_XBM = LONG
 
@@ -234,7 +244,7 @@ def test_the_other_settings(runs: Runs) -> None:
         settings = (Case(method), memory(method), memory(method, batch_loss="1"))
         return " | ".join(f"{of_choice(runs, x):.1f}" if runs.chosen(x) else "–" for x in settings)
 
-    methods = ("xbm", "xbn", "axbn", "centre", *GAINS, "xbm negatives", "xbn negatives")
+    methods = ("xbm", "xbn", "axbn", "centre", *GAIN_HOOKS, "xbm negatives", "xbn negatives")
     assert_on(MANY, *(f"| {row(method)} |" for method in methods))
     steps, base = (of_choice(runs, x) for x in (none(256, 24), NONE_64))
     assert_on(

@@ -103,7 +103,7 @@ class BaseAdapter(nn.Module):
         return batch
 
     def set_embedding_size(self, embedding_size: int) -> None:
-        """Receives d when the adapter is registered on a memory."""
+        """Receives d when the adapter is registered on a memory, which may be its second, of another d."""
 
     def refusal(self, labels: Tensor) -> Refusal | None:
         """Checks labels ``(b,)`` before anything is stored. Returns None where every label is accepted."""

@@ -83,7 +83,10 @@ class GroupMomentMatching(BaseAdapter):
         return missing.any(), message
 
     def map(self, memory: Moments, target: Moments) -> Affine:
-        return memory.affine_to(target)
+        """Returns the map of the rows of no group; without ``normalize_absent`` they stay as they are."""
+        if self.normalize_absent:
+            return memory.affine_to(target)
+        return Affine(torch.ones_like(memory.mean), torch.zeros_like(memory.mean))
 
     def map_groups(self, memory: Moments, batch: Moments, target: Moments) -> Affine:
         """Returns the map of every group, ``(g, d)``, for those with two rows or more in memory and batch.
@@ -141,12 +144,6 @@ class GroupMomentMatching(BaseAdapter):
             )
         )
 
-    def checked_map(self, memory: Moments, batch: Moments, target: Moments) -> Affine:
-        affine = super().checked_map(memory, batch, target)
-        if self.normalize_absent:
-            return affine
-        return Affine(torch.ones_like(affine.scale), torch.zeros_like(affine.shift))
-
     def _adapted(
         self,
         rows: Tensor,
@@ -157,7 +154,7 @@ class GroupMomentMatching(BaseAdapter):
         target: Moments,
     ) -> Tensor:
         groups = self.groups_of(labels, batch_labels)
-        of_memory = group_moments(rows, groups.of_memory, groups.number)
-        of_batch = group_moments(batch, groups.of_batch, groups.number)
-        maps = self.maps_of_groups(affine, of_memory, of_batch, target, len(rows))
+        in_memory = group_moments(rows, groups.of_memory, groups.number)
+        in_batch = group_moments(batch, groups.of_batch, groups.number)
+        maps = self.maps_of_groups(affine, in_memory, in_batch, target, len(rows))
         return torch.addcmul(maps.shift[groups.of_memory], rows, maps.scale[groups.of_memory])

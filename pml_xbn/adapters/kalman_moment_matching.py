@@ -43,8 +43,6 @@ class KalmanMomentMatching(MomentMatching):
         [0.667, 0.625, 0.619, 0.618]
     """
 
-    _state = ("num_batches", "variance", "current_gain")
-
     def __init__(
         self,
         process_noise: float = 1.0,
@@ -58,13 +56,13 @@ class KalmanMomentMatching(MomentMatching):
         check_non_negative("measurement_noise", measurement_noise)
         check_non_negative("initial_variance", initial_variance)
         check_integer("gain_update_interval", gain_update_interval, at_least=1)
-        self.initial_variance = initial_variance  # before what begins with it
+        self.initial_variance = initial_variance  # first, as super().__init__ reads it
         super().__init__(collect_stats=collect_stats)
         self.process_noise, self.measurement_noise = process_noise, measurement_noise
         self.gain_update_interval = gain_update_interval
         self.record_stats("kalman_gain")
 
-    def _first_numbers(self) -> Tensor:
+    def _first_numbers(self) -> Tensor:  # how many batches, the variance p, and the gain K
         return widest(torch.tensor([0.0, self.initial_variance, 1.0], dtype=torch.float64))
 
     @property

@@ -22,14 +22,15 @@ class MeasuredGain(BaseAdapter):
     .. math::
         \hat z = \left( z - E[R] \right) \left( \frac{\sigma[B]}{\sigma[R]} \right)^{K_\sigma}
         + E[R] + K_\mu (E[B] - E[R]), \qquad
-        K_\mu = 1 - \frac{\overline{v}}{\overline{(E[B] - E[R])^2}}
+        K_\mu = \max\left(0,\ 1 - \frac{\overline{v}}{\overline{(E[B] - E[R])^2}}\right), \qquad
+        v = \tfrac{1}{2} (E[B] - E[B'])^2
 
-    with R the memory and B the batch. v, half of the squared difference between the means of one batch and
-    the next, is the sampling noise of a batch's mean, and half of what the model moves in a step. What is
-    drawn over is a moving average over steps and dimensions. A difference is the sum of how far the rows are
-    behind and of noise, and K is the first one's part of it: where the model moves slowly, the gain of a
-    Kalman filter in its steady state. :math:`K_\sigma` is the same of the logarithms of σ. It is in none of
-    the papers.
+    with R the memory, B the batch and B' the batch before it. A bar is an average over the last ``window``
+    steps and over all dimensions. v is the sampling noise of a batch's mean: two batches differ by twice
+    that, and by the little that the model moves in a step. A difference between batch and memory is the sum
+    of how far the rows are behind and of noise, and K is the first one's part of it: where the model moves
+    slowly, the gain of a Kalman filter in its steady state. :math:`K_\sigma` is the same of the logarithms
+    of σ. It is in none of the papers.
 
     So rows follow the batch by 0.5 to 0.7 of the difference while the model moves fast, where they follow it
     wholly in XBN, and stay almost as they are when it hardly moves. You may want it where you would not
@@ -162,13 +163,13 @@ class MeasuredGain(BaseAdapter):
         scale = torch.where(is_known, torch.where(is_known, moved[1], 0.0).exp(), unknown)
         return Affine(scale, torch.addcmul(memory.mean + moved[0], memory.mean, scale, value=-1))
 
-    def _levels(self, of: Moments) -> Tensor:
+    def _levels(self, moments: Moments) -> Tensor:
         """Returns the mean, and the logarithm of σ, NaN where there is none, ``(parts, d)``."""
         if not self.match_std:
-            return of.mean.unsqueeze(0)
-        has_spread = of.std > NO_SPREAD
-        log = torch.where(has_spread, torch.where(has_spread, of.std, 1.0).log(), torch.nan)
-        return torch.stack([of.mean, log])
+            return moments.mean.unsqueeze(0)
+        has_spread = moments.std > NO_SPREAD
+        log = torch.where(has_spread, torch.where(has_spread, moments.std, 1.0).log(), torch.nan)
+        return torch.stack([moments.mean, log])
 
     def _averaged(self, before: Tensor, now: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the moving average, a plain one at first, and of how many values; NaN is left out."""

@@ -43,9 +43,6 @@ class MomentMatching(BaseAdapter):
                 [9.]])
     """
 
-    # What a checkpoint holds besides the estimate; in `_numbers`, float64, in this order.
-    _state: tuple[str, ...] = ("num_batches",)
-
     def __init__(self, match_std: bool = True, momentum: float = 0.0, *, collect_stats: bool = False) -> None:
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum={momentum!r}: pass a number in [0, 1); 0 is plain XBN")
@@ -56,7 +53,10 @@ class MomentMatching(BaseAdapter):
         self.estimated = Moments(none, none)
 
     def _first_numbers(self) -> Tensor:
-        """Returns what a checkpoint holds besides the estimate, before the first batch."""
+        """Returns what a checkpoint holds besides the estimate, before the first batch: how many it has seen.
+
+        A subclass puts more behind it, in float64.
+        """
         return widest(torch.zeros(1))
 
     @property
@@ -107,7 +107,7 @@ class MomentMatching(BaseAdapter):
         return torch.cat([self._numbers.to(self.estimated.mean), *self.estimated])
 
     def set_extra_state(self, state: Tensor) -> None:
-        numbers, estimated = state.tensor_split([len(self._state)])
+        numbers, estimated = state.tensor_split([len(self._first_numbers())])
         size = len(self.estimated.mean)
         if size and len(estimated) != 2 * size:
             raise ValueError(

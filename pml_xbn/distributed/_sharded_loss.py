@@ -114,7 +114,9 @@ class PartOfRows:
         # How many chosen pairs are positive and negative; written in place, as what is allocated between the
         # large tensors of two parts, and kept, would leave gaps that these do not fit in.
         self.num_pairs = torch.zeros(2, dtype=torch.int64, device=compared.anchors.device)
-        self.zero = compared.anchors.detach().new_zeros(())  # NaN if anchors or these rows are not finite
+        self.zero_if_finite = compared.anchors.detach().new_zeros(
+            ()
+        )  # NaN if anchors or these rows are not finite
 
     def ask(self, known: _Known) -> Sequence[Reduction] | None:
         """Returns the reductions that the loss needs next, over these rows; None if it knows all it needs."""
@@ -163,7 +165,7 @@ class PartOfRows:
                 pairs = fused_miner(compared.miner, mat, pairs, over_rows)
         self.num_pairs.copy_(torch.stack([torch.as_tensor(x) for x in pairs.counts]))
         leaf = distances.measure(self._fused.loss.distance).detach().requires_grad_(is_learning)
-        self.zero.fill_(distances.zero_if_finite())
+        self.zero_if_finite.fill_(distances.zero_if_finite())
         assert self._fused.fused.terms is not None
         return distances, leaf, self._fused.fused.terms(self._fused.loss, leaf, pairs, over_rows)
 
@@ -243,7 +245,7 @@ class _ShardedLoss:
         if not self._has_terms_of_pairs and self._group.rank > 0:  # they are to count once
             sums, counts, gradients = (torch.zeros_like(x) for x in (sums, counts, gradients))
         num_pairs = torch.stack([part.num_pairs for part in self._parts]).sum(dim=0)
-        zero = torch.stack([part.zero for part in self._parts]).sum(dim=0, keepdim=True)
+        zero = torch.stack([part.zero_if_finite for part in self._parts]).sum(dim=0, keepdim=True)
         numbers = [sums, counts, num_pairs.to(sums), zero.to(sums), gradients.flatten()]
         of_all = self._group.sum(torch.cat(numbers)).split([len(x) for x in numbers])
         return of_all[0], of_all[1], of_all[2].long(), of_all[3].squeeze(0), of_all[4].view_as(gradients)

@@ -264,7 +264,7 @@ def read_contents(memory: Memory, batch: Batch) -> Contents | None:
         return None
     if batch.user_pairs is not None:
         return _with_batch_behind(contents, batch)
-    if contents.rows.is_empty:
+    if contents.rows.is_empty and not (memory.training and torch.is_grad_enabled()):
         _warn_of_empty(memory)
     return contents._replace(newest=None)  # of this batch no row is stored
 

@@ -297,7 +297,7 @@ class MemoryHooks:
         for hook in self._hooks.values():
             if isinstance(hook, nn.Module):
                 parts += attributes_of(hook)
-                if not isinstance(hook, BaseAdapter):  # which assigns what it keeps and writes to nothing
+                if not isinstance(hook, BaseAdapter):  # an adapter replaces its tensors, and writes to none
                     states.append((hook, copy.deepcopy(hook.state_dict())))
                     others += [(x, x.clone()) for x in buffers_outside_the_state(hook)]
 

@@ -1,4 +1,14 @@
-"""What hooks that are modules hold, and how it is given back to them when a step is undone."""
+"""What modules hold, and how it is given back to them.
+
+* ``attributes_of`` and ``give_back_attributes``: all of it, when a step is undone. An adapter replaces its
+  tensors, so that references are enough. Another hook may write into its own: of those `MemoryHooks.state`
+  copies the state, and what ``buffers_outside_the_state`` yields.
+* ``tensors_of`` and ``give_back_tensors_unless``: an adapter's tensors, on the device, if the batch turns out
+  not to be stored.
+* ``tensors_of`` and ``settle_``: the other way round. At the end of a step on a GPU, or in a graph, what an
+  adapter holds now is written into the tensors that it held before.
+* ``parts_of`` and ``replace_tensors``: a compiled step lets modules hold the tensors of a graph.
+"""
 
 from __future__ import annotations
 

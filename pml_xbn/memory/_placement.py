@@ -54,18 +54,18 @@ def placement_of(queue: Queue, contents: Contents, ids: Tensor, labels: Tensor) 
             "give every sample one label, or every view of it an id of its own"
         )
     stored_at = queue.holding.global_indices(_indices_of(samples, contents.ids)[sample_of])
-    memory_size, is_stored, kept = queue.memory_size, stored_at >= 0, last == numbers
+    memory_size, was_stored, is_last = queue.memory_size, stored_at >= 0, last == numbers
     # How far each stored sample is from the head of the queue, nearest first. The first is queued too if the
     # new rows reach it, the second if these and the first do, and so on to the first that is not reached.
     distance = (stored_at - contents.position) % memory_size
-    nearest = distance[kept & is_stored].sort().values
-    num_new = int((kept & ~is_stored).sum())
-    reach = torch.arange(num_new, num_new + len(nearest), device=ids.device)
-    num_queued = num_new + int((nearest < reach).cumprod(dim=0).sum())
+    nearest = distance[is_last & was_stored].sort().values
+    num_new = int((is_last & ~was_stored).sum())
+    num_queued_before = torch.arange(num_new, num_new + len(nearest), device=ids.device)
+    num_queued = num_new + int((nearest < num_queued_before).cumprod(dim=0).sum())
     indices = stored_at.clone()
-    indices[kept & (~is_stored | (distance < num_queued))] = queue.next_indices(contents, num_queued)
-    stored, returning = (flags.nonzero().squeeze(1) for flags in (kept, kept & is_stored))
-    return Placement(indices[last], stored, num_queued, returning, stored_at[returning])
+    indices[is_last & (~was_stored | (distance < num_queued))] = queue.next_indices(contents, num_queued)
+    kept, returning = (flags.nonzero().squeeze(1) for flags in (is_last, is_last & was_stored))
+    return Placement(indices[last], kept, num_queued, returning, stored_at[returning])
 
 
 def average_rows(rows: Tensor, stored: Rows, placement: Placement, momentum: float) -> Tensor:

@@ -133,7 +133,7 @@ def sum_terms(compared: Comparison, fused: FusedLoss) -> LossSums:
     else:
         _check_listed_pairs(fused.loss, pairs)
         _add_terms_(sums, distances, pairs)
-    sums.zero = distances.zero_if_finite()
+    sums.zero_if_finite = distances.zero_if_finite()
     return sums
 
 
@@ -328,7 +328,7 @@ class LossSums:
         # Makes the first gradient of the parts that at the anchors.
         self.at_anchors: Callable[[Tensor], Tensor] = lambda gradient: gradient
         self.num_pairs: Sequence[Tensor | int] = [0, 0]  # positive and negative ones
-        self.zero: Tensor | float = 0.0  # NaN if what is compared is not finite
+        self.zero_if_finite: Tensor | float = 0.0  # NaN if what is compared is not finite
 
     def add_(self, parts: list[PartSum]) -> None:
         """Adds the terms of other anchors; gradients at the same matrix are the same tensor."""
@@ -356,7 +356,7 @@ class LossSums:
         """
         self._begin()
         values, divisors, _ = zip(*self.parts, strict=True)
-        numbers, device = (*values, *divisors, *self.num_pairs, self.zero), self.inputs[0].device
+        numbers, device = (*values, *divisors, *self.num_pairs, self.zero_if_finite), self.inputs[0].device
         return torch.stack([torch.as_tensor(x, device=device).double() for x in numbers])
 
     @totals.setter
@@ -364,13 +364,13 @@ class LossSums:
         k, numbers = len(self.parts), totals.to(self.inputs[0].device).unbind()
         for number, part in enumerate(self.parts):
             self.parts[number] = part._replace(value=numbers[number], divisor=numbers[k + number])
-        self.num_pairs, self.zero = list(numbers[2 * k : -1]), numbers[-1]
+        self.num_pairs, self.zero_if_finite = list(numbers[2 * k : -1]), numbers[-1]
 
     def with_graph(self, num_ranks: int = 1) -> Tensor:
         """Returns the loss, whose backward pass returns the gradients, times the number of ranks."""
         self._begin()
         divisors, like = [part.divisor for part in self.parts], self.inputs[0]
-        factors = reducing_factors(self.fused, divisors, self.num_pairs, self.zero, like)
+        factors = reducing_factors(self.fused, divisors, self.num_pairs, self.zero_if_finite, like)
         value = _weighted([part.value for part in self.parts], factors).to(like)
         if not self.is_learning:
             return value

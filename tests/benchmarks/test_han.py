@@ -22,7 +22,7 @@ from benchmarks.engine.han import load_han
 from benchmarks.engine.results import read_csv, write_csv
 from benchmarks.han import __main__ as command
 from benchmarks.han import cases as han
-from benchmarks.han import memories, train
+from benchmarks.han import gain, memories, train
 from benchmarks.han.cases import PROXY_RATES, Case, memory, none
 from benchmarks.han.data import load_split, shifted
 from benchmarks.han.memories import NegativesOnly, StepLoss
@@ -213,6 +213,17 @@ def test_what_is_written_is_not_run_again(
     assert set(Counter(han.read_cases(read_csv(tmp_path / command.LOG))).values()) == {4}
 
 
+def test_gains_are_noted_from_when_a_memory_begins(
+    root: Path, short: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gain, "_EVERY", 2)
+    for setting, steps in zip(gain.SETTINGS, ([2, 4, 6, 8, 10, 12], [6, 8, 10, 12]), strict=True):
+        rows = [*gain.gains_along(of_size(setting), root)]
+        assert [row["step"] for row in rows] == steps
+        # Twelve steps are fewer than the window, in which rows follow wholly.
+        assert {row["gain_of_mean"] for row in rows} == {row["gain_of_std"] for row in rows} == {1.0}
+
+
 def test_shifts_move_every_image_as_a_whole() -> None:
     images = torch.arange(3 * 8 * 8, dtype=torch.uint8).view(3, 8, 8)
     moved = shifted(images, torch.Generator().manual_seed(1))
@@ -246,7 +257,7 @@ def write_report(folder: Path) -> str:
     seeds = {
         none(64): {0: 90.0, 1: 60.0, 2: 62.0, 3: 61.0},
         none(256): {0: 10.0, 1: 64.0, 2: 65.0, 3: 66.0},
-        none(256, han.EQUAL_MINUTES): {0: 60.0, 1: 70.0, 2: 72.0, 3: 71.0},
+        none(256, han.EPOCHS_IN_EQUAL_TIME): {0: 60.0, 1: 70.0, 2: 72.0, 3: 71.0},
         memory("xbn"): {0: 20.0, 1: 66.0, 2: 69.0, 3: 69.0},
         memory("xbm"): {0: 55.0},
     }
