@@ -120,7 +120,7 @@ def test_noise_and_distances_are_those_of_plain_numbers(root: Path, short: None)
     assert found["noise"] == pytest.approx(means.var(axis=0, ddof=1).sum() / 8 / spread, rel=1e-4)
     mean = rows.embedding_memory[: rows.num_rows].double().numpy().mean(axis=0)
     assert found["gap"] == pytest.approx(((numbers.mean(axis=0) - mean) ** 2).sum() / spread, rel=1e-4)
-    stored, fresh = (x.double().numpy() for x in (rows.embedding_memory[watch.places], watch.fresh))
+    stored, fresh = (x.double().numpy() for x in (rows.embedding_memory[watch.rows], watch.fresh))
     units = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (stored, fresh)]
     expected = ((units[0] - units[1]) ** 2).sum(axis=1).mean()
     assert found["before"] == pytest.approx(expected, rel=1e-4)
