@@ -25,7 +25,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NoReturn, get_args
@@ -100,6 +100,7 @@ def read_flags() -> Settings:
     )
     metavars = {Path: "FOLDER", int: "N", float: "X", str: "NAME"}
     for one in fields(Settings):
+        # Types are no text, as this file does not import annotations from __future__.
         meaning, *choices = one.type.__metadata__  # type: ignore[union-attr]
         options: Any = {"action": "store_true", "help": meaning}
         if kind_of(one) is not bool:
@@ -527,12 +528,14 @@ def suit(settings: Settings, network: Any, pictures: Sequence[Picture]) -> Plan:
     num_frozen = freeze_batch_norm(network) if norm == "frozen" else 0
     num_stages, stages = len(stages_of(network)), freeze_first_stages(network, settings)
     is_part = stages <= 3 and stages < num_stages
-    is_long = batch_size > 32 and settings.epochs >= LONG  # smaller batches were not tried
+    gains_by_length = batch_size > 32 and settings.epochs >= LONG  # smaller batches were not tried
 
     memory_size, why = settings.memory_size, "as asked for"
     if memory_size is None:
         share = batch_size // m / num_classes  # of the classes in a batch
-        is_used = share < LARGE_SHARE and batch_size <= 64 and (is_part or is_long or not is_pretrained)
+        is_used = (
+            share < LARGE_SHARE and batch_size <= 64 and (is_part or gains_by_length or not is_pretrained)
+        )
         memory_size = max(batch_size, len(trained) // 2) if is_used else 0
         why = "half of the training images" if is_used else "docs/fine_tuning.md: better without one"
         if share >= LARGE_SHARE:
@@ -656,16 +659,21 @@ def draw_curve(history: Sequence[Mapping[str, float]], path: Path) -> None:
 # -- Files of a run ------------------------------------------------------------------------------------------
 
 
-def new_run(settings: Settings) -> Path:
+def new_run(settings: Settings, pictures: Sequence[Picture]) -> Path:
+    """Makes the folder of a run, with its settings and which images train, and returns it."""
     name = f"{time.strftime('%Y-%m-%d_%H%M%S')}_{settings.backbone}_b{settings.batch_size}".replace("/", "-")
     name += "_all" if settings.all else ""
     for number in range(2, 1000):
         run = settings.output / name
         try:
             run.mkdir(parents=True)
-            return run
         except FileExistsError:  # another run began in the same second
             name = f"{name.partition('.')[0]}.{number}"
+            continue
+        write_csv([picture._asdict() for picture in pictures], run / "images.csv")
+        text = {name: str(x) if isinstance(x, Path) else x for name, x in asdict(settings).items()}
+        (run / "settings.json").write_text(json.dumps(text, indent=1), encoding="utf-8")
+        return run
     raise ValueError(f"--output {settings.output} has no free name for a run")
 
 
@@ -700,6 +708,74 @@ stopped: list[int] = []  # the signals that came
 begun: list[Path] = []  # the folder of the run
 
 
+@dataclass
+class Run:
+    """A run: what trains, what it has come to, and the files that say so.
+
+    Attributes:
+        history: a row for each epoch, the first before training.
+        before: what the classes that measure had before training.
+    """
+
+    folder: Path
+    settings: Settings
+    parts: Mapping[str, Sequence[Picture]]
+    encoder: Encoder
+    network: Any
+    optimizer: torch.optim.Optimizer
+    loss_fn: Any
+    history: list[dict[str, Any]] = field(default_factory=list)
+    before: dict[str, float] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """Measures what is there before training."""
+        if self.parts["measure"]:
+            self.before = measure(self.encoder, self.parts["measure"], self.settings, "embedding")[1]
+        self.end_epoch(0, None, 0.0)
+
+    def go_on(self) -> None:
+        """Takes up what the last epoch left."""
+        path = self.folder / "last.pt"
+        state = read_state(path)
+        try:
+            for name, part in self._stateful().items():
+                part.load_state_dict(state[name])
+            self.history, self.before = state["history"], state["before"]
+        except Exception as error:  # of whatever does not fit, or is missing
+            raise ValueError(f"{path} is not of this run: {first_line(error)}") from error
+
+    def end_epoch(self, epoch: int, loss: float | None, seconds: float) -> None:
+        """Measures the classes that choose, and writes the files of the run."""
+        one: dict[str, Any] = {"epoch": epoch, "loss": loss, "rate": self.optimizer.param_groups[0]["lr"]}
+        one |= {"seconds": round(seconds, 1), "rows": getattr(self.loss_fn, "num_rows", 0)}
+        chooses = self.parts["choose"]
+        if chooses:
+            one |= measure(self.encoder, chooses, self.settings, f"epoch {epoch}: embedding")[1]
+        is_best = all(merit(one) > merit(other) for other in self.history)
+        self.history.append(one)
+        said = [] if loss is None else [f"loss {loss:.3f}"]
+        said += [words(one)] if chooses else ["not measured, as every class trains"]
+        said += ["the best so far"] if chooses and is_best else []
+        print(f"epoch {epoch}: {', '.join(said)}", flush=True)
+        write_csv(self.history, self.folder / "history.csv")
+        if is_best:
+            best = {"state_dict": self.network.state_dict(), "encoder": self.encoder_settings, "epoch": epoch}
+            save(best, self.folder / "best.pt")
+        state = {name: part.state_dict() for name, part in self._stateful().items()}
+        state |= {"epoch": epoch, "history": self.history, "before": self.before}
+        save(state, self.folder / "last.pt")
+
+    @property
+    def encoder_settings(self) -> dict[str, Any]:
+        """What `load_encoder` builds the encoder of, besides its weights."""
+        names = ("classes", "size", "mean", "std", "interpolation")
+        prepared = {name: getattr(self.encoder, name) for name in names}
+        return {"backbone": self.settings.backbone, "embedding_size": 128, **prepared}
+
+    def _stateful(self) -> dict[str, Any]:
+        return {"network": self.network, "optimizer": self.optimizer, "loss_fn": self.loss_fn}
+
+
 def main(settings: Settings) -> None:
     settings = begin(settings)
     check(settings)
@@ -717,20 +793,19 @@ def main(settings: Settings) -> None:
     parts = {part: [x for x in pictures if x.part == part] for part in ("train", "choose", "measure")}
     classes = {part: sorted({x.name for x in members}) for part, members in parts.items()}
     config = timm.data.resolve_model_data_config(network) | {"input_size": (3, settings.size, settings.size)}
-    prepared = {"size": settings.size, **{k: config[k] for k in ("mean", "std", "interpolation")}}
-    encoder = Encoder(network.to(device), classes=classes, **prepared)
-    saved = {"backbone": settings.backbone, "embedding_size": 128, "classes": classes, **prepared}
+    prepared = {name: config[name] for name in ("mean", "std", "interpolation")}
+    encoder = Encoder(network.to(device), settings.size, classes=classes, **prepared)
 
-    loss: Any = losses.SupConLoss(temperature=0.1)
-    size, m, rows = settings.batch_size, settings.images_per_class, settings.memory_size
-    loss_fn: Any = XBNWrapper(loss, 128, rows, **memory) if rows else BatchLoss(loss)
+    supcon = losses.SupConLoss(temperature=0.1)
+    rows = settings.memory_size
+    loss_fn: Any = XBNWrapper(supcon, 128, rows, **memory) if rows else BatchLoss(supcon)
     loss_fn.to(device)
-    model: Any = GradCache(network, settings.part_size) if settings.part_size else network
     optimizer = torch.optim.AdamW([x for x in network.parameters() if x.requires_grad], settings.rate)
     flips = {"hflip": 0.0, "scale": (0.6, 1.0)} if settings.glyphs else {"scale": (0.3, 1.0)}
     train_set = TrainImages(parts["train"], timm.data.create_transform(**config, is_training=True, **flips))
     cover: Any = settings.cover
-    batches = ClassBatches(train_set.labels, m, size, cover=cover, seed=settings.seed)
+    m, batch_size = settings.images_per_class, settings.batch_size
+    batches = ClassBatches(train_set.labels, m, batch_size, cover=cover, seed=settings.seed)
     loader = data.DataLoader(train_set, batch_sampler=batches, num_workers=settings.workers)
     steps = len(batches)
     schedule = timm.scheduler.CosineLRScheduler(
@@ -742,102 +817,84 @@ def main(settings: Settings) -> None:
         t_in_epochs=False,
     )
 
-    history: list[dict[str, Any]] = []
+    folder = settings.resume or new_run(settings, pictures)
+    run = Run(folder, settings, parts, encoder, network, optimizer, loss_fn)
     if settings.resume:
-        run = settings.resume
-        state = read_state(run / "last.pt")
-        try:
-            network.load_state_dict(state["network"])
-            optimizer.load_state_dict(state["optimizer"])
-            loss_fn.load_state_dict(state["loss_fn"])
-            history, before = state["history"], state["before"]
-        except Exception as error:  # of whatever does not fit, or is missing
-            raise ValueError(f"{run}/last.pt is not of this run: {first_line(error)}") from error
-        begun.append(run)
-    else:
-        run = new_run(settings)
-        begun.append(run)
-        write_csv([picture._asdict() for picture in pictures], run / "images.csv")
-        text = {name: str(x) if isinstance(x, Path) else x for name, x in asdict(settings).items()}
-        (run / "settings.json").write_text(json.dumps(text, indent=1), encoding="utf-8")
+        run.go_on()
+    begun.append(folder)
     share = "of every image once"
     if settings.cover != "images":
         share = "of classes drawn at random, about 63 % of the images (--cover images takes every image)"
     lines["epoch"] = f"{steps} steps, {share}; {device}"
-    print(f"run         {run}", *(f"{name:<12}{line}" for name, line in lines.items()), sep="\n", flush=True)
-
-    def end_epoch(epoch: int, loss: float | None, seconds: float) -> None:
-        """Measures the classes that choose, and writes the files of the run."""
-        one: dict[str, Any] = {"epoch": epoch, "loss": loss, "rate": optimizer.param_groups[0]["lr"]}
-        one |= {"seconds": round(seconds, 1), "rows": getattr(loss_fn, "num_rows", 0)}
-        if parts["choose"]:
-            one |= measure(encoder, parts["choose"], settings, f"epoch {epoch}: embedding")[1]
-        is_best = all(merit(one) > merit(other) for other in history)
-        history.append(one)
-        said = [] if loss is None else [f"loss {loss:.3f}"]
-        said += [words(one)] if parts["choose"] else ["not measured, as every class trains"]
-        said += ["the best so far"] if parts["choose"] and is_best else []
-        print(f"epoch {epoch}: {', '.join(said)}", flush=True)
-        write_csv(history, run / "history.csv")
-        if is_best:
-            save({"state_dict": network.state_dict(), "encoder": saved, "epoch": epoch}, run / "best.pt")
-        states = {"network": network, "optimizer": optimizer, "loss_fn": loss_fn}
-        state = {name: part.state_dict() for name, part in states.items()}
-        save({**state, "epoch": epoch, "history": history, "before": before}, run / "last.pt")
-
-    if not history:
-        before = measure(encoder, parts["measure"], settings, "embedding")[1] if parts["measure"] else {}
-        end_epoch(0, None, 0.0)
+    print(
+        f"run         {folder}", *(f"{name:<12}{line}" for name, line in lines.items()), sep="\n", flush=True
+    )
+    if not run.history:
+        run.begin()
     signal.signal(signal.SIGTERM, stop_soon)
-    for epoch in range(history[-1]["epoch"] + 1, settings.epochs + 1):
-        best = max(history, key=merit)["epoch"]
+    for epoch in range(run.history[-1]["epoch"] + 1, settings.epochs + 1):
+        best = max(run.history, key=merit)["epoch"]
         if settings.patience and epoch > best + settings.patience:
             print(f"epoch {best} is the best for {settings.patience} epochs: training ends")
             break
-        start, total = time.perf_counter(), torch.zeros((), device=device)
+        start = time.perf_counter()
         batches.set_epoch(epoch)
-        torch.manual_seed(settings.seed * 100_003 + epoch)  # the seeds of the workers are drawn from it
-        random.seed(settings.seed * 100_003 + epoch)  # by which timm augments where there are no workers
-        network.train()
-        images = torch.empty(0)
-        for step, batch in enumerate(
-            tqdm(loader, f"epoch {epoch} of {settings.epochs}", leave=False, disable=None)
-        ):
-            schedule.step_update((epoch - 1) * steps + step)
-            last, (images, labels, numbers) = images, (tensor.to(device) for tensor in batch)
-            embeddings = model(images)
-            loss = loss_fn(embeddings, labels, sample_ids=numbers) if rows else loss_fn(embeddings, labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            total += loss.detach()
-            if stopped:
-                raise KeyboardInterrupt
-        if not torch.isfinite(total):
-            raise ValueError(
-                f"the loss of epoch {epoch} is {float(total)}: pass a --rate below {settings.rate:g}"
-            )
-        if epoch == 1 and settings.batch_norm == "trains" and len(last) == len(images) >= 4:
-            say_noise(network, last[: settings.part_size], images[: settings.part_size], settings)
-        end_epoch(epoch, float(total) / steps, time.perf_counter() - start)
+        loss = train_epoch(run, loader, schedule, epoch, device)
+        run.end_epoch(epoch, loss, time.perf_counter() - start)
+    finish(run, device)
 
-    draw_curve(history, run / "curve.png")
-    epoch = read_state(run / "best.pt")["epoch"]
-    if not parts["measure"]:
-        print(
-            f"best.pt is epoch {epoch} of {settings.epochs}, of all {len(classes['train'])} classes, in {run}"
+
+def train_epoch(
+    run: Run, loader: data.DataLoader[Any], schedule: Any, epoch: int, device: torch.device
+) -> float:
+    """Trains for an epoch, and returns the mean of the loss."""
+    settings, network, loss_fn = run.settings, run.network, run.loss_fn
+    model: Any = GradCache(network, settings.part_size) if settings.part_size else network
+    torch.manual_seed(settings.seed * 100_003 + epoch)  # the seeds of the workers are drawn from it
+    random.seed(settings.seed * 100_003 + epoch)  # by which timm augments where there are no workers
+    network.train()
+    total, images, images_before = torch.zeros((), device=device), torch.empty(0), torch.empty(0)
+    progress = tqdm(loader, f"epoch {epoch} of {settings.epochs}", leave=False, disable=None)
+    for step, batch in enumerate(progress):
+        schedule.step_update((epoch - 1) * len(loader) + step)
+        images_before = images
+        images, labels, numbers = (tensor.to(device) for tensor in batch)
+        ids = {"sample_ids": numbers} if settings.memory_size else {}
+        loss = loss_fn(model(images), labels, **ids)
+        run.optimizer.zero_grad()
+        loss.backward()
+        run.optimizer.step()
+        total += loss.detach()
+        if stopped:
+            raise KeyboardInterrupt
+    if not torch.isfinite(total):
+        raise ValueError(
+            f"the loss of epoch {epoch} is {float(total)}: pass a --rate below {settings.rate:g}"
         )
+    if epoch == 1 and settings.batch_norm == "trains" and len(images_before) == len(images) >= 4:
+        say_noise(network, images_before[: settings.part_size], images[: settings.part_size], settings)
+    return float(total) / len(loader)
+
+
+def finish(run: Run, device: torch.device) -> None:
+    """Draws the curve, and measures the best epoch on the classes that chose nothing."""
+    draw_curve(run.history, run.folder / "curve.png")
+    epoch, epochs = read_state(run.folder / "best.pt")["epoch"], run.settings.epochs
+    classes = {part: len({x.name for x in members}) for part, members in run.parts.items()}
+    if not run.parts["measure"]:
+        print(f"best.pt is epoch {epoch} of {epochs}, of all {classes['train']} classes, in {run.folder}")
         return
     if epoch == 0:
         print(
             "no epoch was better than the weights before training: pass another --rate or more --epochs, or, "
             "if they were random, pretrained --weights or a small network (--backbone test_resnet --size 32)"
         )
-    embeddings, figures = measure(load_encoder(run).to(device), parts["measure"], settings, "embedding")
-    draw_neighbours(parts["measure"], embeddings, run / "neighbours.png")
+    encoder = load_encoder(run.folder).to(device)
+    embeddings, figures = measure(encoder, run.parts["measure"], run.settings, "embedding")
+    draw_neighbours(run.parts["measure"], embeddings, run.folder / "neighbours.png")
     print(
-        f"{words(figures)} on the {len(classes['measure'])} classes that chose nothing (before training "
-        f"{words(before)}); best.pt is epoch {epoch} of {settings.epochs}, in {run}"
+        f"{words(figures)} on the {classes['measure']} classes that chose nothing (before training "
+        f"{words(run.before)}); best.pt is epoch {epoch} of {epochs}, in {run.folder}"
     )
 
 
@@ -856,8 +913,9 @@ def say_noise(network: Any, images: torch.Tensor, others: torch.Tensor, settings
 def stop_soon(number: int, frame: Any) -> None:
     """Ends training after this step. An exception from here could fall into a destructor and get lost."""
     stopped.append(number)
-    if hasattr(signal, "SIGCHLD"):  # who stops all processes of a run also stops those that load images,
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # for each of which torch would raise an error
+    # Who stops all processes of a run also stops those that load images, and torch raises an error for each.
+    if hasattr(signal, "SIGCHLD"):
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 if __name__ == "__main__":
