@@ -107,6 +107,7 @@ def _loss_sharded(memory: Memory, batch: Batch, reports: list[ranks.Report], fus
             of_batch = weight * loss_of_batch_alone(memory, whole)
         return value, gradients, of_batch
 
+    # If it fails, it is called once more without rows; sums that ranks have made already are not made again.
     (value, gradients, of_batch), error = group.attempt(compute)
     if gradients:
         sizes = [report.num_anchors for report in reports]

@@ -60,6 +60,11 @@ class AXBNWrapper(AdaptiveCrossBatchMemory):
         **options: Unpack[MemoryOptions],
     ) -> None:
         super().__init__(loss, embedding_size, memory_size, miner, **options)
-        settings = process_noise, measurement_noise, initial_variance, gain_update_interval
-        self.adapter = KalmanMomentMatching(*settings, collect_stats=self.collect_stats)
+        self.adapter = KalmanMomentMatching(
+            process_noise=process_noise,
+            measurement_noise=measurement_noise,
+            initial_variance=initial_variance,
+            gain_update_interval=gain_update_interval,
+            collect_stats=self.collect_stats,
+        )
         self.register_memory_hook(self.adapter)

@@ -56,6 +56,10 @@ class PerClassXBN(AdaptiveCrossBatchMemory):
         **options: Unpack[MemoryOptions],
     ) -> None:
         super().__init__(loss, embedding_size, memory_size, miner, **options)
-        settings = mean_lambda, std_lambda, normalize_absent
-        self.adapter = GroupMomentMatching(*settings, collect_stats=self.collect_stats)
+        self.adapter = GroupMomentMatching(
+            mean_lambda=mean_lambda,
+            std_lambda=std_lambda,
+            normalize_absent=normalize_absent,
+            collect_stats=self.collect_stats,
+        )
         self.register_memory_hook(self.adapter)

@@ -58,6 +58,11 @@ class SuperClassXBN(AdaptiveCrossBatchMemory):
         **options: Unpack[MemoryOptions],
     ) -> None:
         super().__init__(loss, embedding_size, memory_size, miner, **options)
-        settings = mean_lambda, std_lambda, normalize_absent, superclasses
-        self.adapter = GroupMomentMatching(*settings, collect_stats=self.collect_stats)
+        self.adapter = GroupMomentMatching(
+            mean_lambda=mean_lambda,
+            std_lambda=std_lambda,
+            normalize_absent=normalize_absent,
+            superclasses=superclasses,
+            collect_stats=self.collect_stats,
+        )
         self.register_memory_hook(self.adapter)

@@ -20,7 +20,11 @@ from ._supported import show
 def loss_of_batch(
     loss: nn.Module, miner: Miner | None, batch: Batch, no_refs: tuple[None, ...] = (None, None)
 ) -> Tensor:
-    """Returns the loss of the anchors against the refs, or where these are the anchors with ``no_refs``."""
+    """Returns the loss of the anchors against the refs; where these are the anchors, it gets ``no_refs``.
+
+    Those are two times None, as PML's losses are called without refs. A loss of the user's may take
+    embeddings, labels and pairs alone: for that they are ``()``.
+    """
     if len(batch.anchors) == 0 or len(batch.refs) == 0:
         return loss_without_pairs(loss, batch)
     arguments: tuple[Any, ...] = batch.anchors, batch.anchor_labels
