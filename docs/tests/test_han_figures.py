@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from on_pages import DOCS, README, RESULTS, assert_on, cell
 from pictures.han_drift import distances, recall_by_rate
+from pictures.han_gain import gains_of
 
 from benchmarks.engine.intervals import Difference
 from benchmarks.han.cases import (
@@ -16,6 +17,7 @@ from benchmarks.han.cases import (
     LONG,
     LONG_AGAIN,
     RULE,
+    STEPS,
     SWEEP,
     Case,
     memory,
@@ -159,6 +161,17 @@ def test_in_equal_minutes(runs: Runs) -> None:
         f"Batch 64 without a memory has {mean(runs, LONGER_64)} and "
         f"{mean(runs, LONGER_64, 'map_at_r')} after 14 epochs",
         f"beat every memory at batch 64, {mean(runs, LONGER_256)} to {best:.1f}.",
+    )
+
+
+def test_how_much_of_a_difference_rows_follow() -> None:
+    for begins in ("first", "after an epoch"):
+        of_mean, of_std = (gains_of(RESULTS, begins, part) for part in ("gain_of_mean", "gain_of_std"))
+        assert fmean(gain for step, gain in of_mean if step > STEPS - 500) < 0.06  # "hardly at all"
+        assert fmean(gain for _, gain in of_std) < fmean(gain for _, gain in of_mean) / 2  # "much less"
+    early = fmean(gain for step, gain in gains_of(RESULTS, "first", "gain_of_mean") if step <= 500)
+    assert_on(
+        MANY, f"follows by about {early:.1f} of a difference in the first 500 steps", f"{STEPS:,} steps"
     )
 
 

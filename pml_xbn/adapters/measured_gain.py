@@ -32,9 +32,9 @@ class MeasuredGain(BaseAdapter):
     slowly, the gain of a Kalman filter in its steady state. :math:`K_\sigma` is the same of the logarithms
     of σ. It is in none of the papers.
 
-    So rows follow the batch by 0.5 to 0.7 of the difference while the model moves fast, where they follow it
-    wholly in XBN, and stay almost as they are when it hardly moves. You may want it where you would not
-    choose between XBN and no adaptation; docs/many_classes.md has what it gave.
+    So rows' mean follows by 0.5 to 0.7 of the difference while the model moves fast, where it follows wholly
+    in XBN, and hardly at all when the model hardly moves; σ follows less. You may want it where you would
+    not choose between XBN and no adaptation; docs/many_classes.md has what it gave.
 
     As long as rows follow wholly, the difference to the next batch is the noise of two. So where the model
     hardly moves, K is about 1/2 once the window has passed, and falls to its level in some four windows more.
