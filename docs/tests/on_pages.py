@@ -17,7 +17,7 @@ def words_of(page: Path) -> str:
 
 def assert_on(page: Path, *figures: str) -> None:
     words = words_of(page)
-    assert [figure for figure in figures if figure not in words] == []
+    assert [figure for figure in figures if figure not in words] == [], page.name
 
 
 def cell(difference: Difference | None) -> str:

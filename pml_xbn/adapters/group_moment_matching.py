@@ -82,8 +82,7 @@ class GroupMomentMatching(BaseAdapter):
 
         return missing.any(), message
 
-    def map(self, memory: Moments, target: Moments) -> Affine:
-        """Returns the map of the rows of no group; without ``normalize_absent`` they stay as they are."""
+    def map(self, memory: Moments, target: Moments) -> Affine:  # of the rows of no group
         if self.normalize_absent:
             return memory.affine_to(target)
         return Affine(torch.ones_like(memory.mean), torch.zeros_like(memory.mean))
