@@ -197,7 +197,7 @@ def test_in_longer_training(runs: Runs) -> None:
     )
     assert_on(
         BEHIND,
-        f"XBN was {points(runs, LONG_XBN, LONG_NONE)} above it, from the first step, and `CrossBatchMemory` "
+        f"XBN, used from the first step, was {points(runs, LONG_XBN, LONG_NONE)} above it, and `CrossBatchMemory` "
         f"{points(runs, LONG_XBM, LONG_NONE)} (one seed",
     )
 
