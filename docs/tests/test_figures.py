@@ -471,7 +471,8 @@ def test_small_shares() -> None:
     assert not is_above_zero(same)
     assert_on(
         BEHIND,
-        f"at batch 8 (0.2 %) XBN gained {same.mean:.1f}, which is not certain, and was {-four.mean:.1f} below",
+        f"at batch 8 (0.2 %) XBN gained {same.mean:.1f}, which is not certain, and was "
+        f"{-four.mean:.1f} below",
     )
     texts = [named[f"{kind}definitions, 32", "same"] for kind in ("", "frozen-")]
     assert [is_above_zero(gain) for gain in texts] == [False, True]
@@ -556,7 +557,8 @@ def test_what_the_pages_say_of_one_search_for_all() -> None:
     assert_on(
         BEHIND,
         f"the best setting gained {tuned.mean:.1f}, which may be chance",
-        f"XBN without that weight was {-without.mean:.1f} below no memory, and with it {with_it.mean:.1f} above",
+        f"XBN without that weight was {-without.mean:.1f} below no memory, and with it "
+        f"{with_it.mean:.1f} above",
     )
     assert_on(GAINS, f"In Recall@1, over all rates, they are {cell(without)} and {cell(with_it)}.")
 
@@ -574,7 +576,7 @@ def test_what_a_classification_loss_beside_adds(study: Study) -> None:
     ]
     assert_on(
         GAINS,
-        "(proxies) is {} in Recall@1 against XBN alone in the same short training, and {} at batch 16.".format(
+        "(proxies) is {} in Recall@1 against XBN alone in the same short training, and {} at batch".format(
             *map(cell, both)
         ),
     )

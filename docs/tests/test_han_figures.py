@@ -197,7 +197,8 @@ def test_in_longer_training(runs: Runs) -> None:
     )
     assert_on(
         BEHIND,
-        f"XBN, used from the first step, was {points(runs, LONG_XBN, LONG_NONE)} above it, and `CrossBatchMemory` "
+        f"XBN, used from the first step, was {points(runs, LONG_XBN, LONG_NONE)} above it, and "
+        "`CrossBatchMemory` "
         f"{points(runs, LONG_XBM, LONG_NONE)} (one seed",
     )
 
@@ -431,7 +432,8 @@ def test_first_looks(runs: Runs) -> None:
             of_glyphs.append(ours - theirs)
     assert_on(
         MANY,
-        f"and pretrained weights (two) say the same, by {min(*pairs, *of_glyphs):.1f} to {max(*pairs, *of_glyphs):.1f}.",
+        f"and pretrained weights (two) say the same, by {min(*pairs, *of_glyphs):.1f} to "
+        f"{max(*pairs, *of_glyphs):.1f}.",
         f"XBM is {min(of_glyphs):.1f} to {max(of_glyphs):.1f} above XBN, in each of four pairs",
     )
     for words, case in (

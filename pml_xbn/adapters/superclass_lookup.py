@@ -60,7 +60,7 @@ class SuperclassLookup(nn.Module):
 def _as_integers(values: Tensor | Sequence[int], what: str) -> Tensor:
     remedy = "pass a non-negative integer superclass for every label"
     try:
-        tensor = torch.as_tensor(values)
+        tensor = values if isinstance(values, Tensor) else torch.as_tensor(values, device="cpu")
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ValueError(f"{what} holds {values!r}: {remedy}") from error
     if tensor.ndim != 1 or len(tensor) == 0:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from pytorch_metric_learning.losses import CrossBatchMemory, LiftedStructureLoss
+from pytorch_metric_learning.reducers import DoNothingReducer
 from torch import Tensor
 from torch.nn.functional import normalize as unit_length
 from torch.utils.hooks import RemovableHandle
@@ -46,7 +47,8 @@ class WatchedLoss:
 
     Raises:
         TypeError: ``memory`` is no ``CrossBatchMemory``.
-        ValueError: the memory is called twice or not at all, or without gradients.
+        ValueError: the memory is called twice or not at all, without gradients, or with a reducer that
+            returns no number.
 
     Example:
         >>> from pytorch_metric_learning.losses import ContrastiveLoss
@@ -74,6 +76,11 @@ class WatchedLoss:
     def __init__(self, memory: CrossBatchMemory) -> None:
         if not isinstance(memory, CrossBatchMemory):
             raise TypeError(f"memory is a {type(memory).__name__}: pass a CrossBatchMemory or a subclass")
+        if isinstance(getattr(memory.loss, "reducer", None), DoNothingReducer):
+            raise ValueError(
+                f"memory has a {type(memory.loss).__name__} with DoNothingReducer, which returns no number "
+                "that has a gradient: pass a reducer that does, such as MeanReducer"
+            )
         self._memory = memory
         self._handles: list[RemovableHandle] = []
 
@@ -160,8 +167,13 @@ class WatchedLoss:
         if self._is_in_loss:
             self._memory_loss, self._is_in_loss = loss, False
 
-    def _after_call(self, memory: CrossBatchMemory, _: Any, loss: Tensor) -> None:
+    def _after_call(self, memory: CrossBatchMemory, _: Any, loss: Any) -> None:
         self._is_in_call = False
+        if not isinstance(loss, Tensor):
+            raise ValueError(
+                f"the loss is a {type(loss).__name__}, whose gradient nobody can take: watch a loss whose "
+                "reducer returns a number, such as MeanReducer"
+            )
         if not loss.requires_grad:
             raise ValueError("the loss has no gradient: enable gradients, and pass embeddings that have some")
         arguments, distances, memory_loss = self._arguments, self._distances, self._memory_loss

@@ -84,10 +84,10 @@ def _why_not_compiled(name: str, has_more_input: bool) -> str | None:
     reason = why_not_traced(memory, has_more_input=has_more_input)
     if reason is not None:
         return reason
-    for adapter in memory._hooks.adapters:
-        unseen = what_is_not_seen(adapter)
+    for module in _modules_of(memory):
+        unseen = what_is_not_seen(module)
         if unseen is not None:
-            return f"whose {type(adapter).__name__} has {unseen}, of which torch.compile sees no change"
+            return f"whose {type(module).__name__} has {unseen}, of which torch.compile sees no change"
     return None
 
 

@@ -36,8 +36,8 @@ def check_setting(memory: nn.Module, name: str, value: Any) -> None:
         )
 
 
-def _check_loss(memory: nn.Module, loss: nn.Module) -> None:
-    check_supported(loss)
+def _check_loss(memory: Any, loss: nn.Module) -> None:
+    check_supported(loss, type(memory).supported_losses())
     _check_sum(loss, getattr(memory, "batch_loss_weight", 0.0))
 
 

@@ -132,9 +132,10 @@ class Distances:
         if id(distance) not in self._by_pml:
             with torch.enable_grad():
                 leaf = self.anchors.detach().requires_grad_()
-                self._by_pml[id(distance)] = leaf, distance(leaf, self.rows.read(leaf.dtype))
-        mat = self._by_pml[id(distance)][1]
-        return mat.detach()
+                # Not the leaf itself, as who follows modules may hang a hook on what they get.
+                mat = distance(leaf.view_as(leaf), self.rows.read(leaf.dtype))
+                self._by_pml[id(distance)] = leaf, mat
+        return self._by_pml[id(distance)][1].detach()
 
     def _scaled_anchors(self) -> tuple[Tensor, Tensor]:
         """Returns anchors of unit length, and their lengths ``(a, 1)``."""

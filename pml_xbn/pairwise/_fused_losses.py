@@ -224,7 +224,7 @@ def tuplet_margin(loss: losses.TupletMarginLoss, mat: Tensor, pairs: Pairs, over
     squared_sines = (1 - mat) * (1 + mat)
     has_gradient = squared_sines > 0  # not at 0 or 180 degrees, where it is taken for zero
     sines = torch.where(has_gradient, squared_sines, 1).sqrt() * has_gradient
-    margin = torch.as_tensor(loss.margin, dtype=mat.dtype)  # which may be learned
+    margin = torch.as_tensor(loss.margin, dtype=mat.dtype, device=mat.device)  # it may be learned
     slackened = margin.cos() * mat + margin.sin() * sines
     terms = _log_one_plus_exp(negative_log_sum.unsqueeze(1) - loss.scale * slackened)
     return {"loss": Elements(terms, pairs.positive)}

@@ -35,7 +35,7 @@ def mine(fused: FusedMiner, miner: Any, distances: Distances, pairs: Pairs) -> P
             chosen = chosen._replace(triplets=triplets)
         num_pairs: Any = chosen.counts
         if can_read(mat) or (miner.collect_stats and not is_tracing()):
-            num_pairs = torch.stack([torch.as_tensor(x) for x in num_pairs]).tolist()
+            num_pairs = torch.stack([torch.as_tensor(x, device=mat.device) for x in num_pairs]).tolist()
             record_num_pairs(miner, *num_pairs)
     return chosen._replace(num_pairs=num_pairs)
 

@@ -5,7 +5,7 @@ A fused one is never called. So it has to be PML's, as PML wrote it, and whoever
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from pytorch_metric_learning import losses, miners, reducers
@@ -19,15 +19,22 @@ from ._miners import FUSED_MINERS, SHARDED_MINERS, FusedMiner
 SHARDED_LOSSES = tuple(kind for kind, fused in FUSED_LOSSES.items() if fused.is_reduced)
 
 
-def check_supported(loss: nn.Module) -> None:
-    """Raises a ValueError for a loss that cannot be computed between a batch and a memory of another size."""
+def check_supported(loss: nn.Module, more: Iterable[str] = ()) -> None:
+    """Raises a ValueError for a loss that cannot be computed between a batch and a memory of another size.
+
+    Args:
+        loss: it.
+        more: names of losses that a subclass of a memory lets pass; they run by their own code.
+    """
     name = type(loss).__name__
     refusal = f"{name} cannot be used with a cross-batch memory"
     fused = next((FUSED_LOSSES[kind] for kind in type(loss).__mro__ if kind in FUSED_LOSSES), None)
     if isinstance(loss, losses.MultipleLosses):
         raise ValueError(f"{refusal}: build a memory for each of its losses, and add what they return")
     if fused is None:
-        supported = ", ".join(losses.CrossBatchMemory.supported_losses())
+        if name in more:
+            return
+        supported = ", ".join(dict.fromkeys([*losses.CrossBatchMemory.supported_losses(), *more]))
         raise ValueError(f"{refusal}: pass one of {supported}, or a subclass")
     if getattr(loss, "swap", False):
         raise ValueError(f"{name}(swap=True) compares rows of a memory with each other: pass swap=False")
@@ -87,7 +94,7 @@ def fused_loss_of(loss: Any) -> FusedLoss | None:
     if loss.embedding_regularizer or _has_own_method(loss):
         return None
     parts = [*loss.modules()]
-    if not are_unchanged(parts):
+    if not are_unchanged(parts) or any(_learned_by(part) for part in _measuring_parts(loss)):
         return None
     fused, by_part = FUSED_LOSSES[kind], {}
     for name in fused.parts:
@@ -102,6 +109,12 @@ def fused_loss_of(loss: Any) -> FusedLoss | None:
         return None
     anchors_are_independent = fused.anchors_are_independent and not getattr(loss, "learn_beta", False)
     return FusedLoss(loss, fused, by_part, list(learned.values()), anchors_are_independent)
+
+
+def _measuring_parts(loss: Any) -> Iterator[nn.Module]:
+    """Yields the distance and the reducer of a loss, with their parts; what they learn needs PML's code."""
+    yield from loss.distance.modules()
+    yield from loss.reducer.modules()
 
 
 def _learned_by(part: nn.Module) -> list[Tensor]:

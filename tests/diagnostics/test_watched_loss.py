@@ -8,6 +8,7 @@ from kinds import MEMORIES, PLAIN
 from pytorch_metric_learning import distances, losses
 from pytorch_metric_learning.losses import ContrastiveLoss, CrossBatchMemory, SupConLoss
 from pytorch_metric_learning.miners import PairMarginMiner
+from pytorch_metric_learning.reducers import DoNothingReducer
 from torch import Tensor, nn
 
 from pml_xbn.diagnostics import WatchedLoss, memory_rows
@@ -287,6 +288,9 @@ def test_misuse_is_named() -> None:
     with pytest.raises(ValueError, match="called twice"), WatchedLoss(loss_fn):  # noqa: PT012
         loss_fn(embeddings, labels)
         loss_fn(embeddings, labels)
+    terms = filled("xbn", ContrastiveLoss(reducer=DoNothingReducer()))
+    with pytest.raises(ValueError, match="ContrastiveLoss with DoNothingReducer"):
+        WatchedLoss(terms)
     with pytest.raises(TypeError, match="memory is a ContrastiveLoss"):
         WatchedLoss(ContrastiveLoss())
     with pytest.raises(AssertionError), WatchedLoss(loss_fn):  # the memory's own error comes through

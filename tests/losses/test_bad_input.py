@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from kinds import KINDS, WRAPPERS
-from pytorch_metric_learning import losses, reducers
+from pytorch_metric_learning import losses, miners, reducers
 from torch import Tensor, nn
 
 from pml_xbn import SuperClassXBN, TwoTowerMemory, XBNWrapper
@@ -354,6 +354,23 @@ def test_two_towers_refuse_a_batch_without_numbers() -> None:
     with pytest.raises(ValueError, match='documents is on the device "meta"'):
         towers(rows(), rows().to("meta"), labels())
     assert [contents(memory) for memory in memories] == before
+
+
+@pytest.mark.parametrize(
+    "make_loss_fn",
+    [
+        lambda: XBNWrapper(losses.TupletMarginLoss(), D, M),
+        lambda: XBNWrapper(losses.SupConLoss(), D, M, miner=miners.PairMarginMiner()),
+        lambda: SuperClassXBN(losses.SupConLoss(), D, M, superclasses=[0, 0, 1, 1, 1]),
+    ],
+    ids=["tuplet", "miner", "superclasses"],
+)
+def test_a_step_does_not_depend_on_the_default_device(make_loss_fn: Callable) -> None:
+    loss_fn, step = make_loss_fn(), (rows(), labels())
+    expected = make_loss_fn()(*step)
+    with torch.device("meta"):
+        make_loss_fn()
+        torch.testing.assert_close(loss_fn(*step), expected)
 
 
 def test_a_state_is_saved_whole_whatever_the_default_device() -> None:

@@ -23,12 +23,13 @@ from pytorch_metric_learning.losses import (
     SupConLoss,
     TripletMarginLoss,
 )
-from pytorch_metric_learning.miners import PairMarginMiner, TripletMarginMiner
+from pytorch_metric_learning.miners import BatchEasyHardMiner, PairMarginMiner, TripletMarginMiner
 from pytorch_metric_learning.reducers import MeanReducer, MultipleReducers, SumReducer
 from torch import Tensor, nn
 
 from pml_xbn import AXBNWrapper, XBNWrapper
 from pml_xbn.adapters import Affine, BaseAdapter, Moments
+from pml_xbn.diagnostics import WatchedLoss
 from pml_xbn.losses import AdaptiveCrossBatchMemory
 
 # Dynamo looks at the gradients of embeddings where a graph ends, which torch warns of.
@@ -130,6 +131,16 @@ NOT_WHOLE: dict[str, tuple[Callable[[], XBNWrapper], str]] = {
         lambda: XBNWrapper(ContrastiveLoss(distance=SNRDistance()), D, M, batch_loss_weight=0.5),
         "batch_loss_weight and SNRDistance",
     ),
+    "draws": (
+        lambda: XBNWrapper(TripletMarginLoss(triplets_per_anchor=1), D, M, batch_loss_weight=0.5),
+        "triplets_per_anchor",
+    ),
+    "tensor in a tuple": (
+        lambda: XBNWrapper(
+            SupConLoss(), D, M, miner=BatchEasyHardMiner(allowed_neg_range=(0.1, torch.tensor(1.3)))
+        ),
+        "a tuple in its attribute 'allowed_neg_range'",
+    ),
     "smooth": (lambda: XBNWrapper(TripletMarginLoss(smooth_loss=True), D, M), "smooth_loss"),
     "tensor": (
         lambda: XBNWrapper(SupConLoss(), D, M, batch_loss_weight=torch.tensor(0.5)),
@@ -157,6 +168,24 @@ def test_what_cannot_be_compiled_runs_as_it_is_written_and_says_why(case: str) -
     torch.compiler.reset()
     with pytest.raises(Exception, match=f"{reason}(.|\n)*outside of the graph"):
         torch.compile(make(), fullgraph=True, backend="eager")(torch.randn(4, D), torch.arange(4) % 2)
+
+
+def test_a_watched_call_runs_as_it_is_written() -> None:
+    pushes = []
+    for way in (lambda memory: memory, lambda memory: torch.compile(memory, backend="eager")):
+        memory = XBNWrapper(ContrastiveLoss(), D, M)
+        call = way(memory)
+        for step in range(3):
+            generator = torch.Generator().manual_seed(step)
+            embeddings = torch.randn(8, D, generator=generator, requires_grad=True)
+            if step == 2:
+                with WatchedLoss(memory) as seen:
+                    call(embeddings, torch.arange(8) % 4)
+            else:
+                call(embeddings, torch.arange(8) % 4)
+        pushes.append(seen.common_mode_push().push)
+    assert pushes[0].abs() > 1e-3
+    torch.testing.assert_close(*pushes)
 
 
 def test_once_its_warm_up_is_over_a_memory_is_compiled_whole() -> None:

@@ -6,10 +6,14 @@ and distances. Where PML's class is wrong is in ``test_host_bugs.py``.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from kinds import KINDS, WRAPPERS
 from pytorch_metric_learning import losses, miners
+from pytorch_metric_learning.distances import CosineSimilarity
+from pytorch_metric_learning.reducers import ThresholdReducer
 from torch import nn
 
 from pml_xbn import XBNWrapper
@@ -130,6 +134,48 @@ def test_a_setting_that_is_learned_gets_pmls_gradient(loss: str, setting: str) -
             gradients.append(getattr(memory.loss, setting).grad)
         assert gradients[0] != 0
         torch.testing.assert_close(*reversed(gradients), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("part", ["distance", "reducer"])
+def test_what_a_distance_or_a_reducer_learns_is_computed_as_by_pml(part: str) -> None:
+    embeddings, labels = batches(1, 12, torch.device("cpu"), torch.float32)[0]
+    value, of_power = [], []
+    for make in (losses.CrossBatchMemory, AdaptiveCrossBatchMemory):
+        loss: Any = losses.SupConLoss(distance=CosineSimilarity(power=2), reducer=ThresholdReducer(low=0.5))
+        if part == "distance":
+            loss.distance.power = nn.Parameter(torch.tensor(2.0))
+        else:
+            loss.reducer.low = nn.Parameter(torch.tensor(0.5), requires_grad=True)
+        value.append(make(loss, 6, 24)(embeddings.abs().requires_grad_(), labels))
+        value[-1].backward()
+        of_power.append(loss.distance.power.grad if part == "distance" else torch.ones(()))
+    torch.testing.assert_close(*value)
+    torch.testing.assert_close(*of_power)
+    assert of_power[0] != 0
+
+
+def test_a_subclass_may_let_another_loss_pass_as_with_pml() -> None:
+    class Own(losses.BaseMetricLossFunction):
+        def compute_loss(self, embeddings: Any, labels: Any, indices: Any, refs: Any, ref_labels: Any) -> Any:
+            value = self.distance(embeddings, refs)
+            return {"loss": {"losses": value.mean(), "indices": None, "reduction_type": "already_reduced"}}
+
+        def get_default_distance(self) -> Any:
+            return CosineSimilarity()
+
+    class LetsItPass:
+        @staticmethod
+        def supported_losses() -> list[str]:
+            return [*losses.CrossBatchMemory.supported_losses(), "Own"]
+
+    class Ours(LetsItPass, AdaptiveCrossBatchMemory):
+        pass
+
+    memory = Ours(Own(), 6, 24)
+    embeddings, labels = batches(1, 12, torch.device("cpu"), torch.float32)[0]
+    torch.testing.assert_close(memory(embeddings, labels), CosineSimilarity()(embeddings, embeddings).mean())
+    with pytest.raises(ValueError, match=r"FastAPLoss cannot be used.*Own, or a subclass"):
+        Ours(losses.FastAPLoss(), 6, 24)
 
 
 def test_enqueue_mask(device: torch.device) -> None:
