@@ -113,6 +113,9 @@ OTHERS = (
 )
 CONTRASTIVE = tuple(replace(case, loss="contrastive") for case in FRONT)
 PRETRAINED = tuple(replace(case, weights="glyphs") for case in FRONT)
+# In the minutes of a memory, tried at the rate chosen for six epochs and those beside it.
+EQUAL_PRETRAINED = replace(none(256, EPOCHS_IN_EQUAL_TIME), weights="glyphs")
+EQUAL_PRETRAINED_RATES = (6.4e-2, 3.2e-2, 1.28e-1)
 LARGE = (Case("none", 1024),)  # equal steps: 35 minutes
 SWEEP = (350, 1400, 5500)
 FEWER_CLASSES = tuple(replace(case, classes=classes) for classes in SWEEP for case in WITHOUT_FIRST_STEP)
@@ -224,11 +227,17 @@ def planned(path: Path) -> Iterator[Case]:
     yield from (*LONG, LONG_AGAIN)
     yield from drift()
     yield from chosen((*FRONT, *EQUAL), read_csv(path), seeds=(1, 2, 3, 4, 5))
-    for cases in (PRETRAINED, GAINS, CONTRASTIVE, OTHERS):
+    yield from trials_until_inside(PRETRAINED)
+    rows = read_csv(path)
+    yield from chosen(not_lost(PRETRAINED, rows), rows, seeds=(1, 2, 3))
+    yield from (replace(EQUAL_PRETRAINED, rate=rate) for rate in EQUAL_PRETRAINED_RATES)
+    yield from beyond([EQUAL_PRETRAINED], read_csv(path))
+    yield from chosen([EQUAL_PRETRAINED], read_csv(path), seeds=(1, 2, 3))
+    yield from sweep_trials(read_csv(path))
+    yield from chosen(FEWER_CLASSES, read_csv(path), seeds=(1, 2, 3))
+    for cases in (GAINS, CONTRASTIVE, OTHERS):
         yield from trials_until_inside(cases)
         rows = read_csv(path)
         yield from chosen(not_lost(cases, rows), rows, seeds=(1, 2, 3))
     yield from chosen([case for case in GAINS if case.method == RULE], read_csv(path), seeds=(4, 5))
-    yield from sweep_trials(read_csv(path))
-    yield from chosen(FEWER_CLASSES, read_csv(path), seeds=(1, 2, 3))
     yield from trials(LARGE)
