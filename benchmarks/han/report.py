@@ -270,7 +270,7 @@ def report(folder: Path) -> str:
     """Returns the page."""
     runs = Runs(folder)
     every = list(_in_order(runs))
-    long = [case.setting for case in (*plan.EQUAL, *plan.LONG)]
+    long = [case.setting for case in (*plan.EQUAL, *plan.LONG, plan.EQUAL_PRETRAINED)]
     memories = [case for case in plan.FRONT if case.method != "none"]
     parts = [
         "# What a memory is worth with ten thousand classes",
@@ -280,6 +280,12 @@ def report(folder: Path) -> str:
         "## In equal minutes",
         _MINUTES,
         front_table(runs, (*plan.EQUAL, *memories, *plan.LONG), plan.EPOCHS_IN_EQUAL_TIME),
+        "From the weights of another task:",
+        front_table(
+            runs,
+            [plan.EQUAL_PRETRAINED, *(case for case in plan.PRETRAINED if case.method != "none")],
+            plan.EPOCHS_IN_EQUAL_TIME,
+        ),
         "## By number of training classes",
         sweep_table(runs),
         "## What rows share, and noise",
