@@ -52,6 +52,10 @@ class NegativesOnly(nn.Module):
         self.queue_idx = (self.queue_idx + len(labels)) % self.memory_size
         self.num_rows = min(self.num_rows + len(labels), self.memory_size)
 
+    def _fill(self, embeddings: Tensor, labels: Tensor) -> bool:  # as `fill_from` calls a memory
+        self.fill_memory(embeddings, labels)
+        return True
+
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         rows, of_rows = self.embedding_memory[: self.num_rows], self.labels[: self.num_rows]
         if self.hook is not None and len(rows):

@@ -103,6 +103,7 @@ class WatchedLoss:
         )
         if self._is_shown:
             observers.append(self._compute_loss)
+            memory._num_watching += 1
         else:
             self._handles += self._hook_loss()
         return self
@@ -124,6 +125,7 @@ class WatchedLoss:
             handle.remove()
         if self._is_shown:
             observers.remove(self._compute_loss)
+            self._memory._num_watching -= 1
         if kind is None and not hasattr(self, "gradient"):
             raise ValueError("the memory was not called while it was watched: call it within the context")
 

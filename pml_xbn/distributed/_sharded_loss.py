@@ -114,9 +114,8 @@ class PartOfRows:
         # How many chosen pairs are positive and negative; written in place, as what is allocated between the
         # large tensors of two parts, and kept, would leave gaps that these do not fit in.
         self.num_pairs = torch.zeros(2, dtype=torch.int64, device=compared.anchors.device)
-        self.zero_if_finite = compared.anchors.detach().new_zeros(
-            ()
-        )  # NaN if anchors or these rows are not finite
+        # NaN if anchors or these rows are not finite.
+        self.zero_if_finite = compared.anchors.detach().new_zeros(())
 
     def ask(self, known: _Known) -> Sequence[Reduction] | None:
         """Returns the reductions that the loss needs next, over these rows; None if it knows all it needs."""
@@ -163,7 +162,9 @@ class PartOfRows:
             with torch.no_grad():
                 mat = distances.measure(compared.miner.distance)
                 pairs = fused_miner(compared.miner, mat, pairs, over_rows)
-        self.num_pairs.copy_(torch.stack([torch.as_tensor(x) for x in pairs.counts]))
+        self.num_pairs.copy_(
+            torch.stack([torch.as_tensor(x, device=self.num_pairs.device) for x in pairs.counts])
+        )
         leaf = distances.measure(self._fused.loss.distance).detach().requires_grad_(is_learning)
         self.zero_if_finite.fill_(distances.zero_if_finite())
         assert self._fused.fused.terms is not None

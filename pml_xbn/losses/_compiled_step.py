@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from .._tracing import compiled_step
+from ..adapters.base_adapter import BaseAdapter
 from ..memory._module_state import (
     Held,
     attributes_of,
@@ -31,7 +32,7 @@ from ..memory._module_state import (
     replace_tensors,
 )
 from ..memory._queue import STATE
-from ._guarded import Names, names_of, settings_of, what_is_not_seen
+from ._guarded import Names, names_of, settings_of, tensors_within, what_is_not_seen
 from ._traced_step import (
     check_traced_input,
     measures_rows,
@@ -85,7 +86,8 @@ def _why_not_compiled(name: str, has_more_input: bool) -> str | None:
     if reason is not None:
         return reason
     for module in _modules_of(memory):
-        unseen = what_is_not_seen(module)
+        find = what_is_not_seen if isinstance(module, BaseAdapter) else tensors_within
+        unseen = find(module)
         if unseen is not None:
             return f"whose {type(module).__name__} has {unseen}, of which torch.compile sees no change"
     return None

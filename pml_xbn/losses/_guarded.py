@@ -59,6 +59,16 @@ def what_is_not_seen(module: nn.Module) -> str | None:
     return None
 
 
+def tensors_within(module: nn.Module) -> str | None:
+    """Returns where a module holds a tensor in a tuple, list or dict, which no graph takes; None: nowhere."""
+    for part in module.modules():
+        for name, value in _attributes_of(part):
+            values = value.values() if isinstance(value, dict) else value
+            if isinstance(value, (tuple, list, dict)) and any(isinstance(x, Tensor) for x in values):
+                return f"a tensor within a {type(value).__name__} in its attribute {name!r}"
+    return None
+
+
 def _attributes_of(part: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yields what a part and its class have that not every module has, but for properties."""
     own = {**vars(part), **part._buffers, **part._parameters}

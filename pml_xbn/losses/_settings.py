@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from pytorch_metric_learning.losses import CrossBatchMemory
 from pytorch_metric_learning.reducers import DoNothingReducer
 from torch import Tensor, nn
 
@@ -37,7 +38,8 @@ def check_setting(memory: nn.Module, name: str, value: Any) -> None:
 
 
 def _check_loss(memory: Any, loss: nn.Module) -> None:
-    check_supported(loss, type(memory).supported_losses())
+    names_of_pml = CrossBatchMemory.supported_losses()
+    check_supported(loss, [x for x in type(memory).supported_losses() if x not in names_of_pml])
     _check_sum(loss, getattr(memory, "batch_loss_weight", 0.0))
 
 
@@ -47,7 +49,7 @@ def _check_batch_loss_weight(memory: nn.Module, weight: float) -> None:
 
 
 def _check_sum(loss: Any, weight: float) -> None:
-    if weight and isinstance(loss.reducer, DoNothingReducer):
+    if weight and isinstance(getattr(loss, "reducer", None), DoNothingReducer):
         raise cannot_add(loss, weight)
 
 

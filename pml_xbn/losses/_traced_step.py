@@ -20,7 +20,7 @@ from ..memory._module_state import settle_, tensors_of
 from ..memory._rows import read_dtype
 from ..pairwise._distances import is_symmetric
 from ..pairwise._ranges import sort_alike
-from ..pairwise._supported import fused_loss_of, is_fused_miner, observers
+from ..pairwise._supported import fused_loss_of, is_fused_miner
 from ._input import check_on_device, check_queue, check_size
 from ._step import step
 
@@ -68,7 +68,7 @@ def why_not_now(memory: Memory, *, is_training: bool) -> str | None:
     """
     if not is_training:
         return "in eval() or without gradients"
-    if observers:
+    if memory._num_watching:
         return "that is watched"
     if memory.warmup and memory.warmup > memory.queue.calls_over:
         return f"whose warm-up is not over (make {memory.warmup + 1} calls outside of the graph first)"
@@ -124,7 +124,8 @@ def why_not_traced(memory: Memory, *, has_more_input: bool) -> str | None:
         return f"with {name} and smooth_loss, which lists triplets"
     if memory.batch_loss_weight and not is_symmetric(memory.loss.distance):
         return f"with batch_loss_weight and {type(memory.loss.distance).__name__}"
-    if memory.batch_loss_weight and getattr(memory.loss, "triplets_per_anchor", "all") != "all":
+    draws = memory.miner is None and getattr(memory.loss, "triplets_per_anchor", "all") != "all"
+    if memory.batch_loss_weight and draws:
         return f"with batch_loss_weight and a {name} that draws triplets of the batch (triplets_per_anchor)"
     if memory.batch_loss_weight and isinstance(memory.loss, NCALoss):
         return f"with batch_loss_weight and {name}, which counts an anchor's own copy in memory alone"

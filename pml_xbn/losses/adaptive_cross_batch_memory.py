@@ -110,6 +110,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
     queue: Queue
     _has_warned_of_empty = _has_warned_of_graph = False
+    _num_watching = 0  # how many `WatchedLoss` watch it
 
     def __init__(
         self,
@@ -276,6 +277,10 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         For instance random training images, embedded with the warmed-up model (Cross-Batch Memory, §3.3).
         Arguments and errors are those of :meth:`forward`; at most ``memory_size`` rows a call.
         """
+        self._fill(embeddings, labels, sample_ids)
+
+    def _fill(self, embeddings: Tensor, labels: Tensor, sample_ids: Tensor | None = None) -> bool | Tensor:
+        """Does what ``fill_memory`` does, and returns whether the rows were stored, on a GPU as a tensor."""
         with self._one_thread:
             batch, reports = make_batch(self, "fill_memory", embeddings, labels, ids=sample_ids, stores=True)
             if batch.is_stored:
@@ -284,6 +289,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
                         fill_on_ranks(self, batch)
                     else:
                         fill(self, batch)
+            return batch.is_stored if batch.is_accepted is None else batch.is_accepted
 
     def add_to_memory(self, embeddings: Tensor, labels: Tensor, batch_size: int) -> None:
         """PML's name for :meth:`fill_memory`."""

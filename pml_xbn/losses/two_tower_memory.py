@@ -113,7 +113,7 @@ class TwoTowerMemory(nn.Module):
             labels = labels.repeat(2)
             if sample_ids is not None:
                 sample_ids = sample_ids.repeat(2)
-            are_stored = torch.arange(len(labels)) >= len(queries)
+            are_stored = torch.arange(len(labels), device="cpu") >= len(queries)
         with ExitStack() as transactions:
             for memory in memories:
                 transactions.enter_context(memory._one_thread)

@@ -22,7 +22,7 @@ class Batch(NamedTuple):
     ids: Tensor | None = None  # samples of the refs, (b,); None: of no ref
     is_stored: bool = True  # False: the call stores nothing, or leaves this batch out
     is_finite: bool = True  # False: it is known, on many ranks of any rank's, to hold NaN or inf
-    # Whether all numbers can be stored, 0-d bool on the device; None: the host has seen that they can.
+    # Whether numbers and labels are accepted, 0-d bool on the device; None: the host knows, or nobody asks.
     is_accepted: Tensor | None = None
     wide_refs: Tensor | None = None  # the refs in float64, once a step needs them: for moments, and for u
 

@@ -139,6 +139,8 @@ def fused_miner_of(miner: Any) -> FusedMiner | None:
     keeps_none = isinstance(miner, miners.TripletMarginMiner)  # of the statistics that it has
     if kind is None or not is_unchanged(miner, allow_stats=not keeps_none):
         return None
+    if any(_learned_by(part) for part in miner.distance.modules()):
+        return None
     return FUSED_MINERS[kind]
 
 

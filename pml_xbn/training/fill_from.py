@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from ..losses import AdaptiveCrossBatchMemory
-from ..losses._input import largest_storable
 
 _ITEMS = "(images, labels) or (images, labels, sample_ids), all of them tensors"
 
@@ -46,8 +45,8 @@ def fill_from(
 
     Returns:
         How many images this rank has stored: ``memory_size``, or as many as there were. An image whose
-        ``sample_ids`` comes twice is one row. Batches that ``nonfinite="skip"`` leaves out do not count, but
-        where ranks share rows.
+        ``sample_ids`` comes twice is one row. A batch that ``nonfinite="skip"`` leaves out does not count,
+        and leaves the memory that much short.
 
     Raises:
         TypeError: PML's own ``CrossBatchMemory``, a loader that gives something else, or a model that does.
@@ -82,27 +81,20 @@ def fill_from(
         )
     first = next(model.parameters(), None) if isinstance(model, nn.Module) else None
     device = memory.queue.rows.device if first is None else first.device
-    # On many ranks a batch that one leaves out is left out by all, which cannot know it here.
-    leaves_out = memory.nonfinite == "skip" and not (memory.gather_distributed or memory.shard_distributed)
-    limit = largest_storable(memory.queue)
     batches: list[list[Tensor]] = []
-    stored = 0
+    num_images = 0
     for images, *others in _checked(loader):
         # A model may use the tensor that it returns again.
         values = [model(images.to(device)), *(x.to(device) for x in others)]
-        if leaves_out and isinstance(values[0], Tensor) and not (values[0].abs() <= limit).all():
-            continue
-        left, size = memory.memory_size - stored, len(others[0])
+        left, size = memory.memory_size - num_images, len(others[0])
         batches.append([x[:left].clone() if len(x) == size else x for x in values])
-        stored += min(left, size)
-        if stored == memory.memory_size:
+        num_images += min(left, size)
+        if num_images == memory.memory_size:
             break
-    if not stored:
-        found = "no batch without NaN or inf" if leaves_out else "no batch"
-        raise ValueError(f"loader gives {found}: pass one that gives {_ITEMS}")
-    for batch in batches:  # which are checked here, so that all ranks learn of an error on one
-        memory.fill_memory(*batch)
-    return stored
+    if not num_images:
+        raise ValueError(f"loader gives no batch: pass one that gives {_ITEMS}")
+    # They are checked here, so that all ranks learn of an error on one.
+    return sum(len(batch[1]) for batch in batches if memory._fill(*batch))
 
 
 def _checked(loader: Iterable[Any]) -> Iterator[tuple[Tensor, ...]]:

@@ -176,6 +176,8 @@ def test_a_subclass_may_let_another_loss_pass_as_with_pml() -> None:
     torch.testing.assert_close(memory(embeddings, labels), CosineSimilarity()(embeddings, embeddings).mean())
     with pytest.raises(ValueError, match=r"FastAPLoss cannot be used.*Own, or a subclass"):
         Ours(losses.FastAPLoss(), 6, 24)
+    with pytest.raises(ValueError, match="TripletMarginLoss cannot be used"):
+        Ours(nn.TripletMarginLoss(), 6, 24)  # PyTorch's
 
 
 def test_enqueue_mask(device: torch.device) -> None:
