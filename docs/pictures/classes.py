@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -79,7 +80,7 @@ class Point(NamedTuple):
 def draw_classes(results: Path, folder: Path) -> None:
     """Writes ``classes-same`` and ``classes-four``, light and dark."""
     points = [*of_han(results), *of_random_weights(results), *of_fine_tuning(results)]
-    points += [*of_two_towers(results), *of_the_papers()]
+    points += [*of_two_towers(results), *of_the_papers(), *of_other_weights(results)]
     limits = [math.floor(min(_ends(points)) - 0.5), math.ceil(max(_ends(points)) + 0.5)]
     for compared, words in _COMPARED.items():
         for figure, style in in_both((4.2, 4.6)):
@@ -113,6 +114,17 @@ def of_han(results: Path) -> Iterator[Point]:
                 if gain is not None:
                     share = 100 * 32 / (classes or CLASSES)
                     yield Point("Han", share, gain, compared, f"Han, {method.upper()}")
+
+
+def of_other_weights(results: Path) -> Iterator[Point]:
+    """Yields XBN on Han at batch 64, from the first step and from the weights of another task."""
+    runs = Runs(results)
+    xbn, *none = (replace(case, weights="glyphs") for case in (han.Case("xbn"), han.none(64), han.none(256)))
+    for compared, case in zip(("same", "four"), none, strict=True):
+        gain = runs.difference(xbn, case, "recall_at_1")
+        if gain is not None:
+            share = 100 * 32 / CLASSES
+            yield Point("Han, other weights", share, gain, compared, "fine-tuning, whole network")
 
 
 def of_random_weights(results: Path) -> Iterator[Point]:

@@ -24,6 +24,7 @@ from .classes import (
     axis_of_shares,
     of_fine_tuning,
     of_han,
+    of_other_weights,
     of_random_weights,
     of_the_papers,
     of_two_towers,
@@ -57,6 +58,7 @@ def drawn_points(results: Path) -> Iterator[Point]:
         if (point.kind, point.compared) == ("Han, XBN", "same") and point.share > 100 * 32 / CLASSES:
             yield point._replace(kind="random weights")  # with fewer classes, one seed
     found = [*of_random_weights(results), *of_two_towers(results), *of_the_papers()]
+    found += of_other_weights(results)
     yield from (point for point in found if point.compared == "same")
     for point in of_fine_tuning(results, last_stage_at_64="centre+batch loss"):
         if point.compared == "same":
