@@ -25,7 +25,7 @@ from benchmarks.han.cases import (
     rates,
 )
 from benchmarks.han.memories import GAIN_HOOKS
-from benchmarks.han.report import CLASSES, Runs, late
+from benchmarks.han.report import CLASSES, Runs, late, sweep_values
 
 MANY, WHICH, BEHIND, SIZE = (
     DOCS / f"{name}.md" for name in ("many_classes", "which_variant", "behind_the_advice", "memory_size")
@@ -209,9 +209,8 @@ def test_in_longer_training(runs: Runs) -> None:
 
 def test_the_gain_by_number_of_classes(runs: Runs) -> None:
     def of(setting: Case, classes: int, figure: str = "recall_at_1") -> float:
-        case = runs.chosen(setting)
-        assert case is not None
-        return float(runs.rows[replace(case, classes=classes)][figure])
+        (value,) = sweep_values(runs, setting, classes, figure).values()  # "one seed"
+        return value
 
     def gained(setting: Case, base: Case, classes: int) -> str:
         """Of the seed that chose, in all rows."""
@@ -407,7 +406,7 @@ def test_from_the_weights_of_another_task(runs: Runs) -> None:
 
 
 def test_first_looks(runs: Runs) -> None:
-    """One run each: the rate in the middle, and the seed that chooses."""
+    """Of the seed that chooses: the contrastive loss at the best rate, the rest at the one in the middle."""
 
     def of_one(case: Case) -> str:
         row = runs.rows.get(replace(case, rate=rates(case)[0]))
@@ -421,11 +420,11 @@ def test_first_looks(runs: Runs) -> None:
         ("SupCon", {}),
         ("contrastive loss", {"loss": "contrastive"}),
     ):
-        cells = " | ".join(of_one(replace(case, **change)) for case in settings)
+        cells = " | ".join(f"{of_choice(runs, replace(case, **change)):.1f}" for case in settings)
         assert_on(MANY, f"| {words} | {cells} |")
 
     def above(case: Case, other: Case, **changes: Any) -> str:
-        one, two = (float(of_one(replace(x, **changes))) for x in (case, other))
+        one, two = (of_choice(runs, replace(x, **changes)) for x in (case, other))
         return f"{one - two:.1f}"
 
     contrastive, plain = {"loss": "contrastive"}, (XBM, XBN)
