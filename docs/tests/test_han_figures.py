@@ -132,10 +132,11 @@ def test_the_row_of_the_readme(runs: Runs) -> None:
     first, *others = (replace(case, weights="glyphs") for case in (FIRST, NONE_64, NONE_256))
     gains = [signed(runs, first, none) for none in others]
     assert_on(BEHIND, f"| {gains[0]} | {gains[1]} |")
-    assert_on(README, "{} over the same batch size and {} over a larger one".format(*(x[1:] for x in gains)))
+    assert_on(README, "{} over the same batch size, {} over a larger one".format(*(x[1:] for x in gains)))
     assert_on(
         WHICH,
-        f"| 9,992 | warmed up and filled | warmed up and filled | {points(runs, XBM, XBN)} points lower |",
+        f"| 9,992, from random weights | warmed up and filled | warmed up and filled | {points(runs, XBM, XBN)} "
+        "points lower |",
         f"it ended {points(runs, FIRST, XBN)} higher after [a warm-up",
     )
     assert_on(
@@ -389,9 +390,10 @@ def test_from_the_weights_of_another_task(runs: Runs) -> None:
         f"it is {over(FIRST, NONE_64)} over no memory at the same batch size, and "
         f"{over(FIRST, NONE_256)} over a batch of 256.",
         f"by {min(gains):.1f} to {max(gains):.1f}.",
-        f"XBN from the first step is {over(FIRST, LONGER_256)} to that, and in MAP@R {cell(in_map)}.",
-        f"XBM by {over(XBM, LONGER_256)[1:]} warmed up and filled, and by {over(xbm_first, LONGER_256)[1:]}",
-        f"The batch of 256 took {runs.minutes(of(LONGER_256)):.1f} minutes",
+        f"XBN from the first step is {over(FIRST, LONGER_256)} to that, and in MAP@R {cell(in_map)}: level",
+        f"XBM by {over(XBM, LONGER_256)[1:]} warmed up and filled, and by {over(xbm_first, LONGER_256)[1:]} "
+        f"from the first step, XBN by {over(XBN, LONGER_256)[1:]} warmed up and filled.",
+        f"the batch of 256 took {runs.minutes(of(LONGER_256)):.1f} minutes",
         f"A warm-up and a fill add {over(XBM, xbm_first)[1:]} to it.",
         f"(XBM is {over(XBM, XBN)}, and with the batch's own loss beside {over(*starred)})",
         f"in short training ({over(FIRST, LONGER_256)})",
@@ -437,7 +439,7 @@ def test_first_looks(runs: Runs) -> None:
     )
     pairs = ((XBM, XBN), (starred("xbm"), starred("xbn")))
     by_loss = {above(one, other, **contrastive) for one, other in pairs}
-    assert_on(MANY, f"The contrastive loss says the same, by {by_loss.pop()} (one run).")
+    assert_on(MANY, f"With the contrastive loss it is {by_loss.pop()} above (one run).")
     assert not by_loss
     for words, case in (
         ("XBM\\*", starred("xbm")),
