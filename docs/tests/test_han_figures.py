@@ -135,7 +135,8 @@ def test_the_row_of_the_readme(runs: Runs) -> None:
     assert_on(README, "{} over the same batch size, {} over a larger one".format(*(x[1:] for x in gains)))
     assert_on(
         WHICH,
-        f"| 9,992, from random weights | warmed up and filled | warmed up and filled | {points(runs, XBM, XBN)} "
+        "| 9,992, from random weights | warmed up and filled | warmed up and filled | "
+        f"{points(runs, XBM, XBN)} "
         "points lower |",
         f"it ended {points(runs, FIRST, XBN)} higher after [a warm-up",
     )
