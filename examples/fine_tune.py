@@ -880,7 +880,7 @@ def finish(run: Run, device: torch.device) -> None:
     """Draws the curve, and measures the best epoch on the classes that chose nothing."""
     draw_curve(run.history, run.folder / "curve.png")
     epoch, epochs = read_state(run.folder / "best.pt")["epoch"], run.settings.epochs
-    classes = {part: len({x.name for x in members}) for part, members in run.parts.items()}
+    classes = {part: len(names) for part, names in run.encoder.classes.items()}
     if not run.parts["measure"]:
         print(f"best.pt is epoch {epoch} of {epochs}, of all {classes['train']} classes, in {run.folder}")
         return

@@ -222,22 +222,23 @@ def planned(path: Path) -> Iterator[Case]:
         for _ in range(3):
             yield from beyond(cases, read_csv(path))
 
+    def trials_and_seeds(cases: Sequence[Case]) -> Iterator[Case]:
+        yield from trials_until_inside(cases)
+        rows = read_csv(path)
+        yield from chosen(not_lost(cases, rows), rows, seeds=(1, 2, 3))
+
     yield from trials_until_inside(FRONT)
     yield from trials_until_inside(EQUAL)
     yield from (*LONG, LONG_AGAIN)
     yield from drift()
     yield from chosen((*FRONT, *EQUAL), read_csv(path), seeds=(1, 2, 3, 4, 5))
-    yield from trials_until_inside(PRETRAINED)
-    rows = read_csv(path)
-    yield from chosen(not_lost(PRETRAINED, rows), rows, seeds=(1, 2, 3))
+    yield from trials_and_seeds(PRETRAINED)
     yield from (replace(EQUAL_PRETRAINED, rate=rate) for rate in EQUAL_PRETRAINED_RATES)
     yield from beyond([EQUAL_PRETRAINED], read_csv(path))
     yield from chosen([EQUAL_PRETRAINED], read_csv(path), seeds=(1, 2, 3))
     yield from sweep_trials(read_csv(path))
     yield from chosen(FEWER_CLASSES, read_csv(path), seeds=(1, 2, 3))
     for cases in (GAINS, CONTRASTIVE, OTHERS):
-        yield from trials_until_inside(cases)
-        rows = read_csv(path)
-        yield from chosen(not_lost(cases, rows), rows, seeds=(1, 2, 3))
+        yield from trials_and_seeds(cases)
     yield from chosen([case for case in GAINS if case.method == RULE], read_csv(path), seeds=(4, 5))
     yield from trials(LARGE)

@@ -58,9 +58,7 @@ def gains_along(case: Case, root: Path) -> Iterator[dict[str, Any]]:
     """Yields K of the mean, and of σ, at some steps of a run."""
     training = Training(case, load_split(root, "train", case.classes), weights=None)
     adapter = next(part for part in training.loss.memory.modules() if isinstance(part, MeasuredGain))
-    for number, shown in enumerate(tqdm(training.batches(), case.begins, training.steps)):
-        if number and number == training.loss.first:
-            training.fill()
+    for number, shown in tqdm(training.batches(), case.begins, training.steps):
         training.step(number, shown)
         if (number + 1) % _EVERY == 0 and training.uses_memory(number):
             of_mean, of_std = adapter.gains.flatten().tolist()

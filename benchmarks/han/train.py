@@ -69,11 +69,17 @@ class Training:
         # Which training image each row of the memory is of.
         self.sources = torch.full((memory_size,), -1)
 
-    def batches(self) -> Iterator[Tensor]:
-        """Yields which training images each step shows."""
+    def batches(self) -> Iterator[tuple[int, Tensor]]:
+        """Yields the number of each step, and which training images it shows.
+
+        A memory that begins after a warm-up is filled before its first step.
+        """
         case, labels = self.case, self.train.labels
         batches = ClassBatches(labels, 2, case.batch_size, num_batches=self.steps, seed=case.seed)
-        yield from map(torch.tensor, batches)
+        for number, shown in enumerate(batches):
+            if number and number == self.loss.first:
+                self.fill()
+            yield number, torch.tensor(shown)
 
     def inputs(self, shown: Tensor) -> Tensor:
         return as_input(shifted(self.train.images[shown], self.generator))
@@ -189,9 +195,7 @@ def trained(
     training, log, losses = Training(case, train, weights), [], []
     every, measuring = max(1, training.steps // _MEASUREMENTS), 0.0
     began = time.process_time()
-    for number, shown in enumerate(training.batches()):
-        if number and number == training.loss.first:
-            training.fill()
+    for number, shown in training.batches():
         is_measured = (number + 1) % every == 0
         watch = None
         if is_measured and training.uses_memory(number) and training.loss.memory.num_rows > case.batch_size:

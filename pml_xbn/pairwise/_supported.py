@@ -5,7 +5,7 @@ A fused one is never called. So it has to be PML's, as PML wrote it, and whoever
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from pytorch_metric_learning import losses, miners, reducers
@@ -34,7 +34,7 @@ def check_supported(loss: nn.Module, more: Iterable[str] = ()) -> None:
     if fused is None:
         if name in more:
             return
-        supported = ", ".join(dict.fromkeys([*losses.CrossBatchMemory.supported_losses(), *more]))
+        supported = ", ".join([*losses.CrossBatchMemory.supported_losses(), *more])
         raise ValueError(f"{refusal}: pass one of {supported}, or a subclass")
     if getattr(loss, "swap", False):
         raise ValueError(f"{name}(swap=True) compares rows of a memory with each other: pass swap=False")
@@ -94,7 +94,10 @@ def fused_loss_of(loss: Any) -> FusedLoss | None:
     if loss.embedding_regularizer or _has_own_method(loss):
         return None
     parts = [*loss.modules()]
-    if not are_unchanged(parts) or any(_learned_by(part) for part in _measuring_parts(loss)):
+    if not are_unchanged(parts):
+        return None
+    learned = {id(x): x for part in parts for x in _learned_by(part)}
+    if learned and (_learns(loss.distance) or _learns(loss.reducer)):  # which PML's code alone computes
         return None
     fused, by_part = FUSED_LOSSES[kind], {}
     for name in fused.parts:
@@ -103,7 +106,6 @@ def fused_loss_of(loss: Any) -> FusedLoss | None:
             return None
         if type(reducer) is reducers.DivisorReducer:
             check_divisors(loss)  # it may have been set after the loss was checked
-    learned = {id(x): x for part in parts for x in _learned_by(part)}
     # These would run, or be gone through, twice. What stands for a parameter in a graph is no leaf.
     if any(x._backward_hooks or not (x.is_leaf or is_compiling()) for x in learned.values()):
         return None
@@ -111,10 +113,9 @@ def fused_loss_of(loss: Any) -> FusedLoss | None:
     return FusedLoss(loss, fused, by_part, list(learned.values()), anchors_are_independent)
 
 
-def _measuring_parts(loss: Any) -> Iterator[nn.Module]:
-    """Yields the distance and the reducer of a loss, with their parts; what they learn needs PML's code."""
-    yield from loss.distance.modules()
-    yield from loss.reducer.modules()
+def _learns(module: nn.Module) -> bool:
+    """Returns whether a module or one of its parts holds something that gets a gradient."""
+    return any(_learned_by(part) for part in module.modules())
 
 
 def _learned_by(part: nn.Module) -> list[Tensor]:
@@ -139,9 +140,7 @@ def fused_miner_of(miner: Any) -> FusedMiner | None:
     keeps_none = isinstance(miner, miners.TripletMarginMiner)  # of the statistics that it has
     if kind is None or not is_unchanged(miner, allow_stats=not keeps_none):
         return None
-    if any(_learned_by(part) for part in miner.distance.modules()):
-        return None
-    return FUSED_MINERS[kind]
+    return None if _learns(miner.distance) else FUSED_MINERS[kind]
 
 
 def is_fused_miner(miner: Any) -> bool:
