@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from doctest import ELLIPSIS
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,13 @@ def _begin(namespace: dict[str, Any]) -> None:
     torch.manual_seed(0)
     np.random.seed(0)
     torch.set_num_threads(1)
+    namespace["_before"], namespace["_folder"] = os.getcwd(), TemporaryDirectory()
+    os.chdir(namespace["_folder"].name)  # some save a file
+
+
+def _end(namespace: dict[str, Any]) -> None:
+    os.chdir(namespace["_before"])
+    namespace["_folder"].cleanup()
 
 
 pytest_collect_file = Sybil(
@@ -22,4 +31,5 @@ pytest_collect_file = Sybil(
     pattern="*.md",
     excludes=["_build/**"],
     setup=_begin,
+    teardown=_end,
 ).pytest()

@@ -331,12 +331,16 @@ def test_what_the_readme_says_of_random_weights(study: Study) -> None:
             gap = paired(ours, sweep_values(runs, han.none(size), classes, "recall_at_1"))
             assert gap is not None
             found.append(gap.mean)
-    assert sum(at_same < at_larger for at_same, at_larger in zip(same, larger, strict=True)) == 1
+    (place,) = [
+        i for i, (of_same, of_larger) in enumerate(zip(same, larger, strict=True)) if of_same < of_larger
+    ]
+    assert OF_RANDOM_WEIGHTS[place] == at("emoji", 30) and larger[place] == min(larger)
     assert_on(
         README,
         f"{min(same):.1f} to {max(same):.1f} over the same batch size ({max(same):.1f} is one run), and "
         f"{min(larger):.1f} to "
-        f"{max(larger):.1f} over a batch four or eight times as large. (In one case that larger batch",
+        f"{max(larger):.1f} over a batch four or eight times as large. (The {min(larger):.1f} is from "
+        "short training on 882 classes, where the larger batch scored below the small one.)",
     )
 
 
@@ -1032,14 +1036,14 @@ def test_what_adaptation_adds_beside_the_loss_of_the_batch() -> None:
 
 
 def of_the_choice_at(report: Report, method: Method, rate: str) -> float:
-    """Returns Recall@1 of a method on the classes that choose, at one of its rates, the mean of the seeds."""
+    """Returns Recall@1 of a method on the validation classes, at one of its rates, the mean of the seeds."""
     (trial,) = (case for case in trials(method) if rate in case.regime)
     both = (report.value(replace(trial, seed=seed)) for seed in (FIRST_SEED, SECOND_SEED))
     return fmean(value for value in both if value is not None)
 
 
 def test_what_may_save_a_memory_by_another_figure(study: Study) -> None:
-    """MAP@R where three stages train, and the classes that choose at the controls' rate."""
+    """MAP@R where three stages train, and the validation classes at the controls' rate."""
     methods = DECIDING["-deciding-three-stages"]
     report, by_name = Report(study, RESULTS, methods), {method.name: method for method in methods}
     star, control = by_name["xbn+batch loss"], by_name[UNADAPTED[1]]
@@ -1054,7 +1058,7 @@ def test_what_may_save_a_memory_by_another_figure(study: Study) -> None:
     at_rate = []
     for method in (star, control):
         at_rate.append(f"{of_the_choice_at(report, method, 'rate x 0.1,'):.1f}")
-    assert_on(FINE_TUNING, f"on the classes that choose, it has {at_rate[0]} and the control {at_rate[1]}")
+    assert_on(FINE_TUNING, f"on the validation classes, it has {at_rate[0]} and the control {at_rate[1]}")
 
 
 def test_what_may_save_a_memory_in_the_whole_network_at_one_rate(study: Study) -> None:
@@ -1113,7 +1117,7 @@ def test_what_the_whole_network_gives_in_sixteen_epochs() -> None:
 
 
 def test_the_whole_network_at_equal_rates(study: Study) -> None:
-    """On the classes that choose, two seeds, XBN minus no memory after 4 and 16 epochs."""
+    """On the validation classes, two seeds, XBN minus no memory after 4 and 16 epochs."""
     said = []
     for rate, methods in product(("rate x 0.1,", "rate x 0.3,"), (WHOLE_NETWORK, WHOLE_NETWORK_LONG)):
         report, means = Report(study, RESULTS, methods), []

@@ -110,9 +110,7 @@ def test_with_equal_images(runs: Runs) -> None:
     )
     assert_on(
         SIZE,
-        f"it ended at {mean(runs, Case('xbm'))} Recall@1",
-        f"on Han at {mean(runs, FIRST)}, where no memory has {mean(runs, NONE_64)}",
-        f"and {mean(runs, XBN)} after a warm-up",
+        " | ".join(mean(runs, case) for case in (NONE_64, Case("xbm"), FIRST, XBM, XBN)),
     )
     assert_on(DOCS / "faq.md", f"({mean(runs, FIRST)} and {mean(runs, XBN)}, five seeds)")
 
@@ -393,7 +391,7 @@ def test_from_the_weights_of_another_task(runs: Runs) -> None:
         f"it is {over(FIRST, NONE_64)} over no memory at the same batch size, and "
         f"{over(FIRST, NONE_256)} over a batch of 256.",
         f"by {min(gains):.1f} to {max(gains):.1f}.",
-        f"XBN from the first step is {over(FIRST, LONGER_256)} to that: level,",
+        f"XBN from the first step is {over(FIRST, LONGER_256)} to that, so level.",
         f"(In MAP@R it is {cell(in_map)}.)",
         f"XBM by {over(XBM, LONGER_256)[1:]} warmed up and filled, and by {over(xbm_first, LONGER_256)[1:]} "
         f"from the first step, XBN by {over(XBN, LONGER_256)[1:]} warmed up and filled.",
@@ -405,8 +403,7 @@ def test_from_the_weights_of_another_task(runs: Runs) -> None:
     )
     assert_on(
         SIZE,
-        f"was {mean(runs, of(xbm_first))} without adaptation and {mean(runs, of(FIRST))} with it, and warmed "
-        f"up and filled {mean(runs, of(XBM))} and {mean(runs, of(XBN))}",
+        " | ".join(mean(runs, of(case)) for case in (NONE_64, xbm_first, FIRST, XBM, XBN)),
         f"it ended {points(runs, of(XBM), of(xbm_first))} lower without, which is not certain",
     )
 
