@@ -182,14 +182,16 @@ _OF_EVERY_CLASS |= {"__parameters__", "__orig_bases__", "__firstlineno__", "__st
 def unchanged_class(own: type, kinds: Iterable[type]) -> type | None:
     """Returns which of these classes a class is, or inherits from without a change; None if it is none.
 
-    A subclass may have methods and attributes of its own, but none that its base class has too.
+    A subclass may have methods and attributes of its own, but none that its base class has too, except an
+    ``__init__``: it sets attributes of the object, which are looked at as everybody's are.
     """
     if own in kinds:
         return own
     for number, kind in enumerate(own.__mro__):
         if kind in kinds:
             subclasses = own.__mro__[:number]
-            names = {name for subclass in subclasses for name in vars(subclass)} - _OF_EVERY_CLASS
+            names = {name for subclass in subclasses for name in vars(subclass)}
+            names -= {*_OF_EVERY_CLASS, "__init__"}
             return None if any(hasattr(kind, name) for name in names) else kind
     return None
 

@@ -36,6 +36,17 @@ class MixedLoss(Mixin, losses.SupConLoss):
     pass
 
 
+class OwnDefaults(losses.SupConLoss):
+    def __init__(self) -> None:
+        super().__init__(temperature=0.1)  # PML's default
+
+
+class SetsMethod(losses.SupConLoss):
+    def __init__(self) -> None:
+        super().__init__()
+        self.compute_loss = lambda *args: losses.SupConLoss.compute_loss(self, *args)
+
+
 class OtherMethod(losses.SupConLoss):
     def compute_loss(self, *args: Any) -> Any:
         return super().compute_loss(*args)
@@ -84,7 +95,7 @@ def train(loss: nn.Module, miner: nn.Module | None, calls: list[str], name: str)
     return values
 
 
-@pytest.mark.parametrize("make", [losses.SupConLoss, SameLoss, MixedLoss])
+@pytest.mark.parametrize("make", [losses.SupConLoss, SameLoss, MixedLoss, OwnDefaults])
 def test_a_loss_that_changes_nothing_is_not_called(make: Callable[[], nn.Module]) -> None:
     calls: list[str] = []
     values = train(make(), None, calls, "compute_loss")
@@ -92,7 +103,7 @@ def test_a_loss_that_changes_nothing_is_not_called(make: Callable[[], nn.Module]
     torch.testing.assert_close(values, train(losses.SupConLoss(), None, [], "compute_loss"))
 
 
-@pytest.mark.parametrize("make", [OtherMethod, OtherAttribute, InheritsFromOther, OtherByMixin])
+@pytest.mark.parametrize("make", [OtherMethod, OtherAttribute, InheritsFromOther, OtherByMixin, SetsMethod])
 def test_a_loss_that_changes_something_is_called(make: Callable[[], nn.Module]) -> None:
     calls: list[str] = []
     values = train(make(), None, calls, "compute_loss")
