@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._arithmetic import widest
 from .._checks import check_integer, check_non_negative
 from .._tracing import can_read
 from .moment_matching import MomentMatching
@@ -63,7 +62,7 @@ class KalmanMomentMatching(MomentMatching):
         self.record_stats("kalman_gain")
 
     def _first_numbers(self) -> Tensor:  # how many batches, the variance p, and the gain K
-        return widest(torch.tensor([0.0, self.initial_variance, 1.0], dtype=torch.float64))
+        return super()._first_numbers().new_tensor([0.0, self.initial_variance, 1.0])
 
     @property
     def variance(self) -> float:

@@ -114,5 +114,6 @@ class MomentMatching(BaseAdapter):
                 f"the state of a {type(self).__name__} holds {len(estimated)} moments, not {2 * size}: build "
                 "the memory as it was built then"
             )
-        self._numbers = numbers.clone()
-        self.estimated = Moments(*estimated.clone().chunk(2))
+        with torch.inference_mode(False), torch.no_grad():  # as it may be in the caller's
+            self._numbers = numbers.clone()
+            self.estimated = Moments(*estimated.clone().chunk(2))

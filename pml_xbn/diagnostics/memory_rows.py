@@ -18,6 +18,10 @@ class MemoryRows(NamedTuple):
 def memory_rows(memory: CrossBatchMemory) -> MemoryRows:
     """Returns a copy of the occupied rows of PML's ``CrossBatchMemory`` or one of its subclasses.
 
+    Raises:
+        TypeError: it is no ``CrossBatchMemory``.
+        ValueError: its rows are spread over ranks.
+
     Example:
         >>> import torch
         >>> from pytorch_metric_learning.losses import ContrastiveLoss
@@ -26,8 +30,20 @@ def memory_rows(memory: CrossBatchMemory) -> MemoryRows:
         >>> memory_rows(memory).labels
         tensor([4, 5, 5])
     """
+    check_memory(memory)
     size = num_occupied(memory)
     return MemoryRows(memory.embedding_memory[:size].clone(), memory.label_memory[:size].clone())
+
+
+def check_memory(memory: object) -> None:
+    """Refuses what is no memory (TypeError), and one that holds a part of its rows here (ValueError)."""
+    if not isinstance(memory, CrossBatchMemory):
+        raise TypeError(f"memory is a {type(memory).__name__}: pass a CrossBatchMemory or a subclass")
+    if getattr(memory, "_is_sharded", False):
+        raise ValueError(
+            f"the rows of this {type(memory).__name__} are spread over ranks (shard_distributed=True), and "
+            "diagnostics need all of them: measure in a run with gather_distributed=True, or on one process"
+        )
 
 
 def num_occupied(memory: CrossBatchMemory) -> int:

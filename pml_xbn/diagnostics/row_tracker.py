@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import normalize as unit_length
 
 from .._checks import check_integer, check_integers, check_mask, check_rows
-from .memory_rows import StoredSince, num_occupied
+from .memory_rows import StoredSince, check_memory, num_occupied
 from .random_state import random_state_kept
 from .staleness import AdaptedStaleness, staleness
 
@@ -52,8 +52,7 @@ class RowTracker:
     """
 
     def __init__(self, memory: CrossBatchMemory) -> None:
-        if not isinstance(memory, CrossBatchMemory):
-            raise TypeError(f"memory is a {type(memory).__name__}: pass a CrossBatchMemory or a subclass")
+        check_memory(memory)
         self.memory = memory
         self.images = torch.full((memory.memory_size,), _UNKNOWN)
         self.stored_at = torch.full((memory.memory_size,), _UNKNOWN)

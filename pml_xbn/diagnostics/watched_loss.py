@@ -14,9 +14,9 @@ from torch.utils.hooks import RemovableHandle
 
 from .._arithmetic import at_least_float32
 from ..losses.adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
-from ..pairwise._supported import fused_loss_of, observers
+from ..pairwise._supported import fused_loss_of
 from .common_mode_push import CommonModePush, common_mode_push
-from .memory_rows import StoredSince, num_occupied
+from .memory_rows import StoredSince, check_memory, num_occupied
 from .valid_pairs import ValidPairs, valid_pairs
 
 
@@ -47,8 +47,8 @@ class WatchedLoss:
 
     Raises:
         TypeError: ``memory`` is no ``CrossBatchMemory``.
-        ValueError: the memory is called twice or not at all, without gradients, or with a reducer that
-            returns no number.
+        ValueError: its rows are spread over ranks; or it is called twice or not at all, without gradients, or
+            with a reducer that returns no number.
 
     Example:
         >>> from pytorch_metric_learning.losses import ContrastiveLoss
@@ -74,8 +74,7 @@ class WatchedLoss:
     pair_gradient: Tensor | None
 
     def __init__(self, memory: CrossBatchMemory) -> None:
-        if not isinstance(memory, CrossBatchMemory):
-            raise TypeError(f"memory is a {type(memory).__name__}: pass a CrossBatchMemory or a subclass")
+        check_memory(memory)
         if isinstance(getattr(memory.loss, "reducer", None), DoNothingReducer):
             raise ValueError(
                 f"memory has a {type(memory.loss).__name__} with DoNothingReducer, which returns no number "
@@ -102,8 +101,7 @@ class WatchedLoss:
             isinstance(memory, AdaptiveCrossBatchMemory) and fused_loss_of(memory.loss) is not None
         )
         if self._is_shown:
-            observers.append(self._compute_loss)
-            memory._num_watching += 1
+            memory._watchers = (*memory._watchers, self._compute_loss)
         else:
             self._handles += self._hook_loss()
         return self
@@ -124,8 +122,8 @@ class WatchedLoss:
         for handle in self._handles:
             handle.remove()
         if self._is_shown:
-            observers.remove(self._compute_loss)
-            self._memory._num_watching -= 1
+            watchers = self._memory._watchers
+            self._memory._watchers = tuple(x for x in watchers if x != self._compute_loss)
         if kind is None and not hasattr(self, "gradient"):
             raise ValueError("the memory was not called while it was watched: call it within the context")
 

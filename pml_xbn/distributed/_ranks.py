@@ -75,18 +75,21 @@ def gather_reports(
     call: str,
     make: Callable[[], Batch],
     *,
-    can_share: bool = False,
+    can_share: Callable[[], bool] = lambda: False,
     is_alike: bool = True,
     **state: int,
 ) -> tuple[Batch, list[Report]]:
-    """Returns this rank's batch, and the reports of all; raises on all if ``make`` does, or states differ."""
+    """Returns this rank's batch, and the reports of all.
+
+    It raises on all ranks if ``make`` or ``can_share`` does on one, or their states differ.
+    """
     group.call = call
     with Exchange(group, len(Report._fields) + len(state) + 4) as exchange:
         batch = make()
         seed = int(torch.randint(2**31, ()))
         pairs = batch.user_pairs is not None
         sizes = len(batch.refs), len(batch.anchors)
-        report = Report(*sizes, batch.is_stored, batch.is_finite, pairs, seed, can_share, is_alike)
+        report = Report(*sizes, batch.is_stored, batch.is_finite, pairs, seed, can_share(), is_alike)
         state |= {
             "embedding_size": batch.refs.shape[1],
             "bits_of_dtype": torch.finfo(batch.refs.dtype).bits,
@@ -190,7 +193,7 @@ def with_all_refs(group: Group, batch: Batch, reports: list[Report]) -> Batch:
 
 
 def with_all_anchors(group: Group, batch: Batch, reports: list[Report]) -> Batch:
-    """Returns this rank's batch with the refs of all as a single process would have it.
+    """Returns this rank's batch with the anchors of all, as a single process would have it.
 
     The mean over ranks of the gradients of a loss of it is the gradient of that process.
     """

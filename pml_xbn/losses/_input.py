@@ -16,7 +16,7 @@ from .._checks import check_not_meta, check_rows, plain
 from .._tracing import can_read, number
 from ..distributed import _ranks as ranks
 from ..memory._batch import Batch, split
-from ..memory._queue import Queue
+from ..memory._queue import Found, Queue
 from ..memory._rows import read_dtype
 from ..pairwise._pairs import IndicesTuple
 from ..pairwise._supported import can_be_sharded, can_share, fused_loss_of, is_fused_miner
@@ -184,14 +184,15 @@ def can_be_checked_later(memory: Memory, batch: Batch) -> bool:
 
 def settle_earlier_steps(memory: Memory, *, waits: bool) -> None:
     """Stores rows anew that have drifted in traced steps, and raises what steps have left to raise."""
-    memory.queue.standardize_after_traced_steps_()
-    _raise_refused(memory, waits=waits)
+    queue = memory.queue
+    queue.standardize_after_traced_steps_()
+    found = queue.findings.take_(waits=waits)
+    queue.standardizing_is_due |= found.is_out_of_range
+    raise_if_refused(memory, found)
 
 
-def _raise_refused(memory: Memory, *, waits: bool) -> None:
+def raise_if_refused(memory: Memory, found: Found) -> None:
     """Raises a ``ValueError`` for earlier batches that were refused on their device."""
-    found = memory.queue.findings.take_(waits=waits)
-    memory.queue.standardizing_is_due |= found.is_out_of_range
     errors = []
     if found.has_bad_labels:
         errors.append(
@@ -228,7 +229,8 @@ def _make_batch_of_ranks(
         group,
         f"{type(memory).__name__}.{call}",
         make_own,
-        can_share=can_share(memory.loss, memory.miner),
+        # Whoever watches is to see all anchors. It may raise, so it is asked where all ranks then raise.
+        can_share=lambda: not memory._watchers and can_share(memory.loss, memory.miner),
         is_alike=is_alike,
         memory_size=queue.memory_size,
         num_rows=queue.num_rows,
@@ -269,7 +271,8 @@ def check_sharded(memory: Memory) -> None:
             "False, False and 'queue', or gather_distributed=True instead"
         )
     if not can_be_sharded(memory.loss, memory.miner):
-        names = " and a ".join(type(part).__name__ for part in (memory.loss, memory.miner))
+        parts = [part for part in (memory.loss, memory.miner) if part is not None]
+        names = " and a ".join(type(part).__name__ for part in parts)
         raise ValueError(
             f"shard_distributed=True with a {names}: pass a loss and a miner of docs/distributed.md, without "
             "a hook, a regularizer or statistics, or gather_distributed=True instead"

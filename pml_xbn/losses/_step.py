@@ -204,7 +204,7 @@ def loss_of_batch_alone(memory: Memory, batch: Batch) -> Tensor:
     if fused is not None:  # PML's code lists pairs, of which there are not as many in every step
         return loss_within(_comparison_within(memory, batch), fused)
     memory.queue.snapshot_labels()
-    loss = loss_of_batch(memory.loss, memory.miner, batch)
+    loss = loss_of_batch(memory.loss, memory.miner, batch, watchers=memory._watchers)
     return nan_unless_zero(loss, zero_if_batch_is_finite(batch))  # type: ignore[no-any-return]
 
 
@@ -237,6 +237,7 @@ def comparison(memory: Memory, batch: Batch, contents: Contents | None) -> Compa
         user_pairs,
         rows.is_row,
         contents.are_finite,
+        memory._watchers,
     )
 
 

@@ -59,16 +59,19 @@ def check_traced_input(memory: Memory, embeddings: Tensor, labels: Tensor) -> No
     check_size(embeddings.shape[0], memory.queue.memory_size)
 
 
-def why_not_now(memory: Memory, *, is_training: bool) -> str | None:
+def why_not_now(memory: Memory, embeddings: Tensor, *, is_training: bool) -> str | None:
     """Returns what keeps this call from being traced, and perhaps not a later one; None if nothing does.
 
     Args:
         memory: whose call it is.
+        embeddings: of the call.
         is_training: whether the call stores its batch.
     """
     if not is_training:
         return "in eval() or without gradients"
-    if memory._num_watching:
+    if isinstance(embeddings, Tensor) and embeddings.device != memory.queue.rows.device:
+        return "on another device than its batch (make a call outside of the graph first)"
+    if memory._watchers:
         return "that is watched"
     if memory.warmup and memory.warmup > memory.queue.calls_over:
         return f"whose warm-up is not over (make {memory.warmup + 1} calls outside of the graph first)"
@@ -78,6 +81,8 @@ def why_not_now(memory: Memory, *, is_training: bool) -> str | None:
                 "whose embedding_memory was read since the last step (make a call outside of the graph first)"
             )
         return None
+    if memory.queue.was_written:
+        return "whose embedding_memory was written to (make a call outside of the graph first)"
     if not memory.queue.is_measured and measures_rows(memory):
         return "that has adapted no rows yet: make two steps first"
     return None

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -110,7 +110,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
     queue: Queue
     _has_warned_of_empty = _has_warned_of_graph = False
-    _num_watching = 0  # how many `WatchedLoss` watch it
+    # Called with the arguments of its loss, which it may compute without a call: those of `WatchedLoss`.
+    _watchers: tuple[Callable[..., object], ...] = ()
 
     def __init__(
         self,
@@ -207,7 +208,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             return self._call(embeddings, labels, indices_tuple, enqueue_mask, sample_ids)
         is_training = self.training and torch.is_grad_enabled()
         has_more = not (indices_tuple is None and enqueue_mask is None and sample_ids is None)
-        not_now = why_not_now(self, is_training=is_training)
+        not_now = why_not_now(self, embeddings, is_training=is_training)
         why_not = why_not_compiled if is_compiling() else why_not_traced
         reason = not_now or why_not(self, has_more_input=has_more)
         if reason is None:

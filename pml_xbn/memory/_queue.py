@@ -105,6 +105,8 @@ class Queue(nn.Module):
         self.undo = Undo()
         # What `read` last returned, and torch's count of writes to it then: a user may write into it.
         self._read: tuple[Tensor, int] | None = None
+        # The numbers of then, if a graph may store rows without any Python that would note it.
+        self._numbers_read: Tensor | None = None
         # The labels that were read within a step.
         self._read_labels: Tensor | None = None
         # All that was ever read, while somebody keeps it, and torch's counts of writes as a step begins.
@@ -402,8 +404,8 @@ class Queue(nn.Module):
     @property
     def is_alike(self) -> bool:
         """Whether all ranks are known to hold the same, and nothing was written to it since."""
-        are_rows_as_read = self._read is None or self._read[0]._version == self._read[1]
-        return self._is_alike and are_rows_as_read and _num_writes(self.labels) == self._num_label_writes
+        are_as_they_were = not self.was_written and _num_writes(self.labels) == self._num_label_writes
+        return self._is_alike and are_as_they_were
 
     @is_alike.setter
     def is_alike(self, is_alike: bool) -> None:
@@ -453,14 +455,19 @@ class Queue(nn.Module):
     def read(self) -> Tensor:
         """Returns the rows as they are now, ``(M, d)``, with zeros behind them."""
         self.take_edits()
-        if self._read is None:
+        if self._read is None or self._is_outdated():
             rows = self.contents.rows.with_number_on_host()
             with torch.inference_mode(False), torch.no_grad():
                 values = at_least_float32(torch.zeros_like(rows.stored))
                 values[: rows.most_rows_here] = rows.read(values.dtype)
+                self._numbers_read = self.numbers.clone() if self.was_traced else None
             self._read = values, values._version
             self._note_read("embedding_memory", values)
         return self._read[0]
+
+    def _is_outdated(self) -> bool:
+        """Returns whether a replay of a graph has stored rows since they were read."""
+        return self._numbers_read is not None and not torch.equal(self._numbers_read, self.numbers)
 
     def _note_read(self, name: str, values: Tensor) -> None:
         """Remembers what was read, as long as somebody keeps it, who may write to it within a step."""
@@ -472,12 +479,26 @@ class Queue(nn.Module):
         """Whether somebody has got the rows as a tensor since they were last stored, and may write to it."""
         return self._read is not None
 
+    @property
+    def was_written(self) -> bool:
+        """Whether somebody has written to the rows that he has got, and no step has taken that yet."""
+        return self._read is not None and self._read[0]._version != self._read[1]
+
     def take_edits(self) -> None:
         """Takes what the user has written into the tensor that `read` returned."""
-        if self._read is not None and self._read[0]._version != self._read[1]:
-            values = self._read[0]
-            self.assign(values)
-            self._read = values, values._version  # further writes count too
+        if self._read is None or not self.was_written:
+            return
+        values = self._read[0]
+        if self._is_outdated():
+            self._read = None
+            raise RuntimeError(
+                "embedding_memory was written to after a graph had stored rows, so that it holds those of "
+                "before: read embedding_memory anew, and write to that"
+            )
+        self.assign(values)
+        # Further writes count too.
+        self._read = values, values._version
+        self._numbers_read = self.numbers.clone() if self.was_traced else None
 
     def assign(self, values: Tensor) -> None:
         """Replaces the rows by ``values`` ``(M, d)``; the occupied count stays."""
@@ -510,7 +531,7 @@ class Queue(nn.Module):
         """Moves the state to a device, and out of ``inference_mode``, so that a step can use it."""
         self.take_edits()
         if self.rows.device != device or self.rows.is_inference():
-            self._load(self.state(), device)
+            self._move(device)
         self._read = None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any) -> Queue:
@@ -519,8 +540,15 @@ class Queue(nn.Module):
         if device != self.labels.device:  # else a copy would take as much again
             self.check_no_step("a move to another device")
             self.take_edits()
-            self._load(self.state(), device)
+            self._move(device)
         return self
+
+    def _move(self, device: torch.device) -> None:
+        """Copies the state to a device, with what is to be told of earlier steps."""
+        findings = self.findings
+        self._load(self.state(), device)
+        if not (device.type == "meta" or findings.flags.is_meta):
+            self.findings.take_over_(findings)
 
     def state(self) -> dict[str, Tensor]:
         """Returns tensors of fixed shape that hold everything."""
@@ -718,15 +746,27 @@ class Findings:
         """Adds whether a step has found something, 0-d bool, by its name in ``Found``."""
         self.flags[Found._fields.index(name)].logical_or_(is_found)
         self.may_be_set = True
-        if self.flags.device.type == "cuda" and not is_tracing():
-            if self._copy is None:
-                self._copy, self._is_copied = (
-                    torch.zeros(3, dtype=torch.bool).pin_memory(),
-                    torch.cuda.Event(),
-                )
-            self._copy.copy_(self.flags, non_blocking=True)
-            assert self._is_copied is not None
-            self._is_copied.record()
+        if not is_tracing():
+            self._copy_to_host()
+
+    def _copy_to_host(self) -> None:
+        """Has a GPU copy the findings to the host, which does not wait."""
+        if self.flags.device.type != "cuda":
+            return
+        if self._copy is None:
+            self._copy, self._is_copied = torch.zeros(3, dtype=torch.bool).pin_memory(), torch.cuda.Event()
+        self._copy.copy_(self.flags, non_blocking=True)
+        assert self._is_copied is not None
+        self._is_copied.record()
+
+    def take_over_(self, others: Findings) -> None:
+        """Takes what another object has found on another device, which nobody has looked at."""
+        self.flags.copy_(others.flags)
+        self.may_be_set = others.may_be_set
+        self._copy_to_host()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_copy": None, "_is_copied": None}  # an event belongs to its process
 
     def take_(self, *, waits: bool) -> Found:
         """Returns what was found since the last time, and forgets it.
@@ -738,9 +778,9 @@ class Findings:
             return Found(False, False, False)
         if self._is_copied is not None and self._copy is not None and not waits:
             found = self._copy.tolist() if self._is_copied.query() else [False] * 3
-        elif waits or self.flags.device.type == "cpu":
+        elif waits or self.flags.device.type != "cuda":
             found = self.flags.tolist()
-        else:  # all of it was in a graph
+        else:  # all of it was in a graph, or before a copy of this object was made
             found = [False] * 3
         if any(found):
             self.flags.zero_()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,16 +15,24 @@ from ..memory._batch import Batch, zero_loss
 from ._fused_losses import REDUCERS
 from ._miners import Miner
 from ._pairs import appended, mapped
-from ._supported import show
 
 
 def loss_of_batch(
-    loss: nn.Module, miner: Miner | None, batch: Batch, no_refs: tuple[None, ...] = (None, None)
+    loss: nn.Module,
+    miner: Miner | None,
+    batch: Batch,
+    no_refs: tuple[None, ...] = (None, None),
+    watchers: Sequence[Callable[..., object]] = (),
 ) -> Tensor:
-    """Returns the loss of the anchors against the refs; where these are the anchors, it gets ``no_refs``.
+    """Returns the loss of the anchors against the refs.
 
-    Those are two times None, as PML's losses are called without refs. A loss of the user's may take
-    embeddings, labels and pairs alone: for that they are ``()``.
+    Args:
+        loss: of the user.
+        miner: chooses among the pairs; None: all.
+        batch: anchors and refs.
+        no_refs: what the loss gets for refs where these are the anchors: two times None, as PML's losses are
+            called without refs, or nothing for a loss of the user's that takes embeddings, labels and pairs.
+        watchers: called with the arguments of the loss, before it.
     """
     if len(batch.anchors) == 0 or len(batch.refs) == 0:
         return loss_without_pairs(loss, batch)
@@ -36,7 +45,8 @@ def loss_of_batch(
         if batch.user_pairs is not None:
             batch_rows = torch.arange(len(batch.refs), device=batch.refs.device)
             indices = appended(indices, mapped(batch.user_pairs, batch_rows), batch.anchor_labels)
-    show(lambda: (*arguments, indices, *refs))
+    for watch in watchers:
+        watch(*arguments, indices, *refs)
     with looks_again():
         value: Tensor = loss(*arguments, indices, *refs)
     return value

@@ -24,7 +24,7 @@ from ._miners import mine, mine_by_pml
 from ._pairs import IndicesTuple, Pairs, anchors_at_once
 from ._ranges import Ranges, listed
 from ._reductions import AllRows, added, gradients_of_values
-from ._supported import FusedLoss, draws_by_distance, fused_miner_of, is_fused_miner, show
+from ._supported import FusedLoss, draws_by_distance, fused_miner_of, is_fused_miner
 
 
 class Comparison(NamedTuple):
@@ -40,6 +40,8 @@ class Comparison(NamedTuple):
     user_pairs: IndicesTuple | None = None  # pairs or triplets of anchors and rows besides
     is_row: Tensor | None = None  # (n,) bool, which rows are occupied; None: all
     are_finite: bool = False  # whether the host knows that anchors and rows are
+    # Called with the arguments of the loss before it is computed without a call.
+    watchers: Sequence[Callable[..., object]] = ()
 
     def all_pairs(self, first_row: int | None = None) -> Pairs:
         """Returns all pairs but self-pairs.
@@ -125,7 +127,8 @@ def sum_terms(compared: Comparison, fused: FusedLoss) -> LossSums:
     sums = LossSums(fused, compared.anchors)
     distances = Distances(compared.anchors.detach(), compared.rows, compared.are_finite)
     pairs = compared.choose_pairs(distances)
-    show(lambda: _arguments(compared, pairs))
+    for watch in compared.watchers:
+        watch(*_arguments(compared, pairs))
     if isinstance(fused.loss, GenericPairLoss):
         sums.num_pairs = pairs.counts
     if not fused.has_terms:

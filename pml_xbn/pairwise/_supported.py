@@ -1,11 +1,11 @@
 """Which of PML's losses and miners work with a memory, on one process and on many, and which are fused.
 
-A fused one is never called. So it has to be PML's, as PML wrote it, and whoever watches calls is told.
+A fused one is never called. So it has to be PML's, as PML wrote it, and nobody may watch its calls by a hook.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from pytorch_metric_learning import losses, miners, reducers
@@ -87,7 +87,11 @@ class FusedLoss(NamedTuple):
 
 
 def fused_loss_of(loss: Any) -> FusedLoss | None:
-    """Returns how to compute a loss without a call; None if skipping the call has a visible effect."""
+    """Returns how to compute a loss without a call; None if skipping the call has a visible effect.
+
+    Raises:
+        ValueError: its reducer divides by a number that the loss does not give.
+    """
     kind = unchanged_class(type(loss), FUSED_LOSSES)
     if kind is None or type(loss.distance) not in DISTANCES:
         return None
@@ -160,15 +164,14 @@ def draws_by_distance(miner: Any) -> bool:
 def can_share(loss: Any, miner: Any) -> bool:
     """Returns whether every rank can compute the terms of its own anchors, without the others'."""
     fused = fused_loss_of(loss)
-    is_seen = bool(observers)  # by somebody who is to see all anchors
-    return is_fused_miner(miner) and fused is not None and fused.anchors_are_independent and not is_seen
+    return is_fused_miner(miner) and fused is not None and fused.anchors_are_independent
 
 
 def can_be_sharded(loss: Any, miner: Any) -> bool:
     """Returns whether the rows may be spread over ranks, all of which have all anchors."""
     fused = fused_loss_of(loss)
     can_mine = miner is None or (unchanged_class(type(miner), SHARDED_MINERS) and is_unchanged(miner))
-    return bool(can_mine) and fused is not None and fused.fused.is_reduced and not observers
+    return bool(can_mine) and fused is not None and fused.fused.is_reduced
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -219,15 +222,3 @@ def are_unchanged(parts: Iterable[nn.Module], *, allow_stats: bool = False) -> b
 def _own_names(attributes: dict[str, Any]) -> set[str]:
     """Returns the names of attributes that not every module has."""
     return attributes.keys() - OF_EVERY_MODULE
-
-
-# Before a memory computes a loss without calling it, they are called with the arguments of such a call.
-observers: list[Callable[..., object]] = []
-
-
-def show(arguments: Callable[[], tuple[Any, ...]]) -> None:
-    """Shows all observers the arguments, which are made only if there are any."""
-    if observers:
-        given = arguments()
-        for observer in observers:
-            observer(*given)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pytorch_metric_learning.losses import CrossBatchMemory
 from torch import nn
 
 
@@ -25,7 +26,9 @@ def keep_loss(loss_fn: nn.Module, name: str = "loss_fn.pt") -> Any:
 
     Raises:
         ImportError: transformers is not installed.
-        ValueError: a memory with ``shard_distributed=True``, which takes ``torch.distributed.checkpoint``.
+        ValueError: a memory with ``shard_distributed=True``, which takes ``torch.distributed.checkpoint``. As
+            training begins on many ranks, a memory without ``gather_distributed=True``, as each rank then has
+            rows of its own.
 
     Warns:
         UserWarning: the checkpoint that is resumed from has no such file, so the memory begins empty.
@@ -50,6 +53,13 @@ def keep_loss(loss_fn: nn.Module, name: str = "loss_fn.pt") -> Any:
                 torch.save(loss_fn.state_dict(), file_at(args, state))
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            memories = [part for part in loss_fn.modules() if isinstance(part, CrossBatchMemory)]
+            are_alike = all(getattr(memory, "gather_distributed", False) for memory in memories)
+            if getattr(args, "world_size", 1) > 1 and not are_alike:
+                raise ValueError(
+                    "loss_fn has gather_distributed=False, so every rank has rows of its own, and the first "
+                    "rank's alone would be saved: pass gather_distributed=True"
+                )
             if state.global_step == 0:
                 return
             file = file_at(args, state)

@@ -276,6 +276,19 @@ def test_another_memory_of_the_same_loss_is_not_watched() -> None:
     torch.testing.assert_close(*gradients)
 
 
+def test_a_memory_that_a_hook_of_the_watched_one_calls_is_not_watched() -> None:
+    other, watched = filled("xbn", SupConLoss()), filled("xbn", SupConLoss())
+    (first, labels), (second, _) = batch(), batch()
+
+    def call_other(*_: Any) -> None:
+        other(second, labels)
+
+    watched.register_memory_hook(call_other)
+    with WatchedLoss(watched) as seen:
+        watched(first.requires_grad_(), labels)
+    assert torch.equal(seen.anchors, first)
+
+
 def test_misuse_is_named() -> None:
     loss_fn = filled("pml")
     embeddings, labels = batch()

@@ -22,11 +22,12 @@ from pytorch_metric_learning.losses import (
     SupConLoss,
 )
 from pytorch_metric_learning.miners import BatchHardMiner, MultiSimilarityMiner
+from pytorch_metric_learning.reducers import DivisorReducer
 from ranks import on_ranks
 from torch import Tensor, distributed, nn
 
 from pml_xbn import AXBNWrapper, PerClassXBN, SuperClassXBN, TwoTowerMemory
-from pml_xbn.diagnostics import WatchedLoss
+from pml_xbn.diagnostics import RowTracker, WatchedLoss, memory_rows
 from pml_xbn.losses import BatchLoss
 from pml_xbn.memory._rows import Rows
 
@@ -111,7 +112,7 @@ def errors_of_memory(rank: int) -> Errors:
 
 
 def errors_of_copies(rank: int) -> Errors:
-    """Of a memory whose rows are on all ranks: given pairs, hooks, and ranks that differ."""
+    """Of a memory whose rows are on all ranks: given pairs, hooks, reducers, and ranks that differ."""
     embeddings, labels = batch_of(rank, step=1)
     pairs, is_first, is_second = (torch.tensor([0]), torch.tensor([3])) * 2, rank == 0, rank == 1
 
@@ -124,6 +125,14 @@ def errors_of_copies(rank: int) -> Errors:
             f(embeddings, labels)
         finally:
             handle.remove()
+
+    def with_divisors_on_one(f: Any) -> None:
+        reducer = f.loss.reducer
+        f.loss.reducer = DivisorReducer() if is_second else reducer
+        try:
+            f(embeddings, labels)
+        finally:
+            f.loss.reducer = reducer
 
     def loaded_on_one(f: Any) -> None:
         other = copy.deepcopy(f)
@@ -146,6 +155,7 @@ def errors_of_copies(rank: int) -> Errors:
         ),
         "loaded on one": (r"num_rows is \[15, 10\] on ranks 0 to 1: build, load", loaded_on_one),
         "hook": ("index 4 is out of bounds", with_hook),
+        "divisors on one": ("SupConLoss with DivisorReducer|'divisor'", with_divisors_on_one),
     }
 
 
@@ -417,6 +427,19 @@ def test_a_hook_that_one_rank_logs_with_changes_no_loss(part: str) -> None:
     for step in range(3):
         values = [f(*batch_of(distributed.get_rank(), step)) for f in (hooked, plain)]
         torch.testing.assert_close(*values, rtol=1e-9, atol=1e-9)
+
+
+@on_ranks(2)
+def test_diagnostics_refuse_rows_that_are_spread_and_do_not_disturb_others() -> None:
+    rank, spread = distributed.get_rank(), memory(SupConLoss(), shard_distributed=True)
+    for measure in (WatchedLoss, RowTracker, memory_rows):
+        with pytest.raises(ValueError, match="are spread over ranks"):
+            measure(spread)
+    watched = memory(SupConLoss(), gather_distributed=True)
+    with WatchedLoss(watched):
+        spread(*batch_of(rank))
+        watched(batch_of(rank)[0].requires_grad_(), batch_of(rank)[1])
+    assert spread.num_rows == 10
 
 
 @on_ranks(2)

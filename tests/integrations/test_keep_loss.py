@@ -37,6 +37,12 @@ def test_a_memory_of_which_a_rank_holds_a_part_is_refused() -> None:
         keep_loss(torch.nn.ModuleList([sharded]))
 
 
+def test_memories_of_which_each_rank_has_its_own_are_refused(tmp_path: Path) -> None:
+    arguments = SimpleNamespace(output_dir=str(tmp_path), world_size=2)
+    with pytest.raises(ValueError, match="every rank has rows of its own"):
+        keep_loss(memory()).on_train_begin(arguments, SimpleNamespace(global_step=0), None)
+
+
 def test_a_new_run_loads_nothing(tmp_path: Path) -> None:
     arguments = SimpleNamespace(output_dir=str(tmp_path))
     keep_loss(memory()).on_train_begin(arguments, SimpleNamespace(global_step=0), None)

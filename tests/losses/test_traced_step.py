@@ -283,6 +283,50 @@ def test_a_batch_of_nan_is_left_out_and_raised_later(
         assert torch.equal(value, after[name]), name
 
 
+def test_rows_are_read_anew_after_a_replay(device: torch.device) -> None:
+    """Which runs no Python that would say that it has stored rows."""
+    memory = warmed("xbn", device=device)
+    replay = replayed(lambda *given: (memory(*given).detach(),), batch(2, device))
+    rows = memory.embedding_memory
+    place = memory.queue_idx
+    replay(*batch(3, device))
+    torch.testing.assert_close(memory.embedding_memory[place : place + B], batch(3, device)[0])
+    rows[0] = 7.0  # of those that were read before; nobody looks at them
+    assert not (memory.embedding_memory == 7.0).any()
+    rows = memory.embedding_memory
+    replay(*batch(4, device))
+    rows[0] = 7.0
+    with pytest.raises(RuntimeError, match="read embedding_memory anew"):
+        memory.state_dict()
+    rows = memory.embedding_memory
+    rows[0] = 7.0
+    assert (memory.embedding_memory[0] == 7.0).all()
+    assert memory.state_dict()["queue.rows"].isfinite().all()
+
+
+@pytest.mark.usefixtures("waits_for_nothing")
+def test_what_a_move_or_a_copy_takes_along_is_still_told(device: torch.device) -> None:
+    for duplicate in (copy.deepcopy, lambda memory: memory.to("cpu")):
+        memory = warmed("xbn", device=device)
+        memory(*of_nan(device))
+        wait_for(device)
+        other = duplicate(memory)
+        other.queue._move(torch.device("cpu"))
+        with pytest.raises(ValueError, match="an earlier batch had NaN or inf"):
+            other.state_dict()
+
+
+@pytest.mark.usefixtures("waits_for_nothing")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_that_was_loaded_in_inference_mode_can_be_trained_with(
+    kind: str, device: torch.device
+) -> None:
+    memory, other = warmed(kind, device=device), warmed(kind, device=device)
+    with torch.inference_mode():
+        memory.load_state_dict(other.state_dict())
+    torch.testing.assert_close(memory(*batch(2, device)), other(*batch(2, device)))
+
+
 @pytest.mark.usefixtures("waits_for_nothing")
 def test_the_next_call_raises_and_skip_does_not(device: torch.device) -> None:
     memory = warmed("xbn", device=device)
