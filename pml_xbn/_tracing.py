@@ -120,7 +120,7 @@ def eager(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     # As a decorator, torch.compiler.disable would import Dynamo, which takes seconds, along with the package.
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        is_compiling = "torch._dynamo" in sys.modules
-        return (torch.compiler.disable(function) if is_compiling else function)(*args, **kwargs)
+        has_dynamo = "torch._dynamo" in sys.modules
+        return (torch.compiler.disable(function) if has_dynamo else function)(*args, **kwargs)
 
     return call

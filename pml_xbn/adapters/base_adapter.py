@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .._arithmetic import widest
-from .moments import Affine, Moments, moments
+from .moments import Affine, GroupMoments, Groups, Moments, moments
 
 # Whether the labels are refused, as a 0-d tensor that stays on its device, and the text of the error.
 Refusal = tuple[Tensor, Callable[[], str]]
@@ -43,6 +43,9 @@ class BaseAdapter(nn.Module):
         tensor([[3.],
                 [5.]])
     """
+
+    # Whether rows of some groups get maps of their own, which `groups_of` and `maps_of_groups` then give.
+    has_groups = False
 
     def __init__(self, *, collect_stats: bool = False) -> None:
         super().__init__()
@@ -101,6 +104,21 @@ class BaseAdapter(nn.Module):
             batch_size: its number of rows b.
         """
         return batch
+
+    def groups_of(self, memory_labels: Tensor, batch_labels: Tensor) -> Groups:
+        """Returns the group of every row of memory ``(n,)`` and batch ``(b,)``, if there are groups."""
+        raise TypeError(f"{type(self).__name__} has no groups: derive it from GroupMomentMatching")
+
+    def maps_of_groups(
+        self,
+        affine: Affine,
+        memory: GroupMoments,
+        batch: GroupMoments,
+        target: Moments,
+        num_rows: int | Tensor,
+    ) -> Affine:
+        """Returns the maps ``(g + 1, d)`` of the groups' rows, and last that of the rows of no group."""
+        raise TypeError(f"{type(self).__name__} has no groups: derive it from GroupMomentMatching")
 
     def set_embedding_size(self, embedding_size: int) -> None:
         """Receives d when the adapter is registered on a memory, which may be its second, of another d."""

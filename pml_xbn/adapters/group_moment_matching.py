@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from .._tracing import can_read
 from .base_adapter import BaseAdapter, Refusal
-from .moments import Affine, GroupMoments, Moments, group_moments
+from .moments import Affine, GroupMoments, Groups, Moments, group_moments
 from .superclass_lookup import Superclasses, SuperclassLookup
-
-
-class Groups(NamedTuple):
-    """Groups of rows that the batch holds."""
-
-    number: int  # g, or more where some groups are empty
-    of_memory: Tensor  # (n,), the group of every row, from 0 to g; g stands for groups that the batch lacks
-    of_batch: Tensor  # (b,), from 0 to g - 1
 
 
 class GroupMomentMatching(BaseAdapter):
@@ -51,6 +41,8 @@ class GroupMomentMatching(BaseAdapter):
         >>> adapter(memory, labels, batch, labels).flatten().round(decimals=3)
         tensor([10., 12., 50., 54.])
     """
+
+    has_groups = True
 
     def __init__(
         self,

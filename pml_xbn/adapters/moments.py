@@ -111,6 +111,14 @@ def match_moments(rows: Tensor, source: Moments, target: Moments) -> Tensor:
     return source.affine_to(target).map(at_least_float32(rows)).to(rows.dtype)
 
 
+class Groups(NamedTuple):
+    """Groups of rows that the batch holds."""
+
+    number: int  # g, or more where some groups are empty
+    of_memory: Tensor  # (n,), the group of every row, from 0 to g; g stands for groups that the batch lacks
+    of_batch: Tensor  # (b,), from 0 to g - 1
+
+
 class GroupMoments(NamedTuple):
     """Of g groups of rows how many there are, ``(g, 1)``, and their moments, ``(g, d)`` each."""
 

@@ -26,19 +26,19 @@ class Group:
     lost it, and raises an error where it is needed until it is given another.
 
     Args:
-        of: a process group, or a one-dimensional mesh; None: all ranks, whenever they are asked for.
+        process_group: it, or a one-dimensional mesh; None: all ranks, whenever they are asked for.
     """
 
     call = "this call"  # whose ranks wait for each other, for messages
 
-    def __init__(self, of: dist.ProcessGroup | DeviceMesh | None = None) -> None:
+    def __init__(self, process_group: dist.ProcessGroup | DeviceMesh | None = None) -> None:
         self._log: _Log | None = None
-        self.assign(of)
+        self.assign(process_group)
 
-    def assign(self, of: dist.ProcessGroup | DeviceMesh | None) -> None:
+    def assign(self, given: dist.ProcessGroup | DeviceMesh | None) -> None:
         """Takes these ranks from here on."""
-        self.process_group, self.is_lost = None if of is None else _process_group_of(of), False
-        self._mesh: Any = None if of is self.process_group else of
+        self.process_group, self.is_lost = None if given is None else _process_group_of(given), False
+        self._mesh: Any = None if given is self.process_group else given
 
     def mesh(self, device_type: str) -> DeviceMesh:
         """Returns the mesh that was given, or one of these ranks if that is of other devices or was none."""
@@ -46,7 +46,7 @@ class Group:
 
         if self._mesh is not None and self._mesh.device_type == device_type:
             return self._mesh  # type: ignore[no-any-return]
-        return DeviceMesh.from_group(self.found, device_type)
+        return DeviceMesh.from_group(self.resolved, device_type)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Group:
         copied = Group(self.process_group if self._mesh is None else self._mesh)
@@ -72,7 +72,7 @@ class Group:
         return self.size > 1
 
     @property
-    def found(self) -> dist.ProcessGroup:
+    def resolved(self) -> dist.ProcessGroup:
         """The process group, that of all ranks where none was given."""
         if self.is_lost:
             raise RuntimeError(
@@ -87,21 +87,21 @@ class Group:
     @property
     def rank(self) -> int:
         """The number of this rank in the group."""
-        return dist.get_rank(self.found)
+        return dist.get_rank(self.resolved)
 
     @property
     def size(self) -> int:
         """The number of ranks."""
-        return dist.get_world_size(self.found)
+        return dist.get_world_size(self.resolved)
 
     def sending_device(self, device: torch.device) -> torch.device:
         """Returns the device from which tensors of another are sent: that one, if NCCL sends from it."""
-        backends = str(dist.get_backend_config(self.found))  # such as cpu:gloo,cuda:nccl
+        backends = str(dist.get_backend_config(self.resolved))  # such as cpu:gloo,cuda:nccl
         if "nccl" not in backends:
             return torch.device("cpu")
         if device.type == "cuda" or "cpu:" in backends:
             return device
-        bound = getattr(self.found, "bound_device_id", None)  # since torch 2.2
+        bound = getattr(self.resolved, "bound_device_id", None)  # since torch 2.2
         return bound or torch.device("cuda", torch.cuda.current_device())
 
     def gather(self, values: Tensor) -> list[Tensor]:
@@ -166,7 +166,7 @@ class Group:
     def _send(self, collective: Callable[..., Any], first: Any, *others: Any) -> None:
         """Calls a function of torch.distributed, and says who waited if another rank does not."""
         try:
-            collective(first, *others, group=self.found)
+            collective(first, *others, group=self.resolved)
         except RuntimeError as error:
             raise LostRankError(
                 f"{self.call} waited in {collective.__name__} for the other ranks of its group, and one of "

@@ -96,12 +96,7 @@ def _why_not_compiled(name: str, has_more_input: bool) -> str | None:
 def step_compiled(memory: Memory, embeddings: Tensor, labels: Tensor) -> Tensor:
     """Returns the loss of a batch against the memory, which then holds the batch, while Dynamo looks on."""
     queue = memory.queue
-    has_width = embeddings.ndim == 2 and embeddings.shape[1] == queue.rows.shape[1]
-    has_labels = labels.shape == embeddings.shape[:1] and not labels.is_floating_point()
-    is_of_queue = (memory.memory_size, memory.memory_dtype) == (queue.memory_size, queue.dtype)
-    if not (has_width and has_labels and embeddings.is_floating_point() and is_of_queue) or (
-        embeddings.shape[0] > queue.memory_size
-    ):
+    if not _fits(memory, embeddings, labels):  # else Dynamo would follow and guard every line of the checks
         check_traced_input(memory, embeddings, labels)
     _have_dynamo_not_look_into_it()
     # In the order in which `_on_tensors` puts them back.
@@ -111,6 +106,16 @@ def step_compiled(memory: Memory, embeddings: Tensor, labels: Tensor) -> Tensor:
     loss, newest = _step_on_tensors(memory._name, _settings_of(memory), embeddings, labels, *tensors)
     queue.take_traced_step(newest, is_measured=has_sums or will_measure(memory, len(embeddings)))
     return loss
+
+
+def _fits(memory: Memory, embeddings: Tensor, labels: Tensor) -> bool:
+    """Returns whether a batch passes ``check_traced_input``, which says why not."""
+    queue = memory.queue
+    has_width = embeddings.ndim == 2 and embeddings.shape[1] == queue.rows.shape[1]
+    has_labels = labels.shape == embeddings.shape[:1] and not labels.is_floating_point()
+    is_of_queue = (memory.memory_size, memory.memory_dtype) == (queue.memory_size, queue.dtype)
+    is_small = embeddings.shape[0] <= queue.memory_size
+    return has_width and has_labels and embeddings.is_floating_point() and is_of_queue and is_small
 
 
 def _has_sums(memory: Memory) -> bool:
@@ -184,7 +189,7 @@ def _settings_of(memory: Memory) -> tuple[object, ...]:
     """Returns what the modules, and the memory itself, hold that is no tensor and that a step depends on."""
     queue, hooks = memory.queue, memory._hooks
     found: list[object] = [getattr(memory, name) for name in _SETTINGS]
-    found += [_has_sums(memory), queue._has_ids, hooks.are_adapters, hooks.collect_stats]
+    found += [_has_sums(memory), queue._has_ids, hooks.has_only_adapters, hooks.collect_stats]
     for part, names in _parts_of_modules(memory):
         found += settings_of(part, names)
     return tuple(found)

@@ -179,7 +179,9 @@ def can_be_checked_later(memory: Memory, batch: Batch) -> bool:
         return False
     is_queued = batch.ids is None and batch.user_pairs is None and not memory.normalize_memory
     fused, is_fused = fused_loss_of(memory.loss), is_fused_miner(memory.miner)
-    return is_queued and memory._hooks.are_adapters and is_fused and fused is not None and fused.has_terms
+    return (
+        is_queued and memory._hooks.has_only_adapters and is_fused and fused is not None and fused.has_terms
+    )
 
 
 def settle_earlier_steps(memory: Memory, *, waits: bool) -> None:

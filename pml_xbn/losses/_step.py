@@ -45,16 +45,17 @@ def adapt_and_store(memory: Memory, batch: Batch) -> Contents | None:
         return None
     contents = bring_rows_into_range(memory, contents)
     placement = find_indices(memory, batch, contents)
-    batch = widen_refs(memory, batch, contents)
-    contents = adapt_rows(memory, batch, contents, placement)
-    return store_batch(memory, batch, contents, placement)
+    refs = refs_to_store(memory, batch, contents)
+    contents = adapt_rows(memory, batch, contents, placement, refs)
+    return store_batch(memory, batch, contents, placement, refs)
 
 
 @torch.no_grad()
 def fill(memory: Memory, batch: Batch) -> None:
     """Stores a batch, and adapts and counts nothing."""
     contents = bring_rows_into_range(memory, memory.queue.contents)
-    store_batch(memory, batch, contents, find_indices(memory, batch, contents))
+    placement = find_indices(memory, batch, contents)
+    store_batch(memory, batch, contents, placement, batch.refs.to(contents.rows.dtype))
 
 
 def count_call(contents: Contents, batch: Batch | None = None) -> Contents:
@@ -116,19 +117,15 @@ def find_indices(memory: Memory, batch: Batch, contents: Contents) -> Placement 
     return placement_of(memory.queue, contents, batch.ids, batch.ref_labels)
 
 
-def widen_refs(memory: Memory, batch: Batch, contents: Contents) -> Batch:
-    """Returns the batch with its refs in float64 too, if there are moments, or rows are stored as u."""
-    if contents.rows.sums is None and not memory._hooks.adapters:
-        return batch
-    return batch._replace(wide_refs=widest(batch.refs.to(contents.rows.dtype)))
+def refs_to_store(memory: Memory, batch: Batch, contents: Contents) -> Tensor:
+    """Returns the refs ``(b, d)`` in the rows' dtype, or in float64 where moments or u need it."""
+    refs = batch.refs.to(contents.rows.dtype)
+    return refs if contents.rows.sums is None and not memory._hooks.adapters else widest(refs)
 
 
-def refs_of(batch: Batch, contents: Contents) -> Tensor:
-    """Returns the refs in float64 where they have been widened, and otherwise in the rows' dtype."""
-    return batch.refs.to(contents.rows.dtype) if batch.wide_refs is None else batch.wide_refs
-
-
-def adapt_rows(memory: Memory, batch: Batch, contents: Contents, placement: Placement | None) -> Contents:
+def adapt_rows(
+    memory: Memory, batch: Batch, contents: Contents, placement: Placement | None, refs: Tensor
+) -> Contents:
     """Returns the contents with rows after all hooks, and at unit length if that is wished for.
 
     In the calls of ``delay`` the rows are as they were.
@@ -136,12 +133,12 @@ def adapt_rows(memory: Memory, batch: Batch, contents: Contents, placement: Plac
     hooks, is_waiting = memory._hooks, is_delayed(memory, contents)
     if is_waiting is True:
         return contents
-    if memory.normalize_memory or not hooks.are_adapters or hooks.collect_stats:
+    if memory.normalize_memory or not hooks.has_only_adapters or hooks.collect_stats:
         contents = contents.with_number_on_host()  # in any case a GPU is waited for
     adapts = all_of(batch.is_accepted, ~is_waiting if isinstance(is_waiting, Tensor) else None)
     rows = hooks.adapt(
         contents,
-        refs_of(batch, contents),
+        refs,
         batch.ref_labels,
         memory.queue.undo,
         returning=None if placement is None else (placement.stored_at, placement.returning),
@@ -153,15 +150,16 @@ def adapt_rows(memory: Memory, batch: Batch, contents: Contents, placement: Plac
     return contents._replace(rows=rows)
 
 
-def store_batch(memory: Memory, batch: Batch, contents: Contents, placement: Placement | None) -> Contents:
+def store_batch(
+    memory: Memory, batch: Batch, contents: Contents, placement: Placement | None, refs: Tensor
+) -> Contents:
     """Returns the contents with the batch among them, and gives them to the memory."""
     queue = memory.queue
     queue.check_writes()  # of the hooks
     if placement is None:
-        rows = refs_of(batch, contents)
-        size = rows.shape[0]
+        size = refs.shape[0]
         indices = queue.next_indices(contents, size)
-        contents = queue.store(contents, indices, rows, batch.ref_labels, None, size, batch.is_accepted)
+        contents = queue.store(contents, indices, refs, batch.ref_labels, None, size, batch.is_accepted)
     else:
         contents = _store_samples(memory, batch, contents, placement)
     queue.set_pending(contents)
@@ -235,7 +233,6 @@ def comparison(memory: Memory, batch: Batch, contents: Contents | None) -> Compa
         row_labels,
         self_pairs,
         user_pairs,
-        rows.is_row,
         contents.are_finite,
         memory._watchers,
     )

@@ -53,14 +53,14 @@ def loss_on_ranks(memory: Memory, batch: Batch, reports: list[ranks.Report]) -> 
 def fill_on_ranks(memory: Memory, batch: Batch) -> None:
     """Stores the batch of all ranks on all, or on none."""
 
-    def fill_or_take_part(has_failed: bool) -> None:
+    def fill_or_join_others(has_failed: bool) -> None:
         if has_failed:
-            _take_part(memory, batch, is_fill=True)
+            _join_others(memory, batch, is_fill=True)
         else:
             fill(memory, batch)
             memory.queue.will_be_alike()
 
-    _, error = memory._group.attempt(fill_or_take_part)
+    _, error = memory._group.attempt(fill_or_join_others)
     with ranks.Exchange(memory._group):
         if error is not None:
             raise error
@@ -93,7 +93,7 @@ def _loss_sharded(memory: Memory, batch: Batch, reports: list[ranks.Report], fus
     def compute(has_failed: bool) -> tuple[Tensor | None, list[Tensor], Tensor | None]:
         """Returns the loss against the rows, its gradients, and the loss of the batch alone, if any."""
         if has_failed:
-            contents = _take_part(memory, batch)
+            contents = _join_others(memory, batch)
         else:
             contents = (_adapt_and_store_alike if batch.is_stored else read_contents)(memory, batch)
         compared, value, of_batch = comparison(memory, detached, contents), None, None
@@ -133,7 +133,7 @@ def _adapt_and_store_alike(memory: Memory, batch: Batch) -> Contents | None:
     return contents
 
 
-def _take_part(memory: Memory, batch: Batch, *, is_fill: bool = False) -> Contents | None:
+def _join_others(memory: Memory, batch: Batch, *, is_fill: bool = False) -> Contents | None:
     """Returns what ``adapt_and_store`` or ``read_contents`` does on a rank without rows, and stores nothing.
 
     It computes what ranks compute together, in the same order, and runs as little else as it can: a rank that
@@ -159,7 +159,9 @@ def _take_part(memory: Memory, batch: Batch, *, is_fill: bool = False) -> Conten
     if not (is_fill or is_delayed(memory, contents)):
         refs = batch.refs.detach().to(contents.rows.dtype)
         with torch.no_grad():
-            contents = contents._replace(rows=memory._hooks.take_part(contents, refs, batch.ref_labels))
+            contents = contents._replace(
+                rows=memory._hooks.join_sums_of_ranks(contents, refs, batch.ref_labels)
+            )
     num_rows = min(int(contents.rows.num_rows) + num_queued, memory.queue.memory_size)
     newest = torch.zeros_like(batch.ref_labels)  # indices of other ranks
     return contents._replace(rows=contents.rows.counted(num_rows, 0), newest=newest)

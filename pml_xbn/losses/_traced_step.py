@@ -16,7 +16,7 @@ from torch import Tensor
 from .._checks import check_integers, check_rows
 from .._tracing import is_compiling, looks_again
 from ..memory._batch import Batch
-from ..memory._module_state import settle_, tensors_of
+from ..memory._module_state import settle_
 from ..memory._rows import read_dtype
 from ..pairwise._distances import is_symmetric
 from ..pairwise._ranges import sort_alike
@@ -37,7 +37,7 @@ def step_traced(memory: Memory, embeddings: Tensor, labels: Tensor) -> Tensor:
         labels: ``(b,)``.
     """
     check_traced_input(memory, embeddings, labels)
-    queue, held = memory.queue, [x for adapter in memory._hooks.adapters for x in tensors_of(adapter)]
+    queue, held = memory.queue, memory._hooks.held_tensors()
     # Autocast would have distances in half precision.
     with looks_again(), torch.autocast(embeddings.device.type, enabled=False):
         if embeddings.dtype != torch.float64:
@@ -118,7 +118,7 @@ def why_not_traced(memory: Memory, *, has_more_input: bool) -> str | None:
         return "with nonfinite='raise_at_once', which looks at every batch as it comes"
     if memory.normalize_memory or memory.update != "queue":
         return "with normalize_memory or update"
-    if not memory._hooks.are_adapters:
+    if not memory._hooks.has_only_adapters:
         return "with a hook that is no adapter"
     if memory.collect_stats or memory._hooks.collect_stats:
         return "that collects statistics"

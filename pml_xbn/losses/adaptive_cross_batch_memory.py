@@ -305,7 +305,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
         Raises:
             TypeError: the hook cannot be called.
-            ValueError: it is no adapter, and rows are spread over ranks.
+            ValueError: it is no adapter, and the memory has ``shard_distributed=True``.
         """
         if self.shard_distributed and not isinstance(hook, BaseAdapter):
             raise ValueError(

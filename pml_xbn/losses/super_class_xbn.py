@@ -21,8 +21,8 @@ class SuperClassXBN(AdaptiveCrossBatchMemory):
     """A cross-batch memory whose rows move to the mean and σ of their superclass in the batch.
 
     SC-XBN, thesis A Study of Cross Batch Memory, Eq. 4.4. The loss still sees the classes.
-    Where a batch holds most superclasses, nearly all rows are stored anew, by way of a buffer of
-    that size, which the memory keeps.
+    Where a batch holds most superclasses, nearly all rows are stored anew. Until the step is over, those of
+    before are kept too, in case it fails.
 
     Args:
         superclasses: label → superclass, a 1-D integer tensor or sequence indexed by label, or a dict.

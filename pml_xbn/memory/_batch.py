@@ -24,7 +24,6 @@ class Batch(NamedTuple):
     is_finite: bool = True  # False: it is known, on many ranks of any rank's, to hold NaN or inf
     # Whether numbers and labels are accepted, 0-d bool on the device; None: the host knows, or nobody asks.
     is_accepted: Tensor | None = None
-    wide_refs: Tensor | None = None  # the refs in float64, once a step needs them: for moments, and for u
 
 
 def split(

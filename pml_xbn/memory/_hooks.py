@@ -18,10 +18,10 @@ from torch.utils.hooks import RemovableHandle
 from .._arithmetic import all_of, widest
 from .._tracing import is_tracing, looks_again
 from ..adapters.base_adapter import BaseAdapter, Refusal
-from ..adapters.group_moment_matching import GroupMomentMatching
 from ..adapters.moments import Affine, group_moments, moments
 from ._module_state import (
     Attributes,
+    Held,
     attributes_of,
     buffers_outside_the_state,
     differ_in_numbers_alone,
@@ -79,7 +79,7 @@ def apply_adapter(
         return rows
     if has_effect is not None:
         affine = _where(has_effect, affine)
-    if not isinstance(adapter, GroupMomentMatching):
+    if not adapter.has_groups:
         mapped = rows.mapped(affine)
         if is_checked:
             adapter.check_finite("map", mapped.affine_in(rows.dtype))
@@ -99,7 +99,7 @@ def apply_adapter(
 
 def measured_for(adapter: BaseAdapter, rows: Rows) -> Rows:
     """Returns the rows with their sums; all ranks that share rows call it, as it may add up theirs."""
-    is_precise = isinstance(adapter, GroupMomentMatching) or rows.stored.dtype == torch.float64
+    is_precise = adapter.has_groups or rows.stored.dtype == torch.float64
     if rows.sums is None and is_precise and not is_tracing():
         # Sums of rows as they came lose digits where the mean is large. In a tensor of their own, as the step
         # may still fail; with one map of float32 rows this can wait until it has succeeded.
@@ -107,7 +107,7 @@ def measured_for(adapter: BaseAdapter, rows: Rows) -> Rows:
     return rows.measured()
 
 
-def take_part_in_sums(
+def join_sums_of_ranks(
     adapter: BaseAdapter, rows: Rows, labels: Tensor, batch: Tensor, batch_labels: Tensor
 ) -> Rows:
     """Takes part in the sums over ranks that :func:`apply_adapter` computes, and adapts no rows.
@@ -118,7 +118,7 @@ def take_part_in_sums(
         return rows
     rows = measured_for(adapter, rows)
     rows.total_sums()
-    if isinstance(adapter, GroupMomentMatching):
+    if adapter.has_groups:
         groups = adapter.groups_of(labels, batch_labels)
         rows.group_moments(groups.of_memory, groups.number)
     return rows.replaced()  # a copy that has forgotten the sums of all ranks, as adapted rows have
@@ -217,8 +217,12 @@ class MemoryHooks:
         """Whether an adapter records numbers for PML's logging, for which a GPU is waited for."""
         return any(adapter.collect_stats for adapter in self.adapters)
 
+    def held_tensors(self) -> Held:
+        """Returns the tensors that adapters hold, with their places."""
+        return [x for adapter in self.adapters for x in tensors_of(adapter)]
+
     @property
-    def are_adapters(self) -> bool:
+    def has_only_adapters(self) -> bool:
         """Whether no hook is a plain function or module, which gets rows and gives rows."""
         return len(self.adapters) == len(self._hooks)
 
@@ -283,15 +287,15 @@ class MemoryHooks:
                 rows = rows_of(new_values, rows, len(rows.stored), rows.stored.dtype)
         return rows
 
-    def take_part(self, contents: Contents, batch: Tensor, batch_labels: Tensor) -> Rows:
+    def join_sums_of_ranks(self, contents: Contents, batch: Tensor, batch_labels: Tensor) -> Rows:
         """Takes part in the sums over ranks that adapters compute, and adapts nothing. Returns the rows."""
         rows, labels = contents.rows, contents.row_labels
         for adapter in self.adapters:
-            rows = take_part_in_sums(adapter, rows, labels, batch, batch_labels)
+            rows = join_sums_of_ranks(adapter, rows, labels, batch, batch_labels)
         return rows
 
-    def state(self) -> Callable[[], None]:
-        """What the hooks that are modules hold now, as a function that gives it back to them."""
+    def snapshot(self) -> Callable[[], None]:
+        """Returns a function that gives the hooks that are modules back what they hold now."""
         parts: Attributes = []
         states, others = [], []
         for hook in self._hooks.values():

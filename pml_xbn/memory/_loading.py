@@ -20,7 +20,7 @@ def all_or_nothing(module: nn.Module, *parts: tuple[Queue, MemoryHooks]) -> Iter
     """Gives a module what it held, and queues and hooks within it, if loading a state raises."""
     for queue, _ in parts:
         queue.take_edits()
-    contents = [(queue, vars(queue).copy(), hooks.state()) for queue, hooks in parts]
+    contents = [(queue, vars(queue).copy(), hooks.snapshot()) for queue, hooks in parts]
     # A state is copied into parameters and buffers, or with assign=True takes their place.
     named: list[tuple[MutableMapping[str, Any], dict[str, Any]]] = [
         (own, dict(own)) for part in module.modules() for own in (part._parameters, part._buffers)

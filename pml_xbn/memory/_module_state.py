@@ -1,7 +1,7 @@
 """What modules hold, and how it is given back to them.
 
 * ``attributes_of`` and ``give_back_attributes``: all of it, when a step is undone. An adapter replaces its
-  tensors, so that references are enough. Another hook may write into its own: of those `MemoryHooks.state`
+  tensors, so that references are enough. Another hook may write into its own: of those `MemoryHooks.snapshot`
   copies the state, and what ``buffers_outside_the_state`` yields.
 * ``tensors_of`` and ``give_back_tensors_unless``: an adapter's tensors, on the device, if the batch turns out
   not to be stored.

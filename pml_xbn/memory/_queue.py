@@ -277,7 +277,9 @@ class Queue(nn.Module):
         if self._num_written >= self.memory_size:
             self._num_written = 0
             self.findings.add_("is_out_of_range", rows.have_drifted())
-        if self._num_stores % _STORES_BETWEEN_LOOKS == 0 and (is_out := rows.is_out_of_range()) is not None:
+        if self._num_stores % _STORES_BETWEEN_LOOKS == 0:
+            is_out = rows.is_out_of_range()
+            assert is_out is not None  # as there are sums
             self.findings.add_("is_out_of_range", is_out)
 
     def standardize_if_due_(self) -> None:
@@ -570,21 +572,23 @@ class Queue(nn.Module):
             self._take(state)
 
     def _take(self, state: dict[str, Tensor]) -> None:
-        """Takes the tensors of a state."""
+        """Takes the tensors of a state, and forgets all else that the host knew of the state before."""
         for name, values in state.items():
             setattr(self, name, values)
         self.findings = Findings(self.labels.device)
         self._pending = self._read = self._newest = None
-        self.is_alike = False
-        self._note(is_measured=False, most_rows=0)
-        self._has_ids, self.calls_over = False, 0
-        if self.numbers.device.type != "meta":
-            self._has_ids = bool((self.ids >= 0).any())
-            self.calls_over, num_rows, _, has_sums, _ = self.numbers.tolist()
-            self._note(is_measured=has_sums != NO_SUMS, most_rows=self.holding.num_rows_here(num_rows))
-            if has_sums == SUMS_OF_A_SHARD:
-                self.sums.copy_(sums_of(self.rows[: self._most_rows]))
-                self.numbers[HAS_SUMS] = SUMS
+        self._num_stores = self._num_written = 0
+        self.is_alike = self._has_ids = False
+        if self.numbers.device.type == "meta":
+            self.calls_over = 0
+            self._note(is_measured=False, most_rows=0)
+            return
+        self._has_ids = bool((self.ids >= 0).any())
+        self.calls_over, num_rows, _, has_sums, _ = self.numbers.tolist()
+        self._note(is_measured=has_sums != NO_SUMS, most_rows=self.holding.num_rows_here(num_rows))
+        if has_sums == SUMS_OF_A_SHARD:
+            self.sums.copy_(sums_of(self.rows[: self._most_rows]))
+            self.numbers[HAS_SUMS] = SUMS
 
     def _in_own_dtype(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Returns a state whose rows are stored in another dtype, in that of this memory."""
@@ -593,10 +597,7 @@ class Queue(nn.Module):
         sums = state["sums"] if has_sums else None
         rows = self.rows_class(state["rows"], affine, sums, num_rows, here, self.holding)
         rows = self._stored_anew(rows)
-        numbers = [num_calls, num_rows, position, SUMS if rows.sums is not None else NO_SUMS, num_replaced]
-        sums = torch.zeros_like(state["sums"]) if rows.sums is None else rows.sums
-        new = {"rows": rows.stored, "map": torch.stack(tuple(rows.affine)), "sums": sums}
-        return state | new | {"numbers": state["numbers"].new_tensor(numbers)}
+        return state | _state_of(rows, num_calls, position, num_replaced)
 
     def _stored_anew(self, rows: Rows) -> Rows:
         """Returns rows that are stored in another dtype in that of this memory."""
@@ -670,6 +671,15 @@ class Queue(nn.Module):
 STATE = ("rows", "labels", "ids", "map", "sums", "numbers")
 
 
+def _state_of(rows: Rows, num_calls: int, position: int, num_replaced: int) -> dict[str, Tensor]:
+    """Returns the part of a state that rows make, whose number the host knows."""
+    affine = torch.stack(tuple(rows.affine))
+    sums, has_sums = (torch.zeros_like(affine), NO_SUMS) if rows.sums is None else (rows.sums, SUMS)
+    numbers = [num_calls, int(rows.num_rows), position, has_sums, num_replaced]
+    on_device = torch.tensor(numbers, device=rows.stored.device)
+    return {"rows": rows.stored, "map": affine, "sums": sums, "numbers": on_device}
+
+
 def _num_writes(values: Tensor) -> int:
     """Returns torch's count of writes to a tensor in place, which it keeps of no tensor of inference mode."""
     if is_tracing():  # where nobody else writes
@@ -700,18 +710,7 @@ def prepare_state(state: dict[str, Any], prefix: str, memory: nn.Module, queue: 
         stacklevel=2,
     )
     stored = rows_of(rows[:num_rows], queue.contents.rows, len(rows), queue.dtype)
-    has_sums = stored.sums is not None
-    numbers = [0, num_rows, position, SUMS if has_sums else NO_SUMS, 0]
-    found = {
-        "rows": stored.stored,
-        "labels": labels,
-        "ids": torch.full_like(labels, -1),
-        "map": torch.stack(tuple(stored.affine)),
-        "sums": stored.sums
-        if stored.sums is not None
-        else torch.zeros_like(torch.stack(tuple(stored.affine))),
-        "numbers": torch.tensor(numbers),
-    }
+    found = {"labels": labels, "ids": torch.full_like(labels, -1), **_state_of(stored, 0, position, 0)}
     state.update({f"{prefix}queue.{name}": values for name, values in found.items()})
     # What PML's class has no counterpart for stays as it is.
     for key, value in memory.state_dict(prefix=prefix).items():

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from .._tracing import can_read
 from ._hooks import MemoryHooks
-from ._module_state import settle_, tensors_of
+from ._module_state import settle_
 from ._queue import Queue
 
 
@@ -22,10 +22,10 @@ def transaction(queue: Queue, hooks: MemoryHooks) -> Iterator[None]:
             raise RuntimeError("a memory hook changes its own memory: return other rows instead")
         yield
         return
-    restore_hooks = hooks.state()
-    held = [] if can_read(queue.numbers) else [x for adapter in hooks.adapters for x in tensors_of(adapter)]
+    restore_hooks = hooks.snapshot()
+    held = [] if can_read(queue.numbers) else hooks.held_tensors()
     queue.begin_step()
-    if not hooks.are_adapters:
+    if not hooks.has_only_adapters:
         queue.snapshot_labels()
     try:
         yield

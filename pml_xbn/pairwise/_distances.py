@@ -66,13 +66,9 @@ class Distances:
         mat = self._measure_without_power(distance)
         return mat if distance.power == 1 else mat**distance.power
 
-    def may_overwrite(self, distance: BaseDistance) -> bool:
-        """Returns whether a loss may write the gradient into the matrix, once no miner needs it."""
-        return is_symmetric(distance)  # another's gradient needs the matrix once more
-
     def is_needed_once(self, distance: BaseDistance) -> bool:
         """Returns whether a loss may overwrite the matrix as it reads it, as no gradient depends on it."""
-        return self.may_overwrite(distance) and distance.power == 1 and not isinstance(distance, LpDistance)
+        return is_symmetric(distance) and distance.power == 1 and not isinstance(distance, LpDistance)
 
     def at_products(self, distance: BaseDistance, gradient: Tensor, anchors: slice = slice(None)) -> Tensor:
         """Returns the gradient at the products, given that at what was measured, of some anchors, ``(k, n)``.

@@ -53,7 +53,7 @@ class Elements(NamedTuple):
     def totals(self, reducer: Any) -> tuple[Tensor, Tensor]:
         """Returns values to sum, per anchor or listed pair, and the number that the reducer divides by."""
         values, counts = self.values, self.counts
-        low, high = getattr(reducer, "low", None), getattr(reducer, "high", None)
+        low, high = _bounds(reducer)
         if counts is None and low is not None and high is None and values.ndim > 0:
             within = threshold(values, low, 0.0)
             return within, within.count_nonzero() if low >= 0 else (values > low).sum()
@@ -76,14 +76,19 @@ class Elements(NamedTuple):
             counted = torch.ones_like(values)
             return values.sum(), counted.sum(), counted
         counted = is_counted.to(values.dtype)
-        if getattr(reducer, "high", None) is None:
+        if _bounds(reducer)[1] is None:
             return torch.dot(values, counted), counted.sum(), counted
         return torch.where(is_counted, values, 0.0).sum(), counted.sum(), counted  # which may be inf
 
 
+def _bounds(reducer: Any) -> tuple[float | None, float | None]:
+    """Returns between which values PML's ThresholdReducer counts terms; None where it has no bound."""
+    return getattr(reducer, "low", None), getattr(reducer, "high", None)
+
+
 def _is_within_bounds(values: Tensor, reducer: Any) -> Tensor | None:
-    """Returns which values lie between the bounds of PML's ThresholdReducer; None if the reducer has none."""
-    low, high = getattr(reducer, "low", None), getattr(reducer, "high", None)
+    """Returns which values lie between the bounds of a reducer; None if it has none."""
+    low, high = _bounds(reducer)
     return all_of(None if low is None else values > low, None if high is None else values < high)
 
 
@@ -102,7 +107,7 @@ class TripletTerms(NamedTuple):
 
     def totals(self, reducer: Any) -> tuple[Tensor, Tensor]:
         """Returns the sum of every anchor's terms, and how many are counted, as ``Elements.totals`` does."""
-        low, high = getattr(reducer, "low", None), getattr(reducer, "high", None)
+        low, high = _bounds(reducer)
         low = None if low is None or low < 0 else low  # no term is less than 0
         least = 0.0 if low is None and not self.is_positive else low
         positive, negative = self._between(least, high).num_of_pairs()
@@ -331,7 +336,7 @@ class Fused(NamedTuple):
     has_term_per_anchor: bool = False  # its reducer gets one value of each anchor, and not one of each pair
     needs_both: bool = False  # zero unless there are positive and negative pairs
     anchors_are_independent: bool = True  # an anchor's terms depend on no other anchor
-    is_reduced: bool = True  # they follow from reductions over the anchor's rows
+    can_be_sharded: bool = True  # its terms follow from reductions over rows
     parts: tuple[str, ...] = ("loss",)  # by PML's names
     has_divisor: bool = False  # it hands PML's DivisorReducer what to divide by
     has_derivatives: bool = False  # it gives the derivatives of its terms, which are of anchors
@@ -339,7 +344,7 @@ class Fused(NamedTuple):
 
 _POSITIVE_AND_NEGATIVE = ("pos_loss", "neg_loss")
 FUSED_LOSSES: dict[type, Fused] = {
-    losses.AngularLoss: Fused(None, anchors_are_independent=False, is_reduced=False),
+    losses.AngularLoss: Fused(None, anchors_are_independent=False, can_be_sharded=False),
     losses.CircleLoss: Fused(circle, has_term_per_anchor=True),
     losses.ContrastiveLoss: Fused(contrastive, parts=_POSITIVE_AND_NEGATIVE),
     losses.GeneralizedLiftedStructureLoss: Fused(generalized_lifted_structure, has_term_per_anchor=True),
@@ -347,16 +352,16 @@ FUSED_LOSSES: dict[type, Fused] = {
         intra_pair_variance, anchors_are_independent=False, parts=_POSITIVE_AND_NEGATIVE
     ),
     losses.LiftedStructureLoss: Fused(
-        lifted_structure, needs_both=True, anchors_are_independent=False, is_reduced=False
+        lifted_structure, needs_both=True, anchors_are_independent=False, can_be_sharded=False
     ),
     losses.MarginLoss: Fused(
-        margin, is_reduced=False, parts=("margin_loss", "beta_reg_loss"), has_divisor=True
+        margin, can_be_sharded=False, parts=("margin_loss", "beta_reg_loss"), has_divisor=True
     ),
     losses.MultiSimilarityLoss: Fused(multi_similarity, has_term_per_anchor=True, has_derivatives=True),
     losses.NCALoss: Fused(nca, has_term_per_anchor=True, anchors_are_independent=False),
     losses.NTXentLoss: Fused(nt_xent, needs_both=True),
     losses.SignalToNoiseRatioContrastiveLoss: Fused(contrastive, parts=_POSITIVE_AND_NEGATIVE),
     losses.SupConLoss: Fused(supcon, has_term_per_anchor=True, needs_both=True, has_derivatives=True),
-    losses.TripletMarginLoss: Fused(triplet_margin, is_reduced=False),
+    losses.TripletMarginLoss: Fused(triplet_margin, can_be_sharded=False),
     losses.TupletMarginLoss: Fused(tuplet_margin, needs_both=True),
 }

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from .._arithmetic import at_most, nan_unless_zero, slices
 from .._tracing import is_in_compiled_step, looks_again, number_if_readable
-from ..memory._rows import Rows, plain_rows
+from ..memory._rows import Rows
 from ._distance_weighted import mine_by_distance
-from ._distances import Distances
+from ._distances import Distances, is_symmetric
 from ._fused_losses import Elements
 from ._miners import mine, mine_by_pml
 from ._pairs import IndicesTuple, Pairs, anchors_at_once
@@ -38,7 +38,6 @@ class Comparison(NamedTuple):
     row_labels: Tensor  # (n,)
     self_pairs: Tensor | None = None  # (a,), rows of the anchors' own copies, with which they form no pairs
     user_pairs: IndicesTuple | None = None  # pairs or triplets of anchors and rows besides
-    is_row: Tensor | None = None  # (n,) bool, which rows are occupied; None: all
     are_finite: bool = False  # whether the host knows that anchors and rows are
     # Called with the arguments of the loss before it is computed without a call.
     watchers: Sequence[Callable[..., object]] = ()
@@ -49,9 +48,10 @@ class Comparison(NamedTuple):
         Args:
             first_row: the index of the first row, if the rows are a part of all.
         """
-        num_occupied = None if self.is_row is None else self.rows.num_rows
+        is_row = self.rows.is_row
+        num_occupied = None if is_row is None else self.rows.num_rows
         return Pairs.all(
-            self.anchor_labels, self.row_labels, self.self_pairs, self.is_row, num_occupied, first_row
+            self.anchor_labels, self.row_labels, self.self_pairs, is_row, num_occupied, first_row
         )
 
     def choose_pairs(self, distances: Distances) -> Pairs:
@@ -68,19 +68,9 @@ class Comparison(NamedTuple):
         return pairs if self.user_pairs is None else pairs.and_user_pairs(self.user_pairs)
 
     def without_empty_rows(self) -> Comparison:
-        """Returns the same comparison with a copy of the occupied rows alone, whose number the host reads."""
-        if self.is_row is None:
-            return self
-        indices = self.is_row.nonzero().squeeze(1)
-        new_index = self.is_row.cumsum(0) - 1
-        values = self.rows.read(self.anchors.dtype)[indices]
-        return self._replace(
-            rows=plain_rows(values),
-            row_labels=self.row_labels[indices],
-            self_pairs=None if self.self_pairs is None else new_index[self.self_pairs],
-            user_pairs=None if self.user_pairs is None else _with_rows(self.user_pairs, new_index),
-            is_row=None,
-        )
+        """Returns the same comparison with the occupied rows alone, whose number the host reads."""
+        rows = self.rows.with_number_on_host()
+        return self._replace(rows=rows, row_labels=self.row_labels[: rows.most_rows_here])
 
 
 def loss_against(compared: Comparison, fused: FusedLoss | None) -> Tensor:
@@ -90,8 +80,7 @@ def loss_against(compared: Comparison, fused: FusedLoss | None) -> Tensor:
         compared: anchors, rows and the loss.
         fused: how to compute it without a call; None: it is called.
     """
-    can_mask_empty_rows = fused is not None and is_fused_miner(compared.miner)
-    if not can_mask_empty_rows or fused is None or not fused.has_terms:
+    if fused is None or not fused.has_terms or not is_fused_miner(compared.miner):
         compared = compared.without_empty_rows()
     if fused is None:
         return _loss_by_pml(compared)
@@ -157,7 +146,7 @@ def _add_terms_(sums: LossSums, distances: Distances, pairs: Pairs) -> None:
     matrices: list[Tensor] = []  # the gradients, for each part of the loss
     if sums.is_learning:
         matrices = [torch.empty_like(mat) for _ in fused.reducers]
-        if distances.may_overwrite(distance):
+        if is_symmetric(distance):  # another's gradient needs the matrix once more
             matrices[-1] = mat
     for anchors in slices(len(mat), at_once):
         parts = _terms_of(fused, mat[anchors], pairs.at(anchors), sums.is_learning, overwrites)
@@ -306,12 +295,6 @@ def _arguments(compared: Comparison, pairs: Pairs) -> tuple[Any, ...]:
     """Returns what PML's loss is called with, or would be; rows and their labels are copies."""
     rows = compared.rows.read(compared.anchors.dtype)
     return compared.anchors, compared.anchor_labels, pairs.lists(), rows, compared.row_labels.clone()
-
-
-def _with_rows(user_pairs: IndicesTuple, new_index: Tensor) -> IndicesTuple:
-    """Returns pairs or triplets of anchors and rows with new indices of the rows."""
-    is_anchor = (True, False, False) if len(user_pairs) == 3 else (True, False, True, False)
-    return tuple(x if anchor else new_index[x] for x, anchor in zip(user_pairs, is_anchor, strict=True))
 
 
 # -- from sums to the loss ---------------------------------------------------------------------------------

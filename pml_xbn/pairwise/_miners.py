@@ -116,8 +116,8 @@ def batch_easy_hard(
         Largest(sign_of_negatives * near, negative, pairs.first_row),
     )
     if miner.ALL not in (miner.pos_strategy, miner.neg_strategy):
-        has_one = (positive_row < 0) | (negative_row < 0)
-        positive_row, negative_row = (x.masked_fill(has_one, -1) for x in (positive_row, negative_row))
+        lacks_one = (positive_row < 0) | (negative_row < 0)
+        positive_row, negative_row = (x.masked_fill(lacks_one, -1) for x in (positive_row, negative_row))
     chosen_positive = only(positive_row, pairs.first_row, pairs.positive)
     chosen_negative = only(negative_row, pairs.first_row, pairs.negative)
     if miner.pos_strategy == miner.ALL:

@@ -16,8 +16,6 @@ from ._distances import DISTANCES
 from ._fused_losses import FUSED_LOSSES, REDUCERS, Fused
 from ._miners import FUSED_MINERS, SHARDED_MINERS, FusedMiner
 
-SHARDED_LOSSES = tuple(kind for kind, fused in FUSED_LOSSES.items() if fused.is_reduced)
-
 
 def check_supported(loss: nn.Module, more: Iterable[str] = ()) -> None:
     """Raises a ValueError for a loss that cannot be computed between a batch and a memory of another size.
@@ -141,8 +139,8 @@ def _has_own_method(loss: Any) -> bool:
 def fused_miner_of(miner: Any) -> FusedMiner | None:
     """Returns the function of one of the five miners; None if skipping its call has a visible effect."""
     kind = unchanged_class(type(miner), FUSED_MINERS)
-    keeps_none = isinstance(miner, miners.TripletMarginMiner)  # of the statistics that it has
-    if kind is None or not is_unchanged(miner, allow_stats=not keeps_none):
+    has_stats_of_pml = isinstance(miner, miners.TripletMarginMiner)  # which its call alone records
+    if kind is None or not is_unchanged(miner, allow_stats=not has_stats_of_pml):
         return None
     return None if _learns(miner.distance) else FUSED_MINERS[kind]
 
@@ -171,7 +169,7 @@ def can_be_sharded(loss: Any, miner: Any) -> bool:
     """Returns whether the rows may be spread over ranks, all of which have all anchors."""
     fused = fused_loss_of(loss)
     can_mine = miner is None or (unchanged_class(type(miner), SHARDED_MINERS) and is_unchanged(miner))
-    return bool(can_mine) and fused is not None and fused.fused.is_reduced
+    return bool(can_mine) and fused is not None and fused.fused.can_be_sharded
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

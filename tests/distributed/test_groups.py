@@ -21,12 +21,13 @@ from two_groups import GROUPS, LAYOUTS, D, M, assert_close, batch_of, own_batch,
 
 from pml_xbn import AXBNWrapper, TwoTowerMemory, XBNWrapper
 from pml_xbn.losses import BatchLoss
-from pml_xbn.pairwise._supported import SHARDED_LOSSES
+from pml_xbn.pairwise._fused_losses import FUSED_LOSSES
 from pml_xbn.training import ClassBatches
 
 WAYS = ["gather_distributed", "shard_distributed"]
 LOSSES = [("gather_distributed", getattr(losses, x)) for x in losses.CrossBatchMemory.supported_losses()]
-LOSSES += [("shard_distributed", loss_class) for loss_class in SHARDED_LOSSES]
+SHARDABLE = [kind for kind, fused in FUSED_LOSSES.items() if fused.can_be_sharded]
+LOSSES += [("shard_distributed", loss_class) for loss_class in SHARDABLE]
 
 
 @pytest.mark.parametrize(

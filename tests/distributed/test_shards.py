@@ -25,7 +25,7 @@ from torch.distributed import checkpoint
 from pml_xbn import XBNWrapper
 from pml_xbn.distributed import _sharded_loss
 from pml_xbn.losses import AdaptiveCrossBatchMemory
-from pml_xbn.pairwise._supported import SHARDED_LOSSES
+from pml_xbn.pairwise._fused_losses import FUSED_LOSSES
 
 D = 4
 MINERS: dict[str, Callable[[], nn.Module | None]] = {
@@ -94,9 +94,12 @@ def built(loss_class: Any, miner: str, **options: Any) -> XBNWrapper:
     return XBNWrapper(loss_class().double(), D, 17, MINERS[miner](), memory_dtype=torch.float64, **options)
 
 
+SHARDABLE = [kind for kind, fused in FUSED_LOSSES.items() if fused.can_be_sharded]
+
+
 @pytest.mark.parametrize(
     ("loss_class", "miner", "layout", "is_masked"),
-    share_of(itertools.product(SHARDED_LOSSES, MINERS, LAYOUTS, (False, True)), at_most=17),
+    share_of(itertools.product(SHARDABLE, MINERS, LAYOUTS, (False, True)), at_most=17),
 )
 @on_ranks(2, 3)
 def test_loss_and_gradient_are_those_of_one_process(
@@ -129,7 +132,7 @@ BUDGETS = (
 
 @pytest.mark.parametrize(
     ("loss_class", "miner", "number"),
-    list(itertools.product(SHARDED_LOSSES, MINERS, range(len(BUDGETS))))[::7],  # prime to the others
+    list(itertools.product(SHARDABLE, MINERS, range(len(BUDGETS))))[::7],  # prime to the others
 )
 @on_ranks(2, 3)
 def test_a_rank_may_go_through_its_rows_a_few_at_a_time(

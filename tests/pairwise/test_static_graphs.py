@@ -40,9 +40,16 @@ MINERS: dict[str, Callable[[], Any]] = {
 class Rows:
     """Rows ``stored * scale + shift``, of which a few are read at a time."""
 
-    def __init__(self, stored: Tensor, scale: Tensor, shift: Tensor, num_rows: Tensor) -> None:
-        self.stored, self.scale, self.shift, self.num_rows = stored, scale, shift, num_rows
+    def __init__(
+        self, stored: Tensor, scale: Tensor, shift: Tensor, num_rows: Any, is_row: Tensor | None
+    ) -> None:
+        self.stored, self.scale, self.shift = stored, scale, shift
+        self.num_rows, self.is_row = num_rows, is_row
         self.most_rows_here = len(stored)
+
+    def with_number_on_host(self) -> Rows:
+        num_rows = int(self.num_rows)
+        return Rows(self.stored[:num_rows], self.scale, self.shift, num_rows, None)
 
     def parts(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
         for first in range(0, self.most_rows_here, 16):
@@ -80,8 +87,8 @@ def inputs(seed: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
 def loss_of(loss: nn.Module, miner: Any) -> Callable[..., Tensor]:
     def compute(anchors: Tensor, labels: Tensor, *rest: Tensor) -> Tensor:
         stored, row_labels, scale, shift, own, is_row = rest
-        rows: Any = Rows(stored, scale, shift, is_row.sum())
-        compared = Comparison(loss, miner, anchors, labels, rows, row_labels, own, is_row=is_row)
+        rows: Any = Rows(stored, scale, shift, is_row.sum(), is_row)
+        compared = Comparison(loss, miner, anchors, labels, rows, row_labels, own)
         return loss_against(compared, fused_loss_of(compared.loss))
 
     return compute
