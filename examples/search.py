@@ -109,12 +109,9 @@ def draw(query: Path, found: Sequence[tuple[float, str]], picture: Path) -> None
     shown = [("query", str(query)), *((f"{similarity:.2f}", path) for similarity, path in found)]
     for axes, (title, path) in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
         axes.imshow(ImageOps.pad(open_image(path), (320, 320), color="white"))
-        axes.set(
-            title=title,
-            xlabel=f"{Path(path).parent.name[:18]}/\n{Path(path).name[:18]}",
-            xticks=[],
-            yticks=[],
-        )
+        name = f"{Path(path).parent.name[:18]}/\n{Path(path).name[:18]}"
+        axes.set(title=title, xlabel=name.encode(errors="replace").decode(), xticks=[], yticks=[])
+        axes.xaxis.label.set_parse_math(False)  # a name may hold a dollar
     figure.savefig(picture)
 
 

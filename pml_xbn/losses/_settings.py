@@ -38,9 +38,30 @@ def check_setting(memory: nn.Module, name: str, value: Any) -> None:
 
 
 def _check_loss(memory: Any, loss: nn.Module) -> None:
+    _check_is_object("loss", loss)
     names_of_pml = CrossBatchMemory.supported_losses()
     check_supported(loss, [x for x in type(memory).supported_losses() if x not in names_of_pml])
     _check_sum(loss, getattr(memory, "batch_loss_weight", 0.0))
+
+
+def _check_miner(memory: Any, miner: Any) -> None:
+    _check_is_object("miner", miner)
+    if not (miner is None or callable(miner)):
+        raise TypeError(f"miner={miner!r}: pass one of PML's miners, or None")
+
+
+def _check_is_object(name: str, value: object) -> None:
+    if isinstance(value, type):
+        raise TypeError(f"{name} is the class {value.__name__}: pass an object of it, {value.__name__}()")
+
+
+def _check_adapter(memory: Any, adapter: Any) -> None:
+    """Refuses another one than a wrapper was built with, which no step would call."""
+    if memory._modules.get("adapter", adapter) is not adapter:
+        raise ValueError(
+            f"the adapter of a {type(memory).__name__} is one of its hooks, and another would not be called: "
+            "register it on an AdaptiveCrossBatchMemory, with register_memory_hook"
+        )
 
 
 def _check_batch_loss_weight(memory: nn.Module, weight: float) -> None:
@@ -56,6 +77,8 @@ def _check_sum(loss: Any, weight: float) -> None:
 # Checks of settings that depend on other settings.
 _DEPENDENT_CHECKS: dict[str, Callable[[Any, Any], None]] = {
     "loss": _check_loss,
+    "miner": _check_miner,
+    "adapter": _check_adapter,
     "batch_loss_weight": _check_batch_loss_weight,
     "update": lambda memory, value: check_update(value, getattr(memory, "update_momentum", 0.0)),
     "update_momentum": lambda memory, value: check_update(memory.update, value),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .._arithmetic import at_least_float32, at_most, widest
-from .._checks import INTEGERS
+from .._checks import INTEGERS, check_integers, check_rows
 from .._tracing import can_read, is_in_compiled_step, is_tracing
 from ..adapters.moments import Affine
 from ._rows import AsTheyCame, Holding, Rows, Undo, rows_of, sums_of
@@ -505,6 +505,7 @@ class Queue(nn.Module):
     def assign(self, values: Tensor) -> None:
         """Replaces the rows by ``values`` ``(M, d)``; the occupied count stays."""
         self.check_no_step("what was written or assigned to embedding_memory")
+        check_rows("embedding_memory", values, width=self.rows.shape[1])
         if values.shape != self.rows.shape:
             shape = tuple(self.rows.shape)
             raise ValueError(f"embedding_memory of shape {tuple(values.shape)}: assign {shape}")
@@ -520,9 +521,7 @@ class Queue(nn.Module):
     def assign_labels(self, labels: Tensor) -> None:
         """Replaces the labels ``(M,)``."""
         self.check_no_step("what was assigned to label_memory")
-        if labels.shape != self.labels.shape:
-            shape = tuple(self.labels.shape)
-            raise ValueError(f"label_memory of shape {tuple(labels.shape)}: assign {shape}")
+        check_integers("label_memory", labels, len(self.labels), "one label per row")
         with torch.inference_mode(False), torch.no_grad():
             self.labels.copy_(labels)
         self.is_alike = False

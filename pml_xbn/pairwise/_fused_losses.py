@@ -184,15 +184,15 @@ def nca(loss: losses.NCALoss, mat: Tensor, pairs: Pairs, over_rows: OverRows) ->
     scale = _as_similarity(loss, loss.softmax_scale)
     # Of all rows, whichever have been chosen, the anchors' own copies included.
     same = pairs.of_same_label()
-    every = torch.ones_like(same) if pairs.is_row is None else pairs.is_row.expand_as(same)
-    log_sum, same_log_sum, num_same, num_positive, num_negative = over_rows(
-        LogSumExp(mat, every, scale),
+    others = ~same if pairs.is_row is None else ~same & pairs.is_row
+    other_log_sum, same_log_sum, num_same, num_positive, num_negative = over_rows(
+        LogSumExp(mat, others, scale),
         LogSumExp(mat, same, scale),
         Count(same),
         Count(pairs.positive),
         Count(pairs.negative),
     )
-    terms = log_sum - same_log_sum
+    terms = _log_one_plus_exp(other_log_sum - same_log_sum)
     # How often each anchor has been chosen, over how often the one was that has been chosen most.
     num_chosen = num_positive + num_negative
     most = num_chosen.max()
@@ -214,8 +214,9 @@ def supcon(loss: losses.SupConLoss, mat: Tensor, pairs: Pairs, over_rows: OverRo
     scale = _as_similarity(loss, 1 / loss.temperature)
     is_positive = as_numbers(pairs.positive.bool(), mat.dtype)
     num_positive, positive_sum, log_sum = over_rows(
-        Count(is_positive), Sum(mat, is_positive), LogSumExp(mat, pairs.of_both(), scale)
+        Count(is_positive), Sum(mat, is_positive), LogSumExp(mat, pairs.of_both(), scale, is_wide=True)
     )
+    num_positive, positive_sum = widest(num_positive), widest(positive_sum)
     has_positive, divisor = num_positive.clamp_max(1), num_positive.clamp_min(1)
     weight = has_positive * -scale / divisor  # of a positive pair
     # In this order it is exactly 0 where an anchor has one pair alone, a positive one, as in PML's loss.

@@ -29,8 +29,9 @@ class ClassBatches(Sampler[list[int]]):
     of one size about 63 %, the others twice or more; of a class of 200 images among classes of 4 few, as it
     comes no more often than they do. A memory of half of the images then holds fewer different ones, too
     (pass ``sample_ids`` to the memory, and an image has one row). With ``cover="images"`` an epoch sees every
-    image: once, or twice where it fills up the last ``m`` of its class. A large class then comes more often,
-    and in some batches with a multiple of ``m`` images if it holds more than its share of all.
+    image: once, or more often where it fills up the last ``m`` of its class or the last batch. A large class
+    then comes more often, and in some batches with a multiple of ``m`` images if it holds more than its share
+    of all.
 
     Args:
         labels: of all images, ``(n,)``.

@@ -13,9 +13,10 @@ from torch.nn.functional import normalize as unit_length
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
+from .._arithmetic import at_least_float32
 from .._checks import check_integer
 from .._pillow import import_pillow
-from .image_files import open_image
+from .image_files import check_bits, open_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -70,6 +71,7 @@ class Encoder(nn.Module):
         self.network, self.size, self.interpolation = network, size, interpolation
         self.mean, self.std = tuple(mean), tuple(std)
         self.classes = {name: list(names) for name, names in (classes or {}).items()}
+        self.training = network.training
 
     def extra_repr(self) -> str:
         return f"size={self.size}"
@@ -97,6 +99,7 @@ class Encoder(nn.Module):
             picture = pillow.fromarray(image.permute(1, 2, 0).cpu().numpy())
         elif isinstance(image, (str, Path)):
             picture = open_image(image)
+        check_bits(picture)
         method = pillow.Resampling[self.interpolation.upper()]
         square = ImageOps.fit(picture.convert("RGB"), (self.size, self.size), method)
         pixels = torch.from_numpy(np.array(square)).permute(2, 0, 1) / 255
@@ -109,11 +112,13 @@ class Encoder(nn.Module):
         Args:
             images: see :meth:`prepare`; each may be of another size.
         """
-        if isinstance(images, (str, Path)):
-            raise TypeError(f"images is the path {images}: pass a list of images, [{str(images)!r}]")
-        device = next(self.network.parameters()).device
-        batch = torch.stack([self.prepare(image) for image in images]).to(device)
-        return unit_length(self.network(batch))
+        _check_is_list(images)
+        return self._embed(torch.stack([self.prepare(image) for image in images]))
+
+    def _embed(self, batch: Tensor) -> Tensor:
+        """Returns the embeddings of prepared images, on the device and in the dtype of the network."""
+        first = next((x for x in self.network.parameters() if x.is_floating_point()), None)
+        return unit_length(at_least_float32(self.network(batch if first is None else batch.to(first))))
 
     @torch.no_grad()
     def embed(
@@ -121,7 +126,7 @@ class Encoder(nn.Module):
     ) -> Tensor:
         """Returns the embeddings of many files, ``(n, d)``, on the CPU.
 
-        The network is in evaluation mode, and no gradients are kept.
+        The network is in evaluation mode meanwhile, and no gradients are kept.
 
         Args:
             images: files, or what else :meth:`prepare` takes.
@@ -131,18 +136,27 @@ class Encoder(nn.Module):
 
         Raises:
             FileNotFoundError: a file is missing.
+            TypeError: one path in place of a list.
             ValueError: no image, or a file that is no whole image.
         """
-        if not len(images):
+        _check_is_list(images)
+        images = list(images)
+        if not images:
             raise ValueError("there is no image to embed: pass at least one")
-        was_training, device = self.training, next(self.network.parameters()).device
+        modes = {module: module.training for module in self.modules()}
         self.eval()
         try:
             loader = DataLoader(_Prepared(self, images), batch_size=batch_size, num_workers=workers)
             bar = tqdm(loader, title, leave=False, disable=None if title else True)
-            return torch.cat([unit_length(self.network(batch.to(device))).cpu() for batch in bar])
+            return torch.cat([self._embed(batch).cpu() for batch in bar])
         finally:
-            self.train(was_training)
+            for module, is_training in modes.items():  # some may be in evaluation mode for good
+                module.training = is_training
+
+
+def _check_is_list(images: object) -> None:
+    if isinstance(images, (str, Path)):
+        raise TypeError(f"images is the path {images}: pass a list of images, [{str(images)!r}]")
 
 
 class _Prepared(Dataset[Tensor]):

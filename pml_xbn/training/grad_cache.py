@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -83,7 +84,10 @@ class GradCache(nn.Module):
         """
         whole = (inputs, named_inputs)
         size = batch_size(whole)
-        slices = [slice(first, first + self.part_size) for first in range(0, max(size, 1), self.part_size)]
+        # Of nearly one size, as batch normalization cannot train on a last part of one image.
+        num_parts = max(1, -(-size // self.part_size))
+        ends = [size * number // num_parts for number in range(num_parts + 1)]
+        slices = [slice(*both) for both in pairwise(ends)]
         whole = rebuilt(lambda leaf: leaf, whole)  # whose dictionaries the caller may change
         parts = [self._embed(whole, rows, size) for rows in slices]
         return joined(parts, [len(range(size)[rows]) for rows in slices])

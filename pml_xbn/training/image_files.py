@@ -28,11 +28,23 @@ def find_images(folder: str | Path) -> list[Path]:
     if not root.is_dir():
         raise FileNotFoundError(f"{root} is no folder: pass one with images")
     found = []
+    above = {str(root): {_number_of(root)}}  # of every folder, those on the way to it, and itself
     for parent, folders, files in os.walk(root, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in folders.copy():
+            path = os.path.join(parent, name)
+            if (number := _number_of(path)) in above[parent]:  # a link to where it came from
+                folders.remove(name)
+            above[path] = {*above[parent], number}
         paths = (Path(parent, name) for name in files if not name.startswith("."))
         found += [path for path in paths if path.suffix.lower() in _SUFFIXES]
     return sorted(found)
+
+
+def _number_of(folder: str | Path) -> tuple[int, int]:
+    """Returns what a folder has alone, by whichever links one comes to it."""
+    found = os.stat(folder)
+    return found.st_dev, found.st_ino
 
 
 def open_image(path: str | Path) -> Image:
@@ -40,7 +52,8 @@ def open_image(path: str | Path) -> Image:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is no image, or not a whole one.
+        ValueError: the file is no image, not a whole one, or one of more than 8 bits a number, which would
+            become white or black.
         ImportError: Pillow is not installed.
     """
     pillow = import_pillow()
@@ -48,6 +61,7 @@ def open_image(path: str | Path) -> Image:
 
     try:
         with pillow.open(path) as image:
+            check_bits(image)
             return ImageOps.exif_transpose(image).convert("RGB")
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no image {path}") from None
@@ -55,8 +69,18 @@ def open_image(path: str | Path) -> Image:
         raise ValueError(f"{path} is no whole image ({error})") from error
 
 
+def check_bits(image: Image) -> None:
+    """Refuses an image (ValueError) whose numbers Pillow would cut at 255 as it makes RGB of them."""
+    if image.mode == "F" or image.mode.startswith("I"):
+        raise ValueError(
+            f"Pillow's mode {image.mode}, with more than 8 bits a number: scale it to 8 bits, from 0 to 255"
+        )
+
+
 def unreadable_images(paths: Sequence[str | Path], workers: int = 4) -> dict[Path, str]:
     """Returns the files that :func:`open_image` cannot open, each with the reason. It reads every file once.
+
+    A file whose name is not in UTF-8 is among them, as no list of files could hold it.
 
     Args:
         paths: image files.
@@ -69,6 +93,10 @@ def unreadable_images(paths: Sequence[str | Path], workers: int = 4) -> dict[Pat
 
 def _reason(path: str | Path) -> str:
     """Returns why the file cannot be opened, or nothing."""
+    try:
+        os.fsencode(path).decode()
+    except UnicodeDecodeError:
+        return f"{os.fsencode(path)!r} is no name in UTF-8: rename it"
     try:
         open_image(path)
     except (OSError, ValueError) as error:

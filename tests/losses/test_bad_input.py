@@ -13,6 +13,7 @@ from pytorch_metric_learning import losses, miners, reducers
 from torch import Tensor, nn
 
 from pml_xbn import SuperClassXBN, TwoTowerMemory, XBNWrapper
+from pml_xbn.adapters import MomentMatching
 from pml_xbn.losses import AdaptiveCrossBatchMemory, BatchLoss
 
 D, M = 4, 10
@@ -247,6 +248,22 @@ def test_a_reducer_without_what_it_divides_by_is_named_with_the_loss(make: Calla
     with pytest.raises(ValueError, match=f"SupCon{message}"):
         loss_fn(rows(), labels())
     assert contents(loss_fn) == before
+
+
+def test_a_class_in_place_of_an_object_and_what_is_no_miner_are_named(make: Callable) -> None:
+    with pytest.raises(TypeError, match=r"pass an object of it, SupConLoss\(\)"):
+        make(losses.SupConLoss, 3, 8)
+    with pytest.raises(TypeError, match=r"pass an object of it, PairMarginMiner\(\)"):
+        make(losses.SupConLoss(), 3, 8, miners.PairMarginMiner)
+    with pytest.raises(TypeError, match="miner=3: pass one of PML's miners"):
+        make(losses.SupConLoss(), 3, 8, 3)
+
+
+def test_another_adapter_is_refused_where_no_step_would_call_it() -> None:
+    memory = XBNWrapper(losses.SupConLoss(), 3, 8)
+    memory.adapter = memory.adapter
+    with pytest.raises(ValueError, match="register it on an AdaptiveCrossBatchMemory"):
+        memory.adapter = MomentMatching(match_std=False)
 
 
 def test_an_unsupported_loss_is_named_with_what_is_supported(make: Callable) -> None:

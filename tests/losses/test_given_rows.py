@@ -195,5 +195,9 @@ def test_rows_that_are_written_before_labels_are_assigned_are_stored() -> None:
 
 def test_labels_of_another_length_are_refused() -> None:
     memory = EVERY["plain"]()
-    with pytest.raises(ValueError, match=r"label_memory of shape \(3,\): assign \(14,\)"):
+    with pytest.raises(ValueError, match=r"label_memory has shape \(3,\)"):
         memory.label_memory = torch.arange(3)
+    with pytest.raises(ValueError, match=r"label_memory has dtype torch.float32"):
+        memory.label_memory = torch.zeros(M)
+    with pytest.raises(TypeError, match=r"embedding_memory is a ndarray"):
+        memory.embedding_memory = torch.zeros(M, D).numpy()

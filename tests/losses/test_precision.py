@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 from kinds import KINDS, WRAPPERS
-from pytorch_metric_learning.distances import DotProductSimilarity
-from pytorch_metric_learning.losses import AngularLoss, ContrastiveLoss, SupConLoss
+from pytorch_metric_learning.distances import CosineSimilarity, DotProductSimilarity
+from pytorch_metric_learning.losses import AngularLoss, ContrastiveLoss, NCALoss, SupConLoss
+from pytorch_metric_learning.reducers import AvgNonZeroReducer
 from torch import nn
 
 from pml_xbn import XBNWrapper
@@ -128,6 +129,36 @@ def test_a_batch_that_is_seen_again_has_no_distance_to_itself() -> None:
     positive, negative = distances[is_same & ~is_own], (1 - distances[~is_same]).relu()
     expected = sum(terms[terms > 0].mean() for terms in (positive, negative))
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("num_rows", [60, 5000])
+@pytest.mark.parametrize("name", ["SupCon", "NCA"])
+def test_small_terms_are_counted_as_in_float64(name: str, num_rows: int, device: torch.device) -> None:
+    """Anchors with one positive at a cosine near 1, and negatives near 0: e⁻²⁰ is lost beside 1 in float32.
+
+    AvgNonZeroReducer, which is SupConLoss's own, divides by the number of terms above zero.
+    """
+    draw = torch.Generator().manual_seed(0)
+    axes = torch.eye(64).repeat(1 + num_rows // 64, 1)[:num_rows]
+    rows = axes + 0.01 * torch.randn(num_rows, 64, generator=draw)
+    labels = torch.arange(num_rows) + 100
+    labels[:30] = torch.arange(30)
+    rows[0] = axes[5]  # an anchor that has learned nothing
+    anchors, scale = axes[:30] + 0.01 * torch.randn(30, 64, generator=draw), 20.0
+    losses = {
+        "SupCon": SupConLoss(temperature=1 / scale),
+        "NCA": NCALoss(softmax_scale=scale, distance=CosineSimilarity(), reducer=AvgNonZeroReducer()),
+    }
+    memory = AdaptiveCrossBatchMemory(losses[name], 64, num_rows + 30).to(device)
+    memory.fill_memory(rows[30:].to(device), labels[30:].to(device))
+    memory.fill_memory(rows[:30].to(device), labels[:30].to(device))
+    found = memory.eval()(anchors.to(device), labels[:30].to(device))
+    cosines = nn.functional.cosine_similarity(anchors.double()[:, None], rows.double(), dim=2)
+    is_positive = labels[:30, None] == labels
+    gaps = cosines.masked_fill(is_positive, -torch.inf) - cosines[is_positive].unsqueeze(1)
+    terms = (scale * gaps).exp().sum(dim=1).log1p()
+    assert (terms > 0).all()
+    torch.testing.assert_close(found.cpu().double(), terms.mean(), rtol=1e-4, atol=0)
 
 
 def test_rows_after_a_batch_of_nearly_equal_ones_fit_in_half_precision() -> None:

@@ -67,10 +67,32 @@ def test_many_files_are_embedded_in_evaluation_mode(files: list[Path], workers: 
     torch.testing.assert_close(rows, encoder.eval()(files).detach())
 
 
+def test_modes_are_as_they_were_after_many_files(files: list[Path]) -> None:
+    network = encoder_of().network.eval()
+    encoder = Encoder(network, 16)
+    encoder.embed(files)
+    assert not network.training
+    assert not encoder.training
+    network.train()
+    network[2].eval()
+    encoder.embed(iter(files))
+    assert [part.training for part in network] == [True, True, False]
+
+
+def test_an_encoder_may_be_of_half_precision_or_without_parameters(files: list[Path]) -> None:
+    encoder = encoder_of().eval()
+    expected = encoder(files)
+    torch.testing.assert_close(encoder.bfloat16()(files), expected, rtol=0.05, atol=0.05)
+    assert Encoder(nn.Flatten(), 4)(files).shape == (5, 48)
+
+
 def test_wrong_images_are_named(files: list[Path]) -> None:
     encoder = encoder_of()
-    with pytest.raises(TypeError, match="pass a list of images"):
-        encoder(str(files[0]))
+    for embed in (encoder, encoder.embed):
+        with pytest.raises(TypeError, match="pass a list of images"):
+            embed(str(files[0]))
+    with pytest.raises(ValueError, match="more than 8 bits"):
+        encoder([image.new("I;16", (16, 16), 40_000)])
     with pytest.raises(ValueError, match=r"torch.float32 and shape \(3, 16, 16\): pass uint8"):
         encoder([torch.zeros(3, 16, 16)])
     with pytest.raises(ValueError, match="there is no image to embed"):

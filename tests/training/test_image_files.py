@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,24 @@ def test_linked_folders_are_searched_too(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked" / "c").symlink_to(folder / "a")
     assert find_images(tmp_path / "linked") == [tmp_path / "linked" / "c" / "1.png"]
+
+
+def test_links_that_lead_back_are_not_followed(folder: Path) -> None:
+    for name in ("a/all", "a/here", "b/deep/up"):
+        (folder / name).symlink_to(folder / ("a" if name == "a/here" else ""))
+    found = find_images(folder)
+    assert {path.relative_to(folder).as_posix() for path in found} == {"a/1.png", "b/2.PNG", "b/deep/1.jpg"}
+    assert len(found) == 3
+
+
+def test_images_of_sixteen_bits_and_names_that_are_not_in_utf_8_are_unreadable(folder: Path) -> None:
+    image.new("I;16", (8, 8), 40_000).save(folder / "a" / "deep.png")
+    latin = Path(os.fsdecode(os.fsencode(folder / "a") + b"/caf\xe9.png"))
+    (folder / "a" / "1.png").rename(latin)
+    reasons = unreadable_images(find_images(folder))
+    assert set(reasons) == {latin, folder / "a" / "deep.png"}
+    assert "is no name in UTF-8: rename it" in reasons[latin]
+    assert "more than 8 bits" in reasons[folder / "a" / "deep.png"]
 
 
 def test_a_hidden_folder_above_hides_nothing(folder: Path) -> None:
