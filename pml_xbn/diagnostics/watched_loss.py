@@ -92,14 +92,14 @@ class WatchedLoss:
         self._is_in_call = self._is_in_loss = False
         vars(self).pop("gradient", None)
         memory = self._memory
-        self._handles = [
-            memory.register_forward_pre_hook(self._before_call, with_kwargs=True),
-            memory.register_forward_hook(self._after_call),
-        ]
         # A hook would make a memory of this package call the loss that it computes without a call.
         self._is_shown = (
             isinstance(memory, AdaptiveCrossBatchMemory) and fused_loss_of(memory.loss) is not None
         )
+        self._handles = [
+            memory.register_forward_pre_hook(self._before_call, with_kwargs=True),
+            memory.register_forward_hook(self._after_call),
+        ]
         if self._is_shown:
             memory._watchers = (*memory._watchers, self._compute_loss)
         else:
@@ -177,7 +177,7 @@ class WatchedLoss:
         if not loss.requires_grad:
             raise ValueError("the loss has no gradient: enable gradients, and pass embeddings that have some")
         arguments, distances, memory_loss = self._arguments, self._distances, self._memory_loss
-        if isinstance(memory, AdaptiveCrossBatchMemory) and type(memory.loss) is LiftedStructureLoss:
+        if self._is_shown and isinstance(memory.loss, LiftedStructureLoss):
             distances = None
         self._arguments = self._distances = self._memory_loss = None  # lets go of the graph
         if arguments is None:

@@ -114,7 +114,7 @@ def _fits(memory: Memory, embeddings: Tensor, labels: Tensor) -> bool:
     has_width = embeddings.ndim == 2 and embeddings.shape[1] == queue.rows.shape[1]
     has_labels = labels.shape == embeddings.shape[:1] and not labels.is_floating_point()
     is_of_queue = (memory.memory_size, memory.memory_dtype) == (queue.memory_size, queue.dtype)
-    is_small = embeddings.shape[0] <= queue.memory_size
+    is_small = has_width and embeddings.shape[0] <= queue.memory_size
     return has_width and has_labels and embeddings.is_floating_point() and is_of_queue and is_small
 
 

@@ -232,7 +232,7 @@ def _make_batch_of_ranks(
         f"{type(memory).__name__}.{call}",
         make_own,
         # Whoever watches is to see all anchors. It may raise, so it is asked where all ranks then raise.
-        can_share=lambda: not memory._watchers and can_share(memory.loss, memory.miner),
+        can_share=lambda: can_share(memory.loss, memory.miner) and not memory._watchers,
         is_alike=is_alike,
         memory_size=queue.memory_size,
         num_rows=queue.num_rows,

@@ -494,8 +494,8 @@ class Queue(nn.Module):
         if self._is_outdated():
             self._read = None
             raise RuntimeError(
-                "embedding_memory was written to after a graph had stored rows, so that it holds those of "
-                "before: read embedding_memory anew, and write to that"
+                "embedding_memory was written to, and a graph has stored rows since it was read, which it "
+                "does not hold: read embedding_memory anew after a replay, and write to that before the next"
             )
         self.assign(values)
         # Further writes count too.

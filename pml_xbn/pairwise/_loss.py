@@ -117,7 +117,7 @@ def sum_terms(compared: Comparison, fused: FusedLoss) -> LossSums:
     distances = Distances(compared.anchors.detach(), compared.rows, compared.are_finite)
     pairs = compared.choose_pairs(distances)
     for watch in compared.watchers:
-        watch(*_arguments(compared, pairs))
+        watch(*_arguments(compared.without_empty_rows(), pairs))
     if isinstance(fused.loss, GenericPairLoss):
         sums.num_pairs = pairs.counts
     if not fused.has_terms:

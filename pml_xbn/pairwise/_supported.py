@@ -50,7 +50,8 @@ def check_divisors(loss: Any) -> None:
 
     PML's error is a KeyError at the first call. Losses of a user's own may give the number.
     """
-    fused = FUSED_LOSSES.get(type(loss))
+    kind = unchanged_class(type(loss), FUSED_LOSSES)
+    fused = None if kind is None else FUSED_LOSSES[kind]
     if fused is None or fused.has_divisor:
         return
     for name in fused.parts:
@@ -99,9 +100,11 @@ def fused_loss_of(loss: Any) -> FusedLoss | None:
     if not are_unchanged(parts):
         return None
     learned = {id(x): x for part in parts for x in _learned_by(part)}
-    if learned and (_learns(loss.distance) or _learns(loss.reducer)):  # which PML's code alone computes
-        return None
     fused, by_part = FUSED_LOSSES[kind], {}
+    # The settings of a loss alone are learned here: PML's code computes what its distance or reducer learn,
+    # and has no gradient for another module that a subclass holds.
+    if learned and (fused.terms is None or any(_learns(child) for child in loss.children())):
+        return None
     for name in fused.parts:
         by_part[name] = reducer = _reducer_of_part(loss, name)
         if type(reducer) not in REDUCERS:
@@ -184,16 +187,18 @@ def unchanged_class(own: type, kinds: Iterable[type]) -> type | None:
     """Returns which of these classes a class is, or inherits from without a change; None if it is none.
 
     A subclass may have methods and attributes of its own, but none that its base class has too, except an
-    ``__init__``: it sets attributes of the object, which are looked at as everybody's are.
+    ``__init__``: it sets attributes of the object, which are looked at as everybody's are. A property may
+    stand for such an attribute.
     """
     if own in kinds:
         return own
-    for number, kind in enumerate(own.__mro__):
+    for kind in own.__mro__:
         if kind in kinds:
-            subclasses = own.__mro__[:number]
-            names = {name for subclass in subclasses for name in vars(subclass)}
-            names -= {*_OF_EVERY_CLASS, "__init__"}
-            return None if any(hasattr(kind, name) for name in names) else kind
+            subclasses = [other for other in own.__mro__ if other not in kind.__mro__]
+            held = {name: value for other in subclasses for name, value in vars(other).items()}
+            names = held.keys() - {*_OF_EVERY_CLASS, "__init__"}
+            is_changed = any(hasattr(kind, x) or hasattr(type(held[x]), "__set__") for x in names)
+            return None if is_changed else kind
     return None
 
 

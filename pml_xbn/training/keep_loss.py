@@ -8,7 +8,10 @@ from typing import Any
 
 import torch
 from pytorch_metric_learning.losses import CrossBatchMemory
+from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 from torch import nn
+
+from ..losses.adaptive_cross_batch_memory import AdaptiveCrossBatchMemory
 
 
 def keep_loss(loss_fn: nn.Module, name: str = "loss_fn.pt") -> Any:
@@ -53,13 +56,8 @@ def keep_loss(loss_fn: nn.Module, name: str = "loss_fn.pt") -> Any:
                 torch.save(loss_fn.state_dict(), file_at(args, state))
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            memories = [part for part in loss_fn.modules() if isinstance(part, CrossBatchMemory)]
-            are_alike = all(getattr(memory, "gather_distributed", False) for memory in memories)
-            if getattr(args, "world_size", 1) > 1 and not are_alike:
-                raise ValueError(
-                    "loss_fn has gather_distributed=False, so every rank has rows of its own, and the first "
-                    "rank's alone would be saved: pass gather_distributed=True"
-                )
+            if getattr(args, "world_size", 1) > 1:
+                _check_rows_are_those_of_all(loss_fn, args.world_size)
             if state.global_step == 0:
                 return
             file = file_at(args, state)
@@ -84,3 +82,23 @@ def keep_loss(loss_fn: nn.Module, name: str = "loss_fn.pt") -> Any:
                 sampler.set_epoch(int(state.epoch))
 
     return KeepLoss()
+
+
+def _check_rows_are_those_of_all(loss_fn: nn.Module, num_ranks: int) -> None:
+    """Refuses a memory of which not all ranks hold the same rows, as the first rank's are saved."""
+    gathering = [part for part in loss_fn.modules() if isinstance(part, DistributedLossWrapper)]
+    are_gathered = {id(part) for wrapper in gathering for part in wrapper.modules()}
+    for memory in loss_fn.modules():
+        if not isinstance(memory, CrossBatchMemory) or id(memory) in are_gathered:
+            continue
+        name = type(memory).__name__
+        if not isinstance(memory, AdaptiveCrossBatchMemory):
+            raise ValueError(
+                f"a {name} on every rank has rows of its own, and the first rank's alone would be saved: "
+                "wrap it in DistributedLossWrapper, or take XBNWrapper with gather_distributed=True"
+            )
+        if not memory.gather_distributed or memory._group.size != num_ranks:
+            raise ValueError(
+                f"not all ranks hold the rows of this {name}, and the first rank's alone would be saved: "
+                "pass gather_distributed=True, without a process_group"
+            )

@@ -276,6 +276,17 @@ def test_another_memory_of_the_same_loss_is_not_watched() -> None:
     torch.testing.assert_close(*gradients)
 
 
+def test_a_subclass_of_a_loss_that_differs_from_pmls_has_no_pairs_either() -> None:
+    class Own(losses.LiftedStructureLoss):
+        def __init__(self) -> None:
+            super().__init__(neg_margin=1.0, pos_margin=0.0)
+
+    loss_fn, (embeddings, labels) = filled("xbn", Own()), batch()
+    with WatchedLoss(loss_fn) as seen:
+        loss_fn(embeddings.requires_grad_(), labels)
+    assert seen.pair_gradient is None
+
+
 def test_a_memory_that_a_hook_of_the_watched_one_calls_is_not_watched() -> None:
     other, watched = filled("xbn", SupConLoss()), filled("xbn", SupConLoss())
     (first, labels), (second, _) = batch(), batch()

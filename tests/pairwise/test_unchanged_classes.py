@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from pytorch_metric_learning import losses, miners
+from pytorch_metric_learning import losses, miners, reducers
 from torch import Tensor, nn
 
 from pml_xbn import XBNWrapper
@@ -39,6 +39,30 @@ class MixedLoss(Mixin, losses.SupConLoss):
 class OwnDefaults(losses.SupConLoss):
     def __init__(self) -> None:
         super().__init__(temperature=0.1)  # PML's default
+
+
+class OfAnotherBase(losses.GenericPairLoss):
+    def compute_loss(self, *args: Any) -> Any:
+        return super().compute_loss(*args)
+
+
+class OtherBehind(losses.SupConLoss, OfAnotherBase):
+    """Whose second base stands between SupConLoss and the first one's own base."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
+class OtherSetting(losses.SupConLoss):
+    """A setting that torch.compile would read once."""
+
+    temperature = property(lambda self: 0.1, lambda self, value: None)
+
+
+class HoldsLearned(losses.SupConLoss):
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = nn.Linear(2, 2)
 
 
 class SetsMethod(losses.SupConLoss):
@@ -103,7 +127,18 @@ def test_a_loss_that_changes_nothing_is_not_called(make: Callable[[], nn.Module]
     torch.testing.assert_close(values, train(losses.SupConLoss(), None, [], "compute_loss"))
 
 
-@pytest.mark.parametrize("make", [OtherMethod, OtherAttribute, InheritsFromOther, OtherByMixin, SetsMethod])
+CHANGED = [
+    OtherMethod,
+    OtherAttribute,
+    InheritsFromOther,
+    OtherByMixin,
+    SetsMethod,
+    OtherBehind,
+    OtherSetting,
+]
+
+
+@pytest.mark.parametrize("make", [*CHANGED, HoldsLearned])
 def test_a_loss_that_changes_something_is_called(make: Callable[[], nn.Module]) -> None:
     calls: list[str] = []
     values = train(make(), None, calls, "compute_loss")
@@ -111,7 +146,35 @@ def test_a_loss_that_changes_something_is_called(make: Callable[[], nn.Module]) 
     torch.testing.assert_close(values, train(losses.SupConLoss(), None, [], "compute_loss"))
 
 
-@pytest.mark.parametrize(("make", "count"), [(SameMiner, 0), (OtherMiner, 2)])
+class OwnMarginMiner(miners.PairMarginMiner):
+    def __init__(self, pos_margin: float, neg_margin: float) -> None:
+        super().__init__(pos_margin, neg_margin)
+
+
+class DivisorsWithout(losses.SupConLoss):
+    def __init__(self) -> None:
+        super().__init__(reducer=reducers.DivisorReducer())
+
+
+class LearnedAngle(losses.AngularLoss):
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.tensor(0.7))
+
+
+def test_a_reducer_that_the_loss_of_pml_does_not_serve_is_refused_in_a_subclass_too() -> None:
+    with pytest.raises(ValueError, match="DivisorsWithout with DivisorReducer"):
+        XBNWrapper(DivisorsWithout(), D, M)
+
+
+def test_what_an_angular_loss_learns_is_computed_by_pml() -> None:
+    memory = XBNWrapper(LearnedAngle(), D, M)
+    for _ in range(2):
+        memory(torch.randn(8, D, requires_grad=True), torch.arange(8) % 4).backward()
+    assert memory.loss.alpha.grad.isfinite()
+
+
+@pytest.mark.parametrize(("make", "count"), [(SameMiner, 0), (OwnMarginMiner, 0), (OtherMiner, 2)])
 def test_so_it_is_of_miners(make: Callable[..., nn.Module], count: int) -> None:
     calls: list[str] = []
     values = train(losses.SupConLoss(), make(0.3, 0.9), calls, "mine")
