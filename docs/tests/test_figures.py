@@ -284,7 +284,7 @@ def test_the_table_of_the_readme(study: Study) -> None:
     assert_on(BEHIND, f"it was between {-slow.mean:.1f} points less and {fast.mean:.1f} more")
     of_emoji = over_batch_512(study, at("emoji", 60)).mean
     assert over_batch_512(study, at("emoji", 120)).mean < of_emoji
-    assert_on(README, f"less and {of_emoji:.1f} more than the larger batch")
+    assert_on(README, f"and {of_emoji:.1f} more than the larger batch")
     assert_on(BEHIND, f"60 epochs took 1.3 and 1.5, where XBN is {of_emoji:.1f} above")
     assert_on(
         BEHIND,
