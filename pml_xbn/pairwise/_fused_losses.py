@@ -7,6 +7,7 @@ Each gets the loss, for its settings, the matrix of anchors × rows that its dis
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from ctypes import c_float
 from typing import Any, NamedTuple
 
 import torch
@@ -212,16 +213,20 @@ def nt_xent(loss: losses.NTXentLoss, mat: Tensor, pairs: Pairs, over_rows: OverR
 def supcon(loss: losses.SupConLoss, mat: Tensor, pairs: Pairs, over_rows: OverRows) -> Terms:
     """https://arxiv.org/abs/2004.11362, Eq. 2"""
     scale = _as_similarity(loss, 1 / loss.temperature)
+    # The scale of both sums is rounded alike, so that an anchor's only positive cancels exactly.
+    if isinstance(scale, Tensor):
+        mat, scale = mat * scale, 1.0
+    else:
+        scale = _rounded(scale, mat.dtype)
     is_positive = as_numbers(pairs.positive.bool(), mat.dtype)
     num_positive, positive_sum, log_sum = over_rows(
         Count(is_positive), Sum(mat, is_positive), LogSumExp(mat, pairs.of_both(), scale, is_wide=True)
     )
-    num_positive, positive_sum = widest(num_positive), widest(positive_sum)
     has_positive, divisor = num_positive.clamp_max(1), num_positive.clamp_min(1)
     weight = has_positive * -scale / divisor  # of a positive pair
-    # In this order it is exactly 0 where an anchor has one pair alone, a positive one, as in PML's loss.
-    terms = (log_sum + positive_sum * weight) * has_positive
-    return {"loss": Elements(terms, at_results=(weight, has_positive))}
+    # In float64. It is exactly 0 where an anchor has one pair alone, a positive one, as in PML's loss.
+    terms = torch.addcmul(log_sum, positive_sum, weight) * has_positive
+    return {"loss": Elements(terms.to(mat.dtype), at_results=(weight, has_positive))}
 
 
 def tuplet_margin(loss: losses.TupletMarginLoss, mat: Tensor, pairs: Pairs, over_rows: OverRows) -> Terms:
@@ -323,6 +328,11 @@ def _or_zero(log_sums: Tensor) -> Tensor:
 def _as_similarity(loss: Any, scale: Any) -> Any:
     """Returns the scale with a sign by which the scaled matrix is larger for closer vectors."""
     return scale if loss.distance.is_inverted else -scale
+
+
+def _rounded(number: Any, dtype: torch.dtype) -> Any:
+    """Returns a number of the host as a tensor of this dtype holds it."""
+    return c_float(number).value if isinstance(number, float) and dtype == torch.float32 else number
 
 
 def _log_one_plus_exp(exponents: Tensor) -> Tensor:

@@ -105,7 +105,7 @@ class Sum(Reduction):
         return one + other
 
     def gradient(self, weights: Tensor, whole: Tensor | None, total: Tensor | None) -> Tensor:
-        numbers, weights = self._numbers, computed_once(weights.to(self.values.dtype)).unsqueeze(1)
+        numbers, weights = self._numbers, computed_once(weights).unsqueeze(1)
         if numbers is None:
             numbers = as_numbers(self.counts, self.values.dtype)
         return numbers.mul_(weights) if total is None else total.addcmul_(numbers, weights)
@@ -214,7 +214,8 @@ class LogSumExp(Reduction):
     def result(self) -> Tensor:
         values, scale = self.values, self.scale
         if values.shape[1] == 0:
-            self._exponentials, self._total = values.clone(), self._result_like(values.new_ones(len(values)))
+            ones = values.new_ones(len(values))
+            self._exponentials, self._total = values.clone(), widest(ones) if self.is_wide else ones
             self._own = torch.full_like(self._total, LOG_SUM_OF_NONE)
             return self._own
         # Far away also once it is scaled.
@@ -233,11 +234,8 @@ class LogSumExp(Reduction):
         self._total = _sum_in_float64(exponentials) if self.is_wide else exponentials.sum(dim=1)
         if not counts_once:
             self._total.clamp_min_(torch.finfo(values.dtype).tiny)
-        self._own = torch.add(self._total.log(), self._result_like(largest.squeeze(1)), alpha=scale)
+        self._own = torch.add(self._total.log(), largest.squeeze(1), alpha=scale)
         return self._own
-
-    def _result_like(self, numbers: Tensor) -> Tensor:
-        return widest(numbers) if self.is_wide else numbers
 
     def as_result(self, whole: Tensor) -> Tensor:
         return widest(whole) if self.is_wide else super().as_result(whole)
