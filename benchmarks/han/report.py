@@ -22,6 +22,7 @@ RUNS, LOG, PAGE = "han_runs.csv", "han_log.csv", "han.md"
 CHOICE = 0  # the seed that chooses
 FIGURES = {"recall_at_1": "Recall@1", "map_at_r": "MAP@R"}
 CLASSES = 9992  # to train on
+_SEEDS_OF_SWEEP = 3  # that its table waits for
 _LATE = 2 / 3  # of a run, from where its noise is looked at
 _INTRODUCTION = """\
 Declared in `benchmarks/study/declared_han.md`; made by `python -m benchmarks.han.report` of
@@ -149,36 +150,41 @@ def trials_table(runs: Runs, settings: Iterable[Case]) -> str:
     )
 
 
-def sweep_values(runs: Runs, setting: Case, classes: int, figure: str) -> dict[int, float]:
-    """Returns the figure by seed with so many classes, with fewer than all at the better of the two rates.
-
-    Until runs with fewer classes have other seeds than the one that chose, all classes have that one too.
-    """
+def sweep_rows(runs: Runs, setting: Case, classes: int) -> dict[int, Row]:
+    """Returns rows by seed with so many classes, with fewer than all at the better of the two rates."""
     case = runs.chosen(setting)
     if case is None:
         return {}
-    if classes == 0:
-        has_seeds = any(one.classes and one.seed != CHOICE for one in runs.rows)
-        return runs.values(setting, figure) if has_seeds else {CHOICE: float(runs.rows[case][figure])}
     rows = {
         part: {
             one.seed: row
             for one, row in runs.rows.items()
             if one == replace(case, classes=classes, rate=part * case.rate, seed=one.seed)
         }
-        for part in (1, 0.5)
+        for part in ((1, 0.5) if classes else (1,))
     }
-    scored = {
-        part: float(of_seeds[CHOICE]["map_at_r_validation"] or 0)
-        for part, of_seeds in rows.items()
-        if CHOICE in of_seeds
-    }
-    if not scored:
-        return {}
-    found = rows[max(scored, key=lambda part: scored[part])]
-    if len(found) > 1:
-        found.pop(CHOICE)
-    return {seed: float(row[figure]) for seed, row in found.items() if row[figure]}
+    with_choice = [of_seeds for of_seeds in rows.values() if CHOICE in of_seeds]
+    return max(
+        with_choice, key=lambda of_seeds: float(of_seeds[CHOICE]["map_at_r_validation"] or 0), default={}
+    )
+
+
+def sweep_seeds(runs: Runs) -> list[int]:
+    """Returns the seeds, besides the one that chooses, that are there in all of the sweep."""
+    found = [
+        sweep_rows(runs, setting, classes).keys()
+        for classes in (*plan.SWEEP, 0)
+        for setting in plan.WITHOUT_FIRST_STEP
+    ]
+    return sorted(set.intersection(*map(set, found)) - {CHOICE})
+
+
+def sweep_values(runs: Runs, setting: Case, classes: int, figure: str) -> dict[int, float]:
+    """Returns the figure by seed, without the choice's seed once all of the sweep has three others."""
+    seeds = sweep_seeds(runs)
+    rows = sweep_rows(runs, setting, classes)
+    wanted = seeds if len(seeds) >= _SEEDS_OF_SWEEP else [CHOICE]
+    return {seed: float(rows[seed][figure]) for seed in wanted if seed in rows and rows[seed][figure]}
 
 
 def sweep_table(runs: Runs) -> str:
