@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from pytorch_metric_learning.losses import SupConLoss
+from pytorch_metric_learning.losses import CrossBatchMemory, SupConLoss
+from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 
 from pml_xbn import XBNWrapper
 from pml_xbn.training import ClassBatches, keep_loss
@@ -39,8 +40,15 @@ def test_a_memory_of_which_a_rank_holds_a_part_is_refused() -> None:
 
 def test_memories_of_which_each_rank_has_its_own_are_refused(tmp_path: Path) -> None:
     arguments = SimpleNamespace(output_dir=str(tmp_path), world_size=2)
-    with pytest.raises(ValueError, match="every rank has rows of its own"):
-        keep_loss(memory()).on_train_begin(arguments, SimpleNamespace(global_step=0), None)
+    of_pml = CrossBatchMemory(SupConLoss(), 4, 16)
+    for loss_fn, message in (
+        (memory(), "not all ranks hold the rows of this XBNWrapper"),
+        (of_pml, "wrap it in DistributedLossWrapper"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            keep_loss(loss_fn).on_train_begin(arguments, SimpleNamespace(global_step=0), None)
+    wrapped = DistributedLossWrapper(of_pml)  # in which all ranks hold the same rows
+    keep_loss(wrapped).on_train_begin(arguments, SimpleNamespace(global_step=0), None)
 
 
 def test_a_new_run_loads_nothing(tmp_path: Path) -> None:
