@@ -9,6 +9,7 @@ from difflib import get_close_matches
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
@@ -78,6 +79,23 @@ def check_not_meta(name: str, values: Tensor) -> None:
     """Refuses a tensor on the device "meta": what is moved there to meet it is lost."""
     if values.is_meta:
         raise ValueError(f'{name} is on the device "meta", which holds no numbers: pass it from another')
+
+
+def check_not_transformed(name: str, values: Tensor) -> None:
+    """Refuses a tensor that torch.func or forward-mode automatic differentiation follows.
+
+    A memory computes its gradient along with the loss, which neither can see: what they would return may be
+    wrong without an error.
+    """
+    is_within_func = torch._C._functorch.peek_interpreter_stack() is not None
+    # A tangent is looked for where there may be one alone, as that costs an operation.
+    is_dual = forward_ad._current_level >= 0 and forward_ad.unpack_dual(values).tangent is not None
+    if is_within_func or is_dual:
+        what = "a function that torch.func transforms" if is_within_func else "forward-mode differentiation"
+        raise RuntimeError(
+            f"{name} in {what}: use loss.backward() or torch.autograd.grad, or compute the loss with PML's "
+            "code on embedding_memory"
+        )
 
 
 def check_rows(name: str, rows: Tensor, like: Tensor | None = None, width: int | None = None) -> None:

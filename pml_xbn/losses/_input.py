@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .._arithmetic import all_of
-from .._checks import check_not_meta, check_rows, plain
+from .._checks import check_not_meta, check_not_transformed, check_rows, plain
 from .._tracing import can_read, number
 from ..distributed import _ranks as ranks
 from ..memory._batch import Batch, split
@@ -91,6 +91,7 @@ def _make_own_batch(
         )
     check_rows("embeddings", embeddings, width=queue.rows.shape[1])
     check_not_meta("embeddings", embeddings)
+    check_not_transformed("embeddings", embeddings)
     embeddings = plain(embeddings)
     if embeddings.dtype != torch.float64:
         embeddings = embeddings.to(read_dtype(queue.dtype))

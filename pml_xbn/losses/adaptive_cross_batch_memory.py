@@ -197,7 +197,8 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             ValueError: input that does not fit, or that holds NaN or inf; nothing has changed. On a GPU NaN
                 or inf is not stored either, and a later call raises, unless ``nonfinite="raise_at_once"``.
             RuntimeError: a call in a replica of ``DataParallel``, in the backward pass of a checkpointed
-                function, or while another thread is in one; nothing has changed.
+                function, in a function that ``torch.func`` transforms, in forward-mode differentiation, or
+                while another thread is in one; nothing has changed.
         """
         if ref_labels is not None:
             raise ValueError(

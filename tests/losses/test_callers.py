@@ -13,6 +13,7 @@ from every_memory import EVERY, D, are_equal, assert_same_runs, batch, state, st
 from pytorch_metric_learning.losses import ContrastiveLoss
 from pytorch_metric_learning.regularizers import LpRegularizer
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from pml_xbn import TwoTowerMemory
@@ -196,6 +197,31 @@ def test_fill_memory_within_a_checkpoint_is_refused_in_the_backward_pass() -> No
     with pytest.raises(RuntimeError, match="called within a backward pass"):
         loss.backward()
     assert memory.num_rows == len(labels)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("mode", ["grad", "dual"])
+@pytest.mark.parametrize("call", ["training", "eval"])
+@pytest.mark.parametrize("kind", EVERY)
+def test_derivatives_that_a_memory_does_not_have_are_refused(kind: str, call: str, mode: str) -> None:
+    memory = EVERY[kind]()
+    for number in range(3):
+        step(memory, number)
+    memory.train(call == "training")
+    (x, labels), before = batch(9), state(memory)
+    x = x.detach()
+
+    def derive() -> None:
+        if mode == "grad":
+            torch.func.grad(lambda y: memory(y, labels))(x)
+        else:
+            with forward_ad.dual_level():
+                memory(forward_ad.make_dual(x, x), labels)
+
+    what = "forward-mode differentiation" if mode == "dual" else r"a function that torch\.func transforms"
+    with pytest.raises(RuntimeError, match=f"embeddings in {what}: use loss"):
+        derive()
+    assert are_equal(state(memory), before)
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
