@@ -13,13 +13,18 @@ from .._pillow import import_pillow
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_SUFFIXES = {".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+# Some that Pillow reads with a plugin alone are among them: people are to hear of images that are left out.
+_SUFFIXES = {
+    *{".avif", ".bmp", ".gif", ".heic", ".heif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pgm", ".png"},
+    *{".ppm", ".tif", ".tiff", ".webp"},
+}
 
 
 def find_images(folder: str | Path) -> list[Path]:
     """Returns the image files in a folder and all folders below and linked to, sorted, without hidden ones.
 
-    A file is taken for an image by the end of its name; :func:`unreadable_images` opens them.
+    A file is taken for an image by the end of its name; :func:`unreadable_images` opens them, and names
+    photographs in HEIC, which Pillow reads with a plugin alone.
 
     Raises:
         FileNotFoundError: there is no such folder.

@@ -47,6 +47,15 @@ def test_images_of_sixteen_bits_and_names_that_are_not_in_utf_8_are_unreadable(f
     assert "more than 8 bits" in reasons[folder / "a" / "deep.png"]
 
 
+def test_images_of_rarer_kinds_are_found_and_those_that_pillow_cannot_read_named(folder: Path) -> None:
+    image.new("RGB", (8, 8)).save(folder / "a" / "2.jfif")
+    photograph = folder / "a" / "3.HEIC"
+    photograph.write_bytes(b"\0\0\0\x18ftypheic" + bytes(12))
+    found = find_images(folder)
+    assert {folder / "a" / "2.jfif", photograph} <= set(found)
+    assert set(unreadable_images(found)) == {photograph}
+
+
 def test_a_hidden_folder_above_hides_nothing(folder: Path) -> None:
     assert find_images(folder / ".hidden") == [folder / ".hidden" / "1.png"]
 
