@@ -20,6 +20,13 @@ def assert_on(page: Path, *figures: str) -> None:
     assert [figure for figure in figures if figure not in words] == [], page.name
 
 
+def row_of_readme(what: str, classes: str) -> list[str]:
+    """Returns what a row of the README's table says of gains: over the same batch, a larger one, and so on."""
+    lines = README.read_text(encoding="utf-8").splitlines()
+    (found,) = [line for line in lines if line.startswith(f"| {what} | {classes} |")]
+    return [text.strip() for text in found.split("|")[3:-1]]
+
+
 def cell(difference: Difference | None) -> str:
     if difference is None:
         return "–"

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from on_pages import DOCS, README, RESULTS, assert_on, cell, words_of
+from on_pages import DOCS, README, RESULTS, assert_on, cell, row_of_readme, words_of
 from pictures.batch_noise import EPOCH, batch_share
 from pictures.classes import Point, of_fine_tuning, of_the_papers, of_two_towers
 from pictures.front_page import ALWAYS, drawn_points, figures_of
@@ -181,7 +181,6 @@ def test_a_large_batch_that_gains_nothing_does_not_tell_of_a_memory(study: Study
         assert not is_above_zero(large)
         assert is_above_zero(memory)
         assert_on(GAINS, cell(large), cell(memory))
-    assert_on(README, "| a network from random weights | yes. So is a batch")
 
 
 def of_the_last_stage(study: Study, name: str, size: int, methods: Sequence[Method] = SUPCON) -> list[Values]:
@@ -253,9 +252,10 @@ def test_the_table_of_the_readme(study: Study) -> None:
     of_each = [pair for both in columns for pair in zip(*both, strict=True)]
     found = cells_below(BEHIND, "| You train | Classes")[2:]  # behind those of Han
     assert [tuple(row[2:4]) for row in found] == of_each
-    (least, least_of_larger), (most, most_of_larger) = sorted(map(signed_numbers, of_each[6:]))
-    gained, _ = zip(*map(signed_numbers, of_each[4:6]), strict=True)
-    assert all(pair[1].endswith("†") for pair in of_each[4:6])  # "level with a larger one"
+    whole = "all of a pretrained network, {} epochs"
+    of_long, of_short = ([" and ".join(map(as_in_readme, gaps)) for gaps in found] for found in (long, short))
+    assert row_of_readme(whole.format(16), "882 and 510") == [*of_long, "about the same"]
+    assert row_of_readme(whole.format(4), "882 and 510") == [*of_short, "–"]
     lost = [float(gap.partition(" ")[0]) for gap in short[0]]
     assert_on(
         BEHIND,
@@ -263,18 +263,14 @@ def test_the_table_of_the_readme(study: Study) -> None:
             *lost, *(gap.partition(" ")[0] for gap in short[1])
         ).replace("-", "−"),
     )
-    assert all(signed_numbers(pair)[1] < 0 for pair in of_each[2:4])
-    last_layers = [fine_tuned_gains("xbn"), fine_tuned_gains("centre+batch loss")]
-    last_layers.append(fine_tuned_gains("xbn", "Three stages that train"))
-    of_last_layers = [gain for gains in last_layers for gain in gains]
-    assert_on(
-        README,
-        f"{least} and {most} over the same batch size, and {least_of_larger} and {most_of_larger} over a",
-        f"it gained {gained[0]} and {gained[1]} over the same batch size in 16 epochs",
-        f"In 4 epochs it lost {-lost[0]} (882 classes) and gained {lost[1]} (510; may be chance)",
-        f"{min(of_last_layers)} to {max(of_last_layers)} over the same batch size (some of it may be "
-        "chance), and nothing over a larger one",
-    )
+    of_larger = " and ".join(f"{signed_numbers(pair)[1]:.1f}" for pair in of_each[6:])
+    gained = {point.name: point.gain.mean for point in of_the_papers() if point.compared == "same"}
+    (of_256,) = [gained.pop(name) for name in [*gained] if name.endswith("256")]
+    assert row_of_readme("all of a pretrained network (AXBN paper)", "3,997 to 31,500") == [
+        f"{min(gained.values()):.1f} to {max(gained.values()):.1f} ({of_256:.1f} at batch 256)",
+        of_larger,
+        "nobody has tried",
+    ]
     slow = paired(study.values("xbn", at("glyphs", 60)), batch_512(study, at("glyphs", 120)))
     fast = paired(study.values("xbn", at("glyphs", 60)), batch_512(study, at("glyphs", 60)))
     assert slow is not None
@@ -284,7 +280,8 @@ def test_the_table_of_the_readme(study: Study) -> None:
     assert_on(BEHIND, f"it was between {-slow.mean:.1f} points less and {fast.mean:.1f} more")
     of_emoji = over_batch_512(study, at("emoji", 60)).mean
     assert over_batch_512(study, at("emoji", 120)).mean < of_emoji
-    assert_on(README, f"and {of_emoji:.1f} more than the larger batch")
+    equal_time = f"−{-slow.mean:.1f} to {of_emoji:.1f} †"
+    assert row_of_readme("from random weights", "882 and 2,172")[2] == equal_time
     assert_on(BEHIND, f"60 epochs took 1.3 and 1.5, where XBN is {of_emoji:.1f} above")
     assert_on(
         BEHIND,
@@ -307,7 +304,8 @@ def test_the_table_of_the_readme(study: Study) -> None:
     words = f"{min(below):.1f} to {max(below):.1f}"
     assert_on(WHICH, f"| 510 to 2,172 | warmed up and filled | from the first step | {words} points higher |")
     assert_on(BEHIND, f"In all settings of ours with so few classes XBN was {words} above it")
-    assert_on(README, f"scored {words} points below XBN on 510 to 2,172 classes")
+    least, most = min(below), max(below)
+    assert_on(README, f"{least:.1f} (may be chance) to {most:.1f} points below XBN on 510 to 2,172 classes")
     place = 64, 0.5, "batch", "pretrained, 16 epochs, rate x 0.3"
     at_another_rate = study.differences(place, LIKE_XBM)["xbn"]
     assert_on(BEHIND, f"({at_another_rate.mean:.1f} at a learning rate that is best for neither)")
@@ -321,33 +319,39 @@ OF_RANDOM_WEIGHTS = [
 
 
 def test_what_the_readme_says_of_random_weights(study: Study) -> None:
-    """And Han with as many classes as Emoji or more."""
-    same = [gap.mean for gap in over(study, OF_RANDOM_WEIGHTS, "no-xbm")]
-    larger = [over_batch_512(study, setting).mean for setting in OF_RANDOM_WEIGHTS]
-    runs = Runs(RESULTS)
-    for classes in (1_400, 5_500, 0):
-        ours = sweep_values(runs, han.memory("xbn"), classes, "recall_at_1")
-        for found, size in ((same, 64), (larger, 256)):
-            gap = paired(ours, sweep_values(runs, han.none(size), classes, "recall_at_1"))
-            assert gap is not None
-            found.append(gap.mean)
-    (place,) = [
-        i for i, (of_same, of_larger) in enumerate(zip(same, larger, strict=True)) if of_same < of_larger
+    same, larger = over(study, OF_RANDOM_WEIGHTS, "no-xbm"), []
+    larger = [over_batch_512(study, setting) for setting in OF_RANDOM_WEIGHTS]
+    found = row_of_readme("from random weights", "882 and 2,172")[:2]
+    for gaps, said in zip((same, larger), found, strict=True):
+        assert not all(map(is_above_zero, gaps))  # †
+        means = [gap.mean for gap in gaps]
+        assert said == f"{min(means):.1f} to {max(means):.1f} †"
+
+
+def test_what_the_readme_says_of_last_layers(study: Study) -> None:
+    """Batch 64, five seeds: the last stage with the defaults and as advised, and three stages."""
+    settings = [("xbn", "SupCon"), ("centre+batch loss", "SupCon"), ("xbn", "Three stages that train")]
+    rows = [report["64", method] for method, title in settings for report in on_both(title)]
+    said = row_of_readme("the last layers of a pretrained network", "882 and 510")
+    for column, words in zip((5, 6), said[:2], strict=True):
+        gaps = [row[column].split(" ± ") for row in rows]
+        assert not all(float(mean) > float(half_width) for mean, half_width in gaps)  # †
+        means = sorted(float(mean) for mean, _ in gaps)
+        assert words == f"{means[0]} to {means[-1]} †".replace("-", "−")
+    texts = {(x.name, x.compared): x.gain for x in of_fine_tuning(RESULTS) if x.kind == "senses of words"}
+    words = "the last layer of a pretrained text network, batches of 16 and 64"
+    assert row_of_readme(words, "873")[:2] == [
+        marked([texts[f"senses, {size}", compared] for size in (16, 64)]).replace("+", "")
+        for compared in ("same", "four")
     ]
-    assert OF_RANDOM_WEIGHTS[place] == at("emoji", 30)
-    assert larger[place] == min(larger)
-    assert_on(
-        README,
-        f"{min(same):.1f} to {max(same):.1f} over the same batch size ({max(same):.1f} is one run), and "
-        f"{min(larger):.1f} to "
-        f"{max(larger):.1f} over a batch four or eight times as large. (The {min(larger):.1f} is from "
-        "short training on 882 classes, where the larger batch scored below the small one.)",
-    )
+    lost = [-x.gain.mean for x in drawn_points(RESULTS) if x.share > 7 and x.gain.mean < 0]
+    assert_on(README, f"needs no memory when you fine-tune: XBN lost {min(lost):.1f} to {max(lost):.1f} there")
 
 
-def fine_tuned_gains(method: str, title: str = "SupCon") -> list[float]:
-    """Returns what a memory gains at batch 64 over no memory there, on both kinds of images."""
-    return [float(report["64", method][5].partition(" ")[0]) for report in on_both(title)]
+def as_in_readme(gap: str) -> str:
+    """Returns a mean with its half-width as the README's table has it."""
+    mean, half_width = map(float, gap.split(" ± "))
+    return f"{mean:.1f}{' †' if abs(mean) < half_width else ''}".replace("-", "−")
 
 
 def signed_numbers(cells: Iterable[str]) -> list[float]:
@@ -532,7 +536,7 @@ def test_the_steps_are_the_same_on_the_overview() -> None:
     readme, overview = (
         re.sub(r"\[(.+?)\](\(.+?\)|\[.+?\])", r"\1", words_of(page)) for page in (README, DOCS / "index.md")
     )
-    steps = readme[readme.index("| You train |") : readme.index(" **What XBN gained")]
+    steps = readme[readme.index("XBN gives a loss more images") : readme.index(" ## What you can rely on")]
     assert steps in overview
 
 
@@ -1372,7 +1376,7 @@ def test_what_a_step_costs_on_a_gpu() -> None:
     ]
     assert_on(BENCHMARKS, f"it adds {min(small):.1f} to {max(small):.1f} times as much by default")
     assert min(small) > 1
-    assert_on(README, "was slower than PML's class with 60,000 stored embeddings")
+    assert_on(README, f"it added {default:.1f} ms to a step, and PML's class {pml:.1f}")
 
 
 def test_what_a_step_costs_on_a_cpu() -> None:
