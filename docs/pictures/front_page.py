@@ -36,7 +36,6 @@ RESULTS, IMAGES = ROOT / "benchmarks" / "results", ROOT / "docs" / "images"
 LIGHT = STYLES[0]  # on white paper, also where the page is dark
 # Small enough that words can be read where 390 pixels show the whole width.
 _WIDTH, _DPI = 5.4, 144
-ALWAYS = 0.6  # per cent of the classes, up to which all means that are drawn are gains
 # What is drawn -> sign, colour, whether it is filled, and words of the legend.
 _LOOKS = {
     "papers": ("^", "ink", False, "pretrained, all layers train (AXBN paper)"),
@@ -99,12 +98,7 @@ def draw_gain(results: Path, path: Path) -> None:
             capthick=0.9,
             **options,
         )
-    axis_of_shares(axes, 18, (0.03, 0.1, 0.3, ALWAYS, 1, 3, 10), LIGHT)
-    axes.axvline(ALWAYS, color=LIGHT.faint, linestyle="--", linewidth=1)
-    top = axes.get_ylim()[1] + 1.4
-    axes.set_ylim(top=top)
-    for share, words in ((0.12, "mostly gained"), (3.2, "some gained, some lost")):
-        axes.text(share, top - 0.2, words, ha="center", va="top", fontsize=10.5)
+    axis_of_shares(axes, 18, (0.03, 0.1, 0.3, 1, 3, 10), LIGHT)
     axes.set_xlabel("share of the training classes in a batch, %", fontsize=10.5)
     axes.set_ylabel("Recall@1 gained, points", fontsize=10.5)
     recolour(axes, LIGHT)
