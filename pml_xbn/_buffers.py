@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-# Of every module its buffers, and what these are at some time. A layer under two names is one module.
+# Each module's dictionary of buffers, with a copy of its tensors. A layer under two names is one module.
 Buffers = list[tuple[MutableMapping[str, Any], dict[str, Tensor | None]]]
 
 

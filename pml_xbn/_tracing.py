@@ -64,7 +64,7 @@ def is_part_of_graph() -> bool:
 
 
 def is_tracing() -> bool:
-    """Does what :func:`is_part_of_graph` does, and does not look within a step that has looked."""
+    """Returns whether a graph is made; within :func:`eager_step`, which has looked, False at once."""
     return not _thread.is_in_eager_step and is_part_of_graph()
 
 

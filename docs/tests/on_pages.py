@@ -21,7 +21,7 @@ def assert_on(page: Path, *figures: str) -> None:
 
 
 def row_of_readme(what: str, classes: str) -> list[str]:
-    """Returns what a row of the README's table says of gains: over the same batch, a larger one, and so on."""
+    """Returns what a row of the README's table says of gains: over the same batch, and so on."""
     lines = README.read_text(encoding="utf-8").splitlines()
     (found,) = [line for line in lines if line.startswith(f"| {what} | {classes} |")]
     return [text.strip() for text in found.split("|")[3:-1]]

@@ -23,7 +23,7 @@ from scipy.stats import ttest_1samp
 from benchmarks.engine.intervals import Difference, paired
 from benchmarks.engine.results import read_csv
 from benchmarks.han import cases as han
-from benchmarks.han.report import CLASSES, Runs, sweep_values
+from benchmarks.han.report import CLASSES, Runs
 from benchmarks.study.cases import KINDS
 from benchmarks.study.fine_tuning import (
     CACHED,
@@ -346,7 +346,9 @@ def test_what_the_readme_says_of_last_layers(study: Study) -> None:
         for compared in ("same", "four")
     ]
     lost = [-x.gain.mean for x in drawn_points(RESULTS) if x.share > 7 and x.gain.mean < 0]
-    assert_on(README, f"needs no memory when you fine-tune: XBN lost {min(lost):.1f} to {max(lost):.1f} there")
+    assert_on(
+        README, f"needs no memory when you fine-tune: XBN lost {min(lost):.1f} to {max(lost):.1f} there"
+    )
 
 
 def as_in_readme(gap: str) -> str:

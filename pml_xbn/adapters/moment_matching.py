@@ -28,7 +28,7 @@ class MomentMatching(BaseAdapter):
 
     Attributes:
         estimated: the moments that rows are adapted to, ``(d,)`` each, float64. They are zero before the
-            first batch.
+            first batch, and ``(0,)`` before a memory has told the adapter its d.
 
     Raises:
         ValueError: ``momentum`` outside [0, 1).

@@ -124,7 +124,7 @@ class DeepFashion2(ImageDataset):
         shares_labels = [item for item in shares_labels if item.has_area]
         chosen = [item for item in listed if item.has_area]
         self._warn_of_skipped(len(found) - len(files), len(listed) - len(chosen))
-        self.boxes: Tensor = torch.tensor([item.box for item in chosen], dtype=torch.int64)
+        self.boxes: Tensor = torch.tensor([item.box for item in chosen], dtype=torch.int64, device="cpu")
         return Annotation(
             classes=[self._identity(item) for item in chosen],
             class_names={self._identity(item): self._name(item) for item in shares_labels},

@@ -82,15 +82,17 @@ class Glyphs(Dataset[tuple[Any, Any]]):
         self.checksum = rendering.checksum
         self.matplotlib_version = rendering.matplotlib_version
 
-        code_points = torch.tensor(rendering.code_points)
+        code_points = torch.tensor(rendering.code_points, device="cpu")
         in_split = code_points // 2 % 2 == _SPLITS.index(split)
-        counts = torch.tensor(rendering.counts)
+        counts = torch.tensor(rendering.counts, device="cpu")
         self.images: Tensor = rendering.images[in_split.repeat_interleave(counts)]
-        self.labels: Tensor = torch.arange(int(in_split.sum())).repeat_interleave(counts[in_split])
+        classes = torch.arange(int(in_split.sum()), device="cpu")
+        self.labels: Tensor = classes.repeat_interleave(counts[in_split])
         self.label_names = [unicodedata.name(chr(c)) for c in code_points[in_split].tolist()]
         words = [name.split()[0] for name in self.label_names]
         self.superclass_names = sorted(set(words))
-        self.superclasses: Tensor = torch.tensor([self.superclass_names.index(x) for x in words])
+        numbers = [self.superclass_names.index(x) for x in words]
+        self.superclasses: Tensor = torch.tensor(numbers, device="cpu")
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -53,7 +53,7 @@ class Han(Dataset[tuple[Any, Any]]):
         target_transform: applied to the integer label on access.
         download: whether to fetch the packages whose fonts are missing or damaged with ``apt-get``. It takes
             400 MB, unpacks without installing anything, and needs Debian 12 (other releases have other
-            versions of some fonts).
+            versions of some fonts). It has no effect where ``fonts`` are given.
 
     Attributes:
         images: (N, side, side) uint8 tensor of all images; ink is 255 where it is clean.
@@ -109,7 +109,7 @@ class Han(Dataset[tuple[Any, Any]]):
         self.checksum = rendering.checksum
 
         classes, numbers = rendering.code_points.unique(return_inverse=True)
-        in_split = torch.tensor([_split_of(code_point) == split for code_point in classes.tolist()])
+        in_split = torch.tensor([_split_of(x) == split for x in classes.tolist()], device="cpu")
         chosen = in_split[numbers]
         self.images: Tensor = rendering.images[chosen]
         self.fonts: Tensor = rendering.fonts[chosen]
@@ -117,7 +117,7 @@ class Han(Dataset[tuple[Any, Any]]):
         self.label_names = [chr(code_point) for code_point in classes[in_split].tolist()]
         self.superclass_names = [unicodedata.name(chr(0x2F00 + number)) for number in range(len(_RADICALS))]
         radicals = [bisect_right(_RADICALS, ord(character)) - 1 for character in self.label_names]
-        self.superclasses: Tensor = torch.tensor(radicals, dtype=torch.int64)
+        self.superclasses: Tensor = torch.tensor(radicals, dtype=torch.int64, device="cpu")
         if distortion:
             generator = torch.Generator().manual_seed(list(_SPLITS).index(split))
             self.images = distort(self.images, generator, distortion)

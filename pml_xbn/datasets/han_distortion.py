@@ -16,7 +16,8 @@ def distort(images: Tensor, generator: torch.Generator, strength: float) -> Tens
     of 32, a smooth warp, a hole of 6 x 6 pixels of 32, contrast and brightness, and noise of 5 %. Other
     strengths multiply the ranges.
     """
-    return torch.cat([_distort(chunk, generator, strength) for chunk in images.split(_CHUNK)])
+    with images.device:
+        return torch.cat([_distort(chunk, generator, strength) for chunk in images.split(_CHUNK)])
 
 
 def _distort(images: Tensor, generator: torch.Generator, strength: float) -> Tensor:

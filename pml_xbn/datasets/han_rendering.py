@@ -126,11 +126,11 @@ def draw_characters(fonts: Sequence[tuple[Path, int]], side: int) -> Rendering:
             "different fonts of Chinese or Japanese"
         )
     ink = bytearray().join(image for images in classes.values() for image in images)
-    counts = torch.tensor([len(images) for images in classes.values()])
+    counts = torch.tensor([len(images) for images in classes.values()], device="cpu")
     return Rendering(
         images=torch.frombuffer(ink, dtype=torch.uint8).view(-1, side, side),
-        code_points=torch.tensor(list(classes)).repeat_interleave(counts),
-        fonts=torch.tensor([font for images in classes.values() for font in images.values()]),
+        code_points=torch.tensor(list(classes), device="cpu").repeat_interleave(counts),
+        fonts=torch.tensor([font for images in classes.values() for font in images.values()], device="cpu"),
         checksum=hashlib.sha256(ink).hexdigest()[:16],
     )
 

@@ -104,13 +104,15 @@ class ImageDataset(Dataset[tuple[Any, Any]], ABC):
         classes = sorted(annotation.class_names)
         labels = {name: label for label, name in enumerate(classes)}
         self.paths = None if annotation.paths is None else [str(path) for path in annotation.paths]
-        self.labels: Tensor = torch.tensor([labels[c] for c in annotation.classes], dtype=torch.int64)
+        self.labels: Tensor = torch.tensor(
+            [labels[c] for c in annotation.classes], dtype=torch.int64, device="cpu"
+        )
         self.label_names = [annotation.class_names[c] for c in classes]
         self.superclasses: Tensor | None = None
         self.superclass_names: list[str] | None = None
         if annotation.superclasses is not None and annotation.superclass_names is not None:
             numbers = [annotation.superclasses[c] for c in classes]
-            self.superclasses = torch.tensor(numbers, dtype=torch.int64)
+            self.superclasses = torch.tensor(numbers, dtype=torch.int64, device="cpu")
             self.superclass_names = list(annotation.superclass_names)
 
     @classmethod

@@ -116,7 +116,7 @@ class VehicleID(ImageDataset):
         if self.split not in _VEHICLES:
             sizes = ", ".join(map(repr, _VEHICLES))
             raise ValueError(f"a gallery is drawn from a test list, not from {self.split!r}; load {sizes}")
-        is_gallery = torch.zeros(len(self), dtype=torch.bool)
+        is_gallery = torch.zeros(len(self), dtype=torch.bool, device="cpu")
         is_gallery[list(_draw(self.labels.tolist(), seed))] = True
         return is_gallery
 

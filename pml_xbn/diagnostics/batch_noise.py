@@ -68,8 +68,8 @@ def batch_noise(
         noise = \frac{1}{2} E \| z_i - z_i' \|^2, \qquad
         spread = \frac{1}{2} E \| z_i - z_j' \|^2 \quad (i \neq j),
 
-    where the noise is divided by the fraction of images that were replaced. All passes draw the same random
-    numbers, so dropout makes no difference between them.
+    where each distance of the noise is divided by the fraction of images that were replaced for it. All
+    passes draw the same random numbers, so dropout makes no difference between them.
 
     The call takes ``num_parts + 1`` forward passes. It changes nothing: images, buffers and random numbers
     stay as they were. (What the model itself counts elsewhere than in buffers counts these passes too.)
@@ -119,13 +119,14 @@ def batch_noise(
         raise ValueError("model is in evaluation mode: call model.train(), as in a training step")
     indices = torch.arange(len(images), device=images.device)
     once = _embed(model, images, normalize)
-    apart = torch.empty_like(once)
+    apart, replaced = torch.empty_like(once), once.new_empty(len(once))
     for part in indices.tensor_split(num_parts):
+        replaced[part] = 1 - len(part) / len(images)
         around = others.index_copy(0, part, images[part])  # every image keeps its place, and its dropout
         apart[part] = _embed(model, around, normalize)[part]
     center = (once + apart).mean(dim=0) / 2  # to which products would lose digits
     once, apart = once - center, apart - center
-    noise = (once - apart).square().sum(dim=1).mean() / 2 / (1 - 1 / num_parts)
+    noise = ((once - apart).square().sum(dim=1) / replaced).mean() / 2
     spread = _half_squared_distance_of_two(once, apart)
     measured = BatchNoise(torch.where(spread > 0, noise / spread, 0.0), noise, spread, (2 * noise).sqrt())
     return BatchNoise(*(number.to(at_least_float32(images.new_zeros(0)).dtype) for number in measured))

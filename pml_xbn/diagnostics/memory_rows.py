@@ -7,6 +7,8 @@ from typing import NamedTuple
 from pytorch_metric_learning.losses import CrossBatchMemory
 from torch import Tensor
 
+from ..memory._queue import Queue
+
 
 class MemoryRows(NamedTuple):
     """The occupied rows ``(n, d)`` of a memory and their labels ``(n,)``."""
@@ -54,8 +56,8 @@ def num_occupied(memory: CrossBatchMemory) -> int:
 class StoredSince:
     """Tells which rows a memory has stored since this object was made.
 
-    Both classes set ``curr_batch_idx`` to a new tensor whenever they store, and at no other time: calls
-    that store nothing (a warm-up, a skipped batch, ``eval()``) leave the tensor of an earlier call.
+    Both classes set ``curr_batch_idx`` to a new tensor whenever they store. Calls that store nothing (a
+    warm-up, ``eval()``) leave the tensor of an earlier call, but for a batch that is refused on a GPU.
     """
 
     def __init__(self, memory: CrossBatchMemory) -> None:
@@ -65,4 +67,7 @@ class StoredSince:
     def indices(self) -> Tensor | None:
         """Returns the indices of the rows that were stored last, ``(b,)``, or None if none were stored."""
         indices: Tensor | None = getattr(self._memory, "curr_batch_idx", None)
-        return None if indices is self._last else indices
+        if indices is self._last:
+            return None
+        queue = getattr(self._memory, "queue", None)
+        return None if isinstance(queue, Queue) and queue.has_refused_newest() else indices

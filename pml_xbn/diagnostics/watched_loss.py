@@ -137,7 +137,9 @@ class WatchedLoss:
         # Gradients are taken of another tensor than the caller's, whose hooks would be called.
         if args:
             return (_alias(args[0]), *args[1:]), kwargs
-        return args, kwargs | {name: _alias(kwargs[name]) for name in ("embeddings",) if name in kwargs}
+        if "embeddings" in kwargs:
+            kwargs = kwargs | {"embeddings": _alias(kwargs["embeddings"])}
+        return args, kwargs
 
     def _compute_loss(self, *arguments: Any) -> None:
         """Computes the loss by PML's code, too."""

@@ -23,8 +23,9 @@ _ROUNDING_OF_MAPS = 1e-4
 @contextmanager
 def same_draws(seed: int, device: torch.device) -> Iterator[None]:
     """Draws the same random numbers on all ranks in a block; the generators go on as if it had drawn none."""
-    with torch.random.fork_rng(range(torch.cuda.device_count()) if device.type == "cuda" else []):
-        torch.manual_seed(seed)
+    is_on_gpu = device.type == "cuda"
+    with torch.random.fork_rng(range(torch.cuda.device_count()) if is_on_gpu else []):
+        (torch.manual_seed if is_on_gpu else torch.default_generator.manual_seed)(seed)
         yield
 
 
@@ -168,7 +169,7 @@ def _sketch_of_state(module: nn.Module) -> Tensor:
         return torch.zeros((), dtype=torch.float64)
     values = torch.cat([widest(part) for part in parts])
     weights = torch.linspace(1, 2, len(values), dtype=values.dtype, device=values.device)
-    return (values * weights).nan_to_num_(0.0, 0.0, 0.0).sum()
+    return (values * weights).nan_to_num_(0.0, 0.0, 0.0).sum().cpu()  # beside those of none
 
 
 def _sketch(rows: Rows) -> Tensor:

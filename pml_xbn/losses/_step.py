@@ -144,6 +144,7 @@ def adapt_rows(
         returning=None if placement is None else (placement.stored_at, placement.returning),
         adapts=adapts,
         allow_nonfinite=memory.nonfinite == "ignore",
+        show=lambda rows: memory.queue.set_pending(memory.queue.contents._replace(rows=rows)),
     )
     if memory.normalize_memory:
         rows = rows_of(normalize(rows.read(rows.dtype)), rows, len(rows.stored), rows.stored.dtype)

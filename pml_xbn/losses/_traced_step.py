@@ -42,7 +42,7 @@ def step_traced(memory: Memory, embeddings: Tensor, labels: Tensor) -> Tensor:
     with looks_again(), torch.autocast(embeddings.device.type, enabled=False):
         if embeddings.dtype != torch.float64:
             embeddings = embeddings.to(read_dtype(queue.dtype))
-        labels = labels.to(torch.int64)
+        labels = labels.to(embeddings.device, torch.int64)
         batch = Batch(embeddings, labels, embeddings, labels, slice(0, labels.shape[0]))
         loss = step(memory, check_on_device(memory, batch))
         queue.commit_()

@@ -191,7 +191,12 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             ref_labels: None, which PML's ``DistributedLossWrapper`` passes where there is no process group.
             sample_ids: ``(b,)``, integers: the number of every image in the data set, or -1 for a row that is
                 always new. A sample has one row in memory, its last, with which its own anchors are not
-                compared unless there is an ``enqueue_mask``. By default all rows are new.
+                compared unless there is an ``enqueue_mask``. By default all rows are new. In ``eval()`` and
+                without gradients they are not looked at.
+
+        Returns:
+            The loss, 0-d, in the dtype of the embeddings or float32. With PML's ``DoNothingReducer`` a
+            dictionary of terms, as that reducer returns it.
 
         Raises:
             ValueError: input that does not fit, or that holds NaN or inf; nothing has changed. On a GPU NaN
@@ -277,7 +282,15 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
         """Stores rows without computing a loss or adapting what is there.
 
         For instance random training images, embedded with the warmed-up model (Cross-Batch Memory, §3.3).
-        Arguments and errors are those of :meth:`forward`; at most ``memory_size`` rows a call.
+
+        Args:
+            embeddings: ``(n, d)``, at most ``memory_size`` rows.
+            labels: ``(n,)``, integers.
+            sample_ids: ``(n,)``, integers, as in :meth:`forward`.
+
+        Raises:
+            ValueError, RuntimeError: as in :meth:`forward`. On a GPU rows with NaN or inf are left out, and
+                the next call of :meth:`forward` raises.
         """
         self._fill(embeddings, labels, sample_ids)
 
@@ -326,7 +339,7 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
             raise RuntimeError(
                 "returning_samples is of the batch that hooks see: ask for it in a memory hook"
             )
-        none = self.label_memory.new_zeros(0)
+        none = self.queue.labels.new_zeros(0)
         return self._hooks.returning or (none, none)
 
     def reset_queue(self) -> None:
@@ -403,7 +416,10 @@ class AdaptiveCrossBatchMemory(CrossBatchMemory):
 
     @property
     def curr_batch_idx(self) -> Tensor | None:
-        """Indices of the rows stored last, ``(b,)``; None before the first."""
+        """Indices of the rows stored last, ``(b,)``; None before the first.
+
+        After a batch that a GPU has refused they are those that it would have had.
+        """
         return self.queue.newest
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:

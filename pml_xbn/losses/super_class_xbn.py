@@ -35,7 +35,10 @@ class SuperClassXBN(AdaptiveCrossBatchMemory):
         options: :class:`AdaptiveCrossBatchMemory` describes all other parameters.
 
     Raises:
-        ValueError: when it is called, a label without a superclass.
+        ValueError: superclasses that are no mapping of labels, λ outside [0, 1], or what
+            :class:`AdaptiveCrossBatchMemory` refuses. When it is called, a label without a superclass; on a
+            GPU a later call tells of it.
+        TypeError: an unknown keyword.
 
     Example:
         >>> import torch

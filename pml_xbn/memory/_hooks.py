@@ -236,6 +236,7 @@ class MemoryHooks:
         returning: tuple[Tensor, Tensor] | None,
         adapts: Tensor | None,
         allow_nonfinite: bool,
+        show: Callable[[Rows], None],
     ) -> Rows:
         """Returns the rows after all hooks, each of which gets those that the one before it left.
 
@@ -247,10 +248,11 @@ class MemoryHooks:
             returning: what hooks may ask for meanwhile.
             adapts: whether rows and estimates are to change, a 0-d bool tensor; None: they are.
             allow_nonfinite: whether rows that hold NaN or inf are let pass.
+            show: called with the rows that a plain hook is to find where it reads the memory.
         """
         self.are_running, self.returning = True, returning
         try:
-            return self._adapt(contents, batch, batch_labels, undo, adapts, allow_nonfinite)
+            return self._adapt(contents, batch, batch_labels, undo, adapts, allow_nonfinite, show)
         finally:
             self.are_running, self.returning = False, None
 
@@ -262,6 +264,7 @@ class MemoryHooks:
         undo: Undo,
         adapts: Tensor | None,
         allow_nonfinite: bool,
+        show: Callable[[Rows], None],
     ) -> Rows:
         rows, labels = contents.rows, contents.row_labels
         for hook in tuple(self._hooks.values()):  # one may remove itself
@@ -274,6 +277,8 @@ class MemoryHooks:
                     # A row of NaN leaves its dimensions as they are, and no other row is spoilt.
                     rows = rows.where_finite(before)
                 continue
+            if rows is not contents.rows:  # of a group they are written already, and read by another map
+                show(rows)
             values = rows.read(rows.dtype)
             num_writes = values._version
             # Copies, so that a hook that writes to its input and then fails cannot harm the memory.

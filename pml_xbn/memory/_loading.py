@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from ..adapters.base_adapter import BaseAdapter
 from ._hooks import MemoryHooks
@@ -25,7 +26,7 @@ def all_or_nothing(module: nn.Module, *parts: tuple[Queue, MemoryHooks]) -> Iter
     named: list[tuple[MutableMapping[str, Any], dict[str, Any]]] = [
         (own, dict(own)) for part in module.modules() for own in (part._parameters, part._buffers)
     ]
-    tensors = [*module.parameters(), *module.buffers()]
+    tensors = [x for x in (*module.parameters(), *module.buffers()) if not is_lazy(x)]
     before = [values.detach().clone() for values in tensors]
     try:
         yield

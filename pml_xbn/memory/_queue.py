@@ -114,6 +114,7 @@ class Queue(nn.Module):
         self._labels_before: Tensor | None = None
         self._num_own_writes = self._num_stores = self._num_written = 0
         self._newest: Tensor | None = None
+        self._is_newest_accepted: Tensor | None = None  # 0-d bool, on a device; None: they are
         # Whether all ranks are known to hold the same, unless somebody has written to the labels since.
         self._is_alike, self._num_label_writes = False, 0
         device, num_calls = (None, 0) if before is None else (before.labels.device, before.num_calls)
@@ -182,6 +183,13 @@ class Queue(nn.Module):
         sums = self.sums if self.is_measured else None
         rows = self.rows_class(self.rows, affine, sums, num_rows, most_rows_here, self.holding)
         return Contents(rows, self.labels, self.ids, num_calls, position, num_replaced, self._newest)
+
+    def has_refused_newest(self) -> bool:
+        """Returns whether a GPU has refused the rows that were to be at ``newest``, for which the host waits.
+
+        After a compiled step nobody knows, and it returns False.
+        """
+        return self._is_newest_accepted is not None and not self._is_newest_accepted
 
     def set_pending(self, contents: Contents) -> None:
         """Takes what a step has made so far. It is the memory's state once the step is over."""
@@ -329,14 +337,14 @@ class Queue(nn.Module):
         if contents is None:
             return
         try:
+            contents = contents._replace(rows=contents.rows.with_small_scales_in_u_())
             self._write(contents)
         except BaseException:  # an interrupt half way: nothing is to be half written
             self._write(contents)
             raise
 
     def _write(self, contents: Contents) -> None:
-        numbers = [contents.num_calls, contents.rows.num_rows, contents.position]
-        rows = contents.rows.with_small_scales_in_u_()
+        numbers, rows = [contents.num_calls, contents.rows.num_rows, contents.position], contents.rows
         if rows.stored is not self.rows:
             self.rows.copy_(rows.stored)
         self.map.copy_(torch.stack(rows.affine))
@@ -350,7 +358,10 @@ class Queue(nn.Module):
         else:
             self.numbers.numpy()[:] = numbers
         self._note(is_measured=rows.sums is not None, most_rows=rows.most_rows_here)
-        self._newest, self._read, self._read_labels = contents.newest, None, None
+        if contents.newest is not self._newest:
+            last = contents.stored_last
+            self._newest, self._is_newest_accepted = contents.newest, last and last.is_accepted
+        self._read = self._read_labels = None
         self.is_alike = contents.is_alike
 
     def _on_device(self, numbers: list[int | Tensor]) -> Tensor:
@@ -382,7 +393,7 @@ class Queue(nn.Module):
 
     def take_traced_step(self, newest: Tensor, *, is_measured: bool) -> None:
         """Notes what a step has changed besides the tensors of the state, where it was one operation."""
-        self._newest = newest
+        self._newest, self._is_newest_accepted = newest, None
         self._note(is_measured=is_measured, most_rows=self.rows.shape[0])
         self._is_alike, self.was_traced = False, True
         self.findings.may_be_set = True
@@ -575,7 +586,8 @@ class Queue(nn.Module):
         for name, values in state.items():
             setattr(self, name, values)
         self.findings = Findings(self.labels.device)
-        self._pending = self._read = self._newest = None
+        self._pending = self._read = self._newest = self._is_newest_accepted = None
+        self._num_own_writes = _num_writes(self.labels)  # which are others, where they were moved
         self._num_stores = self._num_written = 0
         self.is_alike = self._has_ids = False
         if self.numbers.device.type == "meta":
@@ -709,7 +721,11 @@ def prepare_state(state: dict[str, Any], prefix: str, memory: nn.Module, queue: 
         stacklevel=2,
     )
     stored = rows_of(rows[:num_rows], queue.contents.rows, len(rows), queue.dtype)
-    found = {"labels": labels, "ids": torch.full_like(labels, -1), **_state_of(stored, 0, position, 0)}
+    found = {
+        "labels": labels,
+        "ids": torch.full_like(labels, -1, dtype=torch.int64),
+        **_state_of(stored, 0, position, 0),
+    }
     state.update({f"{prefix}queue.{name}": values for name, values in found.items()})
     # What PML's class has no counterpart for stays as it is.
     for key, value in memory.state_dict(prefix=prefix).items():
@@ -752,7 +768,9 @@ class Findings:
         if self.flags.device.type != "cuda":
             return
         if self._copy is None:
-            self._copy, self._is_copied = torch.zeros(3, dtype=torch.bool).pin_memory(), torch.cuda.Event()
+            # The default device may be a GPU, whose memory is not to be pinned.
+            self._copy = torch.zeros(3, dtype=torch.bool, device="cpu").pin_memory()
+            self._is_copied = torch.cuda.Event()
         self._copy.copy_(self.flags, non_blocking=True)
         assert self._is_copied is not None
         self._is_copied.record()

@@ -153,7 +153,7 @@ def _add_terms_(sums: LossSums, distances: Distances, pairs: Pairs) -> None:
         for found in parts:
             if found.gradients:
                 found.gradients[0] = distances.at_products(distance, found.gradients[0], anchors)
-        for found, matrix in zip(parts, matrices, strict=False):
+        for found, matrix in zip(parts, matrices, strict=False):  # none without gradients
             matrix[anchors] = found.gradients[0]
             found.gradients[0] = matrix
         sums.add_(parts)

@@ -224,8 +224,9 @@ class LogSumExp(Reduction):
         numbers.sub_(largest)
         if scale != 1:
             numbers.mul_(scale)
-        # Numbers that are nearly zero would take a CPU ten to thirty times as long.
-        exponentials = numbers.clamp_(min=math.log(torch.finfo(values.dtype).tiny) / 2).exp_()
+        # Numbers that are nearly zero would take a CPU ten to thirty times as long. Those of rows that do not
+        # count, up to millions of them, are less beside the largest, 1, than float64 can tell.
+        exponentials = numbers.clamp_(min=math.log(torch.finfo(values.dtype).tiny) * 0.6).exp_()
         counts = None if isinstance(self._counts, AllPairs) else self._counts
         counts_once = counts is None or counts.dtype == torch.bool
         if counts is not None and not counts_once:
@@ -288,7 +289,7 @@ def _sum_in_float64(exponentials: Tensor) -> Tensor:
     sums = widest(torch.stack([part.sum(dim=1) for part in parts], dim=1))
     # Of all parts but that with the largest number, which is 1, what float32 loses is small.
     largest = sums.argmax(dim=1, keepdim=True)
-    rows = largest * _SUMMED_AT_ONCE + torch.arange(_SUMMED_AT_ONCE)
+    rows = largest * _SUMMED_AT_ONCE + torch.arange(_SUMMED_AT_ONCE, device="cpu")
     numbers = widest(exponentials.gather(1, rows.clamp(max=num_rows - 1))).mul_(rows < num_rows)
     return sums.scatter_(1, largest, numbers.sum(dim=1, keepdim=True)).sum(dim=1)
 

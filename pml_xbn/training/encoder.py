@@ -99,11 +99,11 @@ class Encoder(nn.Module):
             picture = pillow.fromarray(image.permute(1, 2, 0).cpu().numpy())
         elif isinstance(image, (str, Path)):
             picture = open_image(image)
-        check_bits(picture)
+        check_bits(picture.mode)
         method = pillow.Resampling[self.interpolation.upper()]
         square = ImageOps.fit(picture.convert("RGB"), (self.size, self.size), method)
         pixels = torch.from_numpy(np.array(square)).permute(2, 0, 1) / 255
-        mean, std = (torch.tensor(colours).view(3, 1, 1) for colours in (self.mean, self.std))
+        mean, std = (pixels.new_tensor(colours).view(3, 1, 1) for colours in (self.mean, self.std))
         return (pixels - mean) / std
 
     def forward(self, images: Sequence[str | Path | Image | Tensor]) -> Tensor:
@@ -111,6 +111,10 @@ class Encoder(nn.Module):
 
         Args:
             images: see :meth:`prepare`; each may be of another size.
+
+        Raises:
+            TypeError: a single image or path: pass a list.
+            ValueError: an image that :meth:`prepare` refuses.
         """
         _check_is_list(images)
         return self._embed(torch.stack([self.prepare(image) for image in images]))

@@ -57,6 +57,7 @@ def open_image(path: str | Path) -> Image:
 
     Raises:
         FileNotFoundError: there is no such file.
+        OSError: the file system's own, such as a lack of permission.
         ValueError: the file is no image, not a whole one, or one of more than 8 bits a number, which would
             become white or black.
         ImportError: Pillow is not installed.
@@ -66,19 +67,22 @@ def open_image(path: str | Path) -> Image:
 
     try:
         with pillow.open(path) as image:
-            check_bits(image)
-            return ImageOps.exif_transpose(image).convert("RGB")
+            mode, turned = image.mode, ImageOps.exif_transpose(image)
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no image {path}") from None
     except Exception as error:  # of whichever decoder; that of AVIF raises RuntimeError
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         raise ValueError(f"{path} is no whole image ({error})") from error
+    check_bits(mode, f"{path} is in ")
+    return turned.convert("RGB")
 
 
-def check_bits(image: Image) -> None:
-    """Refuses an image (ValueError) whose numbers Pillow would cut at 255 as it makes RGB of them."""
-    if image.mode == "F" or image.mode.startswith("I"):
+def check_bits(mode: str, where: str = "") -> None:
+    """Refuses a mode (ValueError) whose numbers Pillow would cut at 255 as it makes RGB of them."""
+    if mode == "F" or mode.startswith("I"):
         raise ValueError(
-            f"Pillow's mode {image.mode}, with more than 8 bits a number: scale it to 8 bits, from 0 to 255"
+            f"{where}Pillow's mode {mode}, with more than 8 bits a number: scale it to 8 bits, from 0 to 255"
         )
 
 

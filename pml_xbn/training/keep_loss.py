@@ -27,6 +27,10 @@ def keep_loss(loss_fn: nn.Module, name: str = "loss_fn.pt") -> Any:
         loss_fn: the memory, or a module that holds it; of several losses an ``nn.ModuleList``.
         name: of the file in a checkpoint's folder.
 
+    Returns:
+        A ``transformers.TrainerCallback``: pass it in ``callbacks=[...]`` of the trainer (docs/frameworks.md
+        has whole trainers).
+
     Raises:
         ImportError: transformers is not installed.
         ValueError: a memory with ``shard_distributed=True``, which takes ``torch.distributed.checkpoint``. As

@@ -32,6 +32,13 @@ def test_shapes_and_dtypes(dataset: Glyphs) -> None:
     assert (dataset.paths, dataset.evaluation) == (None, ("test",))
 
 
+def test_nothing_depends_on_the_default_device(dataset: Glyphs) -> None:
+    with torch.device("meta"):
+        found = Glyphs(dataset.split)
+    for name in ("images", "labels", "superclasses"):
+        assert torch.equal(getattr(found, name), getattr(dataset, name))
+
+
 def test_labels_are_contiguous_with_3_to_16_images_each(dataset: Glyphs) -> None:
     counts = dataset.labels.bincount()
     assert len(counts) == len(dataset.label_names)

@@ -30,17 +30,18 @@ class LessTheirMean(nn.Module):
         return images - images.mean(dim=0)
 
 
-@pytest.mark.parametrize("num_parts", [2, 3, 8, 16])
+@pytest.mark.parametrize("num_parts", [2, 3, 5, 8, 16])
 def test_noise_and_spread_are_those_of_their_definition(num_parts: int) -> None:
     model, (images, others) = network(), batches()
     measured = batch_noise(model, images, others, num_parts=num_parts)
     once = normalize(model(images))
-    apart = torch.empty_like(once)
+    apart, replaced = torch.empty_like(once), torch.empty(16)
     for part in torch.arange(16).tensor_split(num_parts):
+        replaced[part] = (16 - len(part)) / 16
         batch = torch.stack([images[i] if i in part else others[i] for i in range(16)])
         apart[part] = normalize(model(batch))[part]
     squares = torch.stack([(row - apart).square().sum(dim=1) for row in once])
-    noise = squares.diagonal().mean() / 2 / ((num_parts - 1) / num_parts)
+    noise = (squares.diagonal() / 2 / replaced).mean()
     spread = squares[~torch.eye(16, dtype=torch.bool)].mean() / 2
     torch.testing.assert_close(measured, (noise / spread, noise, spread, (2 * noise).sqrt()))
 

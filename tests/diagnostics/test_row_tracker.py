@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from as_on_a_gpu import read_as
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -330,6 +331,19 @@ def test_checkpoint_of_pmls_class_starts_over() -> None:
     fresh.tracker.load_state_dict(loop.tracker.state_dict())
     fresh.call(torch.arange(6))
     assert fresh.tracker.images.tolist() == [*range(6), *[-1] * 14]
+
+
+def test_batches_that_are_refused_on_a_device_are_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_as(monkeypatch, lambda _: False)
+    memory = XBNWrapper(ContrastiveLoss(), 4, 6, nonfinite="skip")
+    tracker = RowTracker(memory)
+    for step, bad in enumerate([True, False, True, True, False, True]):
+        images = torch.arange(2) + 2 * step
+        embeddings = torch.randn(2, 4)
+        embeddings[0, 0] = torch.inf if bad else 0.0
+        memory(embeddings.requires_grad_(), images % 2)
+        tracker.update(step, images)
+    assert tracker.images.tolist() == [2, 3, 8, 9, -1, -1]
 
 
 def test_rows_of_samples_that_return_are_of_their_last_step() -> None:

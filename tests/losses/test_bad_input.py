@@ -373,14 +373,23 @@ def test_two_towers_refuse_a_batch_without_numbers() -> None:
     assert [contents(memory) for memory in memories] == before
 
 
+def filled(memory: XBNWrapper) -> XBNWrapper:
+    generator = torch.Generator("cpu").manual_seed(0)
+    size = memory.memory_size
+    embeddings = torch.randn(size, D, generator=generator, device="cpu")
+    memory.fill_memory(embeddings, torch.arange(size, device="cpu") % 2)
+    return memory
+
+
 @pytest.mark.parametrize(
     "make_loss_fn",
     [
         lambda: XBNWrapper(losses.TupletMarginLoss(), D, M),
         lambda: XBNWrapper(losses.SupConLoss(), D, M, miner=miners.PairMarginMiner()),
         lambda: SuperClassXBN(losses.SupConLoss(), D, M, superclasses=[0, 0, 1, 1, 1]),
+        lambda: filled(XBNWrapper(losses.SupConLoss(), D, 3_000)),
     ],
-    ids=["tuplet", "miner", "superclasses"],
+    ids=["tuplet", "miner", "superclasses", "many rows"],
 )
 def test_a_step_does_not_depend_on_the_default_device(make_loss_fn: Callable) -> None:
     loss_fn, step = make_loss_fn(), (rows(), labels())

@@ -208,6 +208,7 @@ def test_labels_of_pmls_checkpoint_become_int64() -> None:
     pml(torch.randn(3, D), torch.arange(3, dtype=torch.uint8))  # PML's have the dtype of the last batch's
     with pytest.warns(UserWarning, match=f"took 3 of {M} rows"):
         ours.load_state_dict(pml.state_dict())
+    assert ours.id_memory.tolist() == [-1] * M  # no sample, which 255 would be
     ours(torch.randn(2, D), torch.tensor([300, 301]))
     assert ours.label_memory[:5].tolist() == [0, 1, 2, 300, 301]
     assert ours.label_memory.dtype == torch.int64

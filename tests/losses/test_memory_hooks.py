@@ -30,6 +30,20 @@ def memory() -> AdaptiveCrossBatchMemory:
     return AdaptiveCrossBatchMemory(ContrastiveLoss(), D, 10)
 
 
+@pytest.mark.parametrize("kind", EVERY)
+def test_the_memory_reads_as_the_rows_that_a_hook_is_given(kind: str) -> None:
+    memory, seen = EVERY[kind](), []
+
+    def look(rows: Tensor, *_: Tensor) -> None:
+        seen.append((rows.clone(), memory.embedding_memory[: len(rows)].clone()))
+
+    memory.register_memory_hook(look)
+    for number in range(4):
+        every_memory.step(memory, number)
+    for given, read in seen:
+        torch.testing.assert_close(read, given)
+
+
 def test_hooks_run_in_order_and_each_sees_what_the_last_one_left(memory: AdaptiveCrossBatchMemory) -> None:
     memory.register_memory_hook(lambda rows, *_: rows * 0 + 3)
     memory.register_memory_hook(lambda rows, *_: None)

@@ -9,6 +9,7 @@ import torch
 from kinds import KINDS, WRAPPERS
 from pytorch_metric_learning.distances import CosineSimilarity, DotProductSimilarity
 from pytorch_metric_learning.losses import AngularLoss, ContrastiveLoss, NCALoss, SupConLoss
+from pytorch_metric_learning.miners import PairMarginMiner
 from pytorch_metric_learning.reducers import AvgNonZeroReducer
 from torch import nn
 
@@ -159,6 +160,25 @@ def test_small_terms_are_counted_as_in_float64(name: str, num_rows: int, device:
     terms = (scale * gaps).exp().sum(dim=1).log1p()
     assert (terms > 0).all()
     torch.testing.assert_close(found.cpu().double(), terms.mean(), rtol=1e-4, atol=0)
+
+
+def test_an_anchor_whose_only_pair_is_positive_does_not_count_among_however_many_rows(
+    device: torch.device,
+) -> None:
+    """Its term is 0, which AvgNonZeroReducer does not count: rows that the miner leaves out add nothing."""
+    num_rows, axes = 20_000, torch.eye(40)
+    anchors, labels = axes[:4], torch.arange(4)
+    positives = 0.5 * anchors + 0.75**0.5 * axes[10]
+    negative = 0.9 * axes[:1] + (1 - 0.9**2) ** 0.5 * axes[11:12]
+    others = axes[12 + torch.arange(num_rows) % 28]
+    memory = AdaptiveCrossBatchMemory(
+        SupConLoss(temperature=0.1), 40, num_rows + 5, miner=PairMarginMiner(0.2, 0.8)
+    ).to(device)
+    rows = torch.cat([positives, negative, others])
+    memory.fill_memory(rows.to(device), torch.cat([labels, torch.arange(4, num_rows + 5)]).to(device))
+    found = memory.eval()(anchors.to(device), labels.to(device))
+    expected = torch.tensor(10 * (0.9 - 0.5), dtype=torch.float64).exp().log1p()  # of the first alone
+    torch.testing.assert_close(found.cpu().double(), expected, rtol=1e-5, atol=0)
 
 
 def test_rows_after_a_batch_of_nearly_equal_ones_fit_in_half_precision() -> None:

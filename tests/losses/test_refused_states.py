@@ -103,6 +103,27 @@ def test_a_state_of_another_class_is_loaded_whole_or_not_at_all(
         assert are_equal(state(memory), given)
 
 
+class LazyHook(nn.Module):
+    """A hook whose weights are made of the first rows, as torch's lazy modules do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LazyLinear(D)
+
+    def forward(self, rows: Tensor, *_: Tensor) -> Tensor:
+        return self.layer(rows)
+
+
+def test_a_hook_that_has_no_weights_yet_takes_those_of_a_state() -> None:
+    trained, fresh = EVERY["plain"](), EVERY["plain"]()
+    for memory in (trained, fresh):
+        memory.register_memory_hook(LazyHook())
+    for number in range(3):
+        step(trained, number)
+    fresh.load_state_dict(trained.state_dict())
+    assert_same_runs(trained, fresh)
+
+
 @pytest.mark.parametrize("place", ["query_memory", "document_memory"])
 def test_two_towers_load_both_memories_or_none(place: str) -> None:
     memories = {name: trained("axbn", 3) for name in ("document_memory", "query_memory")}

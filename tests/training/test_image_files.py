@@ -44,7 +44,13 @@ def test_images_of_sixteen_bits_and_names_that_are_not_in_utf_8_are_unreadable(f
     reasons = unreadable_images(find_images(folder))
     assert set(reasons) == {latin, folder / "a" / "deep.png"}
     assert "is no name in UTF-8: rename it" in reasons[latin]
-    assert "more than 8 bits" in reasons[folder / "a" / "deep.png"]
+    assert "deep.png is in Pillow's mode I;16, with more than 8 bits" in reasons[folder / "a" / "deep.png"]
+
+
+def test_a_folder_with_the_name_of_an_image_is_told_by_the_file_system(tmp_path: Path) -> None:
+    (tmp_path / "1.png").mkdir()
+    with pytest.raises(IsADirectoryError):
+        open_image(tmp_path / "1.png")
 
 
 def test_images_of_rarer_kinds_are_found_and_those_that_pillow_cannot_read_named(folder: Path) -> None:
