@@ -11,13 +11,15 @@ README = DOCS.parent / "README.md"
 RESULTS = DOCS.parent / "benchmarks" / "results"
 
 
-def words_of(page: Path) -> str:
-    return " ".join(page.read_text(encoding="utf-8").split())
+def words_of(*pages: Path) -> str:
+    return " ".join(word for page in pages for word in page.read_text(encoding="utf-8").split())
 
 
-def assert_on(page: Path, *figures: str) -> None:
-    words = words_of(page)
-    assert [figure for figure in figures if figure not in words] == [], page.name
+def assert_on(pages: Path | tuple[Path, ...], *figures: str) -> None:
+    """Asserts that figures stand on a page, or on one of several."""
+    pages = (pages,) if isinstance(pages, Path) else pages
+    words = words_of(*pages)
+    assert [figure for figure in figures if figure not in words] == [], [page.name for page in pages]
 
 
 def row_of_readme(what: str, classes: str) -> list[str]:

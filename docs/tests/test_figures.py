@@ -1118,7 +1118,7 @@ def test_what_the_whole_network_gives_in_sixteen_epochs() -> None:
         minutes = [float(report[key][9].partition(" ")[0]) for key in (larger, ours)]
         assert minutes[0] / minutes[1] == pytest.approx(1.13, abs=0.01)
     assert_on(FINE_TUNING, "which took 13 % more time of a core")
-    assert_on(BEHIND, "in ours the larger batch took 13 % more")
+    assert_on(BEHIND, "the larger batch took 13 % more than XBN in ours")
     had = [choice[key][5].split(", ")[0] for key in (ours, ("64", "no-xbm"), larger)]
     assert_on(FINE_TUNING, "XBN had {} (two seeds), no memory {} at batch 64 and {} at 256".format(*had))
     assert_on(GUIDE, "1.2 and 3.2 over the same batch size of 64; no difference to a batch of 256 was found")
