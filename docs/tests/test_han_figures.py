@@ -27,9 +27,7 @@ from benchmarks.han.cases import (
 from benchmarks.han.memories import GAIN_HOOKS
 from benchmarks.han.report import CLASSES, Runs, late, sweep_rows, sweep_seeds, sweep_values
 
-WHICH, BEHIND, SIZE = (
-    DOCS / f"{name}.md" for name in ("which_variant", "behind_the_advice", "memory_size")
-)
+WHICH, BEHIND, SIZE = (DOCS / f"{name}.md" for name in ("which_variant", "behind_the_advice", "memory_size"))
 MANY = (DOCS / "many_classes.md", DOCS / "many_classes_evidence.md")
 NONE_64, NONE_256 = none(64), none(256)
 LONGER_64, LONGER_256 = none(64, EPOCHS_IN_EQUAL_TIME), none(256, EPOCHS_IN_EQUAL_TIME)

@@ -16,7 +16,8 @@ from .._checks import check_not_meta, check_not_transformed, check_rows, plain
 from .._tracing import can_read, number
 from ..distributed import _ranks as ranks
 from ..memory._batch import Batch, split
-from ..memory._queue import Found, Queue
+from ..memory._findings import Found
+from ..memory._queue import Queue
 from ..memory._rows import read_dtype
 from ..pairwise._pairs import IndicesTuple
 from ..pairwise._supported import can_be_sharded, can_share, fused_loss_of, is_fused_miner

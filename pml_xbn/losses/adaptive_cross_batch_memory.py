@@ -22,8 +22,8 @@ from ..adapters.base_adapter import BaseAdapter
 from ..distributed._group import Group
 from ..distributed._shards import ShardedQueue
 from ..memory._hooks import MemoryHook, MemoryHooks
-from ..memory._loading import all_or_nothing, check_states_of_adapters
-from ..memory._queue import Queue, prepare_state
+from ..memory._loading import all_or_nothing, check_states_of_adapters, prepare_state
+from ..memory._queue import Queue
 from ..memory._transaction import transaction
 from ..pairwise._miners import Miner
 from ..pairwise._pairs import IndicesTuple

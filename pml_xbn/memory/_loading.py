@@ -1,8 +1,9 @@
-"""A state is loaded whole, or not at all."""
+"""A state is loaded whole, or not at all; also one of PML's ``CrossBatchMemory``."""
 
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +14,8 @@ from torch.nn.parameter import is_lazy
 
 from ..adapters.base_adapter import BaseAdapter
 from ._hooks import MemoryHooks
-from ._queue import Queue
+from ._queue import Queue, state_of
+from ._rows import rows_of
 
 
 @contextmanager
@@ -53,3 +55,38 @@ def check_states_of_adapters(memory: nn.Module, state: dict[str, Any], prefix: s
         has_state = type(module).set_extra_state is not nn.Module.set_extra_state
         if isinstance(module, BaseAdapter) and has_state and key in state:
             copy.deepcopy(module).set_extra_state(state[key])
+
+
+def prepare_state(state: dict[str, Any], prefix: str, memory: nn.Module, queue: Queue) -> None:
+    """Refuses a state of a memory of another size, and turns one of PML's ``CrossBatchMemory`` into ours."""
+    rows, labels = (state.pop(prefix + name, None) for name in ("embedding_memory", "label_memory"))
+    own_size = queue.memory_size, queue.rows.shape[1]
+    saved_rows = state.get(prefix + "queue.rows") if rows is None else rows
+    for axis, name in enumerate(("memory_size", "embedding_size")):
+        if saved_rows is not None and saved_rows.shape[axis] != own_size[axis]:
+            raise ValueError(
+                f"the checkpoint's memory has shape {tuple(saved_rows.shape)}, this one {own_size}: "
+                f"build it with {name}={saved_rows.shape[axis]}, not {own_size[axis]}"
+            )
+    if rows is None or labels is None:
+        return
+    occupied = (rows != 0).any(dim=1).nonzero()
+    num_rows = int(occupied[-1]) + 1 if len(occupied) else 0
+    position = num_rows % len(rows)
+    warnings.warn(
+        f"the checkpoint holds no queue position, as those of PML's CrossBatchMemory: took {num_rows} of "
+        f"{len(rows)} rows to be filled and row {position} to be the next one written, and count calls from "
+        "0, so warmup and delay start over",
+        stacklevel=2,
+    )
+    stored = rows_of(rows[:num_rows], queue.contents.rows, len(rows), queue.dtype)
+    found = {
+        "labels": labels,
+        "ids": torch.full_like(labels, -1, dtype=torch.int64),
+        **state_of(stored, 0, position, 0),
+    }
+    state.update({f"{prefix}queue.{name}": values for name, values in found.items()})
+    # What PML's class has no counterpart for stays as it is.
+    for key, value in memory.state_dict(prefix=prefix).items():
+        if not key.startswith((prefix + "loss.", prefix + "miner.")):
+            state.setdefault(key, value)

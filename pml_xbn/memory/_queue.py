@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from .._arithmetic import at_least_float32, at_most, widest
 from .._checks import INTEGERS, check_integers, check_rows
 from .._tracing import can_read, is_in_compiled_step, is_tracing
 from ..adapters.moments import Affine
+from ._findings import Findings
 from ._rows import AsTheyCame, Holding, Rows, Undo, rows_of, sums_of
 
 # What stands where in `numbers`.
@@ -608,7 +608,7 @@ class Queue(nn.Module):
         sums = state["sums"] if has_sums else None
         rows = self.rows_class(state["rows"], affine, sums, num_rows, here, self.holding)
         rows = self._stored_anew(rows)
-        return state | _state_of(rows, num_calls, position, num_replaced)
+        return state | state_of(rows, num_calls, position, num_replaced)
 
     def _stored_anew(self, rows: Rows) -> Rows:
         """Returns rows that are stored in another dtype in that of this memory."""
@@ -682,7 +682,7 @@ class Queue(nn.Module):
 STATE = ("rows", "labels", "ids", "map", "sums", "numbers")
 
 
-def _state_of(rows: Rows, num_calls: int, position: int, num_replaced: int) -> dict[str, Tensor]:
+def state_of(rows: Rows, num_calls: int, position: int, num_replaced: int) -> dict[str, Tensor]:
     """Returns the part of a state that rows make, whose number the host knows."""
     affine = torch.stack(tuple(rows.affine))
     sums, has_sums = (torch.zeros_like(affine), NO_SUMS) if rows.sums is None else (rows.sums, SUMS)
@@ -696,110 +696,3 @@ def _num_writes(values: Tensor) -> int:
     if is_tracing():  # where nobody else writes
         return 0
     return 0 if values.is_inference() else values._version
-
-
-def prepare_state(state: dict[str, Any], prefix: str, memory: nn.Module, queue: Queue) -> None:
-    """Refuses a state of a memory of another size, and turns one of PML's ``CrossBatchMemory`` into ours."""
-    rows, labels = (state.pop(prefix + name, None) for name in ("embedding_memory", "label_memory"))
-    own_size = queue.memory_size, queue.rows.shape[1]
-    saved_rows = state.get(prefix + "queue.rows") if rows is None else rows
-    for axis, name in enumerate(("memory_size", "embedding_size")):
-        if saved_rows is not None and saved_rows.shape[axis] != own_size[axis]:
-            raise ValueError(
-                f"the checkpoint's memory has shape {tuple(saved_rows.shape)}, this one {own_size}: "
-                f"build it with {name}={saved_rows.shape[axis]}, not {own_size[axis]}"
-            )
-    if rows is None or labels is None:
-        return
-    occupied = (rows != 0).any(dim=1).nonzero()
-    num_rows = int(occupied[-1]) + 1 if len(occupied) else 0
-    position = num_rows % len(rows)
-    warnings.warn(
-        f"the checkpoint holds no queue position, as those of PML's CrossBatchMemory: took {num_rows} of "
-        f"{len(rows)} rows to be filled and row {position} to be the next one written, and count calls from "
-        "0, so warmup and delay start over",
-        stacklevel=2,
-    )
-    stored = rows_of(rows[:num_rows], queue.contents.rows, len(rows), queue.dtype)
-    found = {
-        "labels": labels,
-        "ids": torch.full_like(labels, -1, dtype=torch.int64),
-        **_state_of(stored, 0, position, 0),
-    }
-    state.update({f"{prefix}queue.{name}": values for name, values in found.items()})
-    # What PML's class has no counterpart for stays as it is.
-    for key, value in memory.state_dict(prefix=prefix).items():
-        if not key.startswith((prefix + "loss.", prefix + "miner.")):
-            state.setdefault(key, value)
-
-
-class Found(NamedTuple):
-    """Why a batch was not stored, and whether the rows have to be stored anew."""
-
-    has_bad_numbers: bool  # NaN or inf, or numbers that are too large
-    has_bad_labels: bool  # an adapter refused them
-    is_out_of_range: bool  # the stored rows are, or have drifted
-
-
-class Findings:
-    """Remembers on the device what steps have found, until the host looks.
-
-    A step adds to it. A GPU copies it to the host when it comes to that, and the host looks at the copy in
-    the next call, if it is there by then. In a graph nothing is copied: the host looks when it reads the
-    memory.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        with torch.inference_mode(False):
-            self.flags = torch.zeros(3, dtype=torch.bool, device=device)  # as in Found
-        self.may_be_set = False
-        self._copy: Tensor | None = None
-        self._is_copied: torch.cuda.Event | None = None
-
-    def add_(self, name: str, is_found: Tensor) -> None:
-        """Adds whether a step has found something, 0-d bool, by its name in ``Found``."""
-        self.flags[Found._fields.index(name)].logical_or_(is_found)
-        self.may_be_set = True
-        if not is_tracing():
-            self._copy_to_host()
-
-    def _copy_to_host(self) -> None:
-        """Has a GPU copy the findings to the host, which does not wait."""
-        if self.flags.device.type != "cuda":
-            return
-        if self._copy is None:
-            # The default device may be a GPU, whose memory is not to be pinned.
-            self._copy = torch.zeros(3, dtype=torch.bool, device="cpu").pin_memory()
-            self._is_copied = torch.cuda.Event()
-        self._copy.copy_(self.flags, non_blocking=True)
-        assert self._is_copied is not None
-        self._is_copied.record()
-
-    def take_over_(self, others: Findings) -> None:
-        """Takes what another object has found on another device, which nobody has looked at."""
-        self.flags.copy_(others.flags)
-        self.may_be_set = others.may_be_set
-        self._copy_to_host()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_copy": None, "_is_copied": None}  # an event belongs to its process
-
-    def take_(self, *, waits: bool) -> Found:
-        """Returns what was found since the last time, and forgets it.
-
-        Args:
-            waits: whether to wait for the device. If not, what it has not come to is told the next time.
-        """
-        if not self.may_be_set:
-            return Found(False, False, False)
-        if self._is_copied is not None and self._copy is not None and not waits:
-            found = self._copy.tolist() if self._is_copied.query() else [False] * 3
-        elif waits or self.flags.device.type != "cuda":
-            found = self.flags.tolist()
-        else:  # all of it was in a graph, or before a copy of this object was made
-            found = [False] * 3
-        if any(found):
-            self.flags.zero_()
-            if self._copy is not None:
-                self._copy.zero_()
-        return Found(*found)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pml_xbn.memory._queue import Findings, Found
+from pml_xbn.memory._findings import Findings, Found
 
 B, D, M = 16, 8, 40
 # Operations whose result the host has to know, or whose shape depends on numbers.
