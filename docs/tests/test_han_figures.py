@@ -129,9 +129,7 @@ def test_the_row_of_the_readme(runs: Runs) -> None:
     assert row_of_readme(f"{random}, [warmed up and filled][warm]", "9,992") == warmed
     first[-1] += f" ({points(runs, LONG_XBN, LONG_NONE)} in longer training †)"
     assert row_of_readme(f"{random}, from the first step", "9,992") == first
-    assert_on(
-        README, f"XBN, warmed up and filled too, scored {points(runs, XBM, XBN)} *lower*"
-    )
+    assert_on(README, f"XBN, warmed up and filled too, scored {points(runs, XBM, XBN)} *lower*")
     assert_on(
         BEHIND,
         f"| {signed(runs, XBN, NONE_64)} | {signed(runs, XBN, NONE_256)} |",
