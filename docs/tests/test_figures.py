@@ -446,7 +446,7 @@ def test_what_the_picture_of_the_readme_says_of_small_and_large_shares() -> None
     assert_on(
         WHICH,
         "| 7 % or more | lost at {} and {} %".format(*lost),
-        f"From random weights 350 classes of Han ({won.share:.0f} %) gained {won.gain.mean:.1f} (one seed)",
+        f"From random weights 350 classes of Han ({won.share:.0f} %) gained {won.gain.mean:.1f}",
     )
     assert not [x for x in points if 3.2 < x.share <= 7 and not x.name.startswith("icons, 64")]
 
