@@ -11,7 +11,6 @@ epoch bit for bit. The images are Glyphs, which matplotlib draws.
 from __future__ import annotations
 
 import argparse
-import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -64,7 +63,9 @@ def main(args: argparse.Namespace) -> None:
         DataLoader(dataset, batch_sampler=ClassBatches(dataset.labels, m=4, batch_size=BATCH_SIZE)),
     )
     accelerator.register_for_checkpointing(loss_fn)  # save_state and load_state know it now
-    saved = sorted(args.output.glob("epoch_*")) if args.resume else []
+    saved = sorted(args.output.glob("epoch_*"))
+    if saved and not args.resume:
+        raise SystemExit(f"{args.output} holds an earlier run: pass --resume, or another --output")
     if saved:
         accelerator.load_state(str(saved[-1]))
 
@@ -81,7 +82,6 @@ def main(args: argparse.Namespace) -> None:
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             folder = args.output / f"epoch_{epoch:03d}"
-            shutil.rmtree(folder, ignore_errors=True)  # of a run before this one
             (args.output / "unfinished").rename(folder)  # whole, if it has this name
             print(f"epoch {epoch + 1}: Recall@1 {evaluate(network):.1f}, {loss_fn.num_rows} rows in memory")
         model.train()

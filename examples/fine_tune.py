@@ -94,7 +94,8 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message}\n")  # one line, without the usage
 
 
-def read_flags() -> Settings:
+def read_flags() -> tuple[Settings, set[str]]:
+    """Returns the settings, and the names of those that the command line has."""
     parser = Parser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -104,14 +105,17 @@ def read_flags() -> Settings:
         meaning, *choices = one.type.__metadata__  # type: ignore[union-attr]
         options: Any = {"action": "store_true", "help": meaning}
         if kind_of(one) is not bool:
-            default = "" if one.default is None else " (%(default)s)"
+            default = "" if one.default is None else f" ({one.default})"
             options = {"type": kind_of(one), "choices": choices or None, "help": meaning + default}
             options["metavar"] = None if choices else metavars[kind_of(one)]
-        parser.add_argument(f"--{one.name.replace('_', '-')}", default=one.default, **options)
-    return Settings(**vars(parser.parse_args()))
+        parser.add_argument(f"--{one.name.replace('_', '-')}", default=argparse.SUPPRESS, **options)
+    given = vars(parser.parse_args())
+    return Settings(**given), {*given}
 
 
-settings = read_flags()
+settings, named = read_flags()
+if hasattr(sys.stdout, "reconfigure"):  # names that it cannot encode are no reason to stop
+    sys.stdout.reconfigure(errors="backslashreplace")
 # Behind the flags, so that --help needs none of them.
 for package in ("faiss", "matplotlib", "PIL", "timm", "torchvision"):
     if find_spec(package) is None:
@@ -154,14 +158,18 @@ def settings_of(run: Path) -> Settings:
         raise ValueError(f"{path} has no settings of this version of the script ({error})") from error
 
 
-def begin(settings: Settings) -> Settings:
+# What a run that follows another may have of its own: what this machine and new broken images ask for.
+ITS_OWN = {"resume": {"workers", "part_size"}, "all": {"workers", "part_size", "skip_bad"}}
+
+
+def begin(settings: Settings, named: set[str]) -> Settings:
     """Returns the settings of the run to be made, which may be those of a run before it."""
-    named = {one.name for one in fields(Settings) if getattr(settings, one.name) != one.default}
-    for name in ("resume", "all"):
-        if name in named and (others := sorted(named - {name, "workers"})):
+    for name, its_own in ITS_OWN.items():
+        if name in named and (others := sorted(named - {name} - its_own)):
             flags = ", ".join(f"--{other.replace('_', '-')}" for other in others)
             raise ValueError(f"--{name} takes its settings from the run before: leave out {flags}")
-    given: dict[str, Any] = {"workers": settings.workers} if "workers" in named else {}
+    its_own = {"workers", "part_size", "skip_bad"} & named
+    given: dict[str, Any] = {name: getattr(settings, name) for name in its_own}
     if settings.resume:
         return replace(settings_of(settings.resume), resume=settings.resume, **given)
     if settings.all:
@@ -172,7 +180,10 @@ def begin(settings: Settings) -> Settings:
             raise ValueError(f"--all {settings.all}: its best.pt does not say of which epoch it is")
         if best == 0:
             raise ValueError(f"--all {settings.all}: its best epoch is 0, so training made nothing better")
-        pictures = pictures_of(settings.all)  # of which a memory holds the same share
+        last = read_state(settings.all / "last.pt")["epoch"]
+        if last < before.epochs and before.patience is None:
+            print(f"{settings.all} has made {last} of {before.epochs} epochs: of these {best} is the best")
+        pictures = pictures_of(settings.all, are_needed=False)  # of which a memory holds the same share
         num_trained = sum(picture.part == "train" for picture in pictures)
         rows = (before.memory_size or 0) * len(pictures) // num_trained
         return replace(before, all=settings.all, epochs=best, patience=None, memory_size=rows, **given)
@@ -292,7 +303,10 @@ def divide(settings: Settings) -> list[Picture]:
         found = f"{len(names)} in {settings.data}" + (f", {len(others)} in {settings.val}" if others else "")
         raise ValueError(f"too few classes with two images or more: {found}; it takes {needed}{hint}")
     if both := sorted(set(trained) & set(held_out)):
-        print(f"{len(both)} classes of --val are in --data too: the figures are not of unseen classes alone")
+        print(
+            f"{len(both)} classes of --val are in --data too, such as {both[0]}: the figures are not of "
+            "unseen classes alone. If they are others of the same name, rename their folders"
+        )
     half = len(held_out) // 2
     parts = {"train": trained, "choose": held_out[:half], "measure": held_out[half:]}
     return [
@@ -303,14 +317,16 @@ def divide(settings: Settings) -> list[Picture]:
     ]
 
 
-def pictures_of(run: Path) -> list[Picture]:
+def pictures_of(run: Path, *, are_needed: bool = True) -> list[Picture]:
+    """Returns the images of a run, which have to be there still if they are needed."""
     path = run / "images.csv"
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     if not rows or any(set(row) != set(Picture._fields) for row in rows):
         raise ValueError(f"{path} does not list the images of a run of this version of the script")
     pictures = [Picture(**row) for row in rows]
-    if missing := [picture.path for picture in pictures if not Path(picture.path).is_file()]:
+    missing = [picture.path for picture in pictures if are_needed and not Path(picture.path).is_file()]
+    if missing:
         raise ValueError(f"{len(missing)} images of {run} are not there any more, such as {missing[0]}")
     return pictures
 
@@ -776,8 +792,10 @@ class Run:
         return {"network": self.network, "optimizer": self.optimizer, "loss_fn": self.loss_fn}
 
 
-def main(settings: Settings) -> None:
-    settings = begin(settings)
+def main(settings: Settings, named: set[str]) -> None:
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise ValueError("this script trains in one process: start it without torchrun, or see train_sop.py")
+    settings = begin(settings, named)
     check(settings)
     torch.manual_seed(settings.seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -871,8 +889,9 @@ def train_epoch(
         raise ValueError(
             f"the loss of epoch {epoch} is {float(total)}: pass a --rate below {settings.rate:g}"
         )
-    if epoch == 1 and settings.batch_norm == "trains" and len(images_before) == len(images) >= 4:
-        say_noise(network, images_before[: settings.part_size], images[: settings.part_size], settings)
+    two_batches = images_before[: settings.part_size], images[: settings.part_size]
+    if epoch == 1 and settings.batch_norm == "trains" and len(two_batches[0]) == len(two_batches[1]) >= 4:
+        say_noise(network, *two_batches, settings)
     return float(total) / len(loader)
 
 
@@ -920,7 +939,7 @@ def stop_soon(number: int, frame: Any) -> None:
 
 if __name__ == "__main__":
     try:
-        main(settings)
+        main(settings, named)
     except (ValueError, OSError, ImportError, RuntimeError, KeyboardInterrupt) as error:
         if stopped or isinstance(error, KeyboardInterrupt):
             whole = [run for run in begun if (run / "last.pt").is_file()]
@@ -928,7 +947,8 @@ if __name__ == "__main__":
             raise SystemExit(128 + (stopped or [signal.SIGINT])[0]) from None
         if isinstance(error, torch.cuda.OutOfMemoryError):
             error = ValueError(
-                "the GPU's memory is too small: pass --part-size 16, or a smaller --batch-size"
+                "the GPU's memory is too small: pass a --part-size such as 16 (or half of it), or, in a new "
+                "run, a smaller --batch-size"
             )
         elif isinstance(error, RuntimeError):
             raise

@@ -2,7 +2,8 @@
 
 The queue is an XBNWrapper of which enqueue_mask stores the keys alone; XBN moves them to where the momentum
 encoder of now would put them. ResNet-18 on CIFAR-10, or --glyphs: a small network on characters that
-matplotlib draws. Prints the accuracy of a vote of nearest neighbours.
+matplotlib draws. Prints the accuracy of a vote of nearest neighbours. (Keys are embedded in the order of
+their queries: MoCo's shuffling between GPUs, which batch normalization wants there, is left out.)
 
     python examples/moco.py --root data
     python examples/moco.py --glyphs --epochs 2

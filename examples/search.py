@@ -9,6 +9,8 @@ their Recall@1, which is that of the run. --query lists and draws the images tha
 """
 
 import argparse
+import csv
+import hashlib
 import os
 import sys
 from collections.abc import Sequence
@@ -37,6 +39,8 @@ parser.add_argument("--workers", type=int, default=2, help="processes that load 
 parser.add_argument("--skip-bad", action="store_true", help="leave out images that cannot be read")
 args = parser.parse_args()
 # Behind the flags, so that --help needs none of them.
+if hasattr(sys.stdout, "reconfigure"):  # names that it cannot encode are no reason to stop
+    sys.stdout.reconfigure(errors="backslashreplace")
 for package in ("faiss", "matplotlib", "PIL", "timm", "torchvision"):
     if find_spec(package) is None:
         raise SystemExit(f'{package} is missing: pip install ".[examples]"')
@@ -44,6 +48,15 @@ for package in ("faiss", "matplotlib", "PIL", "timm", "torchvision"):
 import faiss
 from matplotlib.figure import Figure
 from PIL import ImageOps
+
+
+def parts_of(run: Path) -> dict[str, str]:
+    """Returns of the images of a run what part of the data they were: train, choose or measure."""
+    path = run / "images.csv"
+    if not path.is_file():
+        return {}
+    with path.open(newline="", encoding="utf-8") as file:
+        return {row["path"]: row["part"] for row in csv.DictReader(file)}
 
 
 def build_index(encoder: Encoder, args: argparse.Namespace) -> None:
@@ -62,21 +75,34 @@ def build_index(encoder: Encoder, args: argparse.Namespace) -> None:
     # Vectors of unit length: their inner product is the cosine.
     index = faiss.IndexFlatIP(vectors.shape[1])
     index.add(vectors.numpy())
-    faiss.write_index(index, str(args.run / "index.faiss"))
-    np.savez(args.run / "vectors.npz", vectors=vectors.numpy(), paths=[str(path) for path in paths])
+    names, weights = [str(path) for path in paths], digest(args.run)
+    np.savez(args.run / "unfinished.npz", vectors=vectors.numpy(), paths=names, weights=weights)
+    faiss.write_index(index, str(args.run / "unfinished.faiss"))
+    os.replace(args.run / "unfinished.npz", args.run / "vectors.npz")  # whole, if they have these names
+    os.replace(args.run / "unfinished.faiss", args.run / "index.faiss")
     print(f"{len(paths)} images of {args.index} in {args.run}/index.faiss and vectors.npz")
 
     classes = {name: label for label, name in enumerate(encoder.classes.get("measure", []))}
     root = os.path.abspath(args.index)
-    names = [path.relative_to(root).parts[0] for path in paths]
-    measured = [number for number, name in enumerate(names) if name in classes]
+    of_paths = [path.relative_to(root).parts[0] for path in paths]
+    parts = parts_of(args.run)  # a class that trained may have the name of one in another folder
+    measured = [
+        number
+        for number, name in enumerate(of_paths)
+        if name in classes and parts.get(str(paths[number]), "measure") == "measure"
+    ]
     if measured:
-        labels = torch.tensor([classes[names[number]] for number in measured])
+        labels = torch.tensor([classes[of_paths[number]] for number in measured])
         calculator = AccuracyCalculator(include=("precision_at_1",), k=1, device=torch.device("cpu"))
         recall_at_1 = calculator.get_accuracy(vectors[measured], labels)["precision_at_1"]
         print(
             f"Recall@1 {100 * recall_at_1:.1f} on the {len(set(labels.tolist()))} classes that chose nothing"
         )
+
+
+def digest(run: Path) -> str:
+    """Returns by what the weights of a run can be told from those of a later epoch."""
+    return hashlib.sha256((run / "best.pt").read_bytes()).hexdigest()
 
 
 def search(encoder: Encoder, args: argparse.Namespace) -> None:
@@ -85,11 +111,14 @@ def search(encoder: Encoder, args: argparse.Namespace) -> None:
         raise ValueError(f"{args.run} has no index yet: pass --index and a folder of images")
     try:
         index = faiss.read_index(str(args.run / "index.faiss"))
-        paths = np.load(args.run / "vectors.npz")["paths"].tolist()
+        saved = np.load(args.run / "vectors.npz")
+        paths, weights = saved["paths"].tolist(), str(saved["weights"])
     except Exception as error:  # of faiss, zipfile or NumPy
         raise ValueError(
             f"the index of {args.run} cannot be read: pass --index and a folder of images"
         ) from error
+    if weights != digest(args.run) or index.ntotal != len(paths):
+        raise ValueError(f"{args.run} has other weights than its index: pass --index and the folder again")
     query = encoder.eval()([args.query])
     similarities, numbers = (row[0].tolist() for row in index.search(query.cpu().numpy(), args.k + 1))
     found = [

@@ -19,6 +19,7 @@ import argparse
 import gc
 import os
 import signal
+from datetime import timedelta
 from functools import partial
 from importlib.util import find_spec
 from itertools import islice
@@ -38,7 +39,7 @@ from pml_xbn.training import ClassBatches, SeededAugmentation, fill_from, freeze
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
 parser.add_argument("--dataset", choices=("sop", "han", "glyphs"), default="sop", help="(default: sop)")
 parser.add_argument("--root", type=Path, help="folder of the data (default: data/sop or data/han)")
-parser.add_argument("--output", type=Path, default=Path("runs/sop"))
+parser.add_argument("--output", type=Path, help="(default: runs/sop, runs/han or runs/glyphs)")
 parser.add_argument("--epochs", type=int, default=50)
 parser.add_argument("--batch-size", type=int, default=64, help="of all ranks (default: 64)")
 parser.add_argument("--batch-norm", choices=("trains", "frozen"), help="(default: frozen if pretrained: sop)")
@@ -47,7 +48,7 @@ parser.add_argument("--warmup", type=int, default=0, help="epochs, before the me
 parser.add_argument("--workers", type=int, default=4, help="that load images (default: 4)")
 parser.add_argument("--resume", action="store_true")
 args = parser.parse_args()
-args.root = args.root or Path("data") / args.dataset
+args.root, args.output = args.root or Path("data") / args.dataset, args.output or Path("runs") / args.dataset
 args.batch_norm = args.batch_norm or ("frozen" if args.dataset == "sop" else "trains")
 # Behind the flags, so that --help needs none of them.
 for package in ("faiss", "matplotlib", "tensorboard", "timm", "torchvision"):
@@ -75,13 +76,37 @@ def build(args: argparse.Namespace) -> tuple[Any, Any, Any]:
     return network, train_set, StanfordOnlineProducts(args.root, "test", crop)
 
 
+def settings_of(args: argparse.Namespace) -> dict[str, str]:
+    """Returns what has to be the same where a run is resumed."""
+    names = ("dataset", "batch_size", "batch_norm", "warmup", "miner")
+    return {name: str(getattr(args, name)) for name in names}
+
+
+def state_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the state of the run that goes on, if one does."""
+    path = args.output / "last.pt"
+    if not path.exists():
+        return {}
+    if not args.resume:
+        raise SystemExit(f"{path} is of an earlier run: pass --resume to go on with it, or another --output")
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    if state.get("settings") != settings_of(args):
+        raise SystemExit(f"{path} is of {state.get('settings')}: pass the same, or another --output")
+    return state
+
+
 def outlive_sigterm(worker: int) -> None:
     """torchrun and schedulers send it to workers too, whose death would stop the step and its checkpoint."""
     signal.signal(signal.SIGTERM, lambda number, frame: signal.alarm(20))
 
 
 def train(
-    args: argparse.Namespace, device: torch.device, network: Any, train_set: Any, test_set: Any
+    args: argparse.Namespace,
+    state: dict[str, Any],
+    device: torch.device,
+    network: Any,
+    train_set: Any,
+    test_set: Any,
 ) -> None:
     rank, world_size, on_gpu = distributed.get_rank(), distributed.get_world_size(), device.type == "cuda"
     if args.batch_norm == "frozen":
@@ -110,7 +135,6 @@ def train(
     tester = testers.BaseTester(batch_size=128, dataloader_num_workers=args.workers, data_device=device)
     calculator = AccuracyCalculator(include=("precision_at_1",), k=1, device=torch.device("cpu"))
     path, stop = args.output / "last.pt", torch.tensor(0)
-    state = torch.load(path, map_location="cpu", weights_only=True) if args.resume and path.exists() else {}
     for name in state.keys() & parts.keys():
         parts[name].load_state_dict(state[name])
     first_epoch, done = state.get("epoch", 0), state.get("done", 0)
@@ -142,7 +166,10 @@ def train(
 
         if rank == 0:
             state = {name: part.state_dict() for name, part in parts.items()}
-            torch.save({**state, "epoch": epoch, "done": done}, path.with_suffix(".unfinished"))
+            torch.save(
+                {**state, "settings": settings_of(args), "epoch": epoch, "done": done},
+                path.with_suffix(".unfinished"),
+            )
             os.replace(path.with_suffix(".unfinished"), path)  # at all times a whole file
         if stop:
             return
@@ -164,12 +191,14 @@ if __name__ == "__main__":
             "" if args.dataset == "han" else f": unpack its archive into {args.root}, or try --dataset glyphs"
         )
         raise SystemExit(f"{error}{remedy}") from error
+    state = state_of(args)
     if "RANK" not in os.environ:  # started without torchrun: one process
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="localhost", MASTER_PORT="0")
     on_gpu = torch.cuda.is_available()
     device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if on_gpu else "cpu")
     torch.cuda.set_device(device) if on_gpu else torch.set_num_threads(1)  # which is fastest for small images
-    distributed.init_process_group("nccl" if on_gpu else "gloo")
-    train(args, device, *network_and_data)
+    # The first rank measures alone, for which others wait at the next step.
+    distributed.init_process_group("nccl" if on_gpu else "gloo", timeout=timedelta(hours=2))
+    train(args, state, device, *network_and_data)
     gc.collect()  # the model holds the process group in a cycle
     distributed.destroy_process_group()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 
 def import_pillow() -> Any:
-    """Returns the module `PIL.Image`.
+    """Returns the module `PIL.Image`, which reads HEIC too where pillow-heif is installed.
 
     Raises:
         ImportError: Pillow is not installed; the message names the extra.
@@ -17,4 +19,6 @@ def import_pillow() -> Any:
         raise ImportError(
             f'images are opened with Pillow ({error}); install it with: pip install "pml_xbn[examples]"'
         ) from error
+    with suppress(ImportError):
+        import_module("pillow_heif").register_heif_opener()
     return Image

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from .._arithmetic import at_least_float32
 from .._checks import check_integer
 from .._pillow import import_pillow
-from .image_files import check_bits, open_image
+from .image_files import check_bits, in_rgb, open_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -101,7 +101,7 @@ class Encoder(nn.Module):
             picture = open_image(image)
         check_bits(picture.mode)
         method = pillow.Resampling[self.interpolation.upper()]
-        square = ImageOps.fit(picture.convert("RGB"), (self.size, self.size), method)
+        square = ImageOps.fit(in_rgb(picture), (self.size, self.size), method)
         pixels = torch.from_numpy(np.array(square)).permute(2, 0, 1) / 255
         mean, std = (pixels.new_tensor(colours).view(3, 1, 1) for colours in (self.mean, self.std))
         return (pixels - mean) / std

@@ -24,7 +24,7 @@ def find_images(folder: str | Path) -> list[Path]:
     """Returns the image files in a folder and all folders below and linked to, sorted, without hidden ones.
 
     A file is taken for an image by the end of its name; :func:`unreadable_images` opens them, and names
-    photographs in HEIC, which Pillow reads with a plugin alone.
+    photographs in HEIC, which are read if pillow-heif is installed.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -53,7 +53,7 @@ def _number_of(folder: str | Path) -> tuple[int, int]:
 
 
 def open_image(path: str | Path) -> Image:
-    """Returns the image of a file in RGB, turned as its camera was held.
+    """Returns the image of a file in RGB, on white if it is transparent, turned as its camera was held.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -67,7 +67,12 @@ def open_image(path: str | Path) -> Image:
 
     try:
         with pillow.open(path) as image:
-            mode, turned = image.mode, ImageOps.exif_transpose(image)
+            image.load()
+            mode = image.mode
+            try:
+                turned = ImageOps.exif_transpose(image)
+            except Exception:  # of whichever parser of EXIF: the picture itself is whole
+                turned = image.copy()
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no image {path}") from None
     except Exception as error:  # of whichever decoder; that of AVIF raises RuntimeError
@@ -75,7 +80,15 @@ def open_image(path: str | Path) -> Image:
             raise
         raise ValueError(f"{path} is no whole image ({error})") from error
     check_bits(mode, f"{path} is in ")
-    return turned.convert("RGB")
+    return in_rgb(turned)
+
+
+def in_rgb(image: Image) -> Image:
+    """Returns an image in RGB, on white where it is transparent, not in a colour that nobody has seen."""
+    if "A" not in image.getbands() and "transparency" not in image.info:
+        return image.convert("RGB")
+    white = import_pillow().new("RGBA", image.size, "white")
+    return import_pillow().alpha_composite(white, image.convert("RGBA")).convert("RGB")  # type: ignore[no-any-return]
 
 
 def check_bits(mode: str, where: str = "") -> None:

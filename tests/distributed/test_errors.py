@@ -13,6 +13,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from across_ranks import assert_equal_on_ranks, mean_of_ranks
+from exact import exact
 from fails_at import FailsAt
 from pytorch_metric_learning.losses import (
     ContrastiveLoss,
@@ -284,10 +285,10 @@ def test_an_error_of_one_rank_is_raised_on_all_and_changes_nothing(kind: str, er
     embeddings, labels = batch_of(rank)
     arguments = (embeddings, embeddings, labels) if kind == "two towers" else (embeddings, labels)
     loss_fn(*arguments)
-    before = str(loss_fn.state_dict())
+    before = exact(loss_fn)
     with pytest.raises(Exception, match=message):
         call(loss_fn)
-    assert str(loss_fn.state_dict()) == before
+    assert exact(loss_fn) == before
     assert_equal_on_ranks(torch.stack([loss_fn(*arguments).detach() for _ in range(2)]))
 
 
@@ -320,7 +321,7 @@ def test_wherever_a_rank_fails_all_raise_and_the_next_step_succeeds(
     rank = distributed.get_rank()
     loss_fn, ids = spread_memory(name, steps)  # it adapts after one, and is full after four
     embeddings, labels = batch_of(rank, 3)
-    before = str(loss_fn.state_dict())
+    before = exact(loss_fn)
     for number in itertools.count():
         fails, message = FailsAt(number if rank == failing else -1), ""
         with suppress(OSError, RuntimeError):
@@ -330,7 +331,7 @@ def test_wherever_a_rank_fails_all_raise_and_the_next_step_succeeds(
         distributed.broadcast(had_failed, failing)
         if not had_failed:
             break
-        assert (message, str(loss_fn.state_dict())) == ("", before)
+        assert (message, exact(loss_fn)) == ("", before)
     assert number > 8
     assert message == "none"
 
@@ -353,14 +354,14 @@ def test_a_failure_in_evaluation_is_raised_on_all(name: str) -> None:
 def test_a_failure_to_fill_is_raised_on_all_and_changes_nothing(name: str) -> None:
     rank = distributed.get_rank()
     loss_fn, _ = spread_memory(name, 5)
-    before = str(loss_fn.state_dict())
+    before = exact(loss_fn)
     broken = patch.object(Rows, "written_", side_effect=OSError("disk on fire"))
     with (
         broken if rank == 1 else nullcontext(),
         pytest.raises((OSError, RuntimeError), match="disk on fire"),
     ):
         loss_fn.fill_memory(*batch_of(rank, 3))
-    assert str(loss_fn.state_dict()) == before
+    assert exact(loss_fn) == before
 
 
 # -- kinds -------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from across_ranks import from_first_rank
+from exact import exact
 from pytorch_metric_learning.losses import ContrastiveLoss, NCALoss, SupConLoss
 from ranks import on_ranks
 from torch import Tensor, distributed, nn
@@ -52,11 +53,11 @@ def alone(seed: int, **options: Any) -> AXBNWrapper:
 
 def check_refused(loss_fn: nn.Module, message: str, act: Act = lambda loss_fn: step(loss_fn, 9)) -> None:
     """All ranks raise, as often as they call it, and nothing changes."""
-    before = str(loss_fn.state_dict())
+    before = exact(loss_fn)
     for _ in range(2):
         with pytest.raises(ValueError, match=message):
             act(loss_fn)
-        assert str(loss_fn.state_dict()) == before
+        assert exact(loss_fn) == before
 
 
 def check_goes_on(loss_fn: nn.Module) -> None:
@@ -207,7 +208,7 @@ def test_what_others_write_within_the_step_of_one_rank_is_refused(loss: type[nn.
     loss_fn = AXBNWrapper(loss(), D, M, gather_distributed=True)
     for number in range(3):
         step(loss_fn, number)
-    before = str(loss_fn.state_dict())
+    before = exact(loss_fn)
 
     def write(*_: Any) -> None:
         if distributed.get_rank() == 1:
@@ -218,7 +219,7 @@ def test_what_others_write_within_the_step_of_one_rank_is_refused(loss: type[nn.
     with pytest.raises(RuntimeError, match="within a step of the memory would be lost"):
         step(loss_fn, 5)
     handle.remove()
-    assert str(loss_fn.state_dict()) == before
+    assert exact(loss_fn) == before
     check_goes_on(loss_fn)
 
 

@@ -54,7 +54,10 @@ def batch_of(rank: int, step: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
 def train(
     loss_fn: Any, layout: str, steps: int, *, ranks: list[int], is_masked: bool, has_ids: bool
 ) -> Iterator[list[Tensor]]:
-    """Yields loss, mean gradient, rows, labels, samples, position and number of rows of all steps."""
+    """Yields loss, mean gradient, rows, labels, samples, position and number of rows of all steps.
+
+    And after the last one the losses of calls that store nothing.
+    """
     torch.manual_seed(0)
     model = nn.Linear(D, D, bias=False).double()
     is_rank = loss_fn.shard_distributed
@@ -72,7 +75,14 @@ def train(
         if is_rank:
             gradient, memory = mean_of_ranks(gradient), [torch.cat(of_all_ranks(x)) for x in memory]
         numbers = torch.tensor([loss_fn.queue_idx, loss_fn.num_rows])
-        yield [x.clone() for x in (loss.detach(), gradient, *memory, numbers)]
+        read = []
+        if step == steps - 1:
+            with torch.no_grad():
+                read.append(loss_fn(model(inputs), labels))
+            loss_fn.eval()
+            read.append(loss_fn(model(inputs), labels).detach())
+            loss_fn.train()
+        yield [x.clone() for x in (loss.detach(), gradient, *memory, numbers, *read)]
         assert loss_fn.num_rows <= loss_fn.memory_size
 
 

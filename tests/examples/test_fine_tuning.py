@@ -229,6 +229,18 @@ def test_the_search_finds_what_is_nearest(searched: str, products: Path, whole: 
     assert (whole.run / "neighbours_of_product 03_01.png").is_file()
 
 
+def test_an_index_of_other_weights_is_refused(
+    searched: str, products: Path, whole: SimpleNamespace, tmp_path: Path
+) -> None:
+    run = shutil.copytree(whole.run, tmp_path / "run")
+    state = torch.load(run / "best.pt", weights_only=True)
+    torch.save(state | {"epoch": 99}, run / "best.pt")  # as of a run that went on
+    flags = [str(run), "--query", str(products / "product 03" / "01.png")]
+    ended = run_script(EXAMPLES / "search.py", *flags)
+    assert ended.returncode == 2
+    assert f"{run} has other weights than its index: pass --index and the folder again" in ended.stderr
+
+
 def test_the_guide_has_the_figure_of_the_training(
     products: Path, whole: SimpleNamespace, tmp_path: Path
 ) -> None:
@@ -336,6 +348,13 @@ def test_what_would_train_something_else_ends_with_one_line_and_status_2(
         r"mixed: its best\.pt does not say of which epoch": ["fine_tune", "--all", str(mixed)],
         "the index of .*broken cannot be read: pass --index": ["search", str(broken), "--query", query],
         "--resume takes its settings .*: leave out --rate": ["fine_tune", "--resume", run, "--rate", "1"],
+        "settings from the run before: leave out --cover": [
+            "fine_tune",
+            "--all",
+            run,
+            "--cover",
+            "classes",
+        ],
         r"there is no .*best\.pt: pass the folder of a run": ["search", few, "--index", str(products)],
     }
     ended = run_script(SUPPORT / "calls_in_one_process.py", str(EXAMPLES), json.dumps([*wrong.values()]))

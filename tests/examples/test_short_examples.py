@@ -116,6 +116,20 @@ def test_frozen_batch_norm_keeps_its_statistics(
     assert not any(moved["frozen"])
 
 
+@pytest.mark.skipif(not has_timm(), reason="timm cannot be imported")
+def test_a_run_is_neither_overwritten_nor_resumed_with_other_settings(
+    monkeypatch: pytest.MonkeyPatch, few_glyphs: None, tmp_path: Path
+) -> None:
+    flags = ["--dataset", "glyphs", "--epochs", "1", "--workers", "0", "--output", str(tmp_path)]
+    run(monkeypatch, "train_sop", *flags)
+    before = (tmp_path / "last.pt").read_bytes()
+    with pytest.raises(SystemExit, match="is of an earlier run: pass --resume"):
+        run(monkeypatch, "train_sop", *flags)
+    with pytest.raises(SystemExit, match=r"'batch_size': '64'.*: pass the same, or another --output"):
+        run(monkeypatch, "train_sop", *flags, "--resume", "--batch-size", "32")
+    assert (tmp_path / "last.pt").read_bytes() == before
+
+
 def test_the_swap_gives_recall_before_and_after(
     monkeypatch: pytest.MonkeyPatch, few_glyphs: None, capsys: pytest.CaptureFixture[str]
 ) -> None:

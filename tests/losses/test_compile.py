@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from every_memory import BATCH_SIZE, EVERY, D, M
+from every_memory import BATCH_SIZE, EVERY, D, M, batch
+from exact import exact
 from pytorch_metric_learning import losses
 from pytorch_metric_learning.distances import CosineSimilarity, DotProductSimilarity, LpDistance, SNRDistance
 from pytorch_metric_learning.losses import (
@@ -93,6 +94,22 @@ def only_loss(network: Network) -> Callable[[Tensor, Tensor], Tensor]:
 def test_compiled_training_is_the_uncompiled_one(kind: str, way: Callable) -> None:
     for a, b in zip(trained(EVERY[kind](), lambda x: x), trained(EVERY[kind](), way), strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("way", ["eval", "no_grad"])
+@pytest.mark.parametrize("kind", EVERY)
+def test_a_compiled_memory_that_is_only_read_stores_nothing(kind: str, way: str) -> None:
+    memory, twin = EVERY[kind](), EVERY[kind]()
+    call = torch.compile(memory, backend="eager")
+    for number in range(3):
+        call(*batch(number))
+        twin(*batch(number))
+    before = exact(memory)
+    for one in (memory, twin):
+        one.train(way != "eval")
+    with torch.set_grad_enabled(way == "eval"):
+        torch.testing.assert_close(call(*batch(9)), twin(*batch(9)))
+    assert exact(memory) == before
 
 
 @pytest.mark.parametrize("kind", EVERY)

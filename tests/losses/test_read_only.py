@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from exact import exact
 from pytorch_metric_learning import miners
 from pytorch_metric_learning.losses import ContrastiveLoss, LiftedStructureLoss, SupConLoss
 from pytorch_metric_learning.reducers import MeanReducer
@@ -57,7 +58,7 @@ def test_loss_is_that_against_the_stored_rows(reading: Callable, miner: object, 
     loss_fn = make(miner)
     for _ in range(steps):
         loss_fn(*batch())
-    before = str(loss_fn.state_dict())
+    before = exact(loss_fn)
     rows, labels = loss_fn.embedding_memory[: loss_fn.num_rows], loss_fn.label_memory[: loss_fn.num_rows]
     embeddings, new_labels = batch()
     with reading(loss_fn):
@@ -66,7 +67,7 @@ def test_loss_is_that_against_the_stored_rows(reading: Callable, miner: object, 
     if miner is not None:
         pairs = miner(embeddings, new_labels, rows, labels)
     torch.testing.assert_close(loss, loss_fn.loss(embeddings, new_labels, pairs, rows, labels))
-    assert str(loss_fn.state_dict()) == before
+    assert exact(loss_fn) == before
 
 
 def test_a_memory_without_rows_gives_zero_and_says_once_what_to_do(reading: Callable) -> None:
@@ -84,10 +85,10 @@ def test_while_the_memory_warms_up_the_loss_is_the_batchs_own(reading: Callable)
     loss_fn = XBNWrapper(ContrastiveLoss(neg_margin=1.5), D, 12, warmup=2)
     for _ in range(2):
         embeddings, labels = batch()
-        before = str(loss_fn.state_dict())
+        before = exact(loss_fn)
         with reading(loss_fn):
             loss = loss_fn(embeddings, labels)
-        assert str(loss_fn.state_dict()) == before
+        assert exact(loss_fn) == before
         torch.testing.assert_close(loss, loss_fn.loss(embeddings, labels))
         torch.testing.assert_close(loss, loss_fn(embeddings, labels))
 
@@ -96,7 +97,7 @@ def test_with_given_pairs_the_loss_is_that_of_a_batch_that_is_stored(reading: Ca
     loss_fn = make()
     loss_fn(*batch())
     rows, labels = loss_fn.embedding_memory[:5], loss_fn.label_memory[:5]
-    before = str(loss_fn.state_dict())
+    before = exact(loss_fn)
     embeddings, new_labels = batch()
     given = lmu.get_all_pairs_indices(new_labels)
     with reading(loss_fn):
@@ -107,7 +108,7 @@ def test_with_given_pairs_the_loss_is_that_of_a_batch_that_is_stored(reading: Ca
     shifted = (given[0], given[1] + 5, given[2], given[3] + 5)
     both = tuple(torch.cat(pair) for pair in zip(pairs, shifted, strict=True))
     torch.testing.assert_close(loss, loss_fn.loss(embeddings, new_labels, both, refs, ref_labels))
-    assert str(loss_fn.state_dict()) == before
+    assert exact(loss_fn) == before
 
 
 def test_given_pairs_of_lifted_structure_do_not_depend_on_the_order_of_rows(reading: Callable) -> None:
@@ -142,7 +143,7 @@ def trained_after(prepare: Callable[[XBNWrapper], XBNWrapper]) -> str:
     for _ in range(4):
         embeddings = torch.randn(4, D, requires_grad=True)
         loss_fn(embeddings, torch.arange(4) % 2).backward()
-    return str(loss_fn.state_dict())
+    return exact(loss_fn)
 
 
 @pytest.mark.parametrize("way", ["copy", "pickle", "float64"])

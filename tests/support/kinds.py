@@ -66,8 +66,13 @@ KINDS = {
     "axbn": Kind(
         AXBNWrapper,
         KalmanMomentMatching,
-        lambda: Axbn(q=1.0, r=20.0, p0=1.0, interval=2),
-        {"measurement_noise": 20.0, "gain_update_interval": 2},
+        lambda: Axbn(q=0.5, r=20.0, p0=3.0, interval=2),
+        {
+            "process_noise": 0.5,
+            "measurement_noise": 20.0,
+            "initial_variance": 3.0,
+            "gain_update_interval": 2,
+        },
     ),
     "measured gain": Kind(MeasuredGainMemory, MeasuredGain, lambda: Gain(window=2), {"window": 2}),
     "per class": Kind(
@@ -85,8 +90,8 @@ KINDS = {
     "super-class": Kind(
         SuperClassXBN,
         GroupMomentMatching,
-        lambda: GroupXbn(0.5, 0.5, group_of=SUPERCLASSES.__getitem__),
-        {"superclasses": SUPERCLASSES, "std_lambda": 0.5},
+        lambda: GroupXbn(0.2, 0.5, normalize_absent=False, group_of=SUPERCLASSES.__getitem__),
+        {"superclasses": SUPERCLASSES, "mean_lambda": 0.2, "std_lambda": 0.5, "normalize_absent": False},
     ),
 }
 # One kind of each wrapper.

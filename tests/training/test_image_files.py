@@ -92,6 +92,32 @@ def test_a_broken_avif_is_unreadable_although_its_decoder_raises_errors_of_its_o
     assert "broken.avif is no whole image" in unreadable_images([path])[path]
 
 
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_what_is_transparent_is_white(tmp_path: Path, mode: str) -> None:
+    hidden = image.new("RGBA", (8, 8), (255, 0, 0, 0))
+    hidden.paste((0, 0, 255, 255), (0, 0, 4, 8))
+    if mode == "P":
+        hidden = hidden.convert("RGB").quantize(4)
+        hidden.info["transparency"] = hidden.getpixel((7, 0))
+        hidden.save(tmp_path / "1.png", transparency=hidden.info["transparency"])
+    else:
+        hidden.convert(mode).save(tmp_path / "1.png")
+    found = open_image(tmp_path / "1.png")
+    assert found.mode == "RGB"
+    assert found.getpixel((7, 0)) == (255, 255, 255)
+    assert found.getpixel((0, 0)) != (255, 255, 255)
+    half = image.new("RGBA", (8, 8), (0, 0, 0, 128))
+    half.save(tmp_path / "half.png")
+    assert open_image(tmp_path / "half.png").getpixel((0, 0)) == (127, 127, 127)
+
+
+def test_an_image_with_broken_exif_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "1.jpg"
+    image.new("RGB", (8, 4), "red").save(path, dpi=(72, 72), exif=b"Exif\0\0broken!!")
+    assert open_image(path).size == (8, 4)
+    assert unreadable_images([path]) == {}
+
+
 def test_an_image_is_turned_as_its_camera_was_held(tmp_path: Path) -> None:
     exif = image.Exif()
     exif[0x0112] = 6  # orientation: a quarter turn
