@@ -41,10 +41,12 @@ def test_batch_noise_is_that_of_copies_of_the_model_and_leaves_no_trace(
 
     once = embed(images)
     apart = torch.empty_like(once)
+    replaced = torch.empty(12, dtype=once.dtype)
     for part in torch.arange(12).tensor_split(num_parts):
+        replaced[part] = (12 - len(part)) / 12
         apart[part] = embed(others.index_copy(0, part, images[part]))[part]
     squares = (once[:, None] - apart).square().sum(dim=2)
-    noise = squares.diagonal().mean() / 2 / (1 - 1 / num_parts)
+    noise = (squares.diagonal() / 2 / replaced).mean()
     spread = squares[~torch.eye(12, dtype=torch.bool)].mean() / 2
     torch.testing.assert_close(measured.noise, noise, rtol=1e-8, atol=1e-12)
     torch.testing.assert_close(measured.spread, spread, rtol=1e-8, atol=1e-12)

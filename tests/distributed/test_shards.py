@@ -54,10 +54,7 @@ def batch_of(rank: int, step: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
 def train(
     loss_fn: Any, layout: str, steps: int, *, ranks: list[int], is_masked: bool, has_ids: bool
 ) -> Iterator[list[Tensor]]:
-    """Yields loss, mean gradient, rows, labels, samples, position and number of rows of all steps.
-
-    And after the last one the losses of calls that store nothing.
-    """
+    """Yields loss, mean gradient, rows, labels, samples, position and number of rows of all steps."""
     torch.manual_seed(0)
     model = nn.Linear(D, D, bias=False).double()
     is_rank = loss_fn.shard_distributed
@@ -75,25 +72,32 @@ def train(
         if is_rank:
             gradient, memory = mean_of_ranks(gradient), [torch.cat(of_all_ranks(x)) for x in memory]
         numbers = torch.tensor([loss_fn.queue_idx, loss_fn.num_rows])
-        read = []
-        if step == steps - 1:
-            with torch.no_grad():
-                read.append(loss_fn(model(inputs), labels))
-            loss_fn.eval()
-            read.append(loss_fn(model(inputs), labels).detach())
-            loss_fn.train()
-        yield [x.clone() for x in (loss.detach(), gradient, *memory, numbers, *read)]
+        yield [x.clone() for x in (loss.detach(), gradient, *memory, numbers)]
         assert loss_fn.num_rows <= loss_fn.memory_size
 
 
 def check_equal(build: Callable[..., Any], layout: str, steps: int, **options: bool) -> None:
     rank, size = distributed.get_rank(), distributed.get_world_size()
-    found = train(build(shard_distributed=True), layout, steps, ranks=[rank], **options)
-    expected = from_first_rank(
-        lambda: list(train(build(), layout, steps, ranks=list(range(size)), **options))
-    )
+
+    def run(loss_fn: Any, ranks: list[int]) -> Iterator[list[Tensor]]:
+        yield from train(loss_fn, layout, steps, ranks=ranks, **options)
+        yield read(loss_fn, layout, ranks)
+
+    found = run(build(shard_distributed=True), [rank])
+    expected = from_first_rank(lambda: list(run(build(), list(range(size)))))
     for one, other in zip(found, expected, strict=True):
         assert_close(one, other)
+
+
+def read(loss_fn: Any, layout: str, ranks: list[int]) -> list[Tensor]:
+    """Returns losses of calls that store nothing, and the position of the queue after them."""
+    sizes = LAYOUTS[layout](distributed.get_world_size(), 0)
+    inputs, labels, _ = map(torch.cat, zip(*(batch_of(r, 0, sizes[r]) for r in ranks), strict=True))
+    with torch.no_grad():
+        values = [loss_fn(inputs, labels)]
+    values.append(loss_fn.eval()(inputs, labels))
+    loss_fn.train()
+    return [*values, torch.tensor(loss_fn.queue_idx)]
 
 
 def assert_close(one: Any, other: Any) -> None:

@@ -90,8 +90,8 @@ KINDS = {
     "super-class": Kind(
         SuperClassXBN,
         GroupMomentMatching,
-        lambda: GroupXbn(0.2, 0.5, normalize_absent=False, group_of=SUPERCLASSES.__getitem__),
-        {"superclasses": SUPERCLASSES, "mean_lambda": 0.2, "std_lambda": 0.5, "normalize_absent": False},
+        lambda: GroupXbn(0.3, 0.5, normalize_absent=False, group_of=SUPERCLASSES.__getitem__),
+        {"superclasses": SUPERCLASSES, "mean_lambda": 0.3, "std_lambda": 0.5, "normalize_absent": False},
     ),
 }
 # One kind of each wrapper.
