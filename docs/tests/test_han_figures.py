@@ -129,7 +129,12 @@ def test_the_row_of_the_readme(runs: Runs) -> None:
         for case in (XBN, FIRST)
     )
     assert row_of_readme(f"{random}, [warmed up and filled][warm]", "9,992") == warmed
-    first[-1] += f" ({points(runs, LONG_XBN, LONG_NONE)} in longer training †)"
+    more = 100 * (runs.minutes(LONG_XBN) / float(runs.rows[LONG_AGAIN]["cpu_minutes"]) - 1)
+    gained = points(runs, LONG_XBN, LONG_NONE)
+    first[-1] += f" (twice as long: {gained} †, in {more:.0f} % more time)"
+    assert_on(
+        WHICH, f"*from the first step* was {gained} above it, in {more:.0f} % more minutes, with one seed"
+    )
     assert row_of_readme(f"{random}, from the first step", "9,992") == first
     assert_on(README, f"XBN, warmed up and filled too, scored {points(runs, XBM, XBN)} *lower*")
     assert_on(
