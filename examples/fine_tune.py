@@ -177,8 +177,7 @@ def begin(settings: Settings, named: set[str]) -> Settings:
         if name in named and (others := sorted(named - {name} - its_own)):
             flags = ", ".join(f"--{other.replace('_', '-')}" for other in others)
             raise ValueError(f"--{name} takes its settings from the run before: leave out {flags}")
-    its_own = {"workers", "part_size", "skip_bad"} & named
-    given: dict[str, Any] = {name: getattr(settings, name) for name in its_own}
+    given: dict[str, Any] = {name: getattr(settings, name) for name in set.union(*ITS_OWN.values()) & named}
     if settings.resume:
         return replace(settings_of(settings.resume), resume=settings.resume, **given)
     if settings.all:
@@ -189,7 +188,8 @@ def begin(settings: Settings, named: set[str]) -> Settings:
             raise ValueError(f"--all {settings.all}: its best.pt does not say of which epoch it is")
         if best == 0:
             raise ValueError(f"--all {settings.all}: its best epoch is 0, so training made nothing better")
-        last = read_state(settings.all / "last.pt")["epoch"]
+        with (settings.all / "history.csv").open(newline="", encoding="utf-8") as file:
+            *_, last = (int(row["epoch"]) for row in csv.DictReader(file))
         if last < before.epochs and before.patience is None:
             print(f"{settings.all} has made {last} of {before.epochs} epochs: of these {best} is the best")
         pictures = pictures_of(settings.all, are_needed=False)  # of which a memory holds the same share
@@ -334,8 +334,7 @@ def pictures_of(run: Path, *, are_needed: bool = True) -> list[Picture]:
     if not rows or any(set(row) != set(Picture._fields) for row in rows):
         raise ValueError(f"{path} does not list the images of a run of this version of the script")
     pictures = [Picture(**row) for row in rows]
-    missing = [picture.path for picture in pictures if are_needed and not Path(picture.path).is_file()]
-    if missing:
+    if are_needed and (missing := [picture.path for picture in pictures if not Path(picture.path).is_file()]):
         raise ValueError(f"{len(missing)} images of {run} are not there any more, such as {missing[0]}")
     return pictures
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -19,6 +20,11 @@ def import_pillow() -> Any:
         raise ImportError(
             f'images are opened with Pillow ({error}); install it with: pip install "pml_xbn[examples]"'
         ) from error
+    _register_heic()
+    return Image
+
+
+@cache  # a search for a package that is not there would be made for every image
+def _register_heic() -> None:
     with suppress(ImportError):
         import_module("pillow_heif").register_heif_opener()
-    return Image

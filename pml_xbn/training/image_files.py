@@ -87,8 +87,9 @@ def in_rgb(image: Image) -> Image:
     """Returns an image in RGB, on white where it is transparent, not in a colour that nobody has seen."""
     if "A" not in image.getbands() and "transparency" not in image.info:
         return image.convert("RGB")
-    white = import_pillow().new("RGBA", image.size, "white")
-    return import_pillow().alpha_composite(white, image.convert("RGBA")).convert("RGB")  # type: ignore[no-any-return]
+    pillow = import_pillow()
+    white = pillow.new("RGBA", image.size, "white")
+    return pillow.alpha_composite(white, image.convert("RGBA")).convert("RGB")  # type: ignore[no-any-return]
 
 
 def check_bits(mode: str, where: str = "") -> None:

@@ -133,7 +133,7 @@ def test_evaluation_between_steps_changes_no_later_step(reading: Callable) -> No
     assert torch.equal(disturbed.embedding_memory, plain.embedding_memory)
 
 
-def trained_after(prepare: Callable[[XBNWrapper], XBNWrapper]) -> str:
+def trained_after(prepare: Callable[[XBNWrapper], XBNWrapper]) -> dict[str, object]:
     """What is in memory after some steps that come after what happened in inference mode."""
     torch.manual_seed(0)
     loss_fn = XBNWrapper(SupConLoss(), D, 10)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-import itertools
-from itertools import chain
+from itertools import chain, product
 
 import pytest
 import torch
@@ -32,7 +31,7 @@ def test_batches_depend_on_seed_and_epoch_alone() -> None:
     second.set_epoch(4)
     assert list(first) != list(second)
     found = set()
-    for seed, epoch in itertools.product((0, 1, 2, 2**31), range(3)):
+    for seed, epoch in product((0, 1, 2, 2**31), range(3)):
         batches = ClassBatches(LABELS, 4, 32, seed=seed)
         batches.set_epoch(epoch)
         found.add(str(list(batches)))
